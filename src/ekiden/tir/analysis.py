@@ -1,4 +1,4 @@
-"""Questions about loop programs, by TVM's names."""
+"""Analyses of loop programs (purity, FLOPs, allocated bytes, free variables), by TVM's names."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from ekiden.tir.visitor import expressions, sub_statements
 
 
 def _functions(program: PrimFunc | IRModule) -> dict[str, PrimFunc]:
-    """The loop programs by name; one alone is "main"."""
+    """Return the loop programs by name; a single PrimFunc is called "main"."""
     if isinstance(program, PrimFunc):
         return {"main": program}
-    found = program.functions.items()
-    return {name.name_hint: f for name, f in found if isinstance(f, PrimFunc)}
+    functions = program.functions.items()
+    return {name.name_hint: f for name, f in functions if isinstance(f, PrimFunc)}
 
 
 def verify_well_formed(obj: PrimFunc | IRModule, assert_mode: bool = True) -> bool:
-    """Whether each loop program is well-formed (see `tir.verify`), with blocks or without.
+    """Return whether each loop program is well-formed (see `tir.verify`), with blocks or without.
 
     With `assert_mode` raises VerifyError, which names the place.
     """
@@ -41,7 +41,7 @@ def verify_well_formed(obj: PrimFunc | IRModule, assert_mode: bool = True) -> bo
 
 
 def calculate_allocated_bytes(func_or_mod: PrimFunc | IRModule) -> dict[str, dict[str, int]]:
-    """Function -> scope -> how many bytes of it are allocated at most at once.
+    """Return the peak of allocated bytes per function and memory scope.
 
     Raises ScheduleError for a buffer whose size is no number.
     """
@@ -49,21 +49,23 @@ def calculate_allocated_bytes(func_or_mod: PrimFunc | IRModule) -> dict[str, dic
 
 
 def _allocated(func: PrimFunc) -> dict[str, int]:
-    now: dict[str, int] = {}
-    most: dict[str, int] = {}
+    live_bytes: dict[str, int] = {}
+    peak_bytes: dict[str, int] = {}
     stack: list[Stmt | tuple[str, int]] = [func.body]
     while stack:
         s = stack.pop()
         if isinstance(s, tuple):
-            now[s[0]] -= s[1]
+            live_bytes[s[0]] -= s[1]
             continue
         if isinstance(s, Allocate):
             scope, size = s.buffer.scope, _bytes(s)
-            now[scope] = now.get(scope, 0) + size
-            most[scope] = max(most.get(scope, 0), now[scope])
+            live_bytes[scope] = live_bytes.get(scope, 0) + size
+            peak_bytes[scope] = max(peak_bytes.get(scope, 0), live_bytes[scope])
+            # Pushed below the body, so popped when the whole allocation scope has been walked: the
+            # buffer is freed there.
             stack.append((scope, size))
         stack.extend(reversed(sub_statements(s)))
-    return most
+    return peak_bytes
 
 
 def _bytes(s: Allocate) -> int:
@@ -76,41 +78,44 @@ def _bytes(s: Allocate) -> int:
 
 
 def estimate_tir_flops(stmt: PrimFunc | IRModule | Stmt) -> float:
-    """How many operations of two operands a program computes in what it stores.
+    """Return the number of two-operand operations that a program's stored values compute.
 
-    Indices do not count; of a branch the longer side does, of a loop whose extent is no number the
-    longest. A function's attribute "estimated_flops" is believed. Raises ScheduleError for a loop
-    without a longest turn. Source: TVM's tir.analysis.estimate_tir_flops.
+    Index arithmetic does not count; of a branch the costlier side does, and a loop with a symbolic
+    extent counts its upper bound. A function's attribute "estimated_flops" overrides the count.
+    Raises ScheduleError for a loop without an upper bound. Source: TVM's
+    tir.analysis.estimate_tir_flops.
     """
     if isinstance(stmt, Stmt):
         return _flops(stmt)
     total = 0.0
     for func in _functions(stmt).values():
-        said = (func.attrs or {}).get("estimated_flops")
-        total += float(str(said)) if said is not None else _flops(func.body)
+        declared_flops = (func.attrs or {}).get("estimated_flops")
+        total += float(str(declared_flops)) if declared_flops is not None else _flops(func.body)
     return total
 
 
 def _flops(root: Stmt) -> float:
-    """Inner statements first, on a stack of its own."""
+    """Return the FLOPs of a statement: a post-order walk on an explicit stack."""
     analyzer = Analyzer()
-    found: dict[int, float] = {}
+    flops_by_stmt: dict[int, float] = {}
     stack: list[tuple[Stmt, bool]] = [(root, False)]
     while stack:
         s, is_open = stack.pop()
         if not is_open:
             if isinstance(s, For):
+                # Bound before the body is visited, so that extents of inner loops that depend on
+                # this variable have an upper bound.
                 analyzer.bind(s.loop_var, s.min, s.extent)
             stack.append((s, True))
-            stack.extend((each, False) for each in sub_statements(s))
+            stack.extend((child, False) for child in sub_statements(s))
             continue
         own = sum(_operations(e) for e in _values(s))
-        inside = [found[id(each)] for each in sub_statements(s)]
+        inside = [flops_by_stmt[id(child)] for child in sub_statements(s)]
         if isinstance(s, For):
-            found[id(s)] = _turns(s, analyzer) * sum(inside)
+            flops_by_stmt[id(s)] = _turns(s, analyzer) * sum(inside)
         else:
-            found[id(s)] = own + (max(inside) if isinstance(s, IfThenElse) else sum(inside))
-    return found[id(root)]
+            flops_by_stmt[id(s)] = own + (max(inside) if isinstance(s, IfThenElse) else sum(inside))
+    return flops_by_stmt[id(root)]
 
 
 def _turns(loop: For, analyzer: Analyzer) -> float:
@@ -121,7 +126,7 @@ def _turns(loop: For, analyzer: Analyzer) -> float:
 
 
 def _values(s: Stmt) -> tuple[PrimExpr, ...]:
-    """What a statement computes but for the places of it."""
+    """Return the values that a statement computes, without its indices."""
     value = getattr(s, "value", None)
     if isinstance(value, PrimExpr):
         return (value,)
@@ -129,33 +134,40 @@ def _values(s: Stmt) -> tuple[PrimExpr, ...]:
 
 
 def _operations(e: PrimExpr) -> float:
-    """The operations of an expression, those of indices left out."""
+    """Return the number of two-operand operations of an expression, without those of indices."""
     counts: dict[int, float] = {}
-    for each in post_order(e):
-        inside = [] if isinstance(each, BufferLoad) else [counts[id(c)] for c in children(each)]
-        if isinstance(each, Select):
-            counts[id(each)] = inside[0] + max(inside[1:])
+    for sub_expr in post_order(e):
+        inside = (
+            [] if isinstance(sub_expr, BufferLoad) else [counts[id(c)] for c in children(sub_expr)]
+        )
+        if isinstance(sub_expr, Select):
+            counts[id(sub_expr)] = inside[0] + max(inside[1:])
         else:
-            counts[id(each)] = sum(inside) + isinstance(each, BinaryExpr)
+            counts[id(sub_expr)] = sum(inside) + isinstance(sub_expr, BinaryExpr)
     return counts[id(e)]
 
 
 def is_pure_function(func: PrimFunc) -> bool:
-    """Whether a function does nothing but give a value (`tir.ret`): it writes into no memory but
-    its own, and calls nothing that may."""
+    """Return whether a function only computes a value (`tir.ret`): it writes no memory but its own
+    allocations and calls nothing with side effects.
+    """
     return _effect(func) == ""
 
 
 def assert_pure_function(func: PrimFunc) -> bool:
-    """True for a pure function. Raises AssertionError, which says what another does."""
-    found = _effect(func)
-    if found:
-        raise AssertionError(f"function {func.name!r} is not pure: it {found}")
+    """Return True for a pure function; raise AssertionError, which names the effect, for
+    another.
+    """
+    effect = _effect(func)
+    if effect:
+        raise AssertionError(f"function {func.name!r} is not pure: it {effect}")
     return True
 
 
 def _effect(func: PrimFunc) -> str:
-    """What a function does that can be seen outside of it, "" for nothing."""
+    """Return the first side effect of a function that is visible outside, as text, or ""
+    for none.
+    """
     own: set[Buffer] = set()
     stack: list[Stmt] = [func.body]
     while stack:
@@ -172,9 +184,10 @@ def _effect(func: PrimFunc) -> str:
 
 
 def undefined_vars(node: Stmt | PrimExpr, defs: Mapping[Var, object] | None = None) -> list[Var]:
-    """The variables that are used and not defined inside, in order of appearance; those of `defs`
-    are not named."""
-    known = set(defs or ())
+    """Return the variables that are used but not defined inside, in order of first use, without
+    those in `defs`.
+    """
+    predefined = set(defs or ())
     bound: set[Var] = set()
     used: dict[Var, None] = {}
     stack: list[Stmt] = [node] if isinstance(node, Stmt) else []
@@ -190,7 +203,7 @@ def undefined_vars(node: Stmt | PrimExpr, defs: Mapping[Var, object] | None = No
     for e in post_order(*roots):
         if isinstance(e, Var):
             used[e] = None
-    return [v for v in used if v not in bound and v not in known]
+    return [v for v in used if v not in bound and v not in predefined]
 
 
 __all__ = [

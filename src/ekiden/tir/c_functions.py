@@ -1,4 +1,4 @@
-"""C functions of this process by their symbols, for the interpreter of loop programs."""
+"""Calls of C functions loaded in this process by symbol, for the interpreter of loop programs."""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""What a loop program contains, found in one walk: passes that look for what is not there are
-skipped, and walks for one buffer do not enter what does not touch it."""
+"""Summaries of what a loop program contains, computed in one walk and cached by object: passes skip
+programs that contain nothing of theirs, and walks for one buffer skip subtrees that do not touch
+it.
+"""
 
 from __future__ import annotations
 
@@ -30,12 +32,13 @@ _FOUND: WeakKeyDictionary[Stmt, Contents] = WeakKeyDictionary()
 
 
 def contents(root: Stmt) -> Contents:
-    """What a statement contains. Of one object it is found once: passes that change nothing give
-    the object that they got."""
-    found = _FOUND.get(root)
-    if found is None:
-        found = _FOUND[root] = _contents(root)
-    return found
+    """Return what a statement contains, cached by object: a pass that changes nothing returns the
+    object it was passed, whose entry stays valid.
+    """
+    cached = _FOUND.get(root)
+    if cached is None:
+        cached = _FOUND[root] = _contents(root)
+    return cached
 
 
 def _contents(root: Stmt) -> Contents:
@@ -62,14 +65,17 @@ _INSIDE: WeakKeyDictionary[Stmt, frozenset[Buffer]] = WeakKeyDictionary()
 
 
 def buffers_inside(root: Stmt) -> frozenset[Buffer]:
-    """The buffers that a statement reads, writes or hands to a call, and what views in it are of.
+    """Return the buffers that a statement reads, writes or passes to a call, and the sources of
+    views in it.
 
-    Of one object they are found once: a pass that moves buffers asks at each level of a nest, and
-    what it leaves as it is answers without being walked again.
+    Cached by object: a pass that moves buffers queries each level of a nest, and unchanged subtrees
+    are not walked again.
     """
     stack = [root]
     while stack:
         stmt = stack[-1]
+        # Post-order on an explicit stack: a statement stays on it until its children are cached, so
+        # deep nests do not recurse.
         unknown = [s for s in sub_statements(stmt) if s not in _INSIDE]
         if unknown:
             stack += unknown
@@ -79,8 +85,11 @@ def buffers_inside(root: Stmt) -> frozenset[Buffer]:
 
 
 def _buffers_inside(stmt: Stmt) -> frozenset[Buffer]:
-    """By what stands in the statement itself and what is known of those inside: where it adds
-    nothing, theirs is its own, so that a deep nest keeps few sets."""
+    """Return the buffers of a statement from its own expressions and its children's cached sets.
+
+    Where it adds nothing to the largest child set, that set object is shared, so a deep nest stores
+    few sets.
+    """
     order = post_order(*expressions(stmt))
     own = {e.buffer for e in order if isinstance(e, (BufferLoad, BufferAddress))}
     if isinstance(stmt, (BufferStore, Prefetch)):

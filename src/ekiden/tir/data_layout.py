@@ -16,8 +16,8 @@ from ekiden.tir.stmt import IterKind, IterVar
 
 
 def parse(layout: str) -> list[tuple[str, int]]:
-    """Axes in order: ("C", 0) is a whole axis, ("c", 16) the inner part of C: NCHW16c. Raises
-    ValueError.
+    """Return the axes of a layout string in order: ("C", 0) is a whole axis, ("c", 16) the inner
+    part of C in NCHW16c. Raises ValueError.
     """
     text = str.__str__(layout)
     axes = [(letter, int(size or 0)) for size, letter in re.findall(r"(\d*)([A-Za-z])", text)]
@@ -27,8 +27,8 @@ def parse(layout: str) -> list[tuple[str, int]]:
 
 
 class Layout(str):
-    """A layout (TVM's). It is its text, for all that takes one, and also the sequence of its
-    letters: `len`, `[]` and loops go over axes.
+    """A layout string (TVM's Layout) that is also the sequence of its axis letters: `len`, `[]` and
+    iteration go over axes.
     """
 
     __slots__ = ("axes",)
@@ -36,16 +36,18 @@ class Layout(str):
     """A variable for each axis; its extent is the factor, or a variable of its own."""
 
     def __new__(cls, name: str, dtype: str = "int32") -> Layout:
-        """Raises TypeError for a dtype that is no integer's, ValueError for another text."""
+        """Return a layout; raise TypeError for a dtype that is not an integer's and ValueError for
+        malformed text.
+        """
         if not dtype or not dt.is_int(dtype):
             raise TypeError(f"layout: a dtype of integers expected, got {dtype!r}")
-        made = super().__new__(cls, name)
-        made.axes = tuple(_axis(letter, size, dtype) for letter, size in parse(name))
-        return made
+        layout = super().__new__(cls, name)
+        layout.axes = tuple(_axis(letter, size, dtype) for letter, size in parse(name))
+        return layout
 
     @property
     def name(self) -> str:
-        """Its text."""
+        """Return the layout string."""
         return str.__str__(self)
 
     def __len__(self) -> int:
@@ -55,15 +57,17 @@ class Layout(str):
         return self.axes[index].var.name
 
     def __iter__(self):  # type: ignore[no-untyped-def]  # noqa: ANN204 - of str
-        return iter([each.var.name for each in self.axes])
+        return iter([axis.var.name for axis in self.axes])
 
     def index_of(self, axis: str) -> int:
-        """The position of an axis, -1 if there is none of that letter."""
+        """Return the position of an axis, or -1 if the layout lacks it."""
         names = list(self)
         return names.index(axis) if axis in names else -1
 
     def factor_of(self, axis: str) -> int:
-        """The extent of the inner part of an axis, by the letter of either; -1 if it has none."""
+        """Return the extent of an axis's inner part, by either letter, or -1 if the axis is not
+        split.
+        """
         return dict(parse(self)).get(axis.lower(), -1)
 
 
@@ -73,63 +77,65 @@ def _axis(letter: str, size: int, dtype: str) -> IterVar:
 
 
 def layout(layout_str: str, dtype: str = "int32") -> Layout:
-    """The layout of a text; TVM's name."""
+    """Return the Layout of a string; TVM's name."""
     return Layout(layout_str, dtype)
 
 
 class BijectiveLayout:
-    """How indices and shapes of one layout are those of another with the same axes (TVM's)."""
+    """A bijection of indices and shapes between two layouts of the same axes (TVM's)."""
 
     def __init__(self, source: Layout, target: Layout) -> None:
         self.src_layout, self.dst_layout = source, target
 
     def forward_index(self, index: Sequence[ExprLike]) -> tuple[PrimExpr, ...]:
-        """Indices of the source as those of the target."""
+        """Return the target-layout indices of a source-layout element."""
         return _moved(self.src_layout, self.dst_layout, index, is_shape=False)
 
     def backward_index(self, index: Sequence[ExprLike]) -> tuple[PrimExpr, ...]:
-        """Indices of the target as those of the source."""
+        """Return the source-layout indices of a target-layout element."""
         return _moved(self.dst_layout, self.src_layout, index, is_shape=False)
 
     def forward_shape(self, shape: Sequence[ExprLike]) -> tuple[PrimExpr, ...]:
-        """A shape in the source layout as one in the target's."""
+        """Return the target-layout shape of a source-layout shape."""
         return _moved(self.src_layout, self.dst_layout, shape, is_shape=True)
 
     def backward_shape(self, shape: Sequence[ExprLike]) -> tuple[PrimExpr, ...]:
-        """A shape in the target layout as one in the source's."""
+        """Return the source-layout shape of a target-layout shape."""
         return _moved(self.dst_layout, self.src_layout, shape, is_shape=True)
 
 
 def bijective_layout(src_layout: str | Layout, dst_layout: str | Layout) -> BijectiveLayout | None:
-    """How one layout becomes another; None where they are not of the same axes."""
+    """Return the bijection between two layouts, or None where their axes differ."""
     if "__undef__" in (src_layout, dst_layout):
         return None
     source, target = Layout(src_layout), Layout(dst_layout)
-    wholes = [{name for name in each if name.isupper()} for each in (source, target)]
-    if not wholes[0] or wholes[0] != wholes[1]:
+    primal_axes = [{name for name in axes if name.isupper()} for axes in (source, target)]
+    if not primal_axes[0] or primal_axes[0] != primal_axes[1]:
         return None
     return BijectiveLayout(source, target)
 
 
 def _moved(
-    source: Layout, target: Layout, given: Sequence[ExprLike], *, is_shape: bool
+    source: Layout, target: Layout, index_or_shape: Sequence[ExprLike], *, is_shape: bool
 ) -> tuple[PrimExpr, ...]:
-    """Indices, or extents, of the axes of a layout as those of another."""
-    if len(given) != len(source):
-        raise ValueError(f"layout {source.name}: {len(source)} axes expected, got {len(given)}")
-    values = dict(zip(source, map(convert, given), strict=True))
-    found = []
+    """Return indices, or extents, of a source layout's axes as those of a target layout."""
+    if len(index_or_shape) != len(source):
+        raise ValueError(
+            f"layout {source.name}: {len(source)} axes expected, got {len(index_or_shape)}"
+        )
+    values = dict(zip(source, map(convert, index_or_shape), strict=True))
+    result = []
     for letter, size in parse(target):
         if is_shape and size:
-            found.append(convert(size))
+            result.append(convert(size))
             continue
-        whole, factor = values[letter.upper()], source.factor_of(letter)
+        primal, factor = values[letter.upper()], source.factor_of(letter)
         if factor > 0:
-            whole = whole * factor if is_shape else whole * factor + values[letter.lower()]
+            primal = primal * factor if is_shape else primal * factor + values[letter.lower()]
         inner = target.factor_of(letter)
-        cut = whole if inner < 0 else floordiv(whole, inner)
-        found.append(floormod(whole, size) if size else cut)
-    return tuple(found)
+        outer = primal if inner < 0 else floordiv(primal, inner)
+        result.append(floormod(primal, size) if size else outer)
+    return tuple(result)
 
 
 __all__ = ["BijectiveLayout", "Layout", "bijective_layout", "layout"]

@@ -1,7 +1,7 @@
-"""A variable or buffer of its own for every loop, let, allocation and block iterator.
+"""Alpha-renaming: give every loop, let, allocation and block iterator its own variable or buffer.
 
-Rules and passes copy statements, so one variable may be bound by several loops beside each other.
-That changes nothing of the meaning; the text and structural equality see each binding apart.
+Rules and passes copy statements, so one variable may be bound by several sibling loops. That does
+not change the meaning; the printed text and structural equality need distinct bindings.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ekiden.tir.visitor import StmtMutator, rename, walk, with_body
 
 
 def bound(stmt: Stmt) -> tuple[Var | Buffer, ...]:
-    """What a statement itself binds."""
+    """Return the variables or buffers that a statement itself binds."""
     match stmt:
         case For():
             return (stmt.loop_var,)
@@ -35,14 +35,16 @@ def bound(stmt: Stmt) -> tuple[Var | Buffer, ...]:
 
 
 def bindings(root: Stmt) -> Iterator[Var | Buffer]:
-    """Everything bound inside a statement, in program order."""
+    """Yield everything bound inside a statement, in program order."""
     for s in walk(root):
         yield from bound(s)
 
 
 class _Distinct(StmtMutator):
-    """Renames what was bound before; outer bindings keep their names. One walk: what a binding is
-    called is looked up where it is used, or chains of lets would be rebuilt once for each.
+    """A mutator that renames what was bound before; outer bindings keep their names.
+
+    It needs one walk: names are looked up where they are used; substituting per binding would
+    rebuild a chain of lets once per let.
     """
 
     def __init__(self) -> None:
@@ -52,34 +54,34 @@ class _Distinct(StmtMutator):
         self._memo: dict[int, PrimExpr] = {}
 
     def note(self, bound_before: Iterable[Var | Buffer]) -> None:
-        """Let bindings of these be renamed."""
+        """Register bindings of an enclosing scope, so that rebinding them renames."""
         self._seen.update(bound_before)
 
     @contextmanager
     def _renamed(self, stmt: Stmt) -> Iterator[None]:
-        """Inside, what a statement binds again has a new name."""
-        again = [each for each in bound(stmt) if each in self._seen]
+        """Bind fresh names, inside the context, for what a statement rebinds."""
+        rebound = [candidate for candidate in bound(stmt) if candidate in self._seen]
         self._seen.update(bound(stmt))
-        outer = [(each, self._table(each).get(each)) for each in again]
-        for each in again:
-            self._enter(each, replace(each))
+        outer = [(name, self._table(name).get(name)) for name in rebound]
+        for binding in rebound:
+            self._enter(binding, replace(binding))
         yield
-        for each, before in outer:
-            self._enter(each, before)
+        for binding, before in outer:
+            self._enter(binding, before)
 
-    def _table(self, each: Var | Buffer) -> dict[Any, Any]:
-        return self._values if isinstance(each, Var) else self._buffers
+    def _table(self, binding: Var | Buffer) -> dict[Any, Any]:
+        return self._values if isinstance(binding, Var) else self._buffers
 
-    def _enter(self, each: Var | Buffer, name: Var | Buffer | None) -> None:
-        table = self._table(each)
+    def _enter(self, binding: Var | Buffer, name: Var | Buffer | None) -> None:
+        table = self._table(binding)
         if name is None:
-            del table[each]
+            del table[binding]
         else:
-            table[each] = name
+            table[binding] = name
         self._memo = {}  # of other names
 
     def expr(self, expr: PrimExpr) -> PrimExpr:
-        """With the names that hold here."""
+        """Return the expression with the names in scope."""
         if not self._values and not self._buffers:
             return expr
         return rewrite(expr, self._change, self._memo)
@@ -92,14 +94,14 @@ class _Distinct(StmtMutator):
         return e
 
     def buffer(self, buffer: Buffer) -> Buffer:
-        """Its name here."""
+        """Return the buffer's name in scope."""
         return self._buffers.get(buffer, buffer)
 
     def _var(self, var: Var) -> PrimExpr:
         return self._values.get(var, var)
 
     def visit_for(self, stmt: For) -> Stmt:
-        """A loop; its bounds are outside of it."""
+        """Rename in a loop; its bounds are outside its scope."""
         low, extent = self.expr(stmt.min), self.expr(stmt.extent)
         with self._renamed(stmt):
             body = self.visit(stmt.body)
@@ -107,35 +109,35 @@ class _Distinct(StmtMutator):
             return stmt.with_fields(loop_var=name, min=low, extent=extent, body=body)
 
     def visit_let(self, stmt: LetStmt) -> Stmt:
-        """A let; its value is outside of it."""
+        """Rename in a let; its value is outside its scope."""
         value = self.expr(stmt.value)
         with self._renamed(stmt):
             body = self.visit(stmt.body)
             return stmt.with_fields(var=self._var(stmt.var), value=value, body=body)
 
     def visit_allocate(self, stmt: Allocate) -> Stmt:
-        """An allocation."""
+        """Rename in an allocation."""
         with self._renamed(stmt):
             return super().visit_allocate(stmt)
 
     def visit_decl(self, stmt: DeclBuffer) -> Stmt:
-        """A view; what it is a view of is outside."""
+        """Rename in a view; its source buffer is outside its scope."""
         source = self.buffer(stmt.source)
         mins, extents = self.exprs(stmt.mins), self.exprs(stmt.extents)
         with self._renamed(stmt):
             body = self.visit(stmt.body)
-            made = self.buffer(stmt.buffer)
+            view = self.buffer(stmt.buffer)
             return stmt.with_fields(
-                buffer=made, source=source, mins=mins, extents=extents, body=body
+                buffer=view, source=source, mins=mins, extents=extents, body=body
             )
 
     def visit_block(self, stmt: Block) -> Stmt:
-        """A block and its iterators, whose extents are outside."""
-        extents = [self.expr(each.extent) for each in stmt.iter_vars]
+        """Rename in a block and its iterators; their extents are outside its scope."""
+        extents = [self.expr(iter_var.extent) for iter_var in stmt.iter_vars]
         with self._renamed(stmt):
             domains = tuple(
-                each.with_fields(var=self._var(each.var), extent=extent)
-                for each, extent in zip(stmt.iter_vars, extents, strict=True)
+                iter_var.with_fields(var=self._var(iter_var.var), extent=extent)
+                for iter_var, extent in zip(stmt.iter_vars, extents, strict=True)
             )
             same = all(a is b for a, b in zip(domains, stmt.iter_vars, strict=True))
             init = None if stmt.init is None else self.visit(stmt.init)
@@ -145,18 +147,23 @@ class _Distinct(StmtMutator):
 
 
 def distinct(func: PrimFunc) -> PrimFunc:
-    """The function with every binding of a variable or buffer its own; itself if they are."""
-    seen: set[Var | Buffer] = set()
-    for each in bindings(func.body):
-        if each in seen:
+    """Return the function with every variable and buffer bound once; the same object if it already
+    is so.
+    """
+    bound_so_far: set[Var | Buffer] = set()
+    for binding in bindings(func.body):
+        if binding in bound_so_far:
             return with_body(func, _Distinct().visit(func.body))
-        seen.add(each)
+        bound_so_far.add(binding)
     return func
 
 
 def renew_defs(func: PrimFunc) -> PrimFunc:
-    """A copy with new variables and buffers everywhere: parameters, sizes, loops, allocations. Two
-    functions that are made of one share nothing that is bound. TVM: stmt_functor.renew_defs."""
+    """Return a copy with fresh variables and buffers everywhere: parameters, sizes, loops,
+    allocations.
+
+    Two copies of one function share nothing that is bound. TVM: stmt_functor.renew_defs.
+    """
     sizes = (v for b in func.buffers for v in free_vars(*b.sizes()))
     values: dict[Var, PrimExpr] = {v: replace(v) for v in dict.fromkeys((*func.scalars, *sizes))}
     buffers = {

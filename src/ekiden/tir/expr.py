@@ -1,4 +1,4 @@
-"""Expressions that only loop programs have: loads and vectors."""
+"""Expressions that only loop programs have: buffer loads, buffer addresses and vectors."""
 
 from __future__ import annotations
 
@@ -53,13 +53,15 @@ class Buffer(Node):
     elem_offset: PrimExpr | None = binding(default=None)
 
     def sizes(self) -> tuple[PrimExpr, ...]:
-        """The expressions that lay it out: shape, strides, offset."""
+        """Return the expressions that define the memory layout: shape, strides, offset."""
         offset = () if self.elem_offset is None else (self.elem_offset,)
         return (*self.shape, *self.strides, *offset)
 
     @property
     def data(self) -> BufferAddress:
-        """Its address: what `T.decl_buffer(shape, data=A.data)` lays another buffer over."""
+        """Return the buffer's address, over which `T.decl_buffer(shape, data=A.data)` places
+        another buffer.
+        """
         return BufferAddress(self)
 
     def access_ptr(
@@ -72,11 +74,12 @@ class Buffer(Node):
         ptr_type: str = "handle",
         content_lanes: int = 1,
     ) -> BufferAddress:
-        """What a call gets of this buffer: all of it, the region at `indices`, or `extent` elements
-        from the linear `offset` on (to the end without it), as in TVM.
+        """Return the argument that passes this buffer to a call: all of it, the region at
+        `indices`, or `extent` elements from the linear `offset` on (to the end without
+        `extent`), as in TVM.
 
-        `access_mask` is "r", "w" or "rw", or TVM's number: 1, 2 or 3. Raises ValueError for other
-        kinds of pointers than "handle", and more lanes than one.
+        `access_mask` is "r", "w" or "rw", or TVM's number: 1, 2 or 3. Raises ValueError for pointer
+        types other than "handle" and for more than one lane.
         """
         if isinstance(indices, str):  # TVM's order: access_mask, ptr_type, content_lanes
             ptr_type, indices = indices, ()
@@ -94,7 +97,8 @@ class Buffer(Node):
         return BufferAddress(self, at, tuple(convert(e, "int64") for e in extents), access)
 
     def vload(self, begin: ExprLike | Sequence[ExprLike], dtype: str | None = None) -> BufferLoad:
-        """The element at `begin`, or with a dtype of several lanes the vector that begins there.
+        """Return a load of the element at `begin`, or with a dtype of several lanes of the vector
+        that begins there.
 
         Raises TypeError for a dtype whose elements are not the buffer's.
         """
@@ -104,19 +108,21 @@ class Buffer(Node):
         return BufferLoad(self, self._from(begin, dt.lanes(kind)), kind)
 
     def vstore(self, begin: ExprLike | Sequence[ExprLike], value: ExprLike) -> Node:
-        """The statement that stores a value at `begin`, the lanes of a vector side by side."""
+        """Return the statement that stores a value at `begin`; lanes of a vector are stored
+        contiguously.
+        """
         stored = convert(value, self.dtype)
         indices = self._from(begin, dt.lanes(stored.dtype))
         return NODE_TYPES["tir.BufferStore"](self, stored, indices)  # type: ignore[call-arg]
 
     def _from(self, begin: ExprLike | Sequence[ExprLike], lanes: int) -> tuple[PrimExpr, ...]:
-        many = begin if isinstance(begin, (tuple, list)) else (begin,)
-        at = tuple(convert(i, "int64") for i in many)
-        return (*at[:-1], ramp(at[-1], 1, lanes))
+        begin_indices = begin if isinstance(begin, (tuple, list)) else (begin,)
+        indices = tuple(convert(i, "int64") for i in begin_indices)
+        return (*indices[:-1], ramp(indices[-1], 1, lanes))
 
     def offset_of(self, indices: Sequence[ExprLike]) -> PrimExpr:
-        """How many elements after its address an element lies. Raises ValueError for another number
-        of indices than of axes.
+        """Return an element's offset from the buffer's address, in elements. Raises ValueError
+        unless there is one index per axis.
         """
         strides: list[PrimExpr] = list(self.strides)
         if not strides:
@@ -131,16 +137,16 @@ class Buffer(Node):
 
     @property
     def bytes(self) -> Bytes:
-        """The bytes that hold elements of a small type, by their position: how lowered programs
-        access them.
+        """Return the uint8 view of a small-type buffer, indexed by byte: lowered programs access it
+        so.
         """
         return Bytes(self)
 
     __iter__ = None  # else Python would ask for elements 0, 1, ... without an end
 
     def __getitem__(self, indices: ExprLike | tuple[ExprLike, ...]) -> BufferLoad:
-        many = indices if isinstance(indices, tuple) else (indices,)
-        return BufferLoad(self, tuple(convert(i, "int64") for i in many), self.dtype)
+        index_tuple = indices if isinstance(indices, tuple) else (indices,)
+        return BufferLoad(self, tuple(convert(i, "int64") for i in index_tuple), self.dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,11 +164,11 @@ class Bytes:
 
 @node("tir.BufferLoad")
 class BufferLoad(PrimExpr):
-    """An element; a vector if the last index is a Ramp (contiguous or strided) or another vector
-    (gather).
+    """A load of an element, or of a vector if the last index is a Ramp (contiguous or strided) or
+    another vector (gather).
 
-    After flattening a buffer has one index. A buffer of vector dtype (register scope) gives a
-    vector per element.
+    After flattening a buffer has one index. Each element of a buffer with a vector dtype (register
+    scope) is a vector.
     """
 
     buffer: Buffer
@@ -170,7 +176,7 @@ class BufferLoad(PrimExpr):
     dtype: str = ""
 
     def __post_init__(self) -> None:
-        """Without a dtype it is the buffer's, in as many lanes as the last index has."""
+        """Default the dtype to the buffer's, with as many lanes as the last index has."""
         if not self.dtype:
             at = tuple(convert(i, "int64") for i in self.indices)
             lanes = dt.vector(at[-1].dtype) if at else ""
@@ -180,10 +186,11 @@ class BufferLoad(PrimExpr):
 
 @node("tir.BufferAddress")
 class BufferAddress(PrimExpr):
-    """A buffer, or the region of `extents` elements that starts at `indices`, handed to a call.
+    """An argument of a call: a buffer, or the region of `extents` elements that starts at
+    `indices`.
 
-    call_packed gets a tensor over it, call_extern the address of its first element. `access` says
-    what the callee does with it: "r", "w" or "rw".
+    call_packed receives a tensor over it, call_extern the address of its first element. `access`
+    declares what the callee does with it: "r", "w" or "rw".
     """
 
     buffer: Buffer
@@ -194,43 +201,43 @@ class BufferAddress(PrimExpr):
 
     @property
     def op(self) -> OpName:
-        """The operator of the call that it is in TVM: `address_of` of one element, else
-        `tvm_access_ptr`."""
+        """Return TVM's operator for this argument: `address_of` for one element, else
+        `tvm_access_ptr`.
+        """
         one = bool(self.extents) and all(is_const(e, 1) for e in self.extents)
         return OpName("address_of" if one else "tvm_access_ptr")
 
 
 @cache
 def _scalable(factor: int) -> PrimExpr:
-    """`vscale() * factor`, one object for each factor: lanes are compared by identity."""
+    """Return `vscale() * factor`, one object per factor because lanes are compared by identity."""
     return Mul(Intrinsic("vscale", (), "int64"), const(factor, "int64"))
 
 
-def lanes_of(given: ExprLike | str) -> int | PrimExpr:
-    """Lanes as vectors keep them, from a number, `vscale() * factor` or what `dt.vector` says.
-
-    Raises TypeError for others.
+def lanes_of(lanes: ExprLike | str) -> int | PrimExpr:
+    """Return lanes as vector nodes store them, from a number, `vscale() * factor` or text of
+    `dt.vector`. Raises TypeError for others.
     """
-    match given:
+    match lanes:
         case int():
-            return given
+            return lanes
         case str():
-            _, is_scalable, factor = given.rpartition(dt.VSCALE)
+            _, is_scalable, factor = lanes.rpartition(dt.VSCALE)
             return _scalable(int(factor)) if is_scalable else int(factor)
         case IntImm():
-            return int(given.value)
+            return int(lanes.value)
         case (
             Mul(a=Intrinsic(op="vscale"), b=IntImm(value=factor))
             | Mul(a=IntImm(value=factor), b=Intrinsic(op="vscale"))
         ):
             return _scalable(factor)
     raise ExpressionError(
-        f"lanes of a vector: expected a number or vscale() times one, got {given}"
+        f"lanes of a vector: expected a number or vscale() times one, got {lanes}"
     )
 
 
 def lanes_text(lanes: int | PrimExpr) -> str:
-    """Lanes as `dt.vector` says them."""
+    """Return lanes in the notation of `dt.vector`."""
     if isinstance(lanes, Mul):
         assert isinstance(lanes.b, IntImm)
         return dt.scalable(lanes.b.value)
@@ -249,8 +256,10 @@ class Ramp(PrimExpr):
     dtype: str = ""
 
     def __post_init__(self) -> None:
-        """Without a dtype it is that of base and stride, of which one may be a number. Raises
-        TypeError where they have two, and for lanes that are neither.
+        """Default the dtype to that of base and stride, one of which may be a number.
+
+        Raises TypeError where their dtypes differ and for lanes that are neither a number nor a
+        multiple of vscale.
         """
         freeze(self, lanes=lanes_of(self.lanes))
         if not self.dtype:
@@ -271,8 +280,8 @@ class Broadcast(PrimExpr):
     dtype: str = ""
 
     def __post_init__(self) -> None:
-        """Without a dtype it is that of the value, which may be a number. Raises TypeError for
-        lanes that are neither a number nor a multiple of vscale.
+        """Default the dtype to that of the value, which may be a number. Raises TypeError for lanes
+        that are neither a number nor a multiple of vscale.
         """
         freeze(self, lanes=lanes_of(self.lanes))
         if not self.dtype:
@@ -301,11 +310,11 @@ def decl_buffer(
     offset_factor: int = 0,
     buffer_type: str = "",
 ) -> Buffer:
-    """A buffer, by TVM's signature. Alignment and factor of the offset are promises to TVM's code
-    generators, which ours do not need; with a factor and no offset, the offset is a variable.
+    """Return a buffer, by TVM's signature.
 
-    Raises TypeError for `data`, the address of another buffer (see Buffer.access_ptr), ValueError
-    for a type that broadcasts.
+    TVM's code generators use the alignment and the offset factor; Ekiden's do not. With a factor
+    and no offset, the offset is a variable. Raises TypeError for `data`, the address of another
+    buffer (see Buffer.access_ptr), and ValueError for a broadcasting buffer type.
     """
     del data_alignment
     if data is not None:
@@ -326,7 +335,9 @@ def decl_buffer(
 
 
 def ramp(base: PrimExpr, stride: ExprLike, lanes: int | str) -> PrimExpr:
-    """A Ramp of a number of lanes, or as `dt.vector` says them; the base itself for one lane."""
+    """Return a Ramp with lanes as a number or in the notation of `dt.vector`; the base itself for
+    one lane.
+    """
     if lanes in (1, ""):
         return base
     dtype = dt.with_lanes(base.dtype, lanes)
@@ -334,15 +345,15 @@ def ramp(base: PrimExpr, stride: ExprLike, lanes: int | str) -> PrimExpr:
 
 
 def broadcast(value: PrimExpr, lanes: int | str) -> PrimExpr:
-    """A Broadcast; the value itself for one lane or if it already has the lanes.
+    """Return a Broadcast; the value itself for one lane or if it already has the lanes.
 
-    Raises CompileError for a scalable vector as a part of another, ExpressionError for one of which
-    another vector would be a part.
+    Raises CompileError where a scalable vector would be a part of another vector, ExpressionError
+    where a fixed one would be a part of a scalable one.
     """
-    there = dt.vector(value.dtype)
-    if lanes in (1, "") or there == str(lanes):
+    value_lanes = dt.vector(value.dtype)
+    if lanes in (1, "") or value_lanes == str(lanes):
         return value
-    if there and dt.lanes(value.dtype) and not str(lanes).isdecimal():
+    if value_lanes and dt.lanes(value.dtype) and not str(lanes).isdecimal():
         raise ExpressionError(f"a vector of {value.dtype} cannot be a part of a scalable one")
     return Broadcast(value, lanes_of(lanes), dt.with_lanes(value.dtype, lanes))
 

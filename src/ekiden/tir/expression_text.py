@@ -1,4 +1,4 @@
-"""Scalar expressions and names as Python text: the printer's words.
+"""Printing of scalar expressions and names as Python text.
 
 A scalar sub-expression that is long and used more than once, or nested too deep for Python's
 parser, is named on a line of its own: `t = T.meta_var(...)`.
@@ -69,19 +69,19 @@ RESERVED = frozenset(("T", "I", "pass", "range", *keyword.kwlist))
 
 @dataclass(frozen=True, slots=True)
 class _Text:
-    """An expression's text, how strongly it binds, and how deep its brackets nest."""
+    """The text of an expression with its operator precedence and its depth of nested brackets."""
 
     text: str
     level: int = _ATOM
     depth: int = 0
 
     def at(self, level: int) -> str:
-        """The text where what stands around binds with `level`."""
+        """Return the text, in parentheses where the surrounding precedence `level` is higher."""
         return self.text if self.level >= level else f"({self.text})"
 
 
 def _literal(e: IntImm | FloatImm) -> str:
-    """The number as Python writes it."""
+    """Return the number as Python writes it."""
     if e.dtype == "bool":
         return str(bool(e.value))
     if isinstance(e, IntImm):
@@ -90,20 +90,20 @@ def _literal(e: IntImm | FloatImm) -> str:
 
 
 def quoted(text: str) -> str:
-    """A string literal, in double quotes where that needs no escapes."""
+    """Return a string literal, in double quotes where that needs no escapes."""
     plain = repr(text)
     return f'"{plain[1:-1]}"' if plain[0] == "'" and '"' not in plain else plain
 
 
 def constant_text(e: IntImm | FloatImm) -> str:
-    """A constant that stands alone: plain where its dtype is the default one."""
+    """Return the text of a constant on its own: plain where its dtype is the default one."""
     plain = e.dtype in ("int64", "bool") if isinstance(e, IntImm) else e.dtype == "float32"
     text = _literal(e)
     return text if plain or text.startswith("T.") else f"T.{e.dtype}({text})"
 
 
 class Names:
-    """A name of its own for each variable and buffer in scope."""
+    """A table of unique names of the variables and buffers in scope."""
 
     def __init__(self) -> None:
         self._names: dict[object, str] = {}
@@ -113,16 +113,20 @@ class Names:
         self._frames: list[list[tuple[object, str, int, str | None]]] = [[]]
         """What each scope named: (thing, hint, number, the name it had outside)."""
 
-    def of(self, thing: Var | Buffer) -> str:
-        """The name; a new one in this scope where it has none."""
-        return self._names.get(thing) or self.make(thing, thing.name)
+    def of(self, binding: Var | Buffer) -> str:
+        """Return the name of a variable or buffer, assigning one in this scope where it
+        has none.
+        """
+        return self._names.get(binding) or self.make(binding, binding.name)
 
-    def known(self, thing: object) -> str | None:
-        """The name it has in this scope."""
-        return self._names.get(thing)
+    def known(self, binding: object) -> str | None:
+        """Return the name in scope, or None."""
+        return self._names.get(binding)
 
-    def make(self, thing: object, hint: str) -> str:
-        """A name like the hint, made an identifier and numbered when it is taken."""
+    def make(self, binding: object, hint: str) -> str:
+        """Assign a name based on the hint, made a valid identifier and numbered where it
+        is in use.
+        """
         clean = "".join(c if c.isalnum() or c == "_" else "_" for c in hint)
         if not clean or clean[0].isdigit() or clean in RESERVED or not clean.isidentifier():
             clean = f"v_{clean}" if clean.isascii() else "v"
@@ -132,27 +136,29 @@ class Names:
             while (name := f"{clean}_{number}") in self._used:
                 number += 1
             self._counts[clean] = number + 1
-        self._frames[-1].append((thing, clean, number, self._names.get(thing)))
-        self._names[thing] = name
+        self._frames[-1].append((binding, clean, number, self._names.get(binding)))
+        self._names[binding] = name
         self._used.add(name)
         return name
 
     def enter(self) -> None:
-        """Begin a block of the text."""
+        """Open a scope of names."""
         self._frames.append([])
 
     def leave(self) -> None:
-        """End it: its names are free again."""
-        for thing, clean, number, outside in reversed(self._frames.pop()):
-            self._used.discard(self._names.pop(thing))
+        """Close the innermost scope: its names become free again."""
+        for binding, clean, number, outside in reversed(self._frames.pop()):
+            self._used.discard(self._names.pop(binding))
             if outside is not None:
-                self._names[thing] = outside
+                self._names[binding] = outside
             if number:
                 self._counts[clean] = min(self._counts[clean], number)
 
 
 class Expressions:
-    """Expressions as text; long shared parts go to `before`."""
+    """A printer of expressions; lines that name long shared sub-expressions are collected in
+    `before`.
+    """
 
     def __init__(self, names: Names) -> None:
         self.names = names
@@ -160,40 +166,44 @@ class Expressions:
         """Lines that must stand above the statement being written."""
 
     def text(self, e: PrimExpr, level: int = 0) -> str:
-        """An expression that stands alone."""
+        """Return the text of a standalone expression."""
         if isinstance(e, Var):
             return self.names.of(e)
         if isinstance(e, (IntImm, FloatImm)):
             return constant_text(e)
         order = post_order(e)
+        # An expression of up to 30 nodes never exceeds the limit of shared text by much; the count
+        # of uses is skipped.
         shared = _used_twice(order) if len(order) > 30 else frozenset()
-        done: dict[int, _Text] = {}
-        for each in order:
-            known = self.names.known(each)
-            if known is not None:
-                done[id(each)] = _Text(known)
+        printed_by_id: dict[int, _Text] = {}
+        for sub_expr in order:
+            name_in_scope = self.names.known(sub_expr)
+            if name_in_scope is not None:
+                printed_by_id[id(sub_expr)] = _Text(name_in_scope)
                 continue
-            found = self._node(each, done)
-            size = len(found.text)
-            if each is not e and (
-                size > _LONGEST or found.depth > _DEEPEST or (size > _LONG and id(each) in shared)
+            printed = self._node(sub_expr, printed_by_id)
+            size = len(printed.text)
+            if sub_expr is not e and (
+                size > _LONGEST
+                or printed.depth > _DEEPEST
+                or (size > _LONG and id(sub_expr) in shared)
             ):
-                name = self.names.make(each, "t")
-                self.before.append(f"{name} = T.meta_var({found.text})")
-                found = _Text(name)
-            done[id(each)] = found
-        return done[id(e)].at(level)
+                name = self.names.make(sub_expr, "t")
+                self.before.append(f"{name} = T.meta_var({printed.text})")
+                printed = _Text(name)
+            printed_by_id[id(sub_expr)] = printed
+        return printed_by_id[id(e)].at(level)
 
     def many(self, values: Sequence[PrimExpr]) -> str:
-        """Expressions separated by commas."""
+        """Return the expressions' texts, separated by commas."""
         return ", ".join([self.text(v) for v in values])
 
     def shape(self, values: Sequence[PrimExpr]) -> str:
-        """A tuple of expressions."""
+        """Return a tuple literal of expressions."""
         return f"({self.many(values)},)" if len(values) == 1 else f"({self.many(values)})"
 
     def element(self, buffer: Buffer, indices: Sequence[PrimExpr], dtype: str) -> str:
-        """`A[i, j]`; `A.bytes[i]` where a small type is stored to as bytes."""
+        """Return `A[i, j]`, or `A.bytes[i]` for a byte access to a small type."""
         return f"{self._owner(buffer, dtype)}[{self.many(indices) or '()'}]"
 
     def _owner(self, buffer: Buffer, dtype: str) -> str:
@@ -201,34 +211,38 @@ class Expressions:
         return f"{self.names.of(buffer)}{'.bytes' if as_bytes else ''}"
 
     def stored(self, e: PrimExpr, dtype: str) -> str:
-        """A value where a number would get this dtype."""
+        """Return the text of a value in a context that would type a number as `dtype`."""
         is_plain = isinstance(e, (IntImm, FloatImm)) and e.dtype == dtype
         return _literal(e) if is_plain else self.text(e)  # type: ignore[arg-type]
 
-    def _node(self, e: PrimExpr, done: Mapping[int, _Text]) -> _Text:
+    def _node(self, e: PrimExpr, printed_by_id: Mapping[int, _Text]) -> _Text:
         match e:
             case Var():
                 return _Text(self.names.of(e))
             case IntImm() | FloatImm():
                 return _Text(constant_text(e))
             case BinaryExpr():
-                return self._binary(e, done)
+                return self._binary(e, printed_by_id)
             case Not():
-                inner = done[id(e.a)]
+                inner = printed_by_id[id(e.a)]
                 if is_const(e.a):
                     return _Text(f"T.Not({inner.text})")
                 return _Text(f"not {inner.at(_NOT)}", _NOT, inner.depth + 1)
             case BufferLoad():
-                parts = [done[id(i)] for i in e.indices]
-                inside = ", ".join([p.text for p in parts]) or "()"
+                indices_or_operands = [printed_by_id[id(i)] for i in e.indices]
+                inside = ", ".join([p.text for p in indices_or_operands]) or "()"
                 owner = self._owner(e.buffer, e.dtype)
-                return _Text(f"{owner}[{inside}]", _ATOM, _deepest(parts))
+                return _Text(f"{owner}[{inside}]", _ATOM, _deepest(indices_or_operands))
             case _:
-                parts = [done[id(c)] for c in children(e)]
-                return _Text(self._call(e, [p.text for p in parts]), _ATOM, _deepest(parts))
+                indices_or_operands = [printed_by_id[id(c)] for c in children(e)]
+                return _Text(
+                    self._call(e, [p.text for p in indices_or_operands]),
+                    _ATOM,
+                    _deepest(indices_or_operands),
+                )
 
-    def _binary(self, e: BinaryExpr, done: Mapping[int, _Text]) -> _Text:
-        a, b = done[id(e.a)], done[id(e.b)]
+    def _binary(self, e: BinaryExpr, printed_by_id: Mapping[int, _Text]) -> _Text:
+        a, b = printed_by_id[id(e.a)], printed_by_id[id(e.b)]
         depth = max(a.depth, b.depth) + 1
         kind = type(e)
         if kind in _CALLS:
@@ -237,15 +251,17 @@ class Expressions:
             name = "truncdiv" if kind is Div else kind.__name__
             return _Text(f"T.{name}({a.text}, {b.text})", _ATOM, depth)
         symbol, level = _INFIX[kind]
-        left = level + 1 if level == 4 else level
-        first = self._beside(e.a, a, e.b, left)
+        left_level = level + 1 if level == 4 else level
+        first = self._beside(e.a, a, e.b, left_level)
         return _Text(f"{first} {symbol} {self._beside(e.b, b, e.a, level + 1)}", level, depth)
 
-    def _beside(self, e: PrimExpr, found: _Text, other: PrimExpr, level: int) -> str:
-        """An operand: a number beside something of its dtype needs no dtype of its own."""
-        if isinstance(e, (IntImm, FloatImm)) and e.dtype == other.dtype:
+    def _beside(self, e: PrimExpr, printed: _Text, sibling: PrimExpr, level: int) -> str:
+        """Return an operand's text; a number next to an operand of its dtype needs no dtype of its
+        own.
+        """
+        if isinstance(e, (IntImm, FloatImm)) and e.dtype == sibling.dtype:
             return _literal(e)
-        return found.at(level)
+        return printed.at(level)
 
     def _call(self, e: PrimExpr, x: list[str]) -> str:
         match e:
@@ -282,7 +298,7 @@ class Expressions:
         return f'{name}.access_ptr("{e.access}"{region})'
 
     def attribute(self, value: object) -> str:
-        """The value of an attribute or annotation, as a Python literal."""
+        """Return the value of an attribute or annotation as a Python literal."""
         if isinstance(value, PrimExpr):
             return self.text(value)
         if isinstance(value, (tuple, list)):
@@ -295,47 +311,49 @@ class Expressions:
         return quoted(value) if isinstance(value, str) else repr(value)
 
     def mapping(self, values: Mapping[str, object]) -> str:
-        """A dictionary literal."""
+        """Return a dictionary literal."""
         return f"{{{', '.join(f'{quoted(k)}: {self.attribute(v)}' for k, v in values.items())}}}"
 
     def buffer(self, b: Buffer) -> str:
-        """The arguments that make a buffer."""
-        parts = [self.shape(b.shape), f'"{b.dtype}"']
+        """Return the argument list that constructs a buffer."""
+        arguments = [self.shape(b.shape), f'"{b.dtype}"']
         if b.scope != "global":
-            parts.append(f'scope="{b.scope}"')
+            arguments.append(f'scope="{b.scope}"')
         if b.strides:
-            parts.append(f"strides={self.shape(b.strides)}")
+            arguments.append(f"strides={self.shape(b.strides)}")
         if b.elem_offset is not None:
-            parts.append(f"elem_offset={self.text(b.elem_offset)}")
-        return ", ".join(parts)
+            arguments.append(f"elem_offset={self.text(b.elem_offset)}")
+        return ", ".join(arguments)
 
     def region(self, r: BufferRegion) -> str:
-        """`A[i, 0:16]`."""
-        parts = []
-        for each in r.region:
-            low = self.text(each.min)
-            if is_const(each.extent, 1):
-                parts.append(low)
+        """Return a buffer region as text, as in `A[i, 0:16]`."""
+        axis_texts = []
+        for axis_range in r.region:
+            low = self.text(axis_range.min)
+            if is_const(axis_range.extent, 1):
+                axis_texts.append(low)
             else:
-                parts.append(f"{low}:{self.text(each.min + each.extent)}")
-        return f"{self.names.of(r.buffer)}[{', '.join(parts) or '()'}]"
+                axis_texts.append(f"{low}:{self.text(axis_range.min + axis_range.extent)}")
+        return f"{self.names.of(r.buffer)}[{', '.join(axis_texts) or '()'}]"
 
 
-def _deepest(parts: Sequence[_Text]) -> int:
-    return max((p.depth for p in parts), default=0) + 1
+def _deepest(printed: Sequence[_Text]) -> int:
+    return max((p.depth for p in printed), default=0) + 1
 
 
 def _used_twice(order: Sequence[PrimExpr]) -> frozenset[int]:
-    seen: set[int] = set()
+    used_once: set[int] = set()
     twice: set[int] = set()
-    for each in order:
-        for child in children(each):
-            (twice if id(child) in seen else seen).add(id(child))
+    for parent in order:
+        for child in children(parent):
+            (twice if id(child) in used_once else used_once).add(id(child))
     return frozenset(twice)
 
 
 def expression_text(expr: PrimExpr) -> str:
-    """An expression alone, for messages: named parts stand on lines above it."""
+    """Return the text of a standalone expression, for messages; named sub-expressions are on lines
+    above it.
+    """
     exprs = Expressions(Names())
     text = exprs.text(expr)
     return "\n".join([*exprs.before, text])

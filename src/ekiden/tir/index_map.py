@@ -1,4 +1,6 @@
-"""Index maps: how the elements of a buffer, or the points of a block, are laid out anew."""
+"""Index maps: transformations of the indices of a buffer's elements or of a block's iteration
+domain.
+"""
 
 from __future__ import annotations
 
@@ -27,8 +29,9 @@ class IndexMap(Node):
         *,
         index_dtype: str = "int64",
     ) -> IndexMap:
-        """The map that a Python function of indices writes down; `ndim` for `lambda *i: ...`, also
-        with the last ones by name: `lambda *i, n: ...`.
+        """Return the map that a Python function of indices defines; `ndim` is needed for `lambda
+        *i: ...`, also with trailing named ones: `lambda *i, n: ...`. `ndim` for `lambda *i:
+        ...`, also with the last ones by name: `lambda *i, n: ...`.
 
         Raises ScheduleError when the number of indices is not known.
         """
@@ -51,42 +54,42 @@ class IndexMap(Node):
                 if p.kind is p.KEYWORD_ONLY:
                     keywords[p.name] = variables[-1]
         result = mapping(*variables[: len(variables) - len(keywords)], **keywords)
-        many = (result,) if isinstance(result, (PrimExpr, int)) else tuple(result)  # type: ignore[arg-type]
-        return IndexMap(tuple(variables), tuple(convert(e, index_dtype) for e in many))
+        final_indices = (result,) if isinstance(result, (PrimExpr, int)) else tuple(result)  # type: ignore[arg-type]
+        return IndexMap(tuple(variables), tuple(convert(e, index_dtype) for e in final_indices))
 
     def map_indices(self, indices: Sequence[PrimExpr]) -> tuple[PrimExpr, ...]:
-        """Where an element goes."""
+        """Return the final indices of an element."""
         values = dict(zip(self.initial_indices, indices, strict=True))
         analyzer = Analyzer()
         return tuple(analyzer.simplify(substitute(e, values)) for e in self.final_indices)
 
     def map_shape(self, shape: Sequence[PrimExpr]) -> tuple[PrimExpr, ...]:
-        """The smallest box, from 0, that holds every element of a box.
+        """Return the extents of the smallest box from 0 that contains the image of a box.
 
-        Raises ScheduleError if an index may be negative or has no known end.
+        Raises ScheduleError if an index may be negative or has no known upper bound.
         """
         analyzer = Analyzer()
         for var, dim in zip(self.initial_indices, shape, strict=True):
             analyzer.bind(var, 0, dim)
         last = {v: d - 1 for v, d in zip(self.initial_indices, shape, strict=True)}
-        found: list[PrimExpr] = []
+        extents: list[PrimExpr] = []
         for e in self.final_indices:
             low, high = analyzer.const_int_bound(e)
             if low < 0:
                 raise ScheduleError("IndexMap: an index may be negative")
             if high != float("inf"):
-                found.append(const(int(high) + 1))
+                extents.append(const(int(high) + 1))
             else:
-                found.append(_symbolic_extent(e, self, shape, last, analyzer))
-        return tuple(found)
+                extents.append(_symbolic_extent(e, self, shape, last, analyzer))
+        return tuple(extents)
 
     def sums(self, shape: Sequence[PrimExpr], level: IterMapLevel) -> object:
-        """The map over a box as digits: an IterMapResult."""
+        """Return the map over a box as affine iterator sums: an IterMapResult."""
         iters = {v: Range(d) for v, d in zip(self.initial_indices, shape, strict=True)}
         return detect_iter_map(self.final_indices, iters, check_level=level)
 
     def is_equivalent_to(self, other: IndexMap) -> bool:
-        """Whether two maps put everything in the same place."""
+        """Return whether two maps send every index to the same place."""
         if len(self.initial_indices) != len(other.initial_indices) or len(
             self.final_indices
         ) != len(other.final_indices):
@@ -98,17 +101,17 @@ class IndexMap(Node):
         )
 
     def inverse(self, shape: Sequence[ExprLike]) -> IndexMap:
-        """The map back, for a box of a shape that is filled exactly.
+        """Return the inverse map for a box that the map fills exactly.
 
         Raises ScheduleError if the map is no bijection.
         """
         sizes = [convert(d, "int64") for d in shape]
         iters = {v: Range(d) for v, d in zip(self.initial_indices, sizes, strict=True)}
-        made = detect_iter_map(self.final_indices, iters, check_level=IterMapLevel.BIJECTIVE)
-        if made.errors:
-            raise ScheduleError(f"IndexMap: the map has no inverse: {made.errors[0]}")
+        iter_map = detect_iter_map(self.final_indices, iters, check_level=IterMapLevel.BIJECTIVE)
+        if iter_map.errors:
+            raise ScheduleError(f"IndexMap: the map has no inverse: {iter_map.errors[0]}")
         variables = tuple(Var(f"axis{n}") for n in range(len(self.final_indices)))
-        values = inverse_affine_iter_map(made.indices, list(variables))
+        values = inverse_affine_iter_map(iter_map.indices, list(variables))
         return IndexMap(variables, tuple(values.get(v, const(0)) for v in self.initial_indices))
 
     def __str__(self) -> str:
@@ -123,17 +126,17 @@ def _symbolic_extent(
     analyzer: Analyzer,
 ) -> PrimExpr:
     iters = {v: Range(d) for v, d in zip(index_map.initial_indices, shape, strict=True)}
-    made = detect_iter_map([e], iters, check_level=IterMapLevel.NO_CHECK)
-    if made.errors:
-        raise ScheduleError(f"IndexMap: an index has no known end: {made.errors[0]}")
-    total: PrimExpr = convert(made.indices[0].base) + 1
-    for split in made.indices[0].args:
+    iter_map = detect_iter_map([e], iters, check_level=IterMapLevel.NO_CHECK)
+    if iter_map.errors:
+        raise ScheduleError(f"IndexMap: an index has no known end: {iter_map.errors[0]}")
+    total: PrimExpr = convert(iter_map.indices[0].base) + 1
+    for split in iter_map.indices[0].args:
         total = total + (convert(split.extent) - 1) * split.scale
     return analyzer.simplify(total)
 
 
 def index_map_text(index_map: IndexMap) -> str:
-    """The map as a Python lambda."""
+    """Return the map as a Python lambda."""
     names = {v: v.name for v in index_map.initial_indices}
     params = ", ".join(names.values())
     body = ", ".join(expr_text(e, names) for e in index_map.final_indices)
@@ -142,7 +145,7 @@ def index_map_text(index_map: IndexMap) -> str:
 
 
 def expr_text(e: PrimExpr, names: dict[Var, str]) -> str:
-    """An index expression as Python. Raises ScheduleError for a variable without a name."""
+    """Return an index expression as Python. Raises ScheduleError for a variable without a name."""
     if isinstance(e, Var):
         if e not in names:
             raise ScheduleError(f"an expression of {e.name!r} cannot be written as Python")

@@ -1,8 +1,8 @@
-"""What a PrimFunc means, in Python and NumPy: an oracle for tests, slow, checked against
-out-of-range accesses.
+"""Reference interpreter of PrimFuncs in Python and NumPy: a slow test oracle that checks every
+access for out-of-range indices.
 
-The program is written as Python source (one line per statement) and executed. Blocks must have been
-lowered.
+The program is translated to Python source (one line per statement) and executed. Blocks must have
+been lowered.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ _REDUCE = {"sum": np.sum, "max": np.max, "min": np.min, "prod": np.prod}
 
 
 class _Runtime:
-    """What generated source calls."""
+    """The functions that the generated source calls."""
 
     @staticmethod
     def load(array: Array, index: Index, name: str) -> Any:  # noqa: ANN401  # one, or lanes
@@ -71,18 +71,18 @@ class _Runtime:
     def store(
         array: Array, index: Index, value: Array, name: str, mask: Array | None = None
     ) -> None:
-        """Writes an element, or the lanes that the mask has. Raises as `_check` does for an index
-        outside; lanes that are left out may have any.
+        """Store an element, or the lanes enabled by the mask. Raises as `_check` does for an index
+        outside; disabled lanes may have any index.
         """
         if mask is not None:
-            kept = np.asarray(mask, bool)
-            index, value = np.asarray(index)[kept], np.asarray(value)[kept]
+            enabled = np.asarray(mask, bool)
+            index, value = np.asarray(index)[enabled], np.asarray(value)[enabled]
         _check(array, index, name)
         array[index] = value
 
     @staticmethod
     def div(a: Array, b: Array) -> Array:
-        """Division towards zero for integers, as in C; floats divide."""
+        """Divide towards zero for integers, as in C; floats divide exactly."""
         if not np.issubdtype(np.asarray(a).dtype, np.integer):
             return np.asarray(np.divide(a, b))[()]
         below = np.floor_divide(a, b)
@@ -97,10 +97,10 @@ class _Runtime:
 
     @staticmethod
     def error(kind: str) -> type[Exception]:
-        """The class of a kind of error, as the binding finds it."""
-        found = getattr(errors, kind, None) or getattr(builtins, kind, None)
-        if isinstance(found, type) and issubclass(found, Exception):
-            return found
+        """Return the exception class for an error's kind, resolved as the FFI resolves it."""
+        candidate = getattr(errors, kind, None) or getattr(builtins, kind, None)
+        if isinstance(candidate, type) and issubclass(candidate, Exception):
+            return candidate
         return errors.RunError
 
     @staticmethod
@@ -119,7 +119,7 @@ def _check(array: Array, index: Index, name: str) -> None:
 
 
 class _Source:
-    """Writes statements as Python lines."""
+    """An emitter that writes statements as Python lines."""
 
     def __init__(self, functions: Mapping[str, PrimFunc]) -> None:
         self.functions = functions
@@ -133,23 +133,25 @@ class _Source:
         run(self.functions[name], *arrays, functions=self.functions)
         return 0
 
-    def name(self, thing: Var | Buffer) -> str:
-        """Its name in the source: its own and a number, since names need not be unique."""
-        if thing not in self.names:
-            clean = "".join(c if c.isalnum() else "_" for c in thing.name)
-            self.names[thing] = f"{clean}_{len(self.names)}"
-        return self.names[thing]
+    def name(self, binding: Var | Buffer) -> str:
+        """Return the name in the source: the node's own name and a number, since names need not be
+        unique.
+        """
+        if binding not in self.names:
+            clean = "".join(c if c.isalnum() else "_" for c in binding.name)
+            self.names[binding] = f"{clean}_{len(self.names)}"
+        return self.names[binding]
 
     def put(self, depth: int, line: str) -> None:
         self.lines.append("    " * depth + line)
 
     def statement(self, s: Stmt, depth: int) -> None:
-        """Write the lines of a statement, which must have been lowered (TypeError)."""
+        """Emit the lines of a statement, which must have been lowered (TypeError)."""
         self.depth = depth
         match s:
             case SeqStmt():
-                for each in s.seq:
-                    self.statement(each, depth)
+                for child in s.seq:
+                    self.statement(child, depth)
             case For():
                 low, extent = self.text(s.min), self.text(s.extent)
                 self.put(depth, f"for {self.name(s.loop_var)} in range({low}, {low} + {extent}):")
@@ -182,14 +184,14 @@ class _Source:
                 self.put(depth, "pass")
             case AssertStmt():
                 values = ", ".join(map(self.text, s.values))
-                said = f"{s.message!r}.format({values})" if values else repr(s.message)
+                message = f"{s.message!r}.format({values})" if values else repr(s.message)
                 self.put(depth, f"if not {self.text(s.condition)}:")
-                self.put(depth + 1, f"raise rt.error({s.kind!r})({said})")
+                self.put(depth + 1, f"raise rt.error({s.kind!r})({message})")
             case _:
                 raise TypeError(f"interpreter: {type(s).__name__} must be lowered first")
 
     def allocate(self, buffer: Buffer, depth: int) -> None:
-        """Fresh memory full of NaN or 77, so that reading what was not written shows."""
+        """Emit an allocation filled with NaN or 77, so that reading uninitialised memory shows."""
         lanes, kind = dt.lanes(buffer.dtype), dt.element(buffer.dtype)
         count = " * ".join(f"({self.text(d)})" for d in buffer.shape) or "1"
         shape = f"({count},)" if lanes == 1 else f"({count}, {lanes})"
@@ -200,14 +202,13 @@ class _Source:
         )
 
     def constant(self, value: object) -> str:
-        """A name under which the source reaches a value that has no text."""
+        """Return a name under which the source reaches a value that has no text."""
         name = f"c{len(self.values)}"
         self.values[name] = value
         return name
 
     def store(self, s: BufferStore, depth: int) -> None:
-        """A line for a store; the name of its buffer goes along for the message of a wrong
-        index."""
+        """Emit a store; the buffer's name is passed for the message of an out-of-range index."""
         mask = "" if s.predicate is None else f", {self.text(s.predicate)}"
         target, index = self.name(s.buffer), self.text(s.indices[0])
         self.put(
@@ -215,27 +216,29 @@ class _Source:
         )
 
     def text(self, e: PrimExpr) -> str:
-        """The expression as Python; what it uses twice is put on lines of its own before, unless a
-        condition guards it.
+        """Return the expression as Python; a sub-expression used twice gets a line of its own
+        before, unless it is evaluated conditionally.
         """
         order = post_order(e)
         uses: dict[int, int] = {}
-        for each in order:
-            for child in children(each):
+        for sub_expr in order:
+            for child in children(sub_expr):
                 uses[id(child)] = uses.get(id(child), 0) + 1
         guarded = guarded_nodes(e, order)
-        done: dict[int, str] = {}
-        for each in order:
-            text = self.node(each, [done[id(c)] for c in children(each)])
-            if uses.get(id(each), 0) > 1 and children(each) and id(each) not in guarded:
+        text_by_id: dict[int, str] = {}
+        for sub_expr in order:
+            text = self.node(sub_expr, [text_by_id[id(c)] for c in children(sub_expr)])
+            # A guarded node must not be hoisted: its load may be out of range where the condition
+            # is false.
+            if uses.get(id(sub_expr), 0) > 1 and children(sub_expr) and id(sub_expr) not in guarded:
                 name = f"t{len(self.lines)}"
                 self.put(self.depth, f"{name} = {text}")
                 text = name
-            done[id(each)] = text
-        return done[id(e)]
+            text_by_id[id(sub_expr)] = text
+        return text_by_id[id(e)]
 
     def node(self, e: PrimExpr, x: list[str]) -> str:
-        """One node as Python; `x` has the text of its children."""
+        """Return one node as Python; `x` holds the text of its children."""
         match e:
             case Var():
                 return self.name(e)
@@ -276,22 +279,24 @@ class _Source:
                 raise TypeError(f"interpreter: {type(e).__name__} has no meaning here")
 
     def address(self, e: BufferAddress, x: list[str]) -> str:
-        """A view of a buffer, or of a region of it."""
+        """Return a view of a buffer, or of a region of it."""
         shape = ", ".join(self.text(d) for d in e.buffer.shape)
-        whole = f"{self.name(e.buffer)}.reshape(({shape},))"
+        reshaped = f"{self.name(e.buffer)}.reshape(({shape},))"
         if not e.extents:
-            return whole
+            return reshaped
         view = self.constant(_region)
-        return f"{view}({whole}, {x[0]}, ({', '.join(x[len(e.indices) :])},))"
+        return f"{view}({reshaped}, {x[0]}, ({', '.join(x[len(e.indices) :])},))"
 
     def intrinsic(self, e: Intrinsic, x: list[str]) -> str:
-        """A call by its reference in NumPy; a scalar condition evaluates the chosen side alone."""
+        """Return a call of an intrinsic's NumPy reference; with a scalar condition only the chosen
+        side is evaluated.
+        """
         if e.op == "call_function":
             return f"{self.constant(self.called)}({', '.join(x)})"
         if e.op in ("call_extern", "call_pure_extern"):
             kinds = tuple(a.dtype for a in e.args[1:])
-            given = f"{x[0]}, {e.dtype!r}, {kinds!r}, {', '.join(x[1:])}"
-            call = f"{self.constant(call_c)}({given})"
+            arguments = f"{x[0]}, {e.dtype!r}, {kinds!r}, {', '.join(x[1:])}"
+            call = f"{self.constant(call_c)}({arguments})"
             return call if e.dtype == "handle" else f"rt.cast({call}, {e.dtype!r})"
         if e.op == "reinterpret":
             return f"rt.view({x[0]}, {e.dtype!r})"
@@ -308,7 +313,7 @@ class _Source:
         return self.lanewise(e, x[0])
 
     def lanewise(self, e: Intrinsic, mask: str) -> str:
-        """A conditional per lane: each side is evaluated for the lanes that chose it."""
+        """Return a per-lane conditional: each side is evaluated only in the lanes that chose it."""
         masked = _Masked(self)
         yes = masked.under(e.args[1], mask)
         no = masked.under(e.args[2], f"np.logical_not({mask})")
@@ -322,26 +327,26 @@ class _Masked:
         self._source = source
 
     def under(self, e: PrimExpr, mask: str) -> str:
-        """The text, with vector loads only in the lanes that a mask lets through."""
-        done: dict[int, str] = {}
-        for each in post_order(e):
-            x = [done[id(c)] for c in children(each)]
-            vector = isinstance(each, BufferLoad) and dt.lanes(each.indices[0].dtype) > 1
+        """Return the text with vector loads restricted to the lanes that a mask enables."""
+        text_by_id: dict[int, str] = {}
+        for sub_expr in post_order(e):
+            x = [text_by_id[id(c)] for c in children(sub_expr)]
+            vector = isinstance(sub_expr, BufferLoad) and dt.lanes(sub_expr.indices[0].dtype) > 1
             if vector:
-                assert isinstance(each, BufferLoad)
-                done[id(each)] = self._load(each, x[0], mask)
+                assert isinstance(sub_expr, BufferLoad)
+                text_by_id[id(sub_expr)] = self._load(sub_expr, x[0], mask)
             elif (
-                isinstance(each, Intrinsic)
-                and each.op == "if_then_else"
-                and dt.lanes(each.args[0].dtype) > 1
+                isinstance(sub_expr, Intrinsic)
+                and sub_expr.op == "if_then_else"
+                and dt.lanes(sub_expr.args[0].dtype) > 1
             ):
-                both = f"({mask} & {x[0]})"
-                yes = self.under(each.args[1], both)
-                no = self.under(each.args[2], f"({mask} & ~{x[0]})")
-                done[id(each)] = f"np.where({x[0]}, {yes}, {no})"
+                both_masks = f"({mask} & {x[0]})"
+                yes = self.under(sub_expr.args[1], both_masks)
+                no = self.under(sub_expr.args[2], f"({mask} & ~{x[0]})")
+                text_by_id[id(sub_expr)] = f"np.where({x[0]}, {yes}, {no})"
             else:
-                done[id(each)] = self._source.node(each, x)
-        return done[id(e)]
+                text_by_id[id(sub_expr)] = self._source.node(sub_expr, x)
+        return text_by_id[id(e)]
 
     def _load(self, e: BufferLoad, index: str, mask: str) -> str:
         name = self._source.name(e.buffer)
@@ -350,16 +355,16 @@ class _Masked:
 
 
 def _region(array: Array, offset: int, extents: tuple[int, ...]) -> Array:
-    """The region of some extents that begins at a flat offset."""
+    """Return the region of given extents that begins at a flat offset."""
     begin = np.unravel_index(int(offset), array.shape)
     return array[tuple(slice(b, b + int(n)) for b, n in zip(begin, extents, strict=True))]
 
 
 def _masked_load(array: Array, index: Array, mask: Array, name: str) -> Array:
     out = np.zeros(len(index), array.dtype)
-    kept = np.broadcast_to(np.asarray(mask, bool), out.shape)
-    _check(array, index[kept], name)
-    out[kept] = array[index[kept]]
+    enabled = np.broadcast_to(np.asarray(mask, bool), out.shape)
+    _check(array, index[enabled], name)
+    out[enabled] = array[index[enabled]]
     return out
 
 
@@ -367,17 +372,17 @@ Given: TypeAlias = Array | int | float
 
 
 def _bind(func: PrimFunc, arrays: Sequence[Given]) -> dict[Var, Any]:
-    """The values of parameters that are numbers, and of sizes."""
+    """Return the values of scalar parameters and of symbolic sizes."""
     pairs = list(zip(func.params, arrays, strict=True))
     numbers = {p: v for p, v in pairs if isinstance(p, Var)}
-    found: dict[Var, Any] = {p: dt.to_numpy(p.dtype).type(v) for p, v in numbers.items()}
+    values: dict[Var, Any] = {p: dt.to_numpy(p.dtype).type(v) for p, v in numbers.items()}
     for buffer, array in pairs:
         if isinstance(buffer, Var):
             continue
         for dim, size in zip(buffer.shape, np.shape(array), strict=True):
-            if isinstance(dim, Var) and found.setdefault(dim, size) != size:
-                raise ValueError(f"interpreter: {dim.name!r} is {found[dim]} and {size}")
-    return found
+            if isinstance(dim, Var) and values.setdefault(dim, size) != size:
+                raise ValueError(f"interpreter: {dim.name!r} is {values[dim]} and {size}")
+    return values
 
 
 def run(func: PrimFunc, *arrays: Given, functions: Mapping[str, PrimFunc] | None = None) -> None:
@@ -409,23 +414,24 @@ def run(func: PrimFunc, *arrays: Given, functions: Mapping[str, PrimFunc] | None
 
 
 def _as_bytes(array: Array, dtype: str) -> Array:
-    """What a kernel sees of an array: small types are bytes, those below a byte packed into them
-    (a copy).
+    """Return the array as a kernel sees it: small types are bytes, and sub-byte types are packed
+    into bytes (a copy).
     """
     if not dt.is_small(dtype):
         return array
     if not dt.is_packed(dtype):
         return array.view(np.uint8)
     bits = dt.SCALAR_BITS[dtype]
-    each = array.view(np.uint8) & ((1 << bits) - 1)
+    codes = array.view(np.uint8) & ((1 << bits) - 1)
+    # Rounded up to whole bytes; element i is at bit (i * bits) % 8, least significant first.
     padded = np.zeros(-(-array.size * bits // 8) * (8 // bits), np.uint8)
-    padded[: array.size] = each
+    padded[: array.size] = codes
     rows = padded.reshape(-1, 8 // bits) << (np.arange(8 // bits, dtype=np.uint8) * bits)
     return np.asarray(np.bitwise_or.reduce(rows, axis=1), np.uint8)
 
 
 def _unpacked(packed: Array, dtype: str, count: int) -> Array:
-    """The elements that lie together in bytes."""
+    """Unpack `count` sub-byte elements from bytes."""
     bits = dt.SCALAR_BITS[dtype]
     held = packed.astype(np.uint8)
     spread = held[:, None] >> (np.arange(8 // bits, dtype=np.uint8) * bits)

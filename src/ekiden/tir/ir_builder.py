@@ -61,7 +61,7 @@ class BufferVar:
         self.dtype = buffer.dtype
 
     def asobject(self) -> Buffer:
-        """The buffer."""
+        """Return the buffer."""
         return self.buffer
 
     __iter__ = None  # else Python would ask for elements 0, 1, ... without an end
@@ -76,30 +76,32 @@ class BufferVar:
         self._builder.emit(BufferStore(self.buffer, stored, self._indices(indices)))
 
     def _indices(self, indices: Indices) -> tuple[PrimExpr, ...]:
-        many = tuple(indices) if isinstance(indices, Sequence) else (indices,)
-        found = tuple(convert(i, "int64") for i in many)
+        index_tuple = tuple(indices) if isinstance(indices, Sequence) else (indices,)
+        converted = tuple(convert(i, "int64") for i in index_tuple)
         shape = self.buffer.shape
-        if len(found) == 1 and len(shape) != 1:
-            return _unravel(found[0], shape)
-        if len(found) != len(shape):
+        if len(converted) == 1 and len(shape) != 1:
+            return _unravel(converted[0], shape)
+        if len(converted) != len(shape):
             raise ValueError(
                 f"buffer {self.buffer.name!r}: expected {len(shape)} indices, or one flat one, got"
-                f" {len(found)}"
+                f" {len(converted)}"
             )
-        return found
+        return converted
 
 
 def _unravel(flat: PrimExpr, shape: Sequence[PrimExpr]) -> tuple[PrimExpr, ...]:
-    found: list[PrimExpr] = []
-    for at, extent in reversed(list(enumerate(shape))):
+    indices: list[PrimExpr] = []
+    for axis, extent in reversed(list(enumerate(shape))):
         unit = is_const(extent, 1)
-        found.append(convert(0) if unit else flat % extent if at else flat)
+        indices.append(convert(0) if unit else flat % extent if axis else flat)
         flat = flat if unit else flat // extent
-    return tuple(reversed(found))
+    return tuple(reversed(indices))
 
 
 class IRBuilder:
-    """Collects statements; a scope (loop, condition) takes those made while it is open."""
+    """A builder that collects statements; a scope (loop, condition) collects those emitted while it
+    is open.
+    """
 
     def __init__(self) -> None:
         self._open: list[list[Stmt]] = [[]]
@@ -114,18 +116,22 @@ class IRBuilder:
         self._enclosing.append([])
 
     def _end(self) -> Stmt:
-        """The statements of the innermost scope, within its allocations and definitions."""
+        """Close the innermost scope; return its statements within its allocations and
+        definitions.
+        """
         body = sequence(*self._open.pop())
         for wrap in reversed(self._enclosing.pop()):
             body = wrap(body)
         return body
 
     def _rest_of_scope(self, wrap: Callable[[Stmt], Stmt]) -> None:
-        """What follows in this scope goes inside `wrap`."""
+        """Wrap the statements emitted later in this scope in `wrap`."""
         before = self._open[-1]
         if before:
             done = sequence(*before)
             self._enclosing[-1].append(lambda body: sequence(done, body))
+        # The statements so far stay in front of the wrapped ones: a let or an allocation covers
+        # only what follows it.
         self._open[-1] = []
         self._enclosing[-1].append(wrap)
 
@@ -139,41 +145,44 @@ class IRBuilder:
         kind: str = "serial",
         annotations: Mapping[str, object] | None = None,
     ) -> Iterator[Var]:
-        """A loop over [begin, end); kind is one of ForKind's values (serial, parallel, ...), or
-        TVM's name of it (vectorize, unroll)."""
+        """Open a loop over [begin, end); kind is one of ForKind's values (serial, parallel, ...) or
+        TVM's name of it (vectorize, unroll).
+        """
         var = Var(name, dtype)
         low, high = convert(begin, dtype), convert(end, dtype)
         self._begin()
         yield var
-        turns, how = binary(Sub, high, low), ForKind(_KINDS.get(kind, kind))
-        self.emit(For(var, low, turns, how, self._end(), annotations=annotations))
+        extent, kind_of_loop = binary(Sub, high, low), ForKind(_KINDS.get(kind, kind))
+        self.emit(For(var, low, extent, kind_of_loop, self._end(), annotations=annotations))
 
     @contextmanager
     def new_scope(self) -> Iterator[None]:
-        """What is allocated, named or noted inside ends with it."""
+        """Open a scope that ends the allocations, lets and attributes made inside."""
         self._begin()
         yield
         self.emit(self._end())
 
     @contextmanager
     def while_loop(self, condition: PrimExpr) -> Iterator[None]:
-        """What repeats as long as the condition, asked anew before each turn, holds."""
+        """Open a loop that runs while the condition holds; it is evaluated before each
+        iteration.
+        """
         self._begin()
         yield
         self.emit(While(condition, self._end()))
 
     @contextmanager
     def if_scope(self, condition: PrimExpr) -> Iterator[None]:
-        """What runs if the condition holds."""
+        """Open the branch that runs if the condition holds."""
         self._begin()
         yield
         self.emit(IfThenElse(condition, self._end()))
 
     @contextmanager
     def else_scope(self) -> Iterator[None]:
-        """What runs if the condition of the `if_scope` just before does not hold.
+        """Open the else branch of the `if_scope` just before.
 
-        Raises ValueError when no if_scope stands before.
+        Raises ValueError unless an if_scope is just before.
         """
         previous = self._open[-1].pop() if self._open[-1] else None
         if not isinstance(previous, IfThenElse) or previous.else_case is not None:
@@ -183,7 +192,7 @@ class IRBuilder:
         self.emit(previous.with_fields(else_case=self._end()))
 
     def let(self, name: str, value: PrimExpr) -> Var:
-        """A name for a value, until the end of the scope."""
+        """Bind a value to a name until the end of the scope."""
         var = Var(name, value.dtype)
         self._rest_of_scope(lambda body: LetStmt(var, value, body))
         return var
@@ -195,28 +204,33 @@ class IRBuilder:
         name: str = "buf",
         scope: str = "global",
     ) -> BufferVar:
-        """A new buffer that lives until the end of the scope."""
-        many = shape if isinstance(shape, Sequence) else (shape,)
-        buffer = Buffer(name, tuple(convert(d, "int64") for d in many), dtype, scope)
+        """Allocate a buffer that lives until the end of the scope."""
+        dims = shape if isinstance(shape, Sequence) else (shape,)
+        buffer = Buffer(name, tuple(convert(d, "int64") for d in dims), dtype, scope)
         self._rest_of_scope(lambda body: Allocate(buffer, body))
         return BufferVar(self, buffer)
 
     def likely(self, expr: ExprLike) -> PrimExpr:
-        """A condition that loop partition makes true where it can: what cuts off a rest."""
+        """Return a condition that loop partitioning may peel: a tail guard that is true in the main
+        loop.
+        """
         return call_intrin("likely", convert(expr))
 
     def pointer(self, content_type: str, name: str = "ptr", scope: str = "") -> BufferVar:
-        """A buffer of as many elements as its caller gives: a parameter of one dimension."""
+        """Return a one-dimensional parameter buffer of as many elements as the caller passes."""
         return BufferVar(self, Buffer(name, (AnyDim(),), content_type, scope or "global"))
 
     def scope_attr(self, node: object, attr_key: str, value: ExprLike | str) -> None:
-        """With "thread_extent" or "virtual_thread" the rest of the scope runs on that many threads
-        of an axis (`te.thread_axis`); others are notes that no pass reads (`tir.AttrStmt`). Raises
-        ValueError where axis and extent differ in dtype."""
+        """Bind the rest of the scope to threads, or attach an attribute to it.
+
+        With "thread_extent" or "virtual_thread" the rest of the scope runs on that many threads of
+        an axis (`te.thread_axis`); other keys are attributes that no pass reads (`tir.AttrStmt`).
+        Raises ValueError where axis and extent differ in dtype.
+        """
         if attr_key not in ("thread_extent", "virtual_thread") or not isinstance(node, IterVar):
-            held = node.buffer if isinstance(node, BufferVar) else node
-            said = StringImm(value) if isinstance(value, str) else convert(value)
-            self._rest_of_scope(lambda body: AttrStmt(held, attr_key, said, body))
+            attr_node = node.buffer if isinstance(node, BufferVar) else node
+            attr_value = StringImm(value) if isinstance(value, str) else convert(value)
+            self._rest_of_scope(lambda body: AttrStmt(attr_node, attr_key, attr_value, body))
             return
         assert not isinstance(value, str)
         extent, kind = convert(value, node.var.dtype), ForKind.THREAD_BINDING
@@ -230,15 +244,15 @@ class IRBuilder:
         self._rest_of_scope(lambda body: For(var, low, extent, kind, body, notes))
 
     def buffer_ptr(self, buffer: Buffer) -> BufferVar:
-        """A buffer, to load from and store to."""
+        """Return a buffer wrapped for loads and stores."""
         return BufferVar(self, buffer)
 
     def increase(self, target: BufferVar, indices: Indices, by: ExprLike = 1) -> None:
-        """`target[indices] = target[indices] + by`."""
+        """Emit `target[indices] = target[indices] + by`."""
         target[indices] = binary(Add, target[indices], by)
 
     def get(self) -> Stmt:
-        """The whole statement. Raises ValueError while a scope is open."""
+        """Return the whole statement. Raises ValueError while a scope is open."""
         if len(self._open) != 1:
             raise ValueError("ir_builder: a scope is still open")
         body = self._end()
@@ -247,5 +261,5 @@ class IRBuilder:
 
 
 def create() -> IRBuilder:
-    """A new builder."""
+    """Return a new builder."""
     return IRBuilder()

@@ -1,4 +1,4 @@
-"""The names of `ekiden.tir`, loaded when the first is used."""
+"""The exported names of `ekiden.tir`, loaded on first use."""
 
 from typing import TYPE_CHECKING
 

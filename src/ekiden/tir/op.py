@@ -1,6 +1,6 @@
 """Functions of scalar expressions, by TVM's names: `tir.exp`, `tir.floordiv`, ...
 
-What may be folded is: `tir.max(2, 3)` is 3. The classes (`tir.Max`, ...) make nodes as written.
+Constants are folded: `tir.max(2, 3)` is 3. The classes (`tir.Max`, ...) build nodes as written.
 """
 
 from __future__ import annotations
@@ -54,15 +54,15 @@ Argument = ExprLike | str | Buffer
 
 
 def _argument(value: Argument) -> PrimExpr:
-    """What a call gets: a string as its text, a buffer as its address."""
+    """Return a call's argument: a string as StringImm, a buffer as its address."""
     if isinstance(value, str):
         return StringImm(value)
     return value.access_ptr("rw") if isinstance(value, Buffer) else convert(value)
 
 
 def call_packed(*args: Argument) -> PrimExpr:
-    """A call of a function that the runtime knows by name, the first argument; buffers go as
-    tensors. Its value is the function's, an int32.
+    """Return a call of a function registered with the runtime under the name in the first argument;
+    buffers are passed as tensors. Its value is the function's, an int32.
     """
     return Intrinsic("call_packed", tuple(map(_argument, args)), "int32")
 
@@ -76,29 +76,31 @@ def _result(dtype: str) -> str:
 
 
 def call_extern(dtype: str, func_name: str, *args: Argument) -> PrimExpr:
-    """A call of a C function; buffers go as addresses."""
+    """Return a call of a C function; buffers are passed as addresses."""
     return Intrinsic("call_extern", (StringImm(func_name), *map(_argument, args)), _result(dtype))
 
 
 def call_pure_extern(dtype: str, func_name: str, *args: Argument) -> PrimExpr:
-    """The same of one that does nothing but give its value."""
+    """Return a call of a C function without side effects."""
     return Intrinsic("call_pure_extern", (StringImm(func_name), *map(_argument, args)), dtype)
 
 
 def call_llvm_intrin(dtype: str, name: str | int | IntImm, *args: Argument) -> PrimExpr:
-    """A call of an intrinsic of LLVM, by its name or its number (`llvm_lookup_intrinsic_id`), whose
-    overload may be left out: "llvm.sqrt", "llvm.x86.sse2.pmadd.wd". As in TVM the number of
-    operands that the overload is told by comes before them: `tir.const(1, "uint32"), x`. The dtype
-    "" is that of an intrinsic without a value, and "handle" in texts; Python's integers are
-    int32, and buffers go as addresses.
+    """Return a call of an LLVM intrinsic, by its name or its number (`llvm_lookup_intrinsic_id`).
 
-    Raises ExpressionError where LLVM has no intrinsic of that name, and for another first argument.
+    The overload suffix may be left out: "llvm.sqrt", "llvm.x86.sse2.pmadd.wd". As in TVM, the
+    number of operands that select the overload precedes the operands: `tir.const(1, "uint32"), x`.
+    The dtype "" is that of an intrinsic without a value, "handle" in printed text; Python integers
+    are int32, and buffers are passed as addresses. Raises ExpressionError where LLVM has no
+    intrinsic of that name, and for another first argument.
     """
     return _call_llvm("call_llvm_intrin", dtype, name, args)
 
 
 def call_llvm_pure_intrin(dtype: str, name: str | int | IntImm, *args: Argument) -> PrimExpr:
-    """The same of one that does nothing but give its value."""
+    """Return a call of an LLVM intrinsic without side effects; arguments as for
+    `call_llvm_intrin`.
+    """
     return _call_llvm("call_llvm_pure_intrin", dtype, name, args)
 
 
@@ -115,8 +117,8 @@ def _call_llvm(op: str, dtype: str, name: str | int | IntImm, args: Sequence[Arg
             f'`tir.const(1, "uint32")`, got {signature!r}'
         )
     numbers = [
-        const(a, "int32" if at else "uint32") if type(a) is int else _argument(a)
-        for at, a in enumerate(args)
+        const(a, "int32" if position else "uint32") if type(a) is int else _argument(a)
+        for position, a in enumerate(args)
     ]
     for kind in (dtype, *(a.dtype for a in numbers)):
         if kind and dt.is_small(dt.element(kind)):
@@ -125,26 +127,30 @@ def _call_llvm(op: str, dtype: str, name: str | int | IntImm, args: Sequence[Arg
 
 
 def ret(val: ExprLike) -> PrimExpr:
-    """The value of the function, which ends there: `tir.Evaluate(tir.ret(x))`. It stands in
-    programs; code generators refuse it, as what a compiled function gives it writes."""
+    """Return from the function with a value: `tir.Evaluate(tir.ret(x))`.
+
+    Programs may contain it, but code generators reject it: compiled functions write their results
+    to buffers.
+    """
     return _call("ret", convert(val))
 
 
 def call_intrin(dtype: str, func_name: str, *args: Argument) -> PrimExpr:
-    """A call of an intrinsic by name, ours or TVM's, of a dtype, which written numbers take where
-    the result has that of its operands. Raises KeyError for an unknown one.
+    """Return a call of an intrinsic by Ekiden's or TVM's name, with a result dtype, which Python
+    integers take where the intrinsic's result has its operands' dtype. Raises KeyError for an
+    unknown name.
     """
     name = func_name.removeprefix("tir.")
     name = NAMES.get(name, name)
     if name not in INTRINSICS:
         raise KeyError(f"call_intrin: no intrinsic {func_name!r}")
-    alike = INTRINSICS[name].dtype in (None, LIKE_FIRST) and dt.is_int(dtype)
-    given = [const(a, dtype) if alike and type(a) is int else _argument(a) for a in args]
-    return Intrinsic(name, tuple(given), dtype)
+    is_integer_op = INTRINSICS[name].dtype in (None, LIKE_FIRST) and dt.is_int(dtype)
+    operands = [const(a, dtype) if is_integer_op and type(a) is int else _argument(a) for a in args]
+    return Intrinsic(name, tuple(operands), dtype)
 
 
 def address_of(load: BufferLoad | Buffer) -> BufferAddress:
-    """Where an element, or a buffer, is; for calls."""
+    """Return the address of an element or a buffer, as a call's argument."""
     if isinstance(load, Buffer):
         return load.access_ptr("rw")
     return load.buffer.access_ptr("rw", load.indices, [1] * len(load.indices))
@@ -163,14 +169,20 @@ def _named(op: str) -> Callable[..., PrimExpr]:
 
 
 def beside(values: Sequence[ExprLike]) -> list[PrimExpr]:
-    """Values as expressions; Python numbers take the dtype of the first expression, but floats
-    beside integers are float32, and make these so.
+    """Convert values to expressions; Python numbers take the dtype of the first expression, but a
+    float among integers is float32 and makes the other numbers so.
     """
     like = next((v.dtype for v in values if isinstance(v, PrimExpr)), None)
-    made = [v if isinstance(v, PrimExpr) else number_beside(v, like) for v in values]
-    given = [m.dtype for m, v in zip(made, values, strict=True) if not isinstance(v, PrimExpr)]
-    wide = next((d for d in given if d != like and dt.is_float(d)), None) if like else None
-    return made if wide is None else [cast(m, wide) if dt.is_int(m.dtype) else m for m in made]
+    converted = [v if isinstance(v, PrimExpr) else number_beside(v, like) for v in values]
+    number_dtypes = [
+        m.dtype for m, v in zip(converted, values, strict=True) if not isinstance(v, PrimExpr)
+    ]
+    wide = next((d for d in number_dtypes if d != like and dt.is_float(d)), None) if like else None
+    return (
+        converted
+        if wide is None
+        else [cast(m, wide) if dt.is_int(m.dtype) else m for m in converted]
+    )
 
 
 exp, exp2, exp10, log, log2, log10 = map(_named, "exp exp2 exp10 log log2 log10".split())
@@ -189,11 +201,12 @@ pow = power
 
 
 def assume(cond: ExprLike) -> PrimExpr:
-    """A promise that a condition holds from here to the end of the statements it stands among:
-    `tir.Evaluate(tir.assume(n % 16 == 0))`. `transform.Simplify` uses what it says of variables,
-    lowering uses it and drops it; where it does not hold what a compiled program does is not said.
+    """Return a promise that a condition holds from here to the end of the enclosing statements:
+    `tir.Evaluate(tir.assume(n % 16 == 0))`.
 
-    Raises TypeError for what is no bool. TVM: tir.assume.
+    `transform.Simplify` uses what it implies about variables; lowering uses it and drops it. A
+    program whose assumption is false has undefined behaviour. Raises TypeError unless the condition
+    is a bool. TVM: tir.assume.
     """
     condition = convert(cond)
     if condition.dtype != "bool":
@@ -202,8 +215,9 @@ def assume(cond: ExprLike) -> PrimExpr:
 
 
 def undef(dtype: str = "int32") -> PrimExpr:
-    """No value in particular: storing it says that nobody reads what is there.
-    `transform.RemoveStoreUndef` drops such stores; code generators refuse what is left.
+    """Return an undefined value: storing it declares that nobody reads the element; storing it says
+    that nobody reads what is there. `transform.RemoveStoreUndef` drops such stores; code
+    generators refuse what is left.
 
     TVM: tir.undef, an int32.
     """
@@ -211,34 +225,37 @@ def undef(dtype: str = "int32") -> PrimExpr:
 
 
 def vscale() -> PrimExpr:
-    """Of how many times their least width the scalable vectors of the processor are, an int64:
-    `tir.Ramp(0, 1, 4 * tir.vscale())`.
+    """Return the runtime vector-length multiplier of scalable vectors, an int64: `tir.Ramp(0, 1, 4
+    * tir.vscale())`.
     """
     return _call("vscale")
 
 
 def likely(cond: ExprLike) -> PrimExpr:
-    """A condition that loop partition makes true in a loop of its own."""
+    """Return a condition that loop partitioning may isolate in a main loop where it is true."""
     return _call("likely", convert(cond))
 
 
 def vectorlow(dtype: str, vec: PrimExpr) -> PrimExpr:
-    """The first half of the lanes of a vector, of type `dtype`. Raises TypeError for another."""
+    """Return the low half of a vector's lanes, of type `dtype`. Raises TypeError for
+    another dtype.
+    """
     return _half("vectorlow", dtype, vec)
 
 
 def vectorhigh(dtype: str, vec: PrimExpr) -> PrimExpr:
-    """The second half of the lanes of a vector, of type `dtype`. Raises TypeError for another."""
+    """Return the high half of a vector's lanes, of type `dtype`. Raises TypeError for another
+    dtype.
+    """
     return _half("vectorhigh", dtype, vec)
 
 
 def vectorcombine(dtype: str, vec1: PrimExpr, vec2: PrimExpr) -> PrimExpr:
-    """The lanes of two vectors of one type behind one another, of type `dtype`. Raises TypeError
-    for others."""
-    whole = dt.with_lanes(dt.element(vec1.dtype), 2 * dt.lanes(vec1.dtype))
-    if vec1.dtype != vec2.dtype or dtype != whole:
-        given = f"{vec1.dtype} and {vec2.dtype}"
-        raise TypeError(f"vectorcombine: two halves of {dtype} expected, got {given}")
+    """Concatenate two vectors of one type into one of type `dtype`. Raises TypeError for others."""
+    combined_dtype = dt.with_lanes(dt.element(vec1.dtype), 2 * dt.lanes(vec1.dtype))
+    if vec1.dtype != vec2.dtype or dtype != combined_dtype:
+        operand_dtypes = f"{vec1.dtype} and {vec2.dtype}"
+        raise TypeError(f"vectorcombine: two halves of {dtype} expected, got {operand_dtypes}")
     return Intrinsic("vectorcombine", (vec1, vec2), dtype)
 
 
@@ -250,7 +267,9 @@ def _half(op: str, dtype: str, vec: PrimExpr) -> PrimExpr:
 
 
 def _of_threads(op: str) -> Callable[..., PrimExpr]:
-    """A call for the threads of a device, which stands in programs; no generator has it."""
+    """Return the constructor of a GPU builtin call; programs may contain it, code generators reject
+    it.
+    """
 
     def apply(*args: Argument) -> PrimExpr:
         return Intrinsic(op, tuple(map(_argument, args)), INTRINSICS[op].dtype or "int32")
@@ -261,7 +280,7 @@ def _of_threads(op: str) -> Callable[..., PrimExpr]:
 
 
 def _typed_of_threads(op: str) -> Callable[..., PrimExpr]:
-    """The same, of a dtype that comes first."""
+    """Return the constructor of a GPU builtin call whose first argument is the result dtype."""
 
     def apply(dtype: str, *args: Argument) -> PrimExpr:
         return Intrinsic(op, tuple(map(_argument, args)), dtype)
@@ -290,12 +309,14 @@ ptx_mma, ptx_mma_sp, ptx_ldmatrix, mma_store, mma_fill, ptx_cp_async, ptx_cp_asy
 
 
 def _shuffle(op: str, lane: str) -> Callable[..., PrimExpr]:
-    """A call by which a thread has what another of its warp calls it with."""
+    """Return the constructor of a warp shuffle, by which a thread reads the value that another
+    thread of its warp passes.
+    """
 
     def apply(
         mask: ExprLike, value: ExprLike, lane: ExprLike, width: int, warp_size: int
     ) -> PrimExpr:
-        """The call; what it gives is said below."""
+        """Return the shuffle call; its documentation is set below."""
         return _call(op, mask, value, lane, width, warp_size)
 
     apply.__name__ = apply.__qualname__ = op
@@ -313,25 +334,25 @@ tvm_warp_shuffle_down = _shuffle("tvm_warp_shuffle_down", "`lane` behind, one's 
 
 
 def tvm_warp_activemask() -> PrimExpr:
-    """The threads of the warp that are here, as the bits of a uint32."""
+    """Return the mask of the warp's active threads, a uint32."""
     return _call("tvm_warp_activemask")
 
 
 def reinterpret(dtype: str, value: ExprLike) -> PrimExpr:
-    """The bits of a value as another type of the same size. Raises TypeError for other sizes."""
-    given = convert(value)
-    if dt.itemsize(given.dtype) * dt.lanes(given.dtype) != dt.itemsize(dtype) * dt.lanes(dtype):
-        raise TypeError(f"reinterpret: {given.dtype} and {dtype} are of two sizes")
-    return Intrinsic("reinterpret", (given,), dtype)
+    """Bit-cast a value to another type of the same size. Raises TypeError for other sizes."""
+    operand = convert(value)
+    if dt.itemsize(operand.dtype) * dt.lanes(operand.dtype) != dt.itemsize(dtype) * dt.lanes(dtype):
+        raise TypeError(f"reinterpret: {operand.dtype} and {dtype} are of two sizes")
+    return Intrinsic("reinterpret", (operand,), dtype)
 
 
 def all(*args: PrimExpr) -> PrimExpr:
-    """Whether every condition holds. Raises ValueError when there is none."""
+    """Return the conjunction of conditions. Raises ValueError when there is none."""
     return _joined("all", _both, args)
 
 
 def any(*args: PrimExpr) -> PrimExpr:
-    """Whether some condition holds. Raises ValueError when there is none."""
+    """Return the disjunction of conditions. Raises ValueError when there is none."""
     return _joined("any", lambda a, b: binary(Or, a, b), args)
 
 
@@ -340,99 +361,103 @@ def _joined(
 ) -> PrimExpr:
     if not conditions:
         raise ValueError(f"{name}: expected at least one condition")
-    found = convert(conditions[0])
-    for each in conditions[1:]:
-        found = join(found, convert(each))
-    return found
+    result = convert(conditions[0])
+    for condition in conditions[1:]:
+        result = join(result, convert(condition))
+    return result
 
 
 def add(a: ExprLike, b: ExprLike) -> PrimExpr:
-    """`a + b`."""
+    """Return `a + b`."""
     return binary(Add, a, b)
 
 
 def subtract(a: ExprLike, b: ExprLike) -> PrimExpr:
-    """`a - b`."""
+    """Return `a - b`."""
     return binary(Sub, a, b)
 
 
 def multiply(a: ExprLike, b: ExprLike) -> PrimExpr:
-    """`a * b`."""
+    """Return `a * b`."""
     return binary(Mul, a, b)
 
 
 def div(a: ExprLike, b: ExprLike) -> PrimExpr:
-    """`a / b` as C does: integers are truncated towards zero."""
+    """Return `a / b` with C's semantics: integer quotients truncate towards zero."""
     return binary(Div, a, b)
 
 
 def truncdiv(a: ExprLike, b: ExprLike) -> PrimExpr:
-    """The integer quotient, truncated towards zero."""
+    """Return the integer quotient, truncated towards zero."""
     return binary(Div, a, b)
 
 
 def truncmod(a: ExprLike, b: ExprLike) -> PrimExpr:
-    """What `truncdiv` leaves, with the sign of a."""
-    left, right = beside((a, b))
-    return binary(Sub, left, binary(Mul, binary(Div, left, right), right))
+    """Return the remainder of `truncdiv`, which has the sign of a."""
+    dividend, divisor = beside((a, b))
+    return binary(Sub, dividend, binary(Mul, binary(Div, dividend, divisor), divisor))
 
 
 def Mod(a: ExprLike, b: ExprLike) -> PrimExpr:  # noqa: N802 - a class in TVM
-    """`truncmod`, under the name that it has as a class in TVM."""
+    """Return `truncmod`; a class of this name in TVM."""
     return truncmod(a, b)
 
 
 def floordiv(a: ExprLike, b: ExprLike) -> PrimExpr:
-    """The integer quotient, rounded down."""
+    """Return the integer quotient, rounded down."""
     return binary(FloorDiv, a, b)
 
 
 def floormod(a: ExprLike, b: ExprLike) -> PrimExpr:
-    """What `floordiv` leaves, with the sign of b."""
+    """Return the remainder of `floordiv`, which has the sign of b."""
     return binary(FloorMod, a, b)
 
 
 def ceildiv(a: ExprLike, b: ExprLike) -> PrimExpr:
-    """The integer quotient, rounded up."""
-    left, right = beside((a, b))
-    return binary(FloorDiv, left + right - 1, right)
+    """Return the integer quotient, rounded up."""
+    dividend, divisor = beside((a, b))
+    return binary(FloorDiv, dividend + divisor - 1, divisor)
 
 
 indexdiv, indexmod = floordiv, floormod
 
 
 def min(a: ExprLike, b: ExprLike, *more: ExprLike) -> PrimExpr:
-    """The smallest of values; over axes see te.min."""
+    """Return the smallest of the values; over axes see te.min."""
     return reduce(partial(binary, Min), more, binary(Min, a, b))
 
 
 def max(a: ExprLike, b: ExprLike, *more: ExprLike) -> PrimExpr:
-    """The largest of values; over axes see te.max."""
+    """Return the largest of the values; over axes see te.max."""
     return reduce(partial(binary, Max), more, binary(Max, a, b))
 
 
 def const(value: float | Comparison, dtype: str | None = None) -> PrimExpr:
-    """A constant; see `ir.prim.const`. Raises ExpressionError if its dtype has no such number."""
-    made = _const(value, dtype)  # type: ignore[arg-type]
-    if isinstance(made, IntImm) and (ends := int_range(made.dtype)) is not None:
-        if not ends[0] <= made.value <= ends[1]:
+    """Return a constant; see `ir.prim.const`. Raises ExpressionError if its dtype cannot represent
+    the number.
+    """
+    constant = _const(value, dtype)  # type: ignore[arg-type]
+    if isinstance(constant, IntImm) and (limits := int_range(constant.dtype)) is not None:
+        if not limits[0] <= constant.value <= limits[1]:
             raise ExpressionError(
-                f"const {value}: {made.dtype} has numbers from {ends[0]} to {ends[1]}"
+                f"const {value}: {constant.dtype} has numbers from {limits[0]} to {limits[1]}"
             )
-    elif isinstance(made, FloatImm) and made.dtype in ("float16", "float32"):
-        largest = float(np.finfo(made.dtype).max)
-        if math.isfinite(made.value) and math.fabs(made.value) > largest:
-            raise ExpressionError(f"const {value}: the largest number of {made.dtype} is {largest}")
-    return made
+    elif isinstance(constant, FloatImm) and constant.dtype in ("float16", "float32"):
+        largest = float(np.finfo(constant.dtype).max)
+        if math.isfinite(constant.value) and math.fabs(constant.value) > largest:
+            raise ExpressionError(
+                f"const {value}: the largest number of {constant.dtype} is {largest}"
+            )
+    return constant
 
 
 def infinity(dtype: str) -> PrimExpr:
-    """The infinity of a floating-point dtype."""
+    """Return positive infinity of a floating-point dtype."""
     return const(float("inf"), dtype)
 
 
 def logical_not(a: ExprLike) -> PrimExpr:
-    """Whether a condition does not hold."""
+    """Return the negation of a condition."""
     value = convert(a, "bool")
     return _Not(value, value.dtype)
 

@@ -1,11 +1,12 @@
-"""Predicates of blocks: their parts, and what of them is about the points that are written.
+"""Predicates of blocks: their conjuncts, and which of them restrict spatial points rather than
+reduction steps.
 
-A loop over k that is split into 3 leaves over steps, which a predicate cuts off:
+A reduction loop over k split by 3 has a partial last iteration, which a predicate masks:
 
-for i, k0, k1 in grid(n, (m + 2) // 3, 3):
-    with block("sum"):
-        vi, vk = spatial(n, i), reduce(m, k0 * 3 + k1)
-        where(k0 * 3 + k1 < m)            # the end of the sum: all points of vi are written
+    for i, k0, k1 in grid(n, (m + 2) // 3, 3):
+        with block("sum"):
+            vi, vk = spatial(n, i), reduce(m, k0 * 3 + k1)
+            where(k0 * 3 + k1 < m)            # the end of the sum: all points of vi are written
 """
 
 from __future__ import annotations
@@ -21,31 +22,33 @@ __all__ = ["conditions", "conjunction", "init_conditions"]
 
 
 def conditions(predicate: PrimExpr) -> list[PrimExpr]:
-    """The parts of a conjunction."""
+    """Return the conjuncts of a predicate."""
     if is_const(predicate):
         return [] if predicate.value else [predicate]  # type: ignore[attr-defined]
-    found: list[PrimExpr] = []
+    conjuncts: list[PrimExpr] = []
     stack = [predicate]
     while stack:
         e = stack.pop()
         if isinstance(e, And):
             stack.extend((e.b, e.a))
         else:
-            found.append(e)
-    return found
+            conjuncts.append(e)
+    return conjuncts
 
 
-def conjunction(parts: Iterable[PrimExpr]) -> PrimExpr:
-    """All of them."""
+def conjunction(conjuncts: Iterable[PrimExpr]) -> PrimExpr:
+    """Return the conjunction of conditions."""
     total: PrimExpr = const(True)
-    for each in parts:
-        total = logical_and(total, each)
+    for conjunct in conjuncts:
+        total = logical_and(total, conjunct)
     return total
 
 
 def init_conditions(realize: BlockRealize) -> list[PrimExpr]:
-    """The conditions under which a sum is begun: those of the block, but that a reduced iterator is
-    below its extent, which leaves out steps of sums and no point. A sum of nothing is begun, too.
+    """Return the conditions under which a reduction is initialised.
+
+    Those are the block's, except that a reduced iterator is below its extent: that one masks
+    reduction steps, not points. An empty reduction is initialised, too.
     """
     return [c for c in conditions(realize.predicate) if not _is_end_of_sum(c, realize)]
 
@@ -55,15 +58,15 @@ def _is_end_of_sum(condition: PrimExpr, realize: BlockRealize) -> bool:
         return False
     values = dict(zip((i.var for i in realize.block.iter_vars), realize.iter_values, strict=True))
     return any(
-        _are_equal(condition.b, substitute(each.extent, values))
-        and _are_equal(condition.a, values[each.var])
-        for each in realize.block.iter_vars
-        if each.kind is IterKind.REDUCE
+        _are_equal(condition.b, substitute(iter_var.extent, values))
+        and _are_equal(condition.a, values[iter_var.var])
+        for iter_var in realize.block.iter_vars
+        if iter_var.kind is IterKind.REDUCE
     )
 
 
 def _are_equal(a: PrimExpr, b: PrimExpr) -> bool:
-    """Whether two expressions are equal; written alike, or constants, without a proof."""
+    """Return whether two expressions are equal; identical ones and constants need no proof."""
     if isinstance(a, IntImm) and isinstance(b, IntImm):
         return a.value == b.value
     return same(a, b) or is_const(simplify(a - b), 0)

@@ -1,7 +1,8 @@
-"""PrimFuncs as Python text that `ekiden.tir.script` reads back: the manner of TVMScript.
+"""Printing of PrimFuncs as Python text that `ekiden.tir.script` parses back, in the style of
+TVMScript.
 
-`astext` is the text, `text_and_lines` also says on which line each statement stands; expressions
-are written by `expression_text`.
+`astext` returns the text, `text_and_lines` also the line of each statement; `expression_text`
+prints the expressions.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ _KINDS = {**{k: k.value for k in ForKind}, ForKind.UNROLLED: "unroll"}
 
 @dataclass(frozen=True, slots=True)
 class _Line:
-    """A line to write when its turn comes."""
+    """A line that is waiting on the printer's stack."""
 
     text: str
     indent: int
@@ -56,7 +57,7 @@ _Task = tuple[Stmt, int, bool] | _Line | object
 
 
 class _Printer:
-    """Writes statements with a stack of its own, whatever their depth."""
+    """A printer of statements with an explicit stack, so that depth does not recurse."""
 
     def __init__(self) -> None:
         self.names = Names()
@@ -68,14 +69,14 @@ class _Printer:
         """Extents of the loops from 0 around the statement, for T.axis.remap."""
 
     def put(self, text: str, indent: int) -> None:
-        """Add a line, after those that its expressions need."""
+        """Append a line, after those that its expressions need."""
         if self.exprs.before:
             self.lines.extend("    " * indent + line for line in self.exprs.before)
             self.exprs.before.clear()
         self.lines.append("    " * indent + text)
 
     def run(self, root: Stmt, indent: int) -> None:
-        """Write a statement and everything inside."""
+        """Print a statement and everything inside."""
         stack = self._stack
         stack.append((root, indent, True))
         while stack:
@@ -88,7 +89,9 @@ class _Printer:
                 self.names.leave()
 
     def _inside(self, body: Stmt, indent: int) -> None:
-        """Write a body as a block of its own, later; names until then are its."""
+        """Push a body to be printed as a nested block; names made until then belong to its
+        scope.
+        """
         self.names.enter()
         self._stack.append(_LEAVE)
         self._stack.append((body, indent, True))
@@ -134,11 +137,11 @@ class _Printer:
                 message = quoted(s.message)
                 shown = [*map(e.text, s.values)]
                 plain = s.kind == "RunError" and not shown
-                what = message if plain else f"({', '.join([quoted(s.kind), message, *shown])})"
-                self.put(f"assert {e.text(s.condition)}, {what}", indent)
+                failure = message if plain else f"({', '.join([quoted(s.kind), message, *shown])})"
+                self.put(f"assert {e.text(s.condition)}, {failure}", indent)
             case Prefetch():
-                at = e.element(s.buffer, s.indices, s.buffer.dtype)
-                self.put(f"T.prefetch({at}, {s.locality})", indent)
+                element = e.element(s.buffer, s.indices, s.buffer.dtype)
+                self.put(f"T.prefetch({element}, {s.locality})", indent)
             case Block():
                 self._stack.append((s.body, indent, last))
                 return
@@ -180,17 +183,17 @@ class _Printer:
         self._opened(s, f"with T.LetStmt({value}{dtype}) as {name}:", indent)
 
     def _attribute(self, s: AttrStmt, indent: int, last: bool) -> None:
-        given = self.exprs.attribute(s.node) if not isinstance(s.node, Buffer) else ""
-        given = given or self.names.of(s.node)  # type: ignore[arg-type]
+        node = self.exprs.attribute(s.node) if not isinstance(s.node, Buffer) else ""
+        node = node or self.names.of(s.node)  # type: ignore[arg-type]
         if isinstance(s.node, Target):
-            given = f"T.target({quoted(str(s.node))})"
-        made = f"T.attr({given}, {quoted(s.attr_key)}, {self.exprs.text(s.value)})"
+            node = f"T.target({quoted(str(s.node))})"
+        constructor = f"T.attr({node}, {quoted(s.attr_key)}, {self.exprs.text(s.value)})"
         if last:
-            self._opened(s, made, indent)
+            self._opened(s, constructor, indent)
             self._stack.append((s.body, indent, True))
         else:
             self._inside(s.body, indent + 1)
-            self._opened(s, f"with {made}:", indent)
+            self._opened(s, f"with {constructor}:", indent)
 
     def _allocate(self, s: Allocate, indent: int, last: bool) -> None:
         self._new_buffer(s, f"T.alloc_buffer({self.exprs.buffer(s.buffer)})", indent, last)
@@ -202,21 +205,23 @@ class _Printer:
         arguments = self.exprs.buffer(s.buffer)
         if s.region:
             region = self.exprs.region(BufferRegion(s.source, s.region))
-            made = f"T.match_buffer({region}, {arguments})"
+            constructor = f"T.match_buffer({region}, {arguments})"
         else:
-            made = f"T.decl_buffer({arguments}, data={self.names.of(s.source)}.data)"
-        self._new_buffer(s, made, indent, last)
+            constructor = f"T.decl_buffer({arguments}, data={self.names.of(s.source)}.data)"
+        self._new_buffer(s, constructor, indent, last)
 
-    def _new_buffer(self, s: Allocate | DeclBuffer, made: str, indent: int, last: bool) -> None:
-        """`name = made` for the rest of a block, `with made as name` elsewhere."""
+    def _new_buffer(
+        self, s: Allocate | DeclBuffer, constructor: str, indent: int, last: bool
+    ) -> None:
+        """Print `name = made` for the rest of a block, `with made as name` elsewhere."""
         if last:
             name = self.names.make(s.buffer, s.buffer.name)
-            self._opened(s, f"{name} = {made}", indent)
+            self._opened(s, f"{name} = {constructor}", indent)
             self._stack.append((s.body, indent, True))
             return
         self._inside(s.body, indent + 1)
         name = self.names.make(s.buffer, s.buffer.name)
-        self._opened(s, f"with {made} as {name}:", indent)
+        self._opened(s, f"with {constructor} as {name}:", indent)
 
     def _branch(self, s: IfThenElse, indent: int) -> None:
         self._opened(s, f"if {self.exprs.text(s.condition)}:", indent)
@@ -232,15 +237,16 @@ class _Printer:
     def _loop(self, s: For, indent: int) -> None:
         nest = _grid(s)
         extents = [self.exprs.text(f.extent) for f in nest]
+        # Bounds are printed before the loop variables get names: they are outside their scope.
         lows = [self.exprs.text(f.min) for f in nest]
         kind = self._kind(nest[0], lows[0], extents[0])
         self._inside(nest[-1].body, indent + 1)
         names = []
-        for each in nest:
-            names.append(self.names.make(each.loop_var, each.loop_var.name))
-            self.line_of.setdefault(each, len(self.lines) + len(self.exprs.before) + 1)
-            if is_const(each.min, 0):
-                self._loops[each.loop_var] = each.extent
+        for loop in nest:
+            names.append(self.names.make(loop.loop_var, loop.loop_var.name))
+            self.line_of.setdefault(loop, len(self.lines) + len(self.exprs.before) + 1)
+            if is_const(loop.min, 0):
+                self._loops[loop.loop_var] = loop.extent
         head = f"T.grid({', '.join(extents)})" if len(nest) > 1 else kind
         self.put(f"for {', '.join(names)} in {head}:", indent)
 
@@ -274,8 +280,8 @@ class _Printer:
         if not (isinstance(s.predicate, IntImm) and s.predicate.value):
             self.put(f"T.where({self.exprs.text(s.predicate)})", indent)
         reads, writes = block_regions(b)
-        for word, found in (("reads", reads), ("writes", writes)):
-            text = ", ".join([self.exprs.region(r) for r in found])
+        for word, regions in (("reads", reads), ("writes", writes)):
+            text = ", ".join([self.exprs.region(r) for r in regions])
             self.put(f"T.{word}({text})", indent)
         if b.annotations is not None:
             self.put(f"T.block_attr({self.exprs.mapping(b.annotations)})", indent)
@@ -288,29 +294,31 @@ class _Printer:
 
     def _axes(self, s: BlockRealize, indent: int) -> None:
         pairs = list(zip(s.block.iter_vars, s.iter_values, strict=False))  # verify's to refuse
-        at = 0
-        while at < len(pairs):
-            end = at
+        begin = 0
+        while begin < len(pairs):
+            end = begin
             while end < len(pairs) and self._is_loop(*pairs[end]):
                 end += 1
-            if end - at > 1:
-                run = pairs[at:end]
+            if end - begin > 1:
+                run = pairs[begin:end]
                 kinds = "".join(v.kind.value[0].upper() for v, _ in run)
                 values = ", ".join([self.exprs.text(value) for _, value in run])
                 names = ", ".join([self.names.make(v.var, v.var.name) for v, _ in run])
                 self.put(f'{names} = T.axis.remap("{kinds}", [{values}])', indent)
-                at = end
+                begin = end
                 continue
-            each, value = pairs[at]
-            bound = f"{self.exprs.text(each.extent)}, {self.exprs.text(value)}"
-            name = self.names.make(each.var, each.var.name)
-            self.put(f"{name} = T.axis.{_AXES[each.kind]}({bound})", indent)
-            at += 1
+            iter_var, value = pairs[begin]
+            bound = f"{self.exprs.text(iter_var.extent)}, {self.exprs.text(value)}"
+            name = self.names.make(iter_var.var, iter_var.var.name)
+            self.put(f"{name} = T.axis.{_AXES[iter_var.kind]}({bound})", indent)
+            begin += 1
 
-    def _is_loop(self, each: object, value: PrimExpr) -> bool:
-        """Whether an axis is a loop of the same extent."""
+    def _is_loop(self, iter_var: object, value: PrimExpr) -> bool:
+        """Return whether a block iterator is bound to a loop of the same extent, so that
+        T.axis.remap can print it.
+        """
         extent = self._loops.get(value) if isinstance(value, Var) else None
-        own = each.extent  # type: ignore[attr-defined]
+        own = iter_var.extent  # type: ignore[attr-defined]
         return extent is not None and (
             extent is own
             or (
@@ -323,7 +331,7 @@ class _Printer:
     # Functions.
 
     def function(self, func: PrimFunc, indent: int = 0, own_name: str | None = None) -> None:
-        """Write a whole function; `own_name` is the name it has in a module."""
+        """Print a whole function; `own_name` is its name in a module."""
         attrs = dict(func.attrs) if func.attrs is not None else None
         symbol = None if attrs is None else attrs.get("global_symbol")
         name = own_name or (symbol if _is_name(symbol) else "main")
@@ -363,8 +371,8 @@ class _Printer:
             self.put(line, indent)
             return
         self.put(f"def {name}(", indent)
-        for each in params:
-            self.put(f"{each},", indent + 1)
+        for param in params:
+            self.put(f"{param},", indent + 1)
         self.put("):", indent)
 
 
@@ -380,13 +388,15 @@ def _declared(var: Var) -> str:
 
 
 def _symbols(func: PrimFunc) -> dict[Var, None]:
-    """The variables in the sizes of parameters that are no parameters, in order of appearance."""
-    found = dict.fromkeys(v for b in func.buffers for v in free_vars(*b.sizes()))
-    return {v: None for v in found if v not in func.scalars}
+    """Return the variables in parameters' sizes that are not parameters, in order of first use."""
+    size_vars = dict.fromkeys(v for b in func.buffers for v in free_vars(*b.sizes()))
+    return {v: None for v in size_vars if v not in func.scalars}
 
 
 def _grid(s: For) -> list[For]:
-    """The perfect nest of plain loops that starts here; extents must not use its variables."""
+    """Return the perfect nest of plain loops that starts here and can be printed as T.grid; an
+    extent must not use the nest's variables.
+    """
     nest = [s]
     if not _is_plain(s):
         return nest
@@ -409,7 +419,7 @@ def _is_plain(s: For) -> bool:
 
 
 def text_and_lines(func: PrimFunc) -> tuple[str, dict[Stmt, int]]:
-    """The text, and the line (from 1) of each statement: what debug information and errors name."""
+    """Return the text and the line (from 1) of each statement, for debug information and errors."""
     printer = _Printer()
     printer.lines += [HEADER, ""]
     printer.function(func)
@@ -417,26 +427,26 @@ def text_and_lines(func: PrimFunc) -> tuple[str, dict[Stmt, int]]:
 
 
 def astext(func: PrimFunc) -> str:
-    """The function as Python text that `ekiden.tir.parse` reads back.
+    """Return the function as Python text that `ekiden.tir.parse` reads back.
 
-    Names are made unique where they are in scope. Which long sub-expressions get a name depends on
-    which are shared, so functions that mean the same may differ in that.
+    Names are made unique within their scope. Which long sub-expressions are named depends on which
+    nodes are shared, so equivalent functions may differ in that.
     """
     return text_and_lines(func)[0]
 
 
 def statement_text(stmt: Stmt) -> str:
-    """A statement alone, for messages; what it uses from outside stands by name."""
+    """Return the text of a single statement, for messages; names from outside are free in it."""
     printer = _Printer()
     printer.run(stmt, 0)
     return "\n".join(printer.lines)
 
 
 def module_text(module: IRModule, name: str = "Module") -> str:
-    """A module as a Python class: loop programs as its methods; as Relay text in a string Relay's
-    functions and types, and loop programs whose name is no Python name.
+    """Return a module as a Python class with loop programs as methods.
 
-    Raises ValueError for such a name before `ekiden.relay` is loaded.
+    Relay functions and types, and loop programs whose name is not a Python identifier, are embedded
+    as Relay text in a string. Raises ValueError for such a name before `ekiden.relay` is loaded.
     """
     functions = {g.name_hint: f for g, f in module.functions.items()}
     loops = {n: f for n, f in functions.items() if isinstance(f, PrimFunc) and _is_name(n)}
@@ -448,13 +458,13 @@ def module_text(module: IRModule, name: str = "Module") -> str:
         printer = _Printer()
         printer.function(func, 1, symbol)
         lines += [*printer.lines, ""]
-    rest = {g: f for g, f in module.functions.items() if g.name_hint not in loops}
-    if rest or module.type_definitions:
+    relay_functions = {g: f for g, f in module.functions.items() if g.name_hint not in loops}
+    if relay_functions or module.type_definitions:
         if IRModule.printer is None:
             raise ValueError(
-                f"module script: {next(iter(rest))} is no Python name: import ekiden.relay"
+                f"module script: {next(iter(relay_functions))} is no Python name: import ekiden.relay"
             )
-        text = IRModule(dict(rest.items()), module.type_definitions).astext()
+        text = IRModule(dict(relay_functions.items()), module.type_definitions).astext()
         escaped = text.strip().replace("\\", "\\\\").replace('"""', '\\"\\"\\"')
         lines += [f'    relay = I.relay("""\n{escaped}\n""")', ""]
     if len(lines) == 4:

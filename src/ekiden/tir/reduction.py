@@ -1,11 +1,12 @@
-"""Reductions taken apart: where partial results begin, what a step adds, how two are joined.
+"""Decomposition of reductions: initial values, the term of each step, and the combiner of partial
+results.
 
     with init(): c[i] = 0                starts       (0,)
     c[i] = c[i] + a[i, k]        ->      terms        ((term, a[i, k]),)
                                          combination  c[i] = c[i] + term
 
 A built-in operator's update is recognised by its form. Blocks with the annotation "commutative",
-which are reducers of the user's own, bind their terms to variables in front of the combination.
+which come from user-defined reducers, bind their terms to variables in front of the combination.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ Places = Sequence[tuple[Buffer, tuple[PrimExpr, ...]]]
 
 
 def same_expr(a: PrimExpr, b: PrimExpr) -> bool:
-    """Whether two expressions are the same, node by node."""
+    """Return whether two expressions are structurally equal."""
     return a is b or structural_key(a) == structural_key(b)
 
 
@@ -40,13 +41,13 @@ def update_of(store: BufferStore) -> tuple[type[BinaryExpr], PrimExpr] | None:
     value = store.value
     if not isinstance(value, REDUCERS):
         return None
-    for own, other in ((value.a, value.b), (value.b, value.a)):
+    for own, term in ((value.a, value.b), (value.b, value.a)):
         if (
             isinstance(own, BufferLoad)
             and own.buffer is store.buffer
             and all(same_expr(a, b) for a, b in zip(own.indices, store.indices, strict=True))
         ):
-            return type(value), other
+            return type(value), term
     return None
 
 
@@ -65,33 +66,35 @@ class Reduction:
     combination: Stmt
     """Stores of the targets, from their own elements and the variables of the terms."""
 
-    def joined(self, places: Places, left: Sequence[PrimExpr], right: Sequence[PrimExpr]) -> Stmt:
+    def joined(
+        self, places: Places, left_values: Sequence[PrimExpr], right: Sequence[PrimExpr]
+    ) -> Stmt:
         """Return the statement that combines two partial results into elements of other buffers.
 
         Args:
-            places: a buffer and indices for each result.
+            places: a buffer and indices per result.
             left: the values of the first partial result.
-            right: those of the second, or the terms of a step.
+            right: the values of the second, or the terms of a step.
         """
-        where = {t: p for (t, _), p in zip(self.targets, places, strict=True)}
-        values = {t: v for (t, _), v in zip(self.targets, left, strict=True)}
+        target_elements = {t: p for (t, _), p in zip(self.targets, places, strict=True)}
+        values = {t: v for (t, _), v in zip(self.targets, left_values, strict=True)}
         names: dict[Var, PrimExpr] = {v: Var(v.name, v.dtype) for v, _ in self.terms}
-        for each in walk(self.combination):
-            if isinstance(each, LetStmt):
-                names[each.var] = Var(each.var.name, each.var.dtype)
+        for stmt in walk(self.combination):
+            if isinstance(stmt, LetStmt):
+                names[stmt.var] = Var(stmt.var.name, stmt.var.dtype)
         if len(self.targets) == 1:  # one store reads what it combines itself
             (term, _), (value,) = self.terms[0], right
-            return _Joined(where, values, {**names, term: value}).visit(self.combination)
-        made = _Joined(where, values, names).visit(self.combination)
+            return _Joined(target_elements, values, {**names, term: value}).visit(self.combination)
+        result = _Joined(target_elements, values, names).visit(self.combination)
         for (old, _), value in reversed(list(zip(self.terms, right, strict=True))):
             new = names[old]
             assert isinstance(new, Var)
-            made = LetStmt(new, value, made)
-        return made
+            result = LetStmt(new, value, result)
+        return result
 
 
 class _Joined(ExprRewriter):
-    """Puts other elements and variables into a combination."""
+    """A rewriter that substitutes elements and variables in a combination."""
 
     def __init__(
         self,
@@ -108,20 +111,20 @@ class _Joined(ExprRewriter):
         return self._names.get(e, e) if isinstance(e, Var) else e
 
     def visit_let(self, stmt: LetStmt) -> Stmt:
-        """A variable of its own for each use of the combination."""
+        """Rebind the let to a fresh variable per use of the combination."""
         new = self._names[stmt.var]
         assert isinstance(new, Var)
         return LetStmt(new, self.expr(stmt.value), self.visit(stmt.body))
 
     def visit_store(self, stmt: BufferStore) -> Stmt:
-        """A result goes to its new place."""
+        """Store a result to its substituted element."""
         buffer, indices = self._where[stmt.buffer]
         return BufferStore(buffer, self.expr(stmt.value), indices)
 
 
 def reduction_of(block: Block) -> Reduction | None:
-    """Return a reduction block's parts; None for a block that has no init, or whose update is of
-    no form that is known.
+    """Return the decomposed reduction of a block; None for a block without init or with an update
+    of unknown form.
     """
     starts = None if block.init is None else _stored(block.init)
     if starts is None:
@@ -133,10 +136,10 @@ def reduction_of(block: Block) -> Reduction | None:
 
 def _stored(stmt: Stmt) -> dict[Buffer, BufferStore] | None:
     """Return the stores of a sequence by their buffers; None if there is anything else in it."""
-    parts = stmt.seq if isinstance(stmt, SeqStmt) else (stmt,)
-    stores = [s for s in parts if isinstance(s, BufferStore) and s.predicate is None]
+    stmts = stmt.seq if isinstance(stmt, SeqStmt) else (stmt,)
+    stores = [s for s in stmts if isinstance(s, BufferStore) and s.predicate is None]
     by_buffer = {s.buffer: s for s in stores}
-    return by_buffer if len(by_buffer) == len(parts) else None
+    return by_buffer if len(by_buffer) == len(stmts) else None
 
 
 def _of_operators(block: Block, starts: Mapping[Buffer, BufferStore]) -> Reduction | None:
@@ -153,6 +156,9 @@ def _of_operators(block: Block, starts: Mapping[Buffer, BufferStore]) -> Reducti
         op, term = update
         begin, dtype = starts[buffer].value, buffer.dtype
         own, var = BufferLoad(buffer, store.indices, dtype), Var(f"{buffer.name}_term", dtype)
+        # min, max, and, or are idempotent: starting every partial result with the initial value
+        # changes nothing. Sums and products must count it once, so their partial results start with
+        # the identity element.
         neutral.append(const(_NEUTRAL[op], dtype) if op in _NEUTRAL else begin)
         terms.append((var, term))
         combination.append(store.with_fields(value=op(own, var, dtype)))
@@ -161,8 +167,8 @@ def _of_operators(block: Block, starts: Mapping[Buffer, BufferStore]) -> Reducti
         a is b or (is_const(a) and same_expr(a, b)) for a, b in zip(initial, neutral, strict=True)
     )
     targets = tuple((b, s.indices) for b, s in updates.items())
-    whole = () if is_neutral else initial
-    return Reduction(targets, tuple(neutral), whole, tuple(terms), seq(*combination))
+    initial_values = () if is_neutral else initial
+    return Reduction(targets, tuple(neutral), initial_values, tuple(terms), seq(*combination))
 
 
 def _of_terms(block: Block, starts: Mapping[Buffer, BufferStore]) -> Reduction | None:
@@ -186,13 +192,13 @@ def at_iterators(
     its block replaced by expressions of loops."""
     bound = dict(values)
 
-    def moved(many: Sequence[PrimExpr]) -> list[PrimExpr]:
-        """The expressions over loops."""
-        return [substitute(e, bound) for e in many]
+    def moved(exprs: Sequence[PrimExpr]) -> list[PrimExpr]:
+        """Substitute loop expressions for block iterators."""
+        return [substitute(e, bound) for e in exprs]
 
-    places = [(b, tuple(moved(indices))) for b, indices in reduction.targets]
+    elements = [(b, tuple(moved(indices))) for b, indices in reduction.targets]
     terms = moved([t for _, t in reduction.terms])
-    return places, moved(reduction.starts), moved(reduction.initial), terms
+    return elements, moved(reduction.starts), moved(reduction.initial), terms
 
 
 __all__ = [

@@ -1,7 +1,7 @@
-"""Which part of a buffer statements touch, in terms of what is outside.
+"""Access regions: the box of a buffer that statements touch, as a function of outer variables.
 
-What a block reads and writes is derived here from its body, never stored: the text shows it
-(`T.reads`, `T.writes`) and the parser checks what it finds written.
+What a block reads and writes is derived here from its body, never stored: the printer prints it
+(`T.reads`, `T.writes`), and the parser checks the printed form against it.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ UNKNOWN = (1 << 31) - 1
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """One load or store of a buffer: its indices over loop variables, and the loops between here
-    and there.
+    """A load or store of a buffer: its indices over loop variables, and the loops between the root
+    statement and the access.
 
-    A call that gets the buffer's address touches `extents` elements from the indices on; no
+    A call that is passed the buffer's address touches `extents` elements from the indices on; no
     indices mean all of the buffer. `conditional`: it may not happen, for another reason than that
-    its element would lie outside the buffer.
+    its element would be outside the buffer.
     """
 
     indices: tuple[PrimExpr, ...]
@@ -55,15 +55,15 @@ class Access:
 
 @dataclass(frozen=True, slots=True)
 class BufferRegion:
-    """A box of a buffer."""
+    """A rectangular region of a buffer."""
 
     buffer: Buffer
     region: tuple[Range, ...]
 
 
 def accesses(root: Stmt, buffer: Buffer) -> list[Access]:
-    """Every access of a buffer inside a statement in program order (a store's loads before the
-    store).
+    """Return every access of a buffer inside a statement in program order (a store's loads before
+    the store).
     """
     return [access for _, access in all_accesses(root, buffer)]
 
@@ -72,8 +72,8 @@ def accesses(root: Stmt, buffer: Buffer) -> list[Access]:
 # to and names by their values, outermost first. A condition that only says that an index is inside
 # of its buffer does not make an access conditional: where it fails there is no element to speak of.
 def all_accesses(root: Stmt, only: Buffer | None = None) -> Iterator[tuple[Buffer, Access]]:
-    """Every access of every buffer, or of one, in program order; iterators of blocks inside, and
-    what is named there, are replaced by what they are bound to.
+    """Yield every access of every buffer, or of one, in program order; inner block iterators and
+    let variables are replaced by their bindings.
     """
     stack: list[tuple[Stmt, tuple[For, ...], dict[Var, PrimExpr], tuple[PrimExpr, ...]]] = [
         (root, (), {}, ())
@@ -89,54 +89,57 @@ def all_accesses(root: Stmt, only: Buffer | None = None) -> Iterator[tuple[Buffe
                 case BufferLoad() | BufferAddress() if only is not None and e.buffer is not only:
                     continue
                 case BufferLoad():
-                    at = tuple(substitute(i, values) for i in e.indices)
-                    yield e.buffer, Access(at, loops, False, _cuts(conditions, e.buffer, at))
+                    indices = tuple(substitute(i, values) for i in e.indices)
+                    yield (
+                        e.buffer,
+                        Access(indices, loops, False, _cuts(conditions, e.buffer, indices)),
+                    )
                 case BufferAddress():
                     for is_store in (False, True):
                         if "rw"[is_store] in e.access:
                             yield e.buffer, _handed(e, loops, values, is_store, bool(conditions))
         if isinstance(s, BufferStore) and (only is None or s.buffer is only):
-            at = tuple(substitute(i, values) for i in s.indices)
-            yield s.buffer, Access(at, loops, True, _cuts(conditions, s.buffer, at))
+            indices = tuple(substitute(i, values) for i in s.indices)
+            yield s.buffer, Access(indices, loops, True, _cuts(conditions, s.buffer, indices))
         if isinstance(s, For):
             loops = (*loops, s)
         if isinstance(s, LetStmt):
             values = values | {s.var: substitute(s.value, values)}
         if isinstance(s, BlockRealize):
-            given = (substitute(v, values) for v in s.iter_values)
-            values = values | {i.var: v for i, v in zip(s.block.iter_vars, given, strict=False)}
-        for n, each in reversed(list(enumerate(sub_statements(s)))):
+            bindings = (substitute(v, values) for v in s.iter_values)
+            values = values | {i.var: v for i, v in zip(s.block.iter_vars, bindings, strict=False)}
+        for n, child in reversed(list(enumerate(sub_statements(s)))):
             inner = conditions
             if isinstance(s, While):
                 inner = (*conditions, s.condition)
             if isinstance(s, IfThenElse):
-                asked = _conjuncts(substitute(s.condition, values))
-                inner = (*conditions, *(asked if n == 0 else (s.condition,)))
-            stack.append((each, loops, values, inner))
+                conjuncts = _conjuncts(substitute(s.condition, values))
+                inner = (*conditions, *(conjuncts if n == 0 else (s.condition,)))
+            stack.append((child, loops, values, inner))
 
 
 def _conjuncts(condition: PrimExpr) -> tuple[PrimExpr, ...]:
-    """What must hold for a condition to hold."""
+    """Return the conjuncts of a condition, through `likely`."""
     if isinstance(condition, Intrinsic) and condition.op == "likely":
         condition = condition.args[0]
-    found: list[PrimExpr] = []
+    conjuncts: list[PrimExpr] = []
     stack = [condition]
     while stack:
         e = stack.pop()
         if isinstance(e, And):
             stack += [e.b, e.a]
         else:
-            found.append(e)
-    return tuple(found)
+            conjuncts.append(e)
+    return tuple(conjuncts)
 
 
 def _cuts(conditions: Sequence[PrimExpr], buffer: Buffer, indices: Sequence[PrimExpr]) -> bool:
-    """Whether conditions keep an access from happening whose element is in the buffer."""
+    """Return whether conditions may prevent an access to an element inside the buffer."""
     return not all(_is_bound(c, buffer, indices) for c in conditions)
 
 
 def _is_bound(condition: PrimExpr, buffer: Buffer, indices: Sequence[PrimExpr]) -> bool:
-    """`index < extent` of one axis."""
+    """Return whether a condition is a bounds check, `index < extent`, of an axis of the access."""
     if not isinstance(condition, LT) or len(indices) != len(buffer.shape):
         return False
     return any(
@@ -158,8 +161,8 @@ def _handed(
 
 
 def region(buffer: Buffer, touched: Sequence[Access], outer: Iterable[For]) -> list[Range]:
-    """The smallest box known to hold all accesses, as a function of the loops outside; a whole axis
-    where nothing is known.
+    """Return the smallest box known to contain all accesses, as a function of the outer loops; a
+    whole axis where no bounds are known.
     """
     analyzer = Analyzer()
     for loop in outer:
@@ -174,15 +177,15 @@ def region(buffer: Buffer, touched: Sequence[Access], outer: Iterable[For]) -> l
 # others are looked at as differences from it. Those need constant bounds: a box whose size depends
 # on what is outside is not looked for, and the whole axis taken.
 def _range(axis: int, dim: PrimExpr, touched: Sequence[Access], analyzer: Analyzer) -> Range:
-    whole = Range.from_min_extent(const(0), dim)
+    full_axis = Range.from_min_extent(const(0), dim)
     base: PrimExpr | None = None
     low, high = math.inf, -math.inf
     for access in touched:
         if len(access.indices) <= axis or dt.lanes(access.indices[axis].dtype) > 1:
-            return whole
+            return full_axis
         index = access.indices[axis]
         if any(isinstance(e, BufferLoad) for e in post_order(index)):
-            return whole  # what it reads there may be another number each time
+            return full_axis  # what it reads there may be another number each time
         # From the innermost loop out: the first step of one may be that of another.
         start = index
         for loop in reversed(access.loops):
@@ -194,17 +197,17 @@ def _range(axis: int, dim: PrimExpr, touched: Sequence[Access], analyzer: Analyz
             last += analyzer.const_int_bound(access.extents[axis])[1] - 1
         low, high = min(low, bounds[0]), max(high, last)
     if base is None or math.isinf(low) or math.isinf(high):
-        return whole
+        return full_axis
     extent = int(high - low) + 1
     if extent >= UNKNOWN:
-        return whole
+        return full_axis
     if isinstance(dim, IntImm) and extent >= dim.value:
-        return whole
+        return full_axis
     return Range.from_min_extent(analyzer.simplify(base + int(low)), const(extent))
 
 
 def _box(buffer: Buffer, touched: Sequence[Access]) -> tuple[Range, ...]:
-    """The box that accesses touch; the point itself where they all name one point."""
+    """Return the box that accesses touch; the point itself where they all access one point."""
     first = touched[0]
     is_point = len(first.indices) == len(buffer.shape) and all(
         a.extents is None
@@ -214,15 +217,15 @@ def _box(buffer: Buffer, touched: Sequence[Access]) -> tuple[Range, ...]:
     )
     if is_point:
         return tuple(Range.from_min_extent(i, 1) for i in first.indices)
-    found = region(buffer, touched, ())
-    return tuple(found)
+    box = region(buffer, touched, ())
+    return tuple(box)
 
 
 def block_regions(block: Block) -> tuple[list[BufferRegion], list[BufferRegion]]:
-    """What a block reads and what it writes, over its iterators.
+    """Return the regions that a block reads and those it writes, over its iterators.
 
-    Buffers allocated inside are not named. A reduction (a block with an init) does not count
-    reading what it accumulates in.
+    Buffers allocated inside are left out. A reduction (a block with an init) does not count reading
+    its accumulators.
     """
     reads: dict[Buffer, list[Access]] = {}
     writes: dict[Buffer, list[Access]] = {}

@@ -1,7 +1,8 @@
-"""Numbers of a byte and less, as integer arithmetic: floats of 8 and 4 bits, integers of 4 and 2.
+"""Conversions of sub-byte and 8-bit types in integer arithmetic: floats of 8 and 4 bits, integers
+of 4 and 2.
 
-No machine we compile for computes with them, so kernels hold them as bytes ("carriers"): integers
-by their value, floats by their bits.
+No supported target computes with them, so kernels hold them as bytes ("carriers"): integers by
+value, floats by bit pattern.
 """
 
 from __future__ import annotations
@@ -14,12 +15,11 @@ from ekiden.runtime.lazy_dataclass import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """How a small float is coded, as in the OCP and MX formats and in ml_dtypes.
+    """The encoding of a small float, as in the OCP and MX formats and in ml_dtypes.
 
-    largest: the code, without sign, of the largest finite number. over: what a larger number
-    becomes, nan: the code of what is not a number; those of 8 bits stand alone, others take the
-    sign (None: 0 with the other sign). infinity: its code. unsigned_zero: 0 has no sign (its
-    negative code is `nan`).
+    largest: the code, without sign, of the largest finite number. over: the code of a larger
+    number, nan: the code of NaN; 8-bit codes stand alone, others take the sign (None: 0 with the
+    other sign). infinity: its code. unsigned_zero: 0 has no sign (its negative code is `nan`).
     """
 
     exponent: int
@@ -80,38 +80,41 @@ def _choose(condition: PrimExpr, x: PrimExpr, y: PrimExpr) -> PrimExpr:
 
 
 def decode(code: PrimExpr, dtype: str) -> PrimExpr:
-    """The float32 that a byte stands for; exact."""
+    """Decode a byte to float32; exact."""
     if dtype == SCALE:
         return _decode_scale(code)
     form, word = FORMATS[dtype], cast(code, "uint32")
     width = form.exponent + form.mantissa
     magnitude = _and(word, (1 << width) - 1)
+    # A normal number: align the mantissa with float32's 23 bits, then move the exponent from the
+    # format's bias to 127.
     normal = _shl(magnitude, 23 - form.mantissa) + _word((127 - form.bias) << 23)
+    # The value of one unit of a subnormal number, 2**(1 - bias - mantissa bits).
     unit = 2.0 ** (1 - form.bias - form.mantissa)
     small = _bits(cast(cast(magnitude, "int32"), "float32") * const(unit, "float32"))
-    found = _choose(magnitude >= _word(1 << form.mantissa), normal, small)
+    word_f32 = _choose(magnitude >= _word(1 << form.mantissa), normal, small)
     if form.infinity is not None:
-        found = _choose(magnitude >= _word(form.infinity), _word(_INFINITY), found)
+        word_f32 = _choose(magnitude >= _word(form.infinity), _word(_INFINITY), word_f32)
     if form.nan is not None and form.nan <= 0x7F:
         first = form.nan if form.infinity is None else form.infinity + 1
-        found = _choose(magnitude >= _word(first), _word(_NAN), found)
-    found = _or(found, _shl(_shr(_and(word, 1 << width), width), 31))
+        word_f32 = _choose(magnitude >= _word(first), _word(_NAN), word_f32)
+    word_f32 = _or(word_f32, _shl(_shr(_and(word, 1 << width), width), 31))
     if form.unsigned_zero:
         assert form.nan is not None
-        found = _choose(binary(EQ, word, _word(form.nan)), _word(_NAN), found)
-    return _float(found)
+        word_f32 = _choose(binary(EQ, word, _word(form.nan)), _word(_NAN), word_f32)
+    return _float(word_f32)
 
 
 def _decode_scale(code: PrimExpr) -> PrimExpr:
-    """2**-127 is below the normal numbers of float32."""
+    """Decode a power-of-two scale; 2**-127 (code 0) is a subnormal float32."""
     word = cast(code, "uint32")
-    found = _choose(binary(EQ, word, _word(0)), _word(0x00400000), _shl(word, 23))
-    return _float(_choose(binary(EQ, word, _word(255)), _word(_NAN), found))
+    word_f32 = _choose(binary(EQ, word, _word(0)), _word(0x00400000), _shl(word, 23))
+    return _float(_choose(binary(EQ, word, _word(255)), _word(_NAN), word_f32))
 
 
 def encode(value: PrimExpr, dtype: str) -> PrimExpr:
-    """The byte nearest to a float32, halves to even; what is too large becomes infinite or not a
-    number where the format has that, else the largest number.
+    """Encode a float32 to the nearest byte, ties to even; overflow becomes infinity or NaN where
+    the format has it, else the largest number.
     """
     if dtype == SCALE:
         return _encode_scale(value)
@@ -120,6 +123,7 @@ def encode(value: PrimExpr, dtype: str) -> PrimExpr:
     absolute = _and(word, 0x7FFFFFFF)
     cut = 23 - form.mantissa
     odd = _and(_shr(absolute, cut), 1)
+    # Round half to even in integers: add half a unit less one, plus the kept part's lowest bit.
     rounded = _shr(absolute + _word((1 << (cut - 1)) - 1) + odd, cut)
     normal = rounded - _word((127 - form.bias) << form.mantissa)
     units = _float(absolute) * const(2.0 ** (form.bias - 1 + form.mantissa), "float32")
@@ -131,23 +135,23 @@ def encode(value: PrimExpr, dtype: str) -> PrimExpr:
     sign = _shl(_shr(word, 31), width)
     if form.unsigned_zero:
         sign = _choose(binary(EQ, magnitude, _word(0)), _word(0), sign)
-    found = _or(magnitude, sign)
-    found = _choose(is_over, _or(_word(form.over), sign), found)
+    code = _or(magnitude, sign)
+    code = _choose(is_over, _or(_word(form.over), sign), code)
     negated = call_intrin("bitwise_xor", sign, _word(1 << width))
     nan = negated if form.nan is None else _or(_word(form.nan), sign)
-    return cast(_choose(is_nan, nan, found), "uint8")
+    return cast(_choose(is_nan, nan, code), "uint8")
 
 
 def _encode_scale(value: PrimExpr) -> PrimExpr:
-    """Halves go up; 0 and negative numbers have no code."""
+    """Encode a power-of-two scale, ties up; 0 and negative numbers have no code."""
     word = _bits(value)
-    found = _choose(word >= _word(_INFINITY), _word(255), _shr(word + _word(0x400000), 23))
-    found = _choose(word <= _word(0x00400000), _word(0), found)
-    return cast(_choose(binary(EQ, word, _word(0)), _word(255), found), "uint8")
+    code = _choose(word >= _word(_INFINITY), _word(255), _shr(word + _word(0x400000), 23))
+    code = _choose(word <= _word(0x00400000), _word(0), code)
+    return cast(_choose(binary(EQ, word, _word(0)), _word(255), code), "uint8")
 
 
 def wrapped(value: PrimExpr, dtype: str) -> PrimExpr:
-    """The low bits of a byte as the number of 4 or 2 bits that they are, in its carrier."""
+    """Return a byte's low 4 or 2 bits as the number they encode, in its carrier."""
     carrier, spare = dt.carrier(dtype), 8 - dt.SCALAR_BITS[dtype]
     shift = const(spare, carrier)
     high = call_intrin("left_shift", cast(value, carrier), shift)
@@ -155,8 +159,8 @@ def wrapped(value: PrimExpr, dtype: str) -> PrimExpr:
 
 
 def converted(value: PrimExpr, source: str, target: str) -> PrimExpr:
-    """`value`, the carrier of a `source` if that is small, as a `target` (as its carrier if that is
-    small).
+    """Convert `value` from dtype `source` to `target`; small dtypes are given and returned as their
+    carriers.
     """
     if source in dt.SMALL_FLOATS:
         value = decode(value, source)

@@ -1,7 +1,8 @@
-"""Functions for given sizes and numbers: `func.specialize({n: 16, A: tir.decl_buffer((16, 8))})`.
+"""Specialisation of functions to given sizes and scalars: `func.specialize({n: 16, A:
+tir.decl_buffer((16, 8))})`.
 
-def f(n: int32, A: Buffer((n, m))): for i in range(n): ..
-->  def f(A: Buffer((16, 8))): for i in range(16): ..      with n = 16, m = 8
+    def f(n: int32, A: Buffer((n, m))): for i in range(n): ..
+    ->  def f(A: Buffer((16, 8))): for i in range(16): ..      with n = 16, m = 8
 """
 
 from __future__ import annotations
@@ -17,18 +18,18 @@ from ekiden.tir.visitor import rename
 
 
 def specialized(func: PrimFunc, param_map: Mapping[Buffer | Var, Buffer | ExprLike]) -> PrimFunc:
-    """The function for given values of its numbers and sizes, and layouts of its buffers.
+    """Return the function for given values of its scalars and sizes, and layouts of its buffers.
 
-    A key is a number (which is then no parameter), a variable of a buffer's sizes, or a buffer,
-    whose value is one of the wanted sizes. Raises ValueError for a key that the function does not
-    have, for another dtype or rank, and for sizes that differ from those it has.
+    A key is a scalar parameter (which is then removed), a variable of a buffer's sizes, or a
+    buffer, whose value is a buffer of the wanted sizes. Raises ValueError for an unknown key,
+    another dtype or rank, and sizes that differ from constant ones.
     """
     values: dict[Var, PrimExpr] = {}
-    known = {*func.scalars, *(v for b in func.buffers for v in free_vars(*b.sizes()))}
+    substitutable = {*func.scalars, *(v for b in func.buffers for v in free_vars(*b.sizes()))}
     for key, value in param_map.items():
         if isinstance(key, Buffer) and isinstance(value, Buffer):
             _match(func, key, value, values)
-        elif isinstance(key, Var) and key in known and not isinstance(value, Buffer):
+        elif isinstance(key, Var) and key in substitutable and not isinstance(value, Buffer):
             values[key] = cast(convert(value, key.dtype), key.dtype)
         else:
             raise ValueError(f"specialize {func.name!r}: it has no {key!r} that {value!r} fits")
@@ -38,22 +39,22 @@ def specialized(func: PrimFunc, param_map: Mapping[Buffer | Var, Buffer | ExprLi
     return func.with_fields(params=tuple(p for p in params if p not in values), body=body)
 
 
-def _match(func: PrimFunc, own: Buffer, wanted: Buffer, values: dict[Var, PrimExpr]) -> None:
-    """Note what the sizes of a parameter are in a buffer."""
-    what = f"specialize {func.name!r}: buffer {own.name!r}"
+def _match(func: PrimFunc, own: Buffer, target: Buffer, values: dict[Var, PrimExpr]) -> None:
+    """Record the values of a parameter's size variables in a target buffer."""
+    subject = f"specialize {func.name!r}: buffer {own.name!r}"
     if own not in func.buffers:
-        raise ValueError(f"{what} is no parameter")
-    if own.dtype != wanted.dtype or len(own.shape) != len(wanted.shape):
-        raise ValueError(f"{what} is of {own.dtype} and {len(own.shape)} axes")
-    pairs = list(zip(own.shape, wanted.shape, strict=True))
-    pairs += zip(own.strides, wanted.strides, strict=False)
-    if own.elem_offset is not None and wanted.elem_offset is not None:
-        pairs.append((own.elem_offset, wanted.elem_offset))
+        raise ValueError(f"{subject} is no parameter")
+    if own.dtype != target.dtype or len(own.shape) != len(target.shape):
+        raise ValueError(f"{subject} is of {own.dtype} and {len(own.shape)} axes")
+    pairs = list(zip(own.shape, target.shape, strict=True))
+    pairs += zip(own.strides, target.strides, strict=False)
+    if own.elem_offset is not None and target.elem_offset is not None:
+        pairs.append((own.elem_offset, target.elem_offset))
     for a, b in pairs:
         if isinstance(a, Var) and a not in values:
             values[a] = cast(convert(b, a.dtype), a.dtype)
         elif not prove_equal(substitute(a, values), b):
-            raise ValueError(f"{what} has the size {a}, not {b}")
+            raise ValueError(f"{subject} has the size {a}, not {b}")
 
 
 def _sized(buffer: Buffer, values: dict[Var, PrimExpr]) -> Buffer:

@@ -38,7 +38,7 @@ class Stmt(Node):
     __slots__ = ()
 
     def astext(self) -> str:
-        """The statement as Python text, for messages."""
+        """Return the statement as Python text, for messages."""
         return printer.statement_text(self)
 
     def __repr__(self) -> str:
@@ -46,7 +46,7 @@ class Stmt(Node):
 
 
 class ForKind(Enum):
-    """How a loop runs."""
+    """The execution kind of a loop."""
 
     SERIAL = "serial"
     PARALLEL = "parallel"
@@ -57,9 +57,9 @@ class ForKind(Enum):
 
 @node("tir.BufferStore")
 class BufferStore(Stmt):
-    """`buffer[indices] = value`; a vector store as in BufferLoad.
+    """A store `buffer[indices] = value`, of a vector as in BufferLoad.
 
-    `predicate`: a bool vector, lanes that are stored.
+    `predicate`: a bool vector that enables the stored lanes.
     """
 
     buffer: Buffer
@@ -68,22 +68,25 @@ class BufferStore(Stmt):
     predicate: PrimExpr | None = None
 
     def __post_init__(self) -> None:
-        """A number is of the buffer's dtype. Raises TypeError for a value of another dtype; bytes
-        may hold elements of a small one."""
-        given: object = self.value
-        if not isinstance(given, PrimExpr):
-            number = convert(given, dt.element(self.buffer.dtype))  # type: ignore[arg-type]
+        """Convert a number to the buffer's dtype. Raises TypeError for a value of another dtype,
+        except uint8 for a small one.
+        """
+        raw_value: object = self.value
+        if not isinstance(raw_value, PrimExpr):
+            number = convert(raw_value, dt.element(self.buffer.dtype))  # type: ignore[arg-type]
             freeze(self, value=number)
         if not all(isinstance(i, PrimExpr) for i in self.indices):
             freeze(self, indices=tuple(convert(i, "int64") for i in self.indices))
-        stored, held = dt.element(self.value.dtype), dt.element(self.buffer.dtype)
-        if stored != held and not (stored == "uint8" and dt.is_small(held)):
-            raise TypeError(f"a store to {self.buffer.name!r}: it holds {held}, not {stored}")
+        stored, buffer_dtype = dt.element(self.value.dtype), dt.element(self.buffer.dtype)
+        if stored != buffer_dtype and not (stored == "uint8" and dt.is_small(buffer_dtype)):
+            raise TypeError(
+                f"a store to {self.buffer.name!r}: it holds {buffer_dtype}, not {stored}"
+            )
 
 
 @node("tir.For")
 class For(Stmt):
-    """`for loop_var in range(min, min + extent)`.
+    """A loop `for loop_var in range(min, min + extent)`.
 
     annotations: {"grain": int} on parallel loops, {"thread": "threadIdx.x"} on those bound to a
     thread axis, ...
@@ -99,19 +102,21 @@ class For(Stmt):
 
 @node("tir.While")
 class While(Stmt):
-    """Repeat body as long as a condition on memory holds, which is asked before each turn."""
+    """A loop that repeats its body while a condition on memory holds; the condition is evaluated
+    before each iteration.
+    """
 
     condition: PrimExpr
     body: Stmt
 
     def __post_init__(self) -> None:
-        """A comparison (`i == 0`) is taken too."""
+        """Convert a comparison (`i == 0`) to an expression."""
         freeze(self, condition=convert(self.condition))
 
 
 @node("tir.SeqStmt")
 class SeqStmt(Stmt):
-    """Statements in order; `s[i]` is one of them."""
+    """A sequence of statements; `s[i]` is one of them."""
 
     seq: tuple[Stmt, ...]
 
@@ -131,26 +136,26 @@ class IfThenElse(Stmt):
     else_case: Stmt | None = None
 
     def __post_init__(self) -> None:
-        """A comparison (`i == 0`) is taken too."""
+        """Convert a comparison (`i == 0`) to an expression."""
         freeze(self, condition=convert(self.condition))
 
 
 @node("tir.LetStmt")
 class LetStmt(Stmt):
-    """`let var = value in body`."""
+    """A binding `let var = value in body`."""
 
     var: Var = binding()
     value: PrimExpr
     body: Stmt
 
     def __post_init__(self) -> None:
-        """A number is of the variable's dtype."""
+        """Convert a number to the variable's dtype."""
         freeze(self, value=convert(self.value, self.var.dtype))
 
 
 @node("tir.Allocate")
 class Allocate(Stmt):
-    """A buffer that lives in body.
+    """An allocation of a buffer for the duration of body.
 
     Global scope: ek_workspace_alloc; local: stack (constant size); register: SSA values.
     """
@@ -160,27 +165,27 @@ class Allocate(Stmt):
 
     @property
     def extents(self) -> tuple[PrimExpr, ...]:
-        """The shape of what is allocated."""
+        """Return the buffer's shape."""
         return self.buffer.shape
 
     @property
     def dtype(self) -> str:
-        """Of its elements."""
+        """Return the element dtype."""
         return self.buffer.dtype
 
     @property
     def buffer_var(self) -> PrimExpr:
-        """The address of the buffer; TVM has a variable there."""
+        """Return the buffer's address; in TVM a variable."""
         return self.buffer.data
 
 
 @node("tir.DeclBuffer")
 class DeclBuffer(Stmt):
-    """A buffer in body that has no memory of its own: it lies in that of `source`.
+    """A buffer in body without memory of its own: a view of `source`.
 
-    With `mins` and `extents`, one for each axis of the source, it is that part of it: its axes are
-    the last ones, those before are one element wide. Without, it begins at the source's first
-    element, and elements follow each other as its shape (or strides) says.
+    With `mins` and `extents`, one per axis of the source, it is that region: its axes are the last
+    ones; the leading ones have extent 1. Without, it begins at the source's first element, and its
+    shape (or strides) defines the element order.
     """
 
     buffer: Buffer = binding()
@@ -191,14 +196,14 @@ class DeclBuffer(Stmt):
 
     @property
     def region(self) -> tuple[Range, ...]:
-        """The part of the source, or ()."""
+        """Return the region of the source, or ()."""
         return tuple(map(Range.from_min_extent, self.mins, self.extents))
 
 
 @node("tir.AttrStmt")
 class AttrStmt(Stmt):
-    """A note on what runs in `body`: "pragma_...", "storage_scope" and the like of a variable, a
-    buffer, a target or a text. No pass here reads one, and lowering drops it; threads are loops.
+    """An attribute of `body`: "pragma_...", "storage_scope" and the like of a variable, a buffer, a
+    target or a text. No pass here reads one, and lowering drops it; threads are loops.
     """
 
     node: object
@@ -207,29 +212,30 @@ class AttrStmt(Stmt):
     body: Stmt
 
     def __post_init__(self) -> None:
-        """A number or a text is taken for a value too."""
+        """Convert a number or a text to an expression."""
         value: object = self.value
-        made = StringImm(value) if isinstance(value, str) else convert(value)  # type: ignore[arg-type]
-        freeze(self, value=made)
+        converted = StringImm(value) if isinstance(value, str) else convert(value)  # type: ignore[arg-type]
+        freeze(self, value=converted)
 
 
 @node("tir.Evaluate")
 class Evaluate(Stmt):
-    """Evaluate for nothing (an empty statement is Evaluate(const(0)))."""
+    """An expression evaluated for its effects (an empty statement is Evaluate(const(0)))."""
 
     value: PrimExpr
 
     def __post_init__(self) -> None:
-        """A number is taken too."""
+        """Convert a number to an expression."""
         freeze(self, value=convert(self.value))
 
 
 @node("tir.AssertStmt")
 class AssertStmt(Stmt):
-    """Fail the kernel with an error of this kind and message unless the condition holds.
+    """A check that fails the kernel with an error of this kind and message unless the condition
+    holds.
 
-    With `values`, integers, the message is a format of Python's with a "{}" for each of them (and
-    braces of its own doubled); without, it is the text itself.
+    With `values`, integers, the message is a Python format with a "{}" per value (and literal
+    braces doubled); without, it is plain text.
     """
 
     condition: PrimExpr
@@ -239,7 +245,7 @@ class AssertStmt(Stmt):
 
     @property
     def format(self) -> str:
-        """The message as a format of C, whose arguments are the values as 64-bit integers."""
+        """Return the message as a C format whose arguments are the values as 64-bit integers."""
         if not self.values:
             return self.message.replace("%", "%%")
         pieces = string.Formatter().parse(self.message)
@@ -250,7 +256,7 @@ class AssertStmt(Stmt):
 
 @node("tir.Prefetch")
 class Prefetch(Stmt):
-    """Hint that `buffer[indices]` is read soon; locality 3 keeps it in L1, 2 in L2."""
+    """A hint that `buffer[indices]` is read soon; locality 3 keeps it in L1, 2 in L2."""
 
     buffer: Buffer
     indices: tuple[PrimExpr, ...]
@@ -258,7 +264,7 @@ class Prefetch(Stmt):
 
 
 class IterKind(Enum):
-    """What a block iterator does."""
+    """The kind of a block iterator."""
 
     SPATIAL = "spatial"
     REDUCE = "reduce"
@@ -267,9 +273,9 @@ class IterKind(Enum):
 
 @node("tir.IterVar")
 class IterVar(Node):
-    """An iterator of a block: its variable, domain [0, extent) and kind.
+    """A block iterator: its variable, domain [0, extent) and kind.
 
-    The numbers are TVM's kinds of axes (see `ekiden.te.schedule`). In arithmetic it is its
+    The numbers are TVM's kinds of axes (see `ekiden.te.schedule`). In arithmetic it stands for its
     variable.
     """
 
@@ -287,45 +293,45 @@ class IterVar(Node):
     Parallelized: ClassVar[int] = 7
     Tensorized: ClassVar[int] = 8
 
-    def __add__(self, other: ExprLike) -> PrimExpr:
-        return self.var + other
+    def __add__(self, operand: ExprLike) -> PrimExpr:
+        return self.var + operand
 
-    def __radd__(self, other: ExprLike) -> PrimExpr:
-        return other + self.var
+    def __radd__(self, operand: ExprLike) -> PrimExpr:
+        return operand + self.var
 
-    def __sub__(self, other: ExprLike) -> PrimExpr:
-        return self.var - other
+    def __sub__(self, operand: ExprLike) -> PrimExpr:
+        return self.var - operand
 
-    def __rsub__(self, other: ExprLike) -> PrimExpr:
-        return other - self.var
+    def __rsub__(self, operand: ExprLike) -> PrimExpr:
+        return operand - self.var
 
-    def __mul__(self, other: ExprLike) -> PrimExpr:
-        return self.var * other
+    def __mul__(self, operand: ExprLike) -> PrimExpr:
+        return self.var * operand
 
-    def __rmul__(self, other: ExprLike) -> PrimExpr:
-        return other * self.var
+    def __rmul__(self, operand: ExprLike) -> PrimExpr:
+        return operand * self.var
 
-    def __floordiv__(self, other: ExprLike) -> PrimExpr:
-        return self.var // other
+    def __floordiv__(self, operand: ExprLike) -> PrimExpr:
+        return self.var // operand
 
-    def __mod__(self, other: ExprLike) -> PrimExpr:
-        return self.var % other
+    def __mod__(self, operand: ExprLike) -> PrimExpr:
+        return self.var % operand
 
-    def __lt__(self, other: ExprLike) -> PrimExpr:
-        return self.var < other
+    def __lt__(self, operand: ExprLike) -> PrimExpr:
+        return self.var < operand
 
     def asobject(self) -> PrimExpr:
-        """Its variable, which it is where an expression is expected."""
+        """Return its variable, for use as an expression."""
         return self.var
 
     @property
     def dom(self) -> Range | None:
-        """What it runs over; None for a thread axis that says no extent."""
+        """Return its range; None for a thread axis without an extent."""
         return None if isinstance(self.extent, AnyDim) else Range(self.extent)
 
     @property
     def iter_type(self) -> int:
-        """The kind as a number."""
+        """Return the kind as TVM's number."""
         return {IterKind.SPATIAL: 0, IterKind.REDUCE: 2, IterKind.OPAQUE: 4}[self.kind]
 
 
@@ -345,7 +351,7 @@ class Block(Stmt):
 
     @property
     def name_hint(self) -> str:
-        """`name`, by TVM's name."""
+        """Return `name`; TVM's name."""
         return self.name
 
 
@@ -362,11 +368,11 @@ class BlockRealize(Stmt):
 
 @node("tir.PrimFunc")
 class PrimFunc(BaseFunc):
-    """A function over buffers and numbers: `params` in calling order, outputs last.
+    """A function over buffers and scalars: `params` in calling order, outputs last.
 
-    A Var among them is a number that the caller gives. Symbolic dimensions (SizeVar) in the shapes
-    of the others are bound from the arguments' shapes at entry. attrs: {"global_symbol": str,
-    "num_outputs": int, ...}.
+    A Var among them is a scalar argument. Symbolic dimensions (SizeVar) in the shapes of the others
+    are bound from the arguments' shapes at entry. attrs: {"global_symbol": str, "num_outputs": int,
+    ...}.
     """
 
     params: tuple[Buffer | Var, ...] = binding()
@@ -380,9 +386,9 @@ class PrimFunc(BaseFunc):
         annotate: Callable[[RelayExpr], str] | None = None,
         show_spans: bool = False,
     ) -> str:
-        """The function as Python text; `ekiden.tir.parse` reads it back.
+        """Return the function as Python text, which `ekiden.tir.parse` reads back.
 
-        The arguments are those of Relay's text, and have no meaning here.
+        The arguments are those of Relay's text format and are ignored.
         """
         del show_meta_data, annotate, show_spans
         return printer.astext(self)
@@ -392,62 +398,67 @@ class PrimFunc(BaseFunc):
 
     @property
     def buffer_map(self) -> dict[Buffer, Buffer]:
-        """The buffer of each parameter. TVM's parameters are handles; ours are their buffers."""
+        """Return the buffer of each parameter. TVM's parameters are handles; here they are the
+        buffers.
+        """
         return {p: p for p in self.buffers}
 
     @property
     def buffers(self) -> tuple[Buffer, ...]:
-        """The parameters that are buffers."""
+        """Return the parameters that are buffers."""
         return tuple(p for p in self.params if isinstance(p, Buffer))
 
     @property
     def scalars(self) -> tuple[Var, ...]:
-        """The parameters that are numbers."""
+        """Return the parameters that are scalars."""
         return tuple(p for p in self.params if isinstance(p, Var))
 
     def script(self, name: str | None = None, show_meta: bool = False) -> str:
-        """`astext()`, by TVM's name; under another name if one is given. `show_meta` asks for what
-        no loop program has."""
+        """Return `astext()`, by TVM's name, optionally under another function name. `show_meta` is
+        ignored: loop programs have no metadata section.
+        """
         shown = self if name is None else self.with_attr("global_symbol", name)
         return shown.astext()
 
     @property
     def name(self) -> str:
-        """The symbol under which it is compiled."""
+        """Return the symbol under which it is compiled."""
         return str((self.attrs or {}).get("global_symbol", "main"))
 
     def with_body(self, new_body: Stmt) -> PrimFunc:
-        """The same function with another body."""
+        """Return the same function with another body."""
         return self.with_fields(body=new_body)
 
     specializer: ClassVar[Callable[..., PrimFunc]]
     """How `specialize` does: set by `ekiden.tir.specialize`, which imports this."""
 
     def specialize(self, param_map: Mapping[Buffer | Var, Buffer | ExprLike]) -> PrimFunc:
-        """The function for given numbers and sizes; see `ekiden.tir.specialize.specialized`."""
+        """Return the function for given scalars and sizes; see
+        `ekiden.tir.specialize.specialized`.
+        """
         return type(self).specializer(self, param_map)
 
     def with_attr(
         self, attr_key_or_dict: str | Mapping[str, object], attr_value: object = None
     ) -> PrimFunc:
-        """A copy with one attribute set, or all of a mapping."""
+        """Return a copy with one attribute set, or all of a mapping."""
         key = attr_key_or_dict
         new = {key: attr_value} if isinstance(key, str) else dict(key)
         return self.with_fields(attrs={**(self.attrs or {}), **new})
 
     def without_attr(self, attr_key: str) -> PrimFunc:
-        """A copy without an attribute."""
-        left = {k: v for k, v in (self.attrs or {}).items() if k != attr_key}
-        return self.with_fields(attrs=left or None)
+        """Return a copy without an attribute."""
+        remaining = {k: v for k, v in (self.attrs or {}).items() if k != attr_key}
+        return self.with_fields(attrs=remaining or None)
 
 
 def seq(*statements: Stmt) -> Stmt:
-    """Statements in order; nested sequences are flattened, a single one stays itself; none is the
-    empty statement.
+    """Return statements in order; nested sequences are flattened, a single statement is returned
+    itself, none yields the empty statement.
     """
     flat: list[Stmt] = []
-    for each in statements:
-        flat.extend(each.seq if isinstance(each, SeqStmt) else (each,))
+    for stmt in statements:
+        flat.extend(stmt.seq if isinstance(stmt, SeqStmt) else (stmt,))
     if not flat:
         return Evaluate(const(0))
     return flat[0] if len(flat) == 1 else SeqStmt(tuple(flat))

@@ -1,4 +1,4 @@
-"""Walks over statements and expressions, by TVM's names."""
+"""Visitors of statements and expressions, by TVM's names."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ Part = Stmt | PrimExpr
 
 
 def post_order_visit(stmt: Part | PrimFunc, fvisit: Callable[[Part], object]) -> None:
-    """Call a function for every node, those inside first; a node that occurs twice once."""
+    """Call a function for every node in post-order; a shared node is visited once."""
     if isinstance(stmt, PrimExpr):
         for e in post_order(stmt):
             fvisit(e)
         return
-    seen: set[int] = set()
+    visited: set[int] = set()
     stack: list[tuple[Stmt, bool]] = [(_body(stmt), False)]
     while stack:
         s, is_open = stack.pop()
@@ -29,16 +29,16 @@ def post_order_visit(stmt: Part | PrimFunc, fvisit: Callable[[Part], object]) ->
             fvisit(s)
         else:
             for e in post_order(*expressions(s)):
-                if id(e) not in seen:
-                    seen.add(id(e))
+                if id(e) not in visited:
+                    visited.add(id(e))
                     fvisit(e)
             stack.append((s, True))
-            stack.extend((each, False) for each in reversed(sub_statements(s)))
+            stack.extend((child, False) for child in reversed(sub_statements(s)))
 
 
 def pre_order_visit(stmt: Stmt | PrimFunc, fvisit: Callable[[Part], bool]) -> None:
-    """Call a function for every statement and the expressions in it, outer ones first; where it
-    gives False, what is inside a statement is left out.
+    """Call a function for every statement and its expressions in pre-order; where it returns False,
+    the inside of a statement is skipped.
     """
     stack = [_body(stmt)]
     while stack:
@@ -55,7 +55,7 @@ def _body(stmt: Stmt | PrimFunc) -> Stmt:
 
 
 def substitute(node: Part, vmap: Mapping[Var, object]) -> Part:
-    """A statement or an expression with expressions in the place of variables."""
+    """Return a statement or an expression with variables substituted."""
     values = {v: convert(e, v.dtype) for v, e in vmap.items()}  # type: ignore[arg-type]
     if isinstance(node, PrimExpr):
         return substitute_expr(node, values)
@@ -68,37 +68,36 @@ def ir_transform(
     postorder: Callable[[Part], Part | None] | None,
     only_enable: Sequence[str] | None = None,
 ) -> Stmt:
-    """A statement rewritten: what `preorder` gives for a node takes its place whole; else what
-    `postorder` gives for the node made of its rewritten parts. None leaves a node.
+    """Rewrite a statement: the result of `preorder` replaces a node entirely; else the result of
+    `postorder` replaces the node rebuilt from its rewritten children. None leaves a node.
 
-    `only_enable`: type keys of the nodes to ask about, such as "tir.Call"; all without it.
+    `only_enable`: type keys of the nodes to call for, such as "tir.Call"; all without it.
     """
     enabled = None if only_enable is None else set(only_enable)
 
-    def asked(node: Part) -> bool:
+    def is_enabled(node: Part) -> bool:
         return enabled is None or type(node).type_key in enabled
 
     def after(node: Part) -> Part:
-        found = postorder(node) if postorder is not None and asked(node) else None
-        return node if found is None else found
+        replacement = postorder(node) if postorder is not None and is_enabled(node) else None
+        return node if replacement is None else replacement
 
     def change(e: PrimExpr) -> PrimExpr:
-        """An expression's node whose children were rewritten: `rewrite` works from the leaves
-        up."""
-        found = preorder(e) if preorder is not None and asked(e) else None
-        made = after(e) if found is None else found
-        assert isinstance(made, PrimExpr)
-        return made
+        """Rewrite an expression node whose children are rewritten: `rewrite` works bottom-up."""
+        replacement = preorder(e) if preorder is not None and is_enabled(e) else None
+        result = after(e) if replacement is None else replacement
+        assert isinstance(result, PrimExpr)
+        return result
 
     class _Rewriter(ExprRewriter):
         def visit(self, stmt: Stmt) -> Stmt:
-            """A statement; where `preorder` gave one, that is not walked into."""
-            found = preorder(stmt) if preorder is not None and asked(stmt) else None
-            if isinstance(found, Stmt):
-                return found
-            made = after(super().visit(stmt))
-            assert isinstance(made, Stmt)
-            return made
+            """Rewrite a statement; what `preorder` returns is not entered."""
+            replacement = preorder(stmt) if preorder is not None and is_enabled(stmt) else None
+            if isinstance(replacement, Stmt):
+                return replacement
+            result = after(super().visit(stmt))
+            assert isinstance(result, Stmt)
+            return result
 
     return _Rewriter(change).visit(stmt)
 

@@ -1,5 +1,5 @@
-"""How expressions and modules become text, for the floor below, which knows no loop programs. What
-writes the text is imported when the first is asked for.
+"""Registration of the printers of expressions and modules with the IR layer, which does not know
+loop programs. The printers are imported on first use.
 """
 
 from __future__ import annotations

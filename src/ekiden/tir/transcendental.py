@@ -1,7 +1,7 @@
-"""Functions of scalars composed of the intrinsics: trigonometry, hyperbolics, other logarithms.
+"""Scalar functions composed of intrinsics: trigonometric, hyperbolic, other logarithms.
 
-Each is accurate to a few units in the last place of its working type, near zeros too: where a
-formula would cancel, another one takes over.
+Each is accurate to a few ULP of its working type, near zeros too: where a formula would cancel,
+another one is used.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ def _select(condition: PrimExpr, a: PrimExpr, b: PrimExpr) -> PrimExpr:
 
 
 def _polynomial(x: PrimExpr, coefficients: Sequence[float]) -> PrimExpr:
-    """Horner's form, constant term first."""
+    """Return a polynomial in Horner form, constant term first."""
     total = const(coefficients[-1], x.dtype)
-    for each in reversed(coefficients[:-1]):
-        total = total * x + each
+    for coefficient in reversed(coefficients[:-1]):
+        total = total * x + coefficient
     return total
 
 
@@ -35,13 +35,13 @@ def _with_sign_of(x: PrimExpr, magnitude: PrimExpr) -> PrimExpr:
 
 
 def _odd(function: Scalar) -> Scalar:
-    """An odd function from what it is for x >= 0; keeps the sign of zero and NaN."""
+    """Return an odd function from its definition for x >= 0; it keeps the sign of zero and NaN."""
 
-    def whole(x: PrimExpr) -> PrimExpr:
+    def odd_function(x: PrimExpr) -> PrimExpr:
         value = _with_sign_of(x, function(call_intrin("abs", x)))
         return _select(binary(EQ, x, 0.0), x, value)
 
-    return whole
+    return odd_function
 
 
 def _tan(x: PrimExpr) -> PrimExpr:
@@ -50,7 +50,7 @@ def _tan(x: PrimExpr) -> PrimExpr:
 
 @functools.cache
 def _atan_coefficients(dtype: str) -> tuple[float, ...]:
-    """(atan(t) / t - 1) / (t * t) in powers of t * t, by interpolation at Chebyshev points of
+    """Return (atan(t) / t - 1) / (t * t) in powers of t * t, interpolated at Chebyshev points of
     |t| <= tan(pi / 8).
     """
     top = math.tan(math.pi / 8) ** 2
@@ -58,24 +58,24 @@ def _atan_coefficients(dtype: str) -> tuple[float, ...]:
     points = (np.cos((np.arange(degree + 1) + 0.5) * np.pi / (degree + 1)) + 1) / 2
     roots = np.sqrt(points.astype(np.longdouble) * top)
     squares = roots**2
-    rest = (1 - np.arctan(roots) / roots) / squares
-    found = np.polynomial.chebyshev.Chebyshev.fit(
-        squares.astype(np.float64), rest.astype(np.float64), degree
+    residuals = (1 - np.arctan(roots) / roots) / squares
+    fitted = np.polynomial.chebyshev.Chebyshev.fit(
+        squares.astype(np.float64), residuals.astype(np.float64), degree
     )
-    plain = found.convert(kind=np.polynomial.Polynomial)
+    plain = fitted.convert(kind=np.polynomial.Polynomial)
     return tuple(-float(c) for c in plain.coef)
 
 
 def _atan_positive(a: PrimExpr) -> PrimExpr:
-    """pi / 2 - atan(1 / a) above tan(3 pi / 8), pi / 4 + atan((a - 1) / (a + 1)) above
-    tan(pi / 8).
+    """Return atan(a) for a >= 0: pi / 2 - atan(1 / a) above tan(3 pi / 8), pi / 4 + atan((a - 1) /
+    (a + 1)) above tan(pi / 8).
     """
     far, middle = binary(GT, a, math.tan(3 * math.pi / 8)), binary(GT, a, math.tan(math.pi / 8))
     t = _select(far, -1.0 / a, _select(middle, (a - 1.0) / (a + 1.0), a))
     zero = const(0.0, a.dtype)
     begin = _select(far, zero + math.pi / 2, _select(middle, zero + math.pi / 4, zero))
-    rest = _atan_coefficients(a.dtype)
-    return begin + (t + t * (t * t * _polynomial(t * t, rest)))
+    coefficients = _atan_coefficients(a.dtype)
+    return begin + (t + t * (t * t * _polynomial(t * t, coefficients)))
 
 
 _atan = _odd(_atan_positive)
@@ -90,6 +90,7 @@ def _log(x: PrimExpr) -> PrimExpr:
 
 
 def _asin(x: PrimExpr) -> PrimExpr:
+    # The product form avoids the cancellation of 1 - x * x near |x| = 1.
     return _atan(x / _root((1.0 - x) * (x + 1.0)))
 
 
@@ -98,7 +99,7 @@ def _acos(x: PrimExpr) -> PrimExpr:
 
 
 def atan2_scalar(y: PrimExpr, x: PrimExpr) -> PrimExpr:
-    """The angle of (x, y) in (-pi, pi]."""
+    """Return the angle of (x, y) in (-pi, pi]."""
     ay, ax = call_intrin("abs", y), call_intrin("abs", x)
     small, large = binary(GT, ay, ax), binary(EQ, ax, 0.0)
     swapped = _select(small, ax / ay, ay / _select(large, ax + 1.0, ax))
@@ -108,7 +109,7 @@ def atan2_scalar(y: PrimExpr, x: PrimExpr) -> PrimExpr:
 
 
 def _log1p(x: PrimExpr) -> PrimExpr:
-    """log(1 + x); what rounding 1 + x loses is put back (Kahan)."""
+    """Return log(1 + x), corrected for the rounding of 1 + x (Kahan)."""
     u = x + 1.0
     d = u - 1.0
     same = binary(Or, binary(EQ, d, 0.0), call_intrin("isinf", u))
@@ -117,7 +118,7 @@ def _log1p(x: PrimExpr) -> PrimExpr:
 
 
 def _half_exp(a: PrimExpr) -> PrimExpr:
-    """exp(a / 2): its square does not overflow before a hyperbolic function does."""
+    """Return exp(a / 2): its square does not overflow before a hyperbolic function does."""
     return call_intrin("exp", a * 0.5)
 
 
@@ -125,6 +126,8 @@ def _sinh_positive(a: PrimExpr) -> PrimExpr:
     terms = 11 if a.dtype == "float64" else 6
     series = a * _polynomial(a * a, [1 / math.factorial(2 * n + 1) for n in range(terms)])
     t = _half_exp(a)
+    # Below 1 the difference of exponentials cancels; the Taylor series is exact to the working
+    # precision there.
     return _select(binary(LT, a, 1.0), series, (t * 0.5) * t - (0.5 / t) / t)
 
 

@@ -1,6 +1,4 @@
-"""Values that are named in an expression (`tir.Let`) and looked at while a program runs:
-`tir.trace([i, x[i]], "my.look")`.
-"""
+"""Let expressions (`tir.Let`) and run-time tracing of values: `tir.trace([i, x[i]], "my.look")`."""
 
 from __future__ import annotations
 
@@ -16,9 +14,9 @@ _CALLED = "ekiden.tir.trace"
 
 @register_func(_CALLED)
 def _traced(action: str, *values: float) -> float:
-    """What the action gives, or the last value where that is nothing."""
-    found = get_global_func(action)(*values)
-    return values[-1] if found is None else found  # type: ignore[return-value]
+    """Return the action's result, or the last value where it returns None."""
+    result = get_global_func(action)(*values)
+    return values[-1] if result is None else result  # type: ignore[return-value]
 
 
 @register_func("tvm.default_trace_action")
@@ -27,11 +25,12 @@ def _shown(*values: float) -> None:
 
 
 def trace(args: Sequence[ExprLike], trace_action: str = "tvm.default_trace_action") -> PrimExpr:
-    """The last value, handed with the others to a global function when it is computed; where that
-    returns a value it is taken instead. Without one the values are printed.
+    """Return an expression that passes values to a global function when computed and yields the
+    last one.
 
-    A program with traces needs the compiler in its process. Raises ExpressionError for what is no
-    list of values.
+    Where the function returns a value, that is the expression's value. The default action prints
+    the values. A program with traces needs the compiler in its process. Raises ExpressionError
+    unless `args` is a non-empty list of values.
     """
     if not isinstance(args, (list, tuple)) or not args:
         raise ExpressionError(f"trace: a list of values expected, got {args!r}")
@@ -41,15 +40,18 @@ def trace(args: Sequence[ExprLike], trace_action: str = "tvm.default_trace_actio
 
 
 class Let:
-    """`body` with `value` in the place of `var`. There is no node: expressions share what they are
-    made of, so that a name saves nothing."""
+    """A let expression: `body` with `value` substituted for `var`. There is no node: expressions
+    are shared DAGs, so a name saves nothing.
+    """
 
     def __new__(cls, var: Var, value: ExprLike, body: ExprLike) -> PrimExpr:  # type: ignore[misc]
-        """Raises ExpressionError for a value of another dtype than the variable's."""
-        given = convert(value, var.dtype if isinstance(value, (int, float)) else None)
-        if given.dtype != var.dtype:
-            raise ExpressionError(f"Let: {var.name} is {var.dtype}, its value {given.dtype}")
-        return substitute(convert(body), {var: given})
+        """Return the substituted body; raise ExpressionError for a value of another dtype than the
+        variable's.
+        """
+        converted = convert(value, var.dtype if isinstance(value, (int, float)) else None)
+        if converted.dtype != var.dtype:
+            raise ExpressionError(f"Let: {var.name} is {var.dtype}, its value {converted.dtype}")
+        return substitute(convert(body), {var: converted})
 
 
 __all__ = ["Let", "trace"]

@@ -1,7 +1,7 @@
-"""What a well-formed loop program is: see `verify`.
+"""Verifier of well-formed loop programs: see `verify`.
 
-Definitions and types are checked node by node; bounds, uninitialised reads and races only where
-they can be proved wrong: what is not flagged is not thereby right.
+Definitions and types are checked node by node; out-of-bounds accesses, uninitialised reads and
+races only where they are provably wrong: passing is no proof of correctness.
 """
 
 from __future__ import annotations
@@ -57,14 +57,14 @@ _SIMULTANEOUS = (ForKind.PARALLEL, ForKind.VECTORIZED)
 
 @dataclass(frozen=True, slots=True)
 class _Leave:
-    """The end of a statement that defines something."""
+    """A marker of the end of a statement that defines something."""
 
     stmt: Stmt
     defined: tuple[Var | Buffer, ...]
 
 
 class _Verifier:
-    """Walks in program order, with the names that are defined and what was written so far."""
+    """A verifier that walks in program order, tracking definitions and written buffers."""
 
     def __init__(self, func: PrimFunc, lowered: bool) -> None:
         self.func = func
@@ -90,7 +90,7 @@ class _Verifier:
         """Raise VerifyError naming the function, the line of its text, and the loop or block."""
         where = self.at if stmt is None else stmt
         line = text_and_lines(self.func)[1].get(where)
-        place = "" if line is None else f" line {line}"
+        line_text = "" if line is None else f" line {line}"
         inside = ""
         if self.around:
             last = self.around[-1]
@@ -98,7 +98,7 @@ class _Verifier:
                 f"loop '{last.loop_var.name}'" if isinstance(last, For) else f"block '{last.name}'"
             )
             inside = f" in {named}"
-        raise VerifyError(f"verify '{self.func.name}'{place}{inside}: {what}")
+        raise VerifyError(f"verify '{self.func.name}'{line_text}{inside}: {what}")
 
     # The walk.
 
@@ -121,10 +121,10 @@ class _Verifier:
             stack.extend(reversed(sub_statements(task)))
 
     def enter(self, s: Stmt, defined: tuple[Var | Buffer, ...]) -> _Leave:
-        """Take in what a statement defines."""
-        for each in defined:
-            if each in self.defined:
-                self.fail(f"{_noun(each)} '{each.name}' is defined twice")
+        """Record what a statement defines."""
+        for definition in defined:
+            if definition in self.defined:
+                self.fail(f"{_noun(definition)} '{definition.name}' is defined twice")
         self.defined.update(defined)
         if isinstance(s, Block) and s.iter_vars:
             loops = {f.loop_var for f in self.around if isinstance(f, For)}
@@ -150,7 +150,7 @@ class _Verifier:
         return _Leave(s, defined)
 
     def leave(self, end: _Leave) -> None:
-        """Forget it."""
+        """Drop a statement's definitions at its end."""
         self.defined.difference_update(end.defined)
         if end.defined:
             # What was well-formed under a definition need not be outside of it.
@@ -162,7 +162,7 @@ class _Verifier:
         self.conditions -= _is_conditional(end.stmt)
 
     def definitions(self, s: Stmt) -> tuple[Var | Buffer, ...]:
-        """What a statement defines for its inside."""
+        """Return what a statement defines for its inside."""
         match s:
             case For():
                 return (s.loop_var,)
@@ -181,9 +181,9 @@ class _Verifier:
     # Statements.
 
     def statement(self, s: Stmt) -> None:
-        """Check a statement, what is inside left aside."""
-        for each in expressions(s):
-            self.expression(each)
+        """Check a statement without its children."""
+        for expr in expressions(s):
+            self.expression(expr)
         if self.lowered:
             self.is_lowered(s)
         match s:
@@ -192,8 +192,8 @@ class _Verifier:
             case LetStmt() if s.var.dtype != s.value.dtype:
                 self.fail(f"'{s.var.name}' is {s.var.dtype}, its value {s.value.dtype}")
             case Allocate() if s.buffer.scope not in SCOPES:
-                known = ", ".join(SCOPES)
-                self.fail(f"buffer '{s.buffer.name}' is in '{s.buffer.scope}'; scopes are {known}")
+                scopes = ", ".join(SCOPES)
+                self.fail(f"buffer '{s.buffer.name}' is in '{s.buffer.scope}'; scopes are {scopes}")
             case BufferStore():
                 self.store(s)
             case Prefetch() if s.buffer not in self.defined:
@@ -206,31 +206,31 @@ class _Verifier:
                 self.realize(s)
 
     def loop(self, s: For) -> None:
-        """Bounds are integers of the variable's type."""
+        """Check that bounds are integers of the variable's dtype."""
         kinds = {s.loop_var.dtype, s.min.dtype, s.extent.dtype}
         if len(kinds) > 1 or not dt.is_int(s.loop_var.dtype):
-            found = f"{s.loop_var.dtype} from {s.min.dtype}, {s.extent.dtype} long"
-            self.fail(f"loop '{s.loop_var.name}' must run over integers of one dtype, got {found}")
+            actual = f"{s.loop_var.dtype} from {s.min.dtype}, {s.extent.dtype} long"
+            self.fail(f"loop '{s.loop_var.name}' must run over integers of one dtype, got {actual}")
 
     def realize(self, s: BlockRealize) -> None:
-        """Iterators are bound once each, by values of their dtype."""
+        """Check that iterators are bound once each, by values of their dtype."""
         block = s.block
         if len(s.iter_values) != len(block.iter_vars):
             self.fail(
                 f"block '{block.name}' has {len(block.iter_vars)} iterators, "
                 f"{len(s.iter_values)} values"
             )
-        for each, value in zip(block.iter_vars, s.iter_values, strict=True):
-            if each.var.dtype != value.dtype:
+        for iter_var, value in zip(block.iter_vars, s.iter_values, strict=True):
+            if iter_var.var.dtype != value.dtype:
                 self.fail(
-                    f"block '{block.name}': iterator '{each.var.name}' is {each.var.dtype}, "
+                    f"block '{block.name}': iterator '{iter_var.var.name}' is {iter_var.var.dtype}, "
                     f"its value {value.dtype}"
                 )
         if s.predicate.dtype != "bool":
             self.fail(f"block '{block.name}': its predicate must be bool, got {s.predicate.dtype}")
 
     def is_lowered(self, s: Stmt) -> None:
-        """No blocks, no vectorized or unrolled loops."""
+        """Check that a lowered program has no blocks and no vectorised or unrolled loops."""
         if isinstance(s, (Block, BlockRealize)):
             name = s.name if isinstance(s, Block) else s.block.name
             self.fail(f"block '{name}' is left in a lowered program")
@@ -238,7 +238,7 @@ class _Verifier:
             self.fail(f"loop '{s.loop_var.name}' is still {s.kind.value} in a lowered program")
 
     def store(self, s: BufferStore) -> None:
-        """The value has the buffer's element type, in as many lanes as the index has."""
+        """Check that the value has the buffer's element type and the index's lanes."""
         self.access(s.buffer, s.indices, s.value.dtype, "store to")
         if s.predicate is None:
             self.bounds(s.buffer, s.indices)
@@ -251,7 +251,7 @@ class _Verifier:
     def access(
         self, buffer: Buffer, indices: Sequence[PrimExpr], dtype: str, verb: str = "load of"
     ) -> None:
-        """Buffers are allocated before they are used, with one flat index once lowered."""
+        """Check that a buffer is allocated before its use and, once lowered, has one flat index."""
         if buffer not in self.defined:
             self.fail(f"buffer '{buffer.name}' is not allocated")
         rank = len(buffer.shape)
@@ -259,16 +259,16 @@ class _Verifier:
             self.fail(
                 f"buffer '{buffer.name}' has {rank} axes, the {verb} it {len(indices)} indices"
             )
-        for each in indices:
-            if not dt.is_int(each.dtype):
-                self.fail(f"buffer '{buffer.name}': an index must be an integer, got {each.dtype}")
+        for index in indices:
+            if not dt.is_int(index.dtype):
+                self.fail(f"buffer '{buffer.name}': an index must be an integer, got {index.dtype}")
         expected = dt.gathered(buffer.dtype, (i.dtype for i in indices))
         as_bytes = dt.is_small(dt.element(expected)) and dt.element(dtype) == "uint8"
         if dtype != expected and not as_bytes:
             self.fail(f"buffer '{buffer.name}' has elements of {expected}, the {verb} it {dtype}")
 
     def load(self, e: BufferLoad | BufferAddress, is_guarded: bool) -> None:
-        """Something was written before, and the place exists."""
+        """Check that a load follows a write and is in bounds."""
         writes_first = isinstance(e, BufferAddress) and "w" in e.access
         is_asked = isinstance(e, BufferAddress) and not e.access  # how it lies, not what it holds
         if is_asked:
@@ -282,7 +282,9 @@ class _Verifier:
             self.bounds(e.buffer, e.indices)
 
     def bounds(self, buffer: Buffer, indices: Sequence[PrimExpr]) -> None:
-        """Every index is not known to leave its axis; under a condition nothing is claimed."""
+        """Fail for an index that provably leaves its axis; accesses under a condition are not
+        checked.
+        """
         if self.conditions or buffer.strides or buffer.elem_offset is not None:
             return
         shape = buffer.shape
@@ -304,7 +306,7 @@ class _Verifier:
                 )
 
     def ends(self, index: PrimExpr) -> tuple[PrimExpr, PrimExpr] | None:
-        """The lowest and the highest value of an index, both reached; None if that is not known."""
+        """Return the attained minimum and maximum of an index, or None where unknown."""
         low = high = index
         if isinstance(index, Ramp):
             low, high = index.base, index.base + index.stride * (index.lanes - 1)
@@ -315,22 +317,26 @@ class _Verifier:
         looped = [v for v in free_vars(low) if v in self.domains]
         if not all(self.is_full(v) for v in looped) or self.is_cut(looped):
             return None
-        found = self.end(low, looped, False), self.end(high, looped, True)
-        return None if found[0] is None or found[1] is None else (found[0], found[1])
+        extremes = self.end(low, looped, False), self.end(high, looped, True)
+        return None if extremes[0] is None or extremes[1] is None else (extremes[0], extremes[1])
 
     def is_full(self, var: Var) -> bool:
-        """Whether a loop runs over its whole range whatever the others do."""
+        """Return whether a loop covers its whole range independently of other loops."""
         low, extent = self.domains[var]
         outer = free_vars(low, extent)
         return not is_const(extent, 0) and not any(v in self.domains for v in outer)
 
     def is_cut(self, looped: Sequence[Var]) -> bool:
-        """Whether a loop around here may have no step for some values of these variables."""
+        """Return whether an enclosing loop may have no iterations for some values of these
+        variables.
+        """
         extents = [s.extent for s in self.around if isinstance(s, For)]
         return bool(set(looped) & set(free_vars(*extents)))
 
     def end(self, index: PrimExpr, looped: Sequence[Var], upper: bool) -> PrimExpr | None:
-        """The first or last value of an index over loops; None where it is not linear in them."""
+        """Return the minimum or maximum of an index over loops; None where it is not linear in
+        them.
+        """
         form = linear_form(index, looped)
         if form is None:
             return None
@@ -359,8 +365,10 @@ class _Verifier:
                 self.node(e)
 
     def unbound(self, loop_var: PrimExpr) -> NoReturn:
-        """A block is a function of its iterators: a step of a schedule that moves it looks at
-        nothing else. (One without iterators is a part of the loops around it.)"""
+        """Fail for a loop variable used inside a block: a block must be a function of its
+        iterators, because primitives that move it look at nothing else. (One without iterators
+        is a part of the loops around it.)
+        """
         block = self.closed[-1][0]
         self.fail(
             f"block '{block.name}' uses the variable '{loop_var}' of a loop outside of it, to which"
@@ -368,7 +376,7 @@ class _Verifier:
         )
 
     def node(self, e: PrimExpr) -> None:
-        """Definitions and dtypes of one node."""
+        """Check the definitions and dtypes of one node."""
         match e:
             case Var() if e not in self.defined:
                 self.fail(f"variable '{e.name}' is used before it is defined")
@@ -394,7 +402,7 @@ class _Verifier:
                 self.fail(f"lanes disagree in {e}")
 
     def operands(self, e: BinaryExpr) -> None:
-        """Both of one dtype, which is the result's but for comparisons."""
+        """Check that both operands have one dtype, which is the result's except for comparisons."""
         if e.a.dtype != e.b.dtype:
             self.fail(f"operands of '{e.symbol}' differ: {e.a.dtype} and {e.b.dtype}")
         if isinstance(e, (And, Or)) and dt.element(e.a.dtype) != "bool":
@@ -404,19 +412,19 @@ class _Verifier:
             self.fail(f"'{e.symbol}' of {e.a.dtype} is no {e.dtype}")
 
     def sides(
-        self, what: str, condition: PrimExpr, yes: PrimExpr, no: PrimExpr, dtype: str
+        self, subject: str, condition: PrimExpr, yes: PrimExpr, no: PrimExpr, dtype: str
     ) -> None:
-        """A bool chooses between values of the result's dtype."""
+        """Check that a bool chooses between values of the result's dtype."""
         if dt.element(condition.dtype) != "bool":
-            self.fail(f"the condition of {what} must be bool, got {condition.dtype}")
-        for each in (yes, no):
-            if each.dtype != dtype:
-                self.fail(f"sides of {what} must be {dtype}, got {each.dtype}")
+            self.fail(f"the condition of {subject} must be bool, got {condition.dtype}")
+        for side in (yes, no):
+            if side.dtype != dtype:
+                self.fail(f"sides of {subject} must be {dtype}, got {side.dtype}")
 
     # Races.
 
     def races(self, loop: For) -> None:
-        """Steps of a loop that run together do not store to one element."""
+        """Check that concurrent iterations of a loop do not store to one element."""
         if is_const(loop.extent, 1) or is_const(loop.extent, 0):
             return
         stores: dict[Buffer, list[_Touch]] = {}
@@ -425,14 +433,16 @@ class _Verifier:
             touched.setdefault(touch.buffer, []).append(touch)
             if touch.is_store:
                 stores.setdefault(touch.buffer, []).append(touch)
-        for buffer, many in stores.items():
+        for buffer, buffer_stores in stores.items():
             if not self.lowered and self.is_private(loop, buffer):
                 continue
-            for store in many:
+            for store in buffer_stores:
                 self.race(loop, store, touched[buffer])
 
     def is_private(self, loop: For, buffer: Buffer) -> bool:
-        """Whether a buffer is used in a loop alone: lowering gives each step one of its own."""
+        """Return whether a buffer is used only in a loop, so that lowering makes it private to each
+        iteration.
+        """
         if buffer in self.func.params:
             return False
         stack: list[Stmt] = [self.func.body]
@@ -447,15 +457,15 @@ class _Verifier:
         return True
 
     def race(self, loop: For, store: _Touch, touched: Sequence[_Touch]) -> None:
-        """Two steps that are known to meet in an element."""
+        """Fail where two iterations provably access one element that one of them stores."""
         var, kind = loop.loop_var, loop.kind.value
         ranges = {f.loop_var: f for f in store.loops}
         if var in free_vars(*(b for f in store.loops for b in (f.min, f.extent))):
             return  # what is inside runs over other places in other steps
         moving = [i for i in store.indices if var in free_vars(i)]
         if not moving:
-            place = store.place()
-            self.fail(f"every step of the {kind} loop '{var.name}' stores to the same {place}")
+            element = store.place()
+            self.fail(f"every step of the {kind} loop '{var.name}' stores to the same {element}")
         if len(moving) > 1 or not isinstance(loop.extent, IntImm):
             return
         form = linear_form(moving[0], [var, *ranges])
@@ -468,22 +478,24 @@ class _Verifier:
             size = ranges[inner].extent
             apart = abs(scale // step)
             alone = sum(inner in free_vars(i) for i in store.indices) == 1
+            # One iteration's stores span `size` inner steps, the next iteration begins `apart`
+            # steps later: they overlap.
             if isinstance(size, IntImm) and size.value > apart and alone:
                 self.fail(
                     f"steps of the {kind} loop '{var.name}' store to the same "
                     f"{store.place()}: '{inner.name}' reaches into the next"
                 )
-        for other in touched:
-            self.meet(loop, store, other, form)
+        for touch in touched:
+            self.meet(loop, store, touch, form)
 
-    def meet(self, loop: For, store: _Touch, other: _Touch, form: LinearForm) -> None:
-        """A store and another access whose indices are a number of steps apart."""
+    def meet(self, loop: For, store: _Touch, second_touch: _Touch, form: LinearForm) -> None:
+        """Fail where a store and another access are a whole number of iterations apart."""
         var = loop.loop_var
         scale = form.coefficients[var]
         assert isinstance(loop.extent, IntImm)
-        if len(store.indices) != len(other.indices):
+        if len(store.indices) != len(second_touch.indices):
             return
-        for a, b in zip(store.indices, other.indices, strict=True):
+        for a, b in zip(store.indices, second_touch.indices, strict=True):
             if var not in free_vars(a):
                 if not same(a, b):
                     return
@@ -496,27 +508,27 @@ class _Verifier:
                 return
             steps = abs(apart.value // scale)
             if 0 < steps < loop.extent.value:
-                verb = "stores to" if other.is_store else "reads"
+                verb = "stores to" if second_touch.is_store else "reads"
                 self.fail(
                     f"a step of the {loop.kind.value} loop '{var.name}' {verb} "
-                    f"{other.place()}, to which another step stores"
+                    f"{second_touch.place()}, to which another step stores"
                 )
 
 
 def _product(shape: Sequence[PrimExpr]) -> PrimExpr:
     total: PrimExpr = const(1)
-    for each in shape:
-        total = total * each
+    for extent in shape:
+        total = total * extent
     return total
 
 
-def _noun(thing: Var | Buffer) -> str:
-    return "buffer" if isinstance(thing, Buffer) else "variable"
+def _noun(definition: Var | Buffer) -> str:
+    return "buffer" if isinstance(definition, Buffer) else "variable"
 
 
 @dataclass(frozen=True, slots=True)
 class _Touch:
-    """A load or store that happens in every step, over the variables of loops alone."""
+    """A load or store that happens in every iteration, with indices over loop variables alone."""
 
     buffer: Buffer
     indices: tuple[PrimExpr, ...]
@@ -524,74 +536,79 @@ class _Touch:
     loops: tuple[For, ...]
 
     def place(self) -> str:
-        """`A[i, j]`"""
+        """Return the accessed element as text, as in `A[i, j]`."""
         return f"{self.buffer.name}[{', '.join(map(str, self.indices))}]"
 
 
 def _touches(body: Stmt, values: Mapping[Var, PrimExpr]) -> list[_Touch]:
-    """Accesses under no condition, of buffers that are allocated outside."""
-    found: list[_Touch] = []
+    """Return the unconditional accesses to buffers that are allocated outside."""
+    touches: list[_Touch] = []
     own: set[Buffer] = set()
     stack: list[tuple[Stmt, tuple[For, ...], Mapping[Var, PrimExpr]]] = [(body, (), values)]
     while stack:
-        s, loops, known = stack.pop()
+        s, loops, bindings = stack.pop()
         if _is_conditional(s):
             continue
         for root in expressions(s):
             order = post_order(root)
             guarded = guarded_nodes(root, order)
-            found += [
-                _Touch(e.buffer, _substituted(e.indices, known), False, loops)
+            touches += [
+                _Touch(e.buffer, _substituted(e.indices, bindings), False, loops)
                 for e in order
                 if isinstance(e, BufferLoad) and id(e) not in guarded
             ]
         match s:
             case BufferStore(predicate=None):
-                found.append(_Touch(s.buffer, _substituted(s.indices, known), True, loops))
+                touches.append(_Touch(s.buffer, _substituted(s.indices, bindings), True, loops))
             case Allocate():
                 own.add(s.buffer)
             case For():
                 loops = (*loops, s)
             case LetStmt():
-                known = {**known, **_let(s, known)}
+                bindings = {**bindings, **_let(s, bindings)}
             case BlockRealize():
-                known = {**known, **_bindings(s, known)}
-        stack.extend((each, loops, known) for each in reversed(sub_statements(s)))
-    return [t for t in found if t.buffer not in own]
+                bindings = {**bindings, **_bindings(s, bindings)}
+        stack.extend((child, loops, bindings) for child in reversed(sub_statements(s)))
+    return [t for t in touches if t.buffer not in own]
 
 
 def _substituted(
-    indices: Sequence[PrimExpr], known: Mapping[Var, PrimExpr]
+    indices: Sequence[PrimExpr], bindings: Mapping[Var, PrimExpr]
 ) -> tuple[PrimExpr, ...]:
-    return tuple(substitute(i, dict(known)) for i in indices)
+    return tuple(substitute(i, dict(bindings)) for i in indices)
 
 
-def _let(s: LetStmt, known: Mapping[Var, PrimExpr]) -> dict[Var, PrimExpr]:
-    return {s.var: substitute(s.value, dict(known))} if s.var.dtype in ("int64", "int32") else {}
+def _let(s: LetStmt, bindings: Mapping[Var, PrimExpr]) -> dict[Var, PrimExpr]:
+    return {s.var: substitute(s.value, dict(bindings))} if s.var.dtype in ("int64", "int32") else {}
 
 
-def _bindings(s: BlockRealize, known: Mapping[Var, PrimExpr]) -> dict[Var, PrimExpr]:
+def _bindings(s: BlockRealize, outer_bindings: Mapping[Var, PrimExpr]) -> dict[Var, PrimExpr]:
     pairs = zip(s.block.iter_vars, s.iter_values, strict=True)
-    return {i.var: substitute(value, dict(known)) for i, value in pairs}
+    return {i.var: substitute(value, dict(outer_bindings)) for i, value in pairs}
 
 
 def _is_conditional(s: Stmt) -> bool:
-    """Whether what is inside may not run."""
+    """Return whether the inside of a statement may not run."""
     return isinstance(s, (IfThenElse, While)) or (
         isinstance(s, BlockRealize) and not is_const(s.predicate, 1)
     )
 
 
 def verify(func: PrimFunc, lowered: bool = True) -> PrimFunc:
-    """The function itself, if it is well formed; else VerifyError names the first fault, the
-    function, the loop or block, and the line of `func.script()`.
+    """Return the function if it is well formed; else raise VerifyError.
 
-    What is used is defined; dtypes, lanes and ranks agree; scopes exist; a block with iterators
-    uses no variable of a loop outside of it but through these. Provably wrong are: an
-    index that leaves its axis, a buffer (allocated, or one of the `num_outputs` last parameters)
-    read before anything was written, and two steps of a parallel or vectorized loop that meet in
-    an element one of them stores to. With `lowered`, also that it has the form code generators
-    take.
+    Checked: definitions precede uses; dtypes, lanes and ranks agree; scopes exist; a block with
+    iterators uses outer loop variables only through them. Provably wrong are: an index that leaves
+    its axis, a buffer (allocated, or one of the `num_outputs` last parameters) read before anything
+    was written, and two iterations of a parallel or vectorised loop that access an element one of
+    them stores to.
+
+    Args:
+        func: the function to check.
+        lowered: check the form that code generators accept, too.
+
+    Raises:
+        VerifyError: names the first fault, the function, the loop or block, and the line of `func.script()`.
     """
     _Verifier(func, lowered).run()
     return func

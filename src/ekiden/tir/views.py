@@ -1,10 +1,10 @@
-"""Buffers that are views of others (DeclBuffer), and how they are replaced by what they are of.
+"""Buffer views (DeclBuffer) and their resolution to accesses of the source buffer.
 
-with T.match_buffer(A[i * 4:i * 4 + 4, j], (4, 1)) as B:      A[i * 4 + k, j] = 0.0
-    B[k, 0] = 0.0                                         ->
+    with T.match_buffer(A[i * 4:i * 4 + 4, j], (4, 1)) as B:      A[i * 4 + k, j] = 0.0
+        B[k, 0] = 0.0                                         ->
 
-Strides and offsets that such a buffer names get the values they have in the other. TVM's pass
-LowerMatchBuffer, for regions; an address (`data=A.data`) is one here too.
+Stride and offset variables of a view are replaced by the source's values. TVM's pass
+LowerMatchBuffer, for regions; an address (`data=A.data`) is a view here too.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from ekiden.tir.visitor import ExprRewriter, StmtMutator, substitute, walk, with
 
 
 def resolved(view: DeclBuffer) -> Stmt:
-    """The body of a view, with accesses of the buffer it is a view of. Strides and the offset that
-    are variables have the values that the buffer gives them.
+    """Return the body of a view with accesses of the source buffer.
 
-    Raises CompileError for a view of elements of another dtype.
+    Stride and offset variables get the values that the source gives them. Raises CompileError for a
+    view with another element dtype.
     """
     if dt.element(view.buffer.dtype) != dt.element(view.source.dtype):
         raise CompileError(
@@ -43,16 +43,16 @@ def resolved(view: DeclBuffer) -> Stmt:
 def _strides(buffer: Buffer) -> list[PrimExpr]:
     if buffer.strides:
         return list(buffer.strides)
-    found: list[PrimExpr] = []
+    strides: list[PrimExpr] = []
     size = convert(1, "int64")
     for extent in reversed(buffer.shape):
-        found.insert(0, size)
+        strides.insert(0, size)
         size = size * extent
-    return found
+    return strides
 
 
 def _moved(index: PrimExpr, by: PrimExpr) -> PrimExpr:
-    """A sum whose first side may be a vector."""
+    """Return an index plus an offset; the index may be a vector."""
     if isinstance(index, Ramp):
         return index.with_fields(base=index.base + by)
     lanes = dt.lanes(index.dtype)
@@ -76,6 +76,8 @@ class _Resolving(ExprRewriter):
         view = self._view
         if view.mins and len(e.indices) == 1 < len(view.buffer.shape):
             begin = e.indices[0]
+            # A region's rows are not contiguous in the source, so a flat offset within it has no
+            # single address.
             if not is_const(begin, 0) and begin is not view.buffer.elem_offset:
                 raise CompileError(
                     f"buffer {view.buffer.name!r}: elements of a part of {view.source.name!r} do"
@@ -105,23 +107,23 @@ class _Resolving(ExprRewriter):
         return (*view.mins[:outer], *map(_moved, indices, view.mins[outer:]))
 
     def visit_store(self, stmt: BufferStore) -> Stmt:
-        """A store to the view is one to its source."""
-        made = super().visit_store(stmt)
-        assert isinstance(made, BufferStore)
-        if made.buffer is not self._view.buffer:
-            return made
-        return made.with_fields(buffer=self._view.source, indices=self._at(made.indices))
+        """Redirect a store to the source."""
+        visited = super().visit_store(stmt)
+        assert isinstance(visited, BufferStore)
+        if visited.buffer is not self._view.buffer:
+            return visited
+        return visited.with_fields(buffer=self._view.source, indices=self._at(visited.indices))
 
     def visit_prefetch(self, stmt: Prefetch) -> Stmt:
-        """A prefetch of the view is one of its source."""
-        made = super().visit_prefetch(stmt)
-        assert isinstance(made, Prefetch)
-        if made.buffer is not self._view.buffer:
-            return made
-        return made.with_fields(buffer=self._view.source, indices=self._at(made.indices))
+        """Redirect a prefetch to the source."""
+        visited = super().visit_prefetch(stmt)
+        assert isinstance(visited, Prefetch)
+        if visited.buffer is not self._view.buffer:
+            return visited
+        return visited.with_fields(buffer=self._view.source, indices=self._at(visited.indices))
 
     def visit_decl(self, stmt: DeclBuffer) -> Stmt:
-        """A view of a view is resolved first."""
+        """Resolve a view of a view first."""
         if stmt.source is self._view.buffer:
             return self.visit(resolved(stmt))
         return super().visit_decl(stmt)
@@ -133,7 +135,9 @@ class _Lower(StmtMutator):
 
 
 def lower_match_buffer(func: PrimFunc) -> PrimFunc:
-    """The function without views. Raises CompileError for a view of elements of another dtype."""
+    """Return the function without views. Raises CompileError for a view with another
+    element dtype.
+    """
     if not any(isinstance(s, DeclBuffer) for s in walk(func.body)):
         return func
     return with_body(func, _Lower().visit(func.body))

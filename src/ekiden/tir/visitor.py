@@ -1,7 +1,7 @@
-"""Walks over statements.
+"""Visitors and mutators of statements.
 
-Walks keep a stack of their own; a StmtMutator recurses, on a fresh stack every `deep.LEVELS`
-levels, so that programs may nest as deep as they like. Expressions go through prim_visitor.
+Walks use an explicit stack; a StmtMutator recurses, on a fresh thread stack every `deep.LEVELS`
+levels, so programs may nest arbitrarily deep. Expressions are handled by prim_visitor.
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ NOTHING = Evaluate(const(0))
 
 
 def is_nothing(stmt: Stmt) -> bool:
-    """Whether a statement has no effect."""
+    """Return whether a statement has no effect."""
     return isinstance(stmt, Evaluate) and isinstance(stmt.value, IntImm)
 
 
 def sequence(*statements: Stmt) -> Stmt:
-    """As `seq`, without the statements that do nothing."""
-    kept = [s for s in statements if not is_nothing(s)]
-    return seq(*kept) if kept else NOTHING
+    """Return statements in order as `seq` does, without empty ones."""
+    nonempty = [s for s in statements if not is_nothing(s)]
+    return seq(*nonempty) if nonempty else NOTHING
 
 
 def sub_statements(stmt: Stmt) -> tuple[Stmt, ...]:
-    """The statements directly inside."""
+    """Return the statements directly inside."""
     match stmt:
         case For() | While() | LetStmt() | Allocate() | DeclBuffer() | AttrStmt():
             return (stmt.body,)
@@ -67,7 +67,7 @@ def sub_statements(stmt: Stmt) -> tuple[Stmt, ...]:
 
 
 def expressions(stmt: Stmt) -> tuple[PrimExpr, ...]:
-    """The expressions directly inside."""
+    """Return the expressions directly inside."""
     match stmt:
         case BufferStore():
             predicate = () if stmt.predicate is None else (stmt.predicate,)
@@ -95,7 +95,7 @@ def expressions(stmt: Stmt) -> tuple[PrimExpr, ...]:
 
 
 def walk(root: Stmt) -> Iterator[Stmt]:
-    """Every statement, outer ones first, in program order."""
+    """Yield every statement in pre-order, which is program order."""
     stack = [root]
     while stack:
         stmt = stack.pop()
@@ -104,29 +104,30 @@ def walk(root: Stmt) -> Iterator[Stmt]:
 
 
 def all_expressions(root: Stmt) -> Iterator[PrimExpr]:
-    """Every expression node of every statement (a node shared between statements comes once for
-    each).
+    """Yield every expression node of every statement (a node shared between statements once per
+    statement).
     """
     for stmt in walk(root):
         yield from post_order(*expressions(stmt))
 
 
 def are_regions(root: Stmt, buffer: Buffer) -> bool:
-    """Whether each call that is handed a buffer says what it touches, and how that lies: then it
-    may lie in another way."""
+    """Return whether each call that is passed a buffer declares the accessed region and its layout,
+    so that the layout may change.
+    """
     rank = len(buffer.shape)
     for e in all_expressions(root):
-        for part in children(e):
-            if not isinstance(part, BufferAddress) or part.buffer is not buffer:
+        for operand in children(e):
+            if not isinstance(operand, BufferAddress) or operand.buffer is not buffer:
                 continue
-            is_box = len(part.indices) == len(part.extents) == rank
+            is_box = len(operand.indices) == len(operand.extents) == rank
             if not (is_box and isinstance(e, Intrinsic) and row_of(e.op).says_regions):
                 return False
     return buffer.scope in LATE_SCOPES
 
 
 def buffers_read(root: Stmt) -> list[Buffer]:
-    """The buffers that are loaded from, by loads and by calls, in order of appearance."""
+    """Return the buffers that are loaded from, by loads and by calls, in order of first use."""
     return list(dict.fromkeys(e.buffer for e in all_expressions(root) if _accesses(e, "r")))
 
 
@@ -137,22 +138,25 @@ def _accesses(e: PrimExpr, how: str) -> TypeGuard[BufferLoad | BufferAddress]:
 
 
 def buffers_written(root: Stmt) -> list[Buffer]:
-    """The buffers that are stored to, by stores and by calls, in order of appearance."""
-    found: dict[Buffer, None] = {}
+    """Return the buffers that are stored to, by stores and by calls, in order of first use."""
+    written: dict[Buffer, None] = {}
     for s in walk(root):
         for e in post_order(*expressions(s)):
             if _accesses(e, "w"):
-                found[e.buffer] = None
+                written[e.buffer] = None
         if isinstance(s, BufferStore):
-            found[s.buffer] = None
-    return list(found)
+            written[s.buffer] = None
+    return list(written)
 
 
 def used_inside(
     region: Stmt, roots: Callable[[Stmt], tuple[PrimExpr, ...]] = expressions
 ) -> list[Var | Buffer]:
-    """The variables and buffers that a statement uses and does not define, in order of appearance.
-    `roots` gives the expressions of a statement that count."""
+    """Return the variables and buffers that a statement uses and does not define, in order of first
+    use.
+
+    `roots` returns the expressions of a statement that count.
+    """
     inside: set[Var | Buffer] = set()
     used: dict[Var | Buffer, None] = {}
     for s in walk(region):
@@ -173,13 +177,11 @@ def used_inside(
                 used[e] = None
             elif isinstance(e, (BufferLoad, BufferAddress)):
                 used[e.buffer] = None
-    return [each for each in used if each not in inside]
+    return [item for item in used if item not in inside]
 
 
 def guarded_nodes(root: PrimExpr, order: list[PrimExpr]) -> set[int]:
-    """The ids of the nodes, among those of `root` in `order`, that are evaluated only under a
-    condition.
-    """
+    """Return the ids of the nodes in `order` that are evaluated only conditionally under `root`."""
     if not any(isinstance(e, Intrinsic) and e.op == "if_then_else" for e in order):
         return set()
     always: set[int] = set()
@@ -189,46 +191,52 @@ def guarded_nodes(root: PrimExpr, order: list[PrimExpr]) -> set[int]:
         if id(e) in always:
             continue
         always.add(id(e))
+        # Only if_then_else is lazy; Select may evaluate both sides. Its condition is always
+        # evaluated.
         conditional = isinstance(e, Intrinsic) and e.op == "if_then_else"
         stack.extend(children(e)[:1] if conditional else children(e))
     return {id(e) for e in order} - always
 
 
 def uses(root: Stmt, var: Var) -> bool:
-    """Whether a variable is read anywhere inside."""
+    """Return whether a variable is read anywhere inside."""
     return any(e is var for e in all_expressions(root))
 
 
 class StmtMutator:
-    """Rebuilds statements bottom-up. Override `expr` for expressions, `buffer` for buffers, or one
-    `visit_*`.
+    """A bottom-up rebuilder of statements. Override `expr` for expressions, `buffer` for buffers,
+    or one `visit_*`.
 
-    A statement whose parts did not change stays the same object.
+    An unchanged statement stays the same object.
     """
 
     _depth = 0
 
     def visit(self, stmt: Stmt) -> Stmt:
-        """The statement that stands in the place of `stmt`."""
+        """Return the replacement of `stmt`."""
         method: Callable[[Stmt], Stmt] = getattr(self, _METHODS[type(stmt)])
         self._depth += 1
         try:
+            # Python's recursion limit and the C stack are per thread: deep programs continue on
+            # another one.
             return method(stmt) if self._depth % LEVELS else on_fresh_stack(method, stmt)
         finally:
             self._depth -= 1
 
     def expr(self, expr: PrimExpr) -> PrimExpr:
-        """What replaces a whole expression of a statement."""
+        """Return the replacement of a whole expression of a statement."""
         return expr
 
     def buffer(self, buffer: Buffer) -> Buffer:
-        """What replaces a buffer that is stored to, allocated or prefetched (loads: `expr`)."""
+        """Return the replacement of a buffer that is stored to, allocated or prefetched (loads:
+        `expr`).
+        """
         return buffer
 
-    def exprs(self, many: tuple[PrimExpr, ...]) -> tuple[PrimExpr, ...]:
-        """`expr` over each, the same tuple if nothing changed."""
-        new = tuple(self.expr(e) for e in many)
-        return many if all(a is b for a, b in zip(new, many, strict=True)) else new
+    def exprs(self, originals: tuple[PrimExpr, ...]) -> tuple[PrimExpr, ...]:
+        """Return `expr` of each, the same tuple if nothing changed."""
+        new = tuple(self.expr(e) for e in originals)
+        return originals if all(a is b for a, b in zip(new, originals, strict=True)) else new
 
     def visit_store(self, stmt: BufferStore) -> Stmt:
         """Rebuild a BufferStore."""
@@ -240,13 +248,13 @@ class StmtMutator:
         )
 
     def visit_for(self, stmt: For) -> Stmt:
-        """Rebuild a For; one with nothing inside vanishes."""
+        """Rebuild a For; an empty one is removed."""
         low, extent = self.expr(stmt.min), self.expr(stmt.extent)
         body = self.visit(stmt.body)
         return body if is_nothing(body) else stmt.with_fields(min=low, extent=extent, body=body)
 
     def visit_while(self, stmt: While) -> Stmt:
-        """Rebuild a While; one whose condition is known to fail vanishes."""
+        """Rebuild a While; one with a false condition is removed."""
         condition = self.expr(stmt.condition)
         if isinstance(condition, IntImm) and not condition.value:
             return NOTHING
@@ -260,14 +268,14 @@ class StmtMutator:
         return sequence(*new)
 
     def visit_if(self, stmt: IfThenElse) -> Stmt:
-        """Rebuild an IfThenElse; a known condition leaves the side that runs."""
+        """Rebuild an IfThenElse; a constant condition leaves one side."""
         condition = self.expr(stmt.condition)
         if isinstance(condition, IntImm):
             side = stmt.then_case if condition.value else stmt.else_case
             return NOTHING if side is None else self.visit(side)
-        other = None if stmt.else_case is None else self.visit(stmt.else_case)
+        else_case = None if stmt.else_case is None else self.visit(stmt.else_case)
         return stmt.with_fields(
-            condition=condition, then_case=self.visit(stmt.then_case), else_case=other
+            condition=condition, then_case=self.visit(stmt.then_case), else_case=else_case
         )
 
     def visit_let(self, stmt: LetStmt) -> Stmt:
@@ -289,9 +297,11 @@ class StmtMutator:
         )
 
     def visit_attr(self, stmt: AttrStmt) -> Stmt:
-        """Rebuild an AttrStmt; one of a buffer is of the buffer that takes its place."""
-        held = self.buffer(stmt.node) if isinstance(stmt.node, Buffer) else stmt.node
-        return stmt.with_fields(node=held, value=self.expr(stmt.value), body=self.visit(stmt.body))
+        """Rebuild an AttrStmt; an attribute of a buffer moves to its replacement."""
+        attr_node = self.buffer(stmt.node) if isinstance(stmt.node, Buffer) else stmt.node
+        return stmt.with_fields(
+            node=attr_node, value=self.expr(stmt.value), body=self.visit(stmt.body)
+        )
 
     def visit_evaluate(self, stmt: Evaluate) -> Stmt:
         """Rebuild an Evaluate."""
@@ -343,7 +353,9 @@ _METHODS: dict[type[Stmt], str] = {
 
 
 class ExprRewriter(StmtMutator):
-    """A StmtMutator that rewrites expressions node by node: `change` gets each rebuilt node."""
+    """A StmtMutator that rewrites expressions node by node: `change` is called with each rebuilt
+    node.
+    """
 
     def __init__(self, change: Callable[[PrimExpr], PrimExpr]) -> None:
         self._change = change
@@ -351,24 +363,25 @@ class ExprRewriter(StmtMutator):
         self._alive: list[PrimExpr] = []
 
     def expr(self, expr: PrimExpr) -> PrimExpr:
-        """The expression, rewritten bottom-up."""
+        """Rewrite the expression bottom-up."""
+        # The memo is keyed by id: expressions stay referenced so that their ids are not reused.
         self._alive.append(expr)
         return rewrite(expr, self._change, self._memo)
 
 
 def substitute(stmt: Stmt, values: dict[Var, PrimExpr]) -> Stmt:
-    """The statement with variables replaced."""
+    """Return the statement with variables substituted."""
     if not values:
         return stmt
     return ExprRewriter(lambda e: values.get(e, e) if isinstance(e, Var) else e).visit(stmt)
 
 
 class _Renaming(ExprRewriter):
-    """Replaces variables and buffers, also where buffers are allocated."""
+    """A rewriter that replaces variables and buffers, also where buffers are allocated."""
 
     def __init__(self, values: Mapping[Var, PrimExpr], buffers: Mapping[Buffer, Buffer]) -> None:
         def change(e: PrimExpr) -> PrimExpr:
-            """A variable, or the buffer of a read or address, under its new name."""
+            """Replace a variable, or the buffer of a load or address."""
             if isinstance(e, Var):
                 return values.get(e, e)
             if isinstance(e, (BufferLoad, BufferAddress)) and e.buffer in buffers:
@@ -385,12 +398,12 @@ class _Renaming(ExprRewriter):
 def rename(
     stmt: Stmt, values: Mapping[Var, PrimExpr], buffers: Mapping[Buffer, Buffer] | None = None
 ) -> Stmt:
-    """The statement with variables and buffers replaced by others, in every place they are used."""
+    """Return the statement with variables and buffers replaced wherever they are used."""
     return _Renaming(values, buffers or {}).visit(stmt)
 
 
 def with_body(func: PrimFunc, body: Stmt) -> PrimFunc:
-    """The function with another body."""
+    """Return the function with another body."""
     return func.with_fields(body=body)
 
 

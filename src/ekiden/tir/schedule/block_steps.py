@@ -1,4 +1,4 @@
-"""The steps on blocks and buffers, as methods."""
+"""The schedule primitives on blocks and buffers, as methods."""
 
 from __future__ import annotations
 
@@ -35,35 +35,35 @@ Which = int | str | Buffer
 Mapping_ = IndexMap | Callable[..., ExprLike | Sequence[ExprLike]]
 
 
-def _block_handle(made: Sequence[object]) -> BlockRV:
-    assert isinstance(made[0], BlockRV), "a step that makes a block gives its handle"
-    return made[0]
+def _block_handle(handles: Sequence[object]) -> BlockRV:
+    assert isinstance(handles[0], BlockRV), "a step that makes a block gives its handle"
+    return handles[0]
 
 
 class BlockSteps(Steps):
-    """Steps on blocks. What every one of them refuses leaves the schedule as it was."""
+    """Primitives on blocks. A primitive that is refused leaves the schedule unchanged."""
 
     # Where blocks are computed.
 
     def compute_inline(self, block: BlockLike) -> None:
-        """Put a block's expression where its elements are read.
+        """Inline a block's expression where its elements are read.
 
             b[i] = f(i); c[i] = g(b[i])   ->   c[i] = g(f(i))
 
-        A block that nobody reads vanishes. Proved: one store at distinct iterators, the only
+        A block without readers is removed. Proved: one store at distinct iterators, the only
         writer, what it reads is not written again. Refused otherwise, for reductions and for
         outputs of the function.
         """
         self._run("compute_inline", inline.compute_inline, (self._block(block),))
 
     def reverse_compute_inline(self, block: BlockLike) -> None:
-        """Put a block's expression into its only producer.
+        """Inline a block into its only producer.
 
             b[i] = f(i); c[i] = g(b[i])   ->   c[i] = g(f(i)), in the loops of b
 
-        The block that is left is the producer, by its name and handles.
-        Proved: the producer is plain, writes all of its buffer, and nobody else reads that; the
-        block reads each element of it once (at a bijection of its iterators).
+        The remaining block keeps the producer's name and handles. Proved: the producer is plain,
+        writes all of its buffer, and has no other reader; the block reads each element of it once
+        (at a bijection of its iterators).
         """
         self._run("reverse_compute_inline", inline.reverse_compute_inline, (self._block(block),))
 
@@ -88,9 +88,9 @@ class BlockSteps(Steps):
         """
         if self._elsewhere(block, loop):
             return
-        given = (self._block(block), self._loop(loop))
+        handles = (self._block(block), self._loop(loop))
         attrs = {"preserve_unit_loops": preserve_unit_loops, "index": index}
-        self._run("compute_at", move.compute_at, given, attrs, moves=True)
+        self._run("compute_at", move.compute_at, handles, attrs, moves=True)
 
     def reverse_compute_at(
         self,
@@ -112,18 +112,20 @@ class BlockSteps(Steps):
         """
         if self._elsewhere(block, loop):
             return
-        given = (self._block(block), self._loop(loop))
+        handles = (self._block(block), self._loop(loop))
         attrs = {"preserve_unit_loops": preserve_unit_loops, "index": index}
-        self._run("reverse_compute_at", move.reverse_compute_at, given, attrs, moves=True)
+        self._run("reverse_compute_at", move.reverse_compute_at, handles, attrs, moves=True)
 
     def _elsewhere(self, block: BlockLike, loop: LoopLike) -> bool:
-        """Handle the places of sample_compute_location that are no loop."""
+        """Handle the results of sample_compute_location that are not a loop; return whether it was
+        one.
+        """
         if not isinstance(loop, LoopRV) or loop not in self._values:
             return False
-        place = self._values[loop][1]
-        if place == sampling.INLINE:
+        location = self._values[loop][1]
+        if location == sampling.INLINE:
             self.compute_inline(block)
-        return place in (sampling.INLINE, sampling.ROOT) and isinstance(place, int)
+        return location in (sampling.INLINE, sampling.ROOT) and isinstance(location, int)
 
     # Copies.
 
@@ -134,7 +136,8 @@ class BlockSteps(Steps):
         storage_scope: str,
         consumer_blocks: Sequence[BlockLike] | None = None,
     ) -> BlockRV:
-        """Copy what is read of a buffer to a new one first; gives the copying block.
+        """Copy what is read of a buffer to a new one first; return the copying block; gives the
+        copying block.
 
             c[i] = a[i] * 2   ->   a_local[i] = a[i]; c[i] = a_local[i] * 2
 
@@ -144,8 +147,8 @@ class BlockSteps(Steps):
         attrs = self._copying("read_buffer_index", read_buffer_index, storage_scope)
         if consumer_blocks is not None:
             attrs["consumer_blocks"] = [self._block(b) for b in consumer_blocks]
-        given = (self._block(block),)
-        return _block_handle(self._run("cache_read", cache.cache_read, given, attrs, moves=True))
+        handles = (self._block(block),)
+        return _block_handle(self._run("cache_read", cache.cache_read, handles, attrs, moves=True))
 
     def cache_write(
         self,
@@ -154,7 +157,8 @@ class BlockSteps(Steps):
         storage_scope: str,
         consumer_blocks: Sequence[BlockLike] | None = None,
     ) -> BlockRV:
-        """Write a block's result to a new buffer first; gives the block that copies it back.
+        """Write a block's result to a new buffer first; return the block that copies it back; gives
+        the block that copies it back.
 
             c[i] = f(i)   ->   c_local[i] = f(i); c[i] = c_local[i]
 
@@ -164,8 +168,10 @@ class BlockSteps(Steps):
         attrs = self._copying("write_buffer_index", write_buffer_index, storage_scope)
         if consumer_blocks is not None:
             attrs["consumer_blocks"] = [self._block(b) for b in consumer_blocks]
-        given = (self._block(block),)
-        return _block_handle(self._run("cache_write", cache.cache_write, given, attrs, moves=True))
+        handles = (self._block(block),)
+        return _block_handle(
+            self._run("cache_write", cache.cache_write, handles, attrs, moves=True)
+        )
 
     def _copying(self, key: str, which: Which, scope: str) -> dict[str, object]:
         return {key: which.name if isinstance(which, Buffer) else which, "storage_scope": scope}
@@ -182,8 +188,8 @@ class BlockSteps(Steps):
         """
         side = buffer.name if isinstance(buffer, Buffer) else buffer
         attrs = {"buffer": list(side) if isinstance(side, tuple) else side}
-        given = (self._block(block),)
-        return _block_handle(self._run("reindex", cache.reindex, given, attrs, moves=True))
+        handles = (self._block(block),)
+        return _block_handle(self._run("reindex", cache.reindex, handles, attrs, moves=True))
 
     def reindex_cache_read(
         self, block: BlockLike, read_buffer_index: Which, storage_scope: str, index_map: Mapping_
@@ -198,17 +204,19 @@ class BlockSteps(Steps):
         """
         attrs = self._copying("read_buffer_index", read_buffer_index, storage_scope)
         attrs["index_map"] = _index_map(index_map)
-        step, given = reindex_cache_read, (self._block(block),)
-        return _block_handle(self._run("reindex_cache_read", step, given, attrs, moves=True))
+        step, handles = reindex_cache_read, (self._block(block),)
+        return _block_handle(self._run("reindex_cache_read", step, handles, attrs, moves=True))
 
     def reindex_cache_write(
         self, block: BlockLike, write_buffer_index: Which, storage_scope: str, index_map: Mapping_
     ) -> BlockRV:
-        """The same of what a block writes, which is copied to where it was written behind."""
+        """Write a block's result to a buffer laid out by a map of its iterators, and copy it back
+        behind the block.
+        """
         attrs = self._copying("write_buffer_index", write_buffer_index, storage_scope)
         attrs["index_map"] = _index_map(index_map)
-        step, given = reindex_cache_write, (self._block(block),)
-        return _block_handle(self._run("reindex_cache_write", step, given, attrs, moves=True))
+        step, handles = reindex_cache_write, (self._block(block),)
+        return _block_handle(self._run("reindex_cache_write", step, handles, attrs, moves=True))
 
     def set_scope(self, block: BlockLike, buffer_index: Which, storage_scope: str) -> None:
         """Move an intermediate that a block writes to another scope.
@@ -223,10 +231,12 @@ class BlockSteps(Steps):
         )
 
     def unsafe_set_dtype(self, block: BlockLike, buffer_index: Which, dtype: str) -> None:
-        """Keep an intermediate that a block writes in another dtype. Values are rounded to it, so
-        that results change: the one step that does not keep the meaning of a program.
+        """Store an intermediate that a block writes in another dtype.
 
-        b[i] = x; c[i] = b[i]   ->   b[i] = float16(x); c[i] = float32(b[i])
+        Values are rounded to it, so results change: the one primitive that does not preserve the
+        program's meaning.
+
+            b[i] = x; c[i] = b[i]   ->   b[i] = float16(x); c[i] = float32(b[i])
         """
         which = buffer_index.name if isinstance(buffer_index, Buffer) else buffer_index
         attrs = {"buffer_index": which, "dtype": str(dtype)}
@@ -235,7 +245,7 @@ class BlockSteps(Steps):
     def storage_align(
         self, block: BlockLike, buffer_index: Which, axis: int, factor: int, offset: int
     ) -> None:
-        """Keep an intermediate so that the stride of an axis is k * factor + offset elements.
+        """Store an intermediate so that the stride of an axis is k * factor + offset elements.
 
         b[32, 32]   ->   storage_align("b", 0, axis=0, factor=32, offset=1)   ->   stride 33
         """
@@ -244,9 +254,10 @@ class BlockSteps(Steps):
         self._run("storage_align", cache.storage_align, (self._block(block),), attrs)
 
     def rolling_buffer(self, block: BlockLike, write_buffer_index: Which) -> None:
-        """Keep the window of a buffer that a loop's step needs, and make only what is new in it.
+        """Store the sliding window of a buffer that a loop's iteration needs, and compute only its
+        new elements.
 
-            for j:                                       for j:
+        for j:                                       for j:
                 for ax in 3: b[j + ax] = f(j + ax)  ->       for ax in 3: if j == 0 or ax == 2:
                 c[j] = b[j] + b[j + 1] + b[j + 2]                b[(j + ax) % 3] = f(j + ax)
                                                              c[j] = b[j % 3] + b[(j + 1) % 3] + ...
@@ -256,8 +267,8 @@ class BlockSteps(Steps):
         """
         which = write_buffer_index
         attrs = {"write_buffer_index": which.name if isinstance(which, Buffer) else which}
-        given = (self._block(block),)
-        self._run("rolling_buffer", rolling.rolling_buffer, given, attrs, moves=True)
+        handles = (self._block(block),)
+        self._run("rolling_buffer", rolling.rolling_buffer, handles, attrs, moves=True)
 
     def read_at(
         self,
@@ -267,8 +278,8 @@ class BlockSteps(Steps):
         storage_scope: str,
         pad: int = 0,
     ) -> BlockRV:
-        """Copy what a step of a loop reads of a buffer to one of just that size; gives the copying
-        block.
+        """Copy what an iteration of a loop reads of a buffer to one of exactly that size; return
+        the copying block; gives the copying block.
 
             for k: for i, j: c[i] += a[i, k * 8 + j]
             -> for k: a_global[i, j] = a[i, k * 8 + j]; for i, j: c[i] += a_global[i, j]
@@ -279,8 +290,8 @@ class BlockSteps(Steps):
         attrs = self._copying("read_buffer_index", read_buffer_index, storage_scope)
         if pad:
             attrs["pad"] = pad
-        given = (self._loop(loop), self._block(block))
-        return _block_handle(self._run("read_at", part_copies.read_at, given, attrs, moves=True))
+        handles = (self._loop(loop), self._block(block))
+        return _block_handle(self._run("read_at", part_copies.read_at, handles, attrs, moves=True))
 
     def write_at(
         self,
@@ -289,8 +300,8 @@ class BlockSteps(Steps):
         write_buffer_index: Which,
         storage_scope: str,
     ) -> BlockRV:
-        """Keep what a step of a loop writes of a buffer in one of just that size, and copy it back
-        at the end of the step; gives the copying block.
+        """Write what an iteration of a loop computes to a buffer of exactly that size, and copy it
+        back at the iteration's end; return the copying block; gives the copying block.
 
             for i: for j: c[i, j] = f(i, j)
             -> for i: for j: c_global[j] = f(i, j); for j: c[i, j] = c_global[j]
@@ -299,14 +310,16 @@ class BlockSteps(Steps):
         the loop, and steps write boxes of one size.
         """
         attrs = self._copying("write_buffer_index", write_buffer_index, storage_scope)
-        given = (self._loop(loop), self._block(block))
-        return _block_handle(self._run("write_at", part_copies.write_at, given, attrs, moves=True))
+        handles = (self._loop(loop), self._block(block))
+        return _block_handle(
+            self._run("write_at", part_copies.write_at, handles, attrs, moves=True)
+        )
 
     def cache_inplace(
         self, block: BlockLike, read_buffer_index: Which, storage_scope: str
     ) -> list[BlockRV]:
-        """Copy a buffer that a block changes to a new one first, and back after it; gives both
-        copying blocks.
+        """Copy a buffer that a block updates to a new one first, and back after it; return both
+        copying blocks; gives both copying blocks.
 
             c[i] = c[i] + 1   ->   c_local[i] = c[i]; c_local[i] = c_local[i] + 1; c[i] = c_local[i]
 
@@ -314,27 +327,30 @@ class BlockSteps(Steps):
         is what it has written.
         """
         attrs = self._copying("read_buffer_index", read_buffer_index, storage_scope)
-        given = (self._block(block),)
-        made = self._run("cache_inplace", cache.cache_inplace, given, attrs, moves=True)
-        return [_block_handle([each]) for each in made]
+        handles = (self._block(block),)
+        block_handles = self._run("cache_inplace", cache.cache_inplace, handles, attrs, moves=True)
+        return [_block_handle([handle]) for handle in block_handles]
 
     def cache_index(
         self, block: BlockLike, storage_scope: str, cse_thresh: int = 0
     ) -> list[BlockRV]:
-        """Compute the indices of a block's accesses that are more than an iterator once, before it,
-        and read them; gives the computing blocks.
+        """Compute the non-trivial indices of a block's accesses once, before it; return the
+        computing blocks.
 
             c[i] = a[i // 4 * 8 + i % 4]   ->   index_var[i] = i // 4 * 8 + i % 4
                                                 c[i] = a[index_var[i]]
 
-        Those alone that stand more than `cse_thresh` times. Refused where there are none.
+        Only indices that occur more than `cse_thresh` times. Refused where there are none.
         """
         attrs = {"storage_scope": storage_scope, "cse_thresh": cse_thresh}
-        made = self._run("cache_index", cache_index, (self._block(block),), attrs, moves=True)
-        return [_block_handle([each]) for each in made]
+        block_handles = self._run(
+            "cache_index", cache_index, (self._block(block),), attrs, moves=True
+        )
+        return [_block_handle([handle]) for handle in block_handles]
 
     def decompose_padding(self, block: BlockLike, loop: LoopLike) -> BlockRV:
-        """Part a padded copy into a constant for all of it, then the data inside; gives the block
+        """Split a padded copy into a constant fill and a copy of the data inside; return the fill's
+        block. `loop` and the loops below it, down to the block, are duplicated; gives the block
         of the constant. `loop` and those below it, down to the block, are done twice.
 
             for i in 10: b[i] = if_then_else(1 <= i and i < 9, a[i - 1], 0)
@@ -342,74 +358,75 @@ class BlockSteps(Steps):
 
         Proved: the block chooses between data and a constant by bounds of single loops.
         """
-        given = (self._block(block), self._loop(loop))
-        return _block_handle(self._run("decompose_padding", decompose_padding, given))
+        handles = (self._block(block), self._loop(loop))
+        return _block_handle(self._run("decompose_padding", decompose_padding, handles))
 
     def can_decompose_padding(self, block: BlockLike, loop: LoopLike) -> bool:
-        """Whether `decompose_padding` would be done."""
-        given = (self._block(block), self._loop(loop))
-        program = self._program_of(given)
-        realize, around = (self._resolve(each) for each in given)
-        assert isinstance(realize, BlockRealize) and isinstance(around, For)
+        """Return whether `decompose_padding` would be accepted."""
+        handles = (self._block(block), self._loop(loop))
+        program = self._program_of(handles)
+        realize, loop_stmt = (self._resolve(handle) for handle in handles)
+        assert isinstance(realize, BlockRealize) and isinstance(loop_stmt, For)
         try:
-            decompose_padding(program, realize, around)
+            decompose_padding(program, realize, loop_stmt)
         except RefusedError:
             return False
         return True
 
     def skip_zeros(self, block: BlockLike, lanes: int = 1) -> list[BlockRV]:
-        """Leave out the terms of a sum that a remainder makes zero; gives the block that looks at
-        the sums afterwards, where one must.
+        """Leave out the terms of a sum that a remainder makes zero; return the block that checks
+        the sums afterwards, where one is needed.
 
             for h in 8, k in 4: c[h] += (x[(h + k) // 2] if (h + k) % 2 == 0 else 0) * w[k]
             -> for h_phase in 2, h in 4, k in 2: c_sums[h_phase, h] += x[...] * w[2 * k + h_phase]
                c[h] = c_sums[h % 2, h // 2]; if not all finite: c in full
 
-        The condition may stand in the block or be what an element that it reads was computed by.
-        Iterators of remainders come first. Proved: the loops are one for each iterator; what is
-        left out is 0. A product of floats with 0 is, where the condition is over it too, where
-        "tir.fast_math" has "nnan ninf", and else where the sums, each factor being in one of them,
-        turn out finite: the block that is given sees to that, in vectors of `lanes`.
+        The condition may be in the block or in the producer of an element that it reads. Iterators
+        of remainders come first. Proved: the loops are one per iterator; the omitted terms are 0. A
+        float product with 0 is 0 where the condition covers the whole product, where
+        "tir.fast_math" has "nnan ninf", or else where the sums, each factor being in one of them,
+        turn out finite: the returned block checks that, in vectors of `lanes`.
         """
-        given = (self._block(block),)
-        made = self._run("skip_zeros", skip_zeros, given, {"lanes": lanes})
-        return [_block_handle([each]) for each in made]
+        handles = (self._block(block),)
+        block_handles = self._run("skip_zeros", skip_zeros, handles, {"lanes": lanes})
+        return [_block_handle([handle]) for handle in block_handles]
 
     def skip_turns(self, block: BlockLike, *loops: LoopLike, lanes: int = 1) -> list[BlockRV]:
-        """Leave out the turns of loops in which a sum grows by zeros alone; gives the block that
-        looks at the other factor before, where one must.
+        """Skip the iterations of loops that only add zeros to a sum; return the block that checks
+        the other factor before, where one is needed.
 
             for d: for o: for c: y[d] += (x[d + o, c] if d + o < 8 else 0) * w[o, c]
             -> skip_turns(y, o)
             for d: for o: if d + o < 8 or not all w finite: for c: y[d] += ...
 
-        The condition may stand in the block or be what an element that it reads was computed by;
-        those count that depend on one of the loops, and on none inside of it. Proved: the block
-        adds to sums that another one begins, alone in the loops; what is left out is 0: for floats,
-        where the condition is over the product too, where "tir.fast_math" has "nnan ninf", or where
-        all of the other factor, an argument of the function, is looked at, in vectors of `lanes`.
-        Refused where there is no such condition.
+        The condition may be in the block or in the producer of an element that it reads; it counts
+        if it depends on one of the loops and on none inside of it. Proved: the block alone in the
+        loops adds to sums that another one initialises; the omitted terms are 0: for floats, where
+        the condition covers the product too, where "tir.fast_math" has "nnan ninf", or where all of
+        the other factor, an argument of the function, is checked, in vectors of `lanes`. Refused
+        where there is no such condition.
         """
-        given = (self._block(block), *map(self._loop, loops))
-        made = self._run("skip_turns", skip_turns, given, {"lanes": lanes})
-        return [_block_handle([each]) for each in made]
+        handles = (self._block(block), *map(self._loop, loops))
+        block_handles = self._run("skip_turns", skip_turns, handles, {"lanes": lanes})
+        return [_block_handle([handle]) for handle in block_handles]
 
     def share_skipped(self, block: BlockLike, *loops: LoopLike) -> float:
-        """The share of all turns, from 0 to 1, that `skip_turns` would leave out; 0 where it would
-        be refused."""
-        given = (self._block(block), *map(self._loop, loops))
-        program = self._program_of(given)
-        realize, *around = (self._resolve(each) for each in given)
+        """Return the fraction of all iterations, from 0 to 1, that `skip_turns` would skip; 0 where
+        it would be refused.
+        """
+        handles = (self._block(block), *map(self._loop, loops))
+        program = self._program_of(handles)
+        realize, *loop_stmts = (self._resolve(handle) for handle in handles)
         assert isinstance(realize, BlockRealize)
         try:
-            return share_skipped(program, realize, *(e for e in around if isinstance(e, For)))
+            return share_skipped(program, realize, *(e for e in loop_stmts if isinstance(e, For)))
         except RefusedError:
             return 0.0
 
     def reuse_buffer(self, block: BlockLike, write_buffer_index: Which) -> None:
-        """Keep an intermediate in the memory of what its only reader makes of it.
+        """Store an intermediate in the memory of its only reader's result.
 
-            b[i] = f(i); c[i] = g(b[i])   ->   c[i] = f(i); c[i] = g(c[i])
+        b[i] = f(i); c[i] = g(b[i])   ->   c[i] = f(i); c[i] = g(c[i])
 
         Proved: the reader takes each element at the place it writes, of the same type, and once;
         nobody else uses either.
@@ -421,7 +438,8 @@ class BlockSteps(Steps):
     # Reductions.
 
     def decompose_reduction(self, block: BlockLike, loop: LoopLike) -> BlockRV:
-        """The init of a reduction in a nest of its own before a loop; gives its block.
+        """Move the init of a reduction to a nest of its own before a loop; return its block; gives
+        its block.
 
             for i: for k: c[i] = 0 at first; c[i] += a[i, k]
             -> decompose_reduction(c, i)
@@ -430,23 +448,25 @@ class BlockSteps(Steps):
 
         Proved: all loops of the sum are in the loop, and each step runs once.
         """
-        given = (self._block(block), self._loop(loop))
+        handles = (self._block(block), self._loop(loop))
         step = reduction.decompose_reduction
-        return _block_handle(self._run("decompose_reduction", step, given, moves=True))
+        return _block_handle(self._run("decompose_reduction", step, handles, moves=True))
 
     def merge_reduction(self, init: BlockLike, update: BlockLike) -> None:
-        """Take an init back into its sum: the inverse of decompose_reduction.
+        """Merge an init back into its reduction: the inverse of decompose_reduction; the inverse of
+        decompose_reduction.
 
             for i: c[i] = 0
             for i: for k: c[i] += a[i, k]   ->   for i: for k: c[i] = 0 at first; c[i] += a[i, k]
 
         Proved: the init sets a constant in just what is summed, and nothing uses it between.
         """
-        given = (self._block(init), self._block(update))
-        self._run("merge_reduction", reduction.merge_reduction, given)
+        handles = (self._block(init), self._block(update))
+        self._run("merge_reduction", reduction.merge_reduction, handles)
 
     def rfactor(self, loop: LoopLike, factor_axis: int) -> BlockRV:
-        """A sum over a loop as a sum for each of its steps, and the sum of those; gives the first.
+        """Split a sum over a loop into a partial sum per iteration and the sum of those; return the
+        block of partial sums; gives the first.
 
             for i: for k0, k1: c[i] += a[i, k0 * 4 + k1]
             -> rfactor(k1, 0)
@@ -456,9 +476,9 @@ class BlockSteps(Steps):
         `factor_axis` is where the new buffer has the loop as an axis. Proved: the operator's order
         does not matter, the loop is reduced alone.
         """
-        given = (self._loop(loop),)
+        handles = (self._loop(loop),)
         attrs = {"factor_axis": factor_axis}
-        return _block_handle(self._run("rfactor", reduction.rfactor, given, attrs, moves=True))
+        return _block_handle(self._run("rfactor", reduction.rfactor, handles, attrs, moves=True))
 
     # Layouts.
 
@@ -471,13 +491,13 @@ class BlockSteps(Steps):
         *,
         assume_injective_transform: bool = False,
     ) -> None:
-        """Lay a buffer out anew, wherever it is used.
+        """Change a buffer's layout by an index map, at every access.
 
             b[i, j]   ->   transform_layout(b, ("write", 0), lambda i, j: (i // 16, j, i % 16))
             b[i // 16, j, i % 16]
 
-        An argument changes its shape: the function takes and gives the new layout. Proved: no two
-        elements share a place; of an argument, that there is no padding.
+        An argument changes its shape: the function accepts and returns the new layout. Proved: no
+        two elements share a location; for an argument, that there is no padding.
         """
         side = buffer.name if isinstance(buffer, Buffer) else buffer
         handle = self._block(block)
@@ -492,23 +512,23 @@ class BlockSteps(Steps):
         self._run("transform_layout", layout.transform_layout, (handle,), attrs)
 
     def transform_block_layout(self, block: BlockLike, index_map: Mapping_) -> None:
-        """New iterators and loops for a block, as functions of the old ones.
+        """Replace a block's iterators and loops by functions of the old ones.
 
-            for i, j: b[i, j] = f(i, j)
+        for i, j: b[i, j] = f(i, j)
             -> transform_block_layout(b, lambda i, j: (i * 8 + j,))
             for ax0: b[ax0 // 8, ax0 % 8] = f(ax0 // 8, ax0 % 8)
 
         Proved: the map is a bijection that does not mix spatial and reduced iterators.
         """
         attrs = {"index_map": _index_map(index_map)}
-        given = (self._block(block),)
-        self._run("transform_block_layout", layout.transform_block_layout, given, attrs)
+        handles = (self._block(block),)
+        self._run("transform_block_layout", layout.transform_block_layout, handles, attrs)
 
     def set_axis_separator(
         self, block: BlockLike, buffer: Which | tuple[str, int], axis_separators: Sequence[int]
     ) -> None:
-        """Where the dimensions of memory part the axes of a buffer: memory has one here, so that
-        there are no separators. Raises ScheduleError for any.
+        """Accept an empty list of axis separators; raise ScheduleError for any: memory has one
+        dimension here.
         """
         if axis_separators:
             raise ScheduleError(
@@ -520,8 +540,8 @@ class BlockSteps(Steps):
     def unsafe_hide_buffer_access(
         self, block: BlockLike, buf_type: str, buf_index_array: Sequence[int]
     ) -> None:
-        """Raises ScheduleError: what a block reads and writes is what stands in it, so that nothing
-        of it can be hidden.
+        """Raise ScheduleError: a block's reads and writes are derived from its body, so that none
+        can be hidden.
         """
         raise ScheduleError(
             f"unsafe_hide_buffer_access: the {buf_type} accesses {list(buf_index_array)} cannot be"
@@ -545,7 +565,7 @@ class BlockSteps(Steps):
     # Tensors.
 
     def blockize(self, target: LoopLike, preserve_unit_iters: bool = True) -> BlockRV:
-        """The block and the loops inside a loop as one block; gives it.
+        """Turn the block and the loops inside a loop into one block; return it; gives it.
 
             for i_0, i_1 in grid(4, 8): block(vi = i_0 * 8 + i_1)
             -> blockize(i_1)
@@ -555,8 +575,8 @@ class BlockSteps(Steps):
         outside and a range inside.
         """
         attrs = {"preserve_unit_iters": preserve_unit_iters}
-        given = (self._loop(target),)
-        return _block_handle(self._run("blockize", tensor.blockize, given, attrs))
+        handles = (self._loop(target),)
+        return _block_handle(self._run("blockize", tensor.blockize, handles, attrs))
 
     def tensorize(
         self,
@@ -564,21 +584,20 @@ class BlockSteps(Steps):
         tensor_intrin: str,
         preserve_unit_iters: bool = True,
     ) -> None:
-        """Put an instruction where a program does what its description says.
+        """Replace a loop nest by a tensor instruction whose description matches it.
 
             for i in range(16): c[i0 + i] += a[i0 + i] * b[i0 + i]   ->   the implementation, over
             the parts of c, a and b that begin at i0
 
         The intrinsic is one of `tir.TensorIntrin`, or a micro-kernel with its options, as
-        "register_tile(own=16)", in the place of the loop over rows of a tile: it makes one for each
-        size that the tile has, and what follows a sum in it is done in the same registers. For
-        others a loop is blockized first. Proved: the loops, the values and the accesses are those
-        of the description.
+        "register_tile(own=16)", in place of the loop over a tile's rows: it builds one per tile
+        size, and the epilogue of a sum is done in the same registers. For others a loop is
+        blockized first. Proved: loops, values and accesses equal the description's.
         """
-        given = (self._place_of(block_or_loop),)
+        handles = (self._place_of(block_or_loop),)
         attrs = {"tensor_intrin": tensor_intrin, "preserve_unit_iters": preserve_unit_iters}
-        self._run("tensorize", tensor.tensorize, given, attrs)
+        self._run("tensorize", tensor.tensorize, handles, attrs)
 
 
-def _index_map(given: Mapping_) -> IndexMap:
-    return given if isinstance(given, IndexMap) else IndexMap.from_func(given)
+def _index_map(mapping: Mapping_) -> IndexMap:
+    return mapping if isinstance(mapping, IndexMap) else IndexMap.from_func(mapping)

@@ -1,5 +1,5 @@
-"""Primitives that put a copy of a buffer between blocks: cache_read, cache_write, reindex; and
-those that say how a buffer is kept: set_scope, storage_align.
+"""Primitives that insert a copy of a buffer between blocks: cache_read, cache_write, reindex; and
+those that set how a buffer is stored: set_scope, storage_align.
 """
 
 from __future__ import annotations
@@ -49,24 +49,28 @@ from ekiden.tir.visitor import guarded_nodes, sequence, walk
 
 
 def pick_buffer(
-    step: str, realize: BlockRealize, which: int | str | Buffer, many: Sequence[Buffer], what: str
+    step: str,
+    realize: BlockRealize,
+    which: int | str | Buffer,
+    buffers: Sequence[Buffer],
+    verb: str,
 ) -> Buffer:
-    """A buffer of a block by number, name or itself."""
+    """Return a buffer of a block selected by number, name or itself."""
     name = realize.block.name
-    names = [b.name for b in many]
+    names = [b.name for b in buffers]
     if isinstance(which, int) and not isinstance(which, bool):
-        if not 0 <= which < len(many):
-            refuse(f"{step} {name!r}: it {what} {names}, there is no number {which}", realize)
-        return many[which]
-    wanted = which.name if isinstance(which, Buffer) else which
-    for each in many:
-        if each is which or each.name == wanted:
-            return each
-    refuse(f"{step} {name!r}: it {what} {names}, not {wanted!r}", realize)
+        if not 0 <= which < len(buffers):
+            refuse(f"{step} {name!r}: it {verb} {names}, there is no number {which}", realize)
+        return buffers[which]
+    wanted_name = which.name if isinstance(which, Buffer) else which
+    for buffer in buffers:
+        if buffer is which or buffer.name == wanted_name:
+            return buffer
+    refuse(f"{step} {name!r}: it {verb} {names}, not {wanted_name!r}", realize)
 
 
 def check_scope(step: str, realize: BlockRealize, scope: str) -> None:
-    """Refuses a scope that does not exist."""
+    """Refuse an unknown memory scope."""
     if scope not in SCOPES:
         refuse(
             f"{step} {realize.block.name!r}: expected a scope of {', '.join(SCOPES)}, got "
@@ -76,13 +80,13 @@ def check_scope(step: str, realize: BlockRealize, scope: str) -> None:
 
 
 def _copy_block(name: str, target: Buffer, source: Buffer) -> BlockRealize:
-    """target[v] = source[v], over all of it."""
+    """Return the block target[v] = source[v] over the whole buffer."""
     iters = tuple(
         IterVar(Var(f"v{n}", d.dtype), d, IterKind.SPATIAL) for n, d in enumerate(source.shape)
     )
-    at = tuple(i.var for i in iters)
-    body = BufferStore(target, BufferLoad(source, at, source.dtype), at)
-    return BlockRealize(at, const(True), Block(name, iters, body))
+    indices = tuple(i.var for i in iters)
+    body = BufferStore(target, BufferLoad(source, indices, source.dtype), indices)
+    return BlockRealize(indices, const(True), Block(name, iters, body))
 
 
 def _copy_nest(copy: BlockRealize, box: Sequence[Range], outer: Sequence[For]) -> Stmt:
@@ -95,14 +99,16 @@ def _holds(program: Program, root: Stmt, blocks: Sequence[BlockRealize]) -> bool
 
 
 def outermost(program: Program, s: Stmt, apart: Sequence[BlockRealize]) -> Stmt:
-    """The outermost loop or block around a statement, in its scope, that holds none of `apart`."""
+    """Return the outermost loop or block around a statement, in its scope, that contains none of
+    `apart`.
+    """
     path = program.path(s)
-    for n, each in enumerate(path):
-        if isinstance(each, (Block, Allocate, LetStmt, SeqStmt)):
+    for n, ancestor in enumerate(path):
+        if isinstance(ancestor, (Block, Allocate, LetStmt, SeqStmt)):
             continue
         inside_block = any(isinstance(p, Block) for p in path[n:])
-        if not inside_block and not _holds(program, each, apart):
-            return each
+        if not inside_block and not _holds(program, ancestor, apart):
+            return ancestor
     return s
 
 
@@ -120,38 +126,38 @@ def cache_read(
     old = pick_buffer(step, realize, read_buffer_index, inputs(realize.block), "reads")
     writers = program.writers(old)
     users = list(consumer_blocks or ()) or [x for x in program.readers(old) if x not in writers]
-    for each in users:
-        if old not in read(each.block):
-            refuse(f"{step} {name!r}: block {each.block.name!r} does not read {old.name!r}", each)
+    for user in users:
+        if old not in read(user.block):
+            refuse(f"{step} {name!r}: block {user.block.name!r} does not read {old.name!r}", user)
     users.sort(key=program.position)
     # The copy stands before the first reader, as far out as no writer is inside: between the last
     # write and the first read. What it takes is the region that is read in one step of the loops
     # around that place.
-    place = outermost(program, users[0], writers)
-    outer = program.loops_above(place)
-    for each in users:
+    insertion_point = outermost(program, users[0], writers)
+    outer = program.loops_above(insertion_point)
+    for user in users:
         # The innermost of the loops is enough: who is inside it is inside those around it.
-        if any(not program.is_inside(each, s) for s in outer[-1:]):
+        if any(not program.is_inside(user, s) for s in outer[-1:]):
             refuse(
-                f"{step} {name!r}: block {each.block.name!r} reads {old.name!r} outside loop "
+                f"{step} {name!r}: block {user.block.name!r} reads {old.name!r} outside loop "
                 f"{outer[-1].loop_var.name!r}, where it is written",
-                each,
+                user,
             )
-    for each in writers:
-        if not program.before(each, place):
+    for user in writers:
+        if not program.before(user, insertion_point):
             refuse(
-                f"{step} {name!r}: block {each.block.name!r} writes {old.name!r} after it is read",
-                each,
+                f"{step} {name!r}: block {user.block.name!r} writes {old.name!r} after it is read",
+                user,
             )
     label = f"{old.name}_{storage_scope}".replace(".", "_")
     new = Buffer(program.fresh_buffer(label), old.shape, old.dtype, storage_scope)
     copy = _copy_block(program.fresh_block(label), new, old)
     nest = _copy_nest(copy, region(old, _uses(program, users, old, outer), outer), outer)
     func = program.func
-    func = Program(func).replace(place, sequence(nest, place))
-    for each in users:
+    func = Program(func).replace(insertion_point, sequence(nest, insertion_point))
+    for user in users:
         after = Program(func)
-        block = after.blocks[each.block.name].block
+        block = after.blocks[user.block.name].block
         func = after.replace(block, replace_buffer(block, old, new))
     return allocated(func, new), [copy.block.name]
 
@@ -159,16 +165,16 @@ def cache_read(
 def _uses(
     program: Program, users: Sequence[BlockRealize], buffer: Buffer, outer: Sequence[For]
 ) -> list[Access]:
-    """How blocks access a buffer, with the loops below the given ones."""
-    known = {s.loop_var for s in outer}
-    found: list[Access] = []
-    for each in users:
-        between = tuple(s for s in program.loops_above(each) if s.loop_var not in known)
-        found.extend(
+    """Return the accesses of blocks to a buffer, with the loops below the outer ones."""
+    outer_vars = {s.loop_var for s in outer}
+    uses: list[Access] = []
+    for user in users:
+        between = tuple(s for s in program.loops_above(user) if s.loop_var not in outer_vars)
+        uses.extend(
             Access(a.indices, (*between, *a.loops), a.is_store, a.conditional)
-            for a in accesses(each, buffer)
+            for a in accesses(user, buffer)
         )
-    return found
+    return uses
 
 
 def cache_write(
@@ -186,29 +192,29 @@ def cache_write(
     require_kind(step, realize, COMPLETE, REDUCTION, UPDATE)
     require_sole_writer(step, program, realize, old)
     consumers = list(consumer_blocks or ())
-    for each in consumers:
-        if old not in read(each.block) or not program.before(realize, each):
+    for user in consumers:
+        if old not in read(user.block) or not program.before(realize, user):
             refuse(
-                f"{step} {name!r}: block {each.block.name!r} does not read {old.name!r} after it",
-                each,
+                f"{step} {name!r}: block {user.block.name!r} does not read {old.name!r} after it",
+                user,
             )
     # Readers that are no consumers go on reading the old buffer, so that the copy back must stand
     # before them; consumers read the new one, and stand anywhere behind in the same loops.
-    others = [x for x in program.readers(old) if x is not realize and x not in consumers]
-    place = outermost(program, realize, others)
-    outer = program.loops_above(place)
+    other_readers = [x for x in program.readers(old) if x is not realize and x not in consumers]
+    insertion_point = outermost(program, realize, other_readers)
+    outer = program.loops_above(insertion_point)
     if reduce_loops(realize, outer):
         refuse(f"{step} {name!r}: it is not finished where {old.name!r} is read", realize)
-    for each in consumers:
-        if outer and not program.is_inside(each, outer[-1]):
+    for user in consumers:
+        if outer and not program.is_inside(user, outer[-1]):
             refuse(
-                f"{step} {name!r}: block {each.block.name!r} is outside loop "
+                f"{step} {name!r}: block {user.block.name!r} is outside loop "
                 f"{outer[-1].loop_var.name!r}",
-                each,
+                user,
             )
     label = f"{old.name}_{storage_scope}".replace(".", "_")
     new = Buffer(program.fresh_buffer(label), old.shape, old.dtype, storage_scope)
-    box = box_of(program, place, old, realize)
+    box = box_of(program, insertion_point, old, realize)
     if isinstance(box, str):
         # Unknown what is written: all is copied back. That is harmless for an intermediate, whose
         # other elements nobody may read; the rest of an output is its caller's and stays.
@@ -217,10 +223,10 @@ def cache_write(
         box = [Range.from_min_extent(const(0), d) for d in old.shape]
     copy = _copy_block(program.fresh_block(label), old, new)
     nest = _copy_nest(copy, box, outer)
-    func = program.replace(place, sequence(place, nest))
-    for each in (realize, *consumers):
+    func = program.replace(insertion_point, sequence(insertion_point, nest))
+    for user in (realize, *consumers):
         after = Program(func)
-        block = after.blocks[each.block.name].block
+        block = after.blocks[user.block.name].block
         func = after.replace(block, replace_buffer(block, old, new))
     return allocated(func, new), [copy.block.name]
 
@@ -237,21 +243,21 @@ def cache_inplace(
     check_scope(step, realize, storage_scope)
     own = tuple(b for b in read(realize.block) if b in written(realize.block))
     old = pick_buffer(step, realize, read_buffer_index, own, "reads and writes")
-    others = [x for x in (*program.writers(old), *program.readers(old)) if x is not realize]
-    place = outermost(program, realize, others)
-    outer = program.loops_above(place)
-    box = box_of(program, place, old, realize)
+    other_users = [x for x in (*program.writers(old), *program.readers(old)) if x is not realize]
+    insertion_point = outermost(program, realize, other_users)
+    outer = program.loops_above(insertion_point)
+    box = box_of(program, insertion_point, old, realize)
     if isinstance(box, str):
         refuse(f"{step} {name!r}: {box}", realize)
     label = f"{old.name}_{storage_scope}".replace(".", "_")
     new = Buffer(program.fresh_buffer(label), old.shape, old.dtype, storage_scope)
     begin, end = program.fresh_block(label), program.fresh_block(f"{old.name}_back")
-    taken = region(old, _uses(program, [realize], old, outer), outer)
+    read_box = region(old, _uses(program, [realize], old, outer), outer)
     func = program.replace(
-        place,
+        insertion_point,
         sequence(
-            _copy_nest(_copy_block(begin, new, old), taken, outer),
-            place,
+            _copy_nest(_copy_block(begin, new, old), read_box, outer),
+            insertion_point,
             _copy_nest(_copy_block(end, old, new), box, outer),
         ),
     )
@@ -274,8 +280,8 @@ def reindex(
 def pick_side(
     step: str, realize: BlockRealize, buffer: tuple[str, int] | str | Buffer | int
 ) -> tuple[Buffer, bool]:
-    """A buffer given as ("read" or "write", number), "read"/"write" forms by name, or itself; and
-    whether it is written.
+    """Return a buffer and whether it is written; selected by ("read" or "write", number), by name,
+    or itself.
     """
     reads, writes = inputs(realize.block), written(realize.block)
     if isinstance(buffer, (tuple, list)):
@@ -286,35 +292,41 @@ def pick_side(
                 f"{side!r}",
                 realize,
             )
-        many = reads if side == "read" else writes
-        return pick_buffer(step, realize, number, many, f"{side}s"), side == "write"
+        candidates = reads if side == "read" else writes
+        return pick_buffer(step, realize, number, candidates, f"{side}s"), side == "write"
     if isinstance(buffer, int):
         return pick_buffer(step, realize, buffer, reads, "reads"), False
-    found = pick_buffer(step, realize, buffer, (*reads, *writes), "touches")
-    return found, found in writes
+    buffer_found = pick_buffer(step, realize, buffer, (*reads, *writes), "touches")
+    return buffer_found, buffer_found in writes
 
 
 def pattern_of(step: str, realize: BlockRealize, buffer: Buffer) -> tuple[PrimExpr, ...]:
-    """The one tuple of indices, over iterators alone, at which a block accesses a buffer."""
+    """Return the single tuple of indices, over iterators alone, at which a block accesses
+    a buffer.
+    """
     name = realize.block.name
-    found = accesses(realize.block, buffer)
+    block_accesses = accesses(realize.block, buffer)
     variables = {i.var for i in realize.block.iter_vars}
-    for each in found:
-        if not all(same_expr(a, b) for a, b in zip(each.indices, found[0].indices, strict=True)):
+    for access in block_accesses:
+        if not all(
+            same_expr(a, b) for a, b in zip(access.indices, block_accesses[0].indices, strict=True)
+        ):
             refuse(f"{step} {name!r}: it accesses {buffer.name!r} at different elements", realize)
-        if not set(free_vars(*each.indices)) <= variables:
+        if not set(free_vars(*access.indices)) <= variables:
             refuse(f"{step} {name!r}: {buffer.name!r} is not indexed by iterators alone", realize)
-    return found[0].indices
+    return block_accesses[0].indices
 
 
 def used_iters(realize: BlockRealize, indices: Sequence[PrimExpr]) -> list[IterVar]:
-    """The iterators of a block that indices are made of."""
+    """Return the block iterators that occur in indices."""
     used = set(free_vars(*indices))
     return [i for i in realize.block.iter_vars if i.var in used]
 
 
 def _require_unguarded(step: str, realize: BlockRealize, buffer: Buffer) -> None:
-    """A load that only happens under a condition may be out of range elsewhere."""
+    """Refuse a block that loads from the buffer only under a condition: elsewhere the load may be
+    out of range.
+    """
     for s in walk(realize.block):
         if not isinstance(s, BufferStore):
             continue
@@ -340,26 +352,28 @@ def _reindex_read(
     for writer in program.writers(old):
         if not program.before(writer, realize):
             refuse(f"{step} {name!r}: {old.name!r} is written after it is read", writer)
-    new, copies, at = _reindexed(program, old, iters)
-    source = tuple(substitute(i, at) for i in indices)
-    made = tuple(c.var for c in copies)
-    body = BufferStore(new, BufferLoad(old, source, old.dtype), made)
-    copy = BlockRealize(made, const(True), Block(program.fresh_block(new.name), copies, body))
-    place = outermost(program, realize, program.writers(old))
+    new, copies, var_map = _reindexed(program, old, iters)
+    source = tuple(substitute(i, var_map) for i in indices)
+    copy_vars = tuple(c.var for c in copies)
+    body = BufferStore(new, BufferLoad(old, source, old.dtype), copy_vars)
+    copy = BlockRealize(copy_vars, const(True), Block(program.fresh_block(new.name), copies, body))
+    insertion_point = outermost(program, realize, program.writers(old))
     nest = moved_nest(copy, {}, ())
-    func = program.replace(place, sequence(nest, place))
+    func = program.replace(insertion_point, sequence(nest, insertion_point))
     return _with_reindexed(func, name, old, new, iters), [copy.block.name]
 
 
 def _reindexed(
     program: Program, old: Buffer, iters: Sequence[IterVar]
 ) -> tuple[Buffer, tuple[IterVar, ...], dict[Var, PrimExpr]]:
-    """The new buffer, iterators of a block over it, and what the old ones are in it."""
+    """Return the new buffer, the copy block's iterators over it, and the map from old iterators to
+    those.
+    """
     shape = tuple(i.extent for i in iters)
     new = Buffer(program.fresh_buffer(f"{old.name}_reindex"), shape, old.dtype)
     copies = tuple(IterVar(Var(i.var.name, i.var.dtype), i.extent, IterKind.SPATIAL) for i in iters)
-    at: dict[Var, PrimExpr] = {i.var: c.var for i, c in zip(iters, copies, strict=True)}
-    return new, copies, at
+    var_map: dict[Var, PrimExpr] = {i.var: c.var for i, c in zip(iters, copies, strict=True)}
+    return new, copies, var_map
 
 
 def _with_reindexed(
@@ -367,8 +381,8 @@ def _with_reindexed(
 ) -> PrimFunc:
     after = Program(func)
     block = after.blocks[name].block
-    at = tuple(i.var for i in iters)
-    func = after.replace(block, replace_accesses(block, old, new, lambda _: at))
+    indices = tuple(i.var for i in iters)
+    func = after.replace(block, replace_accesses(block, old, new, lambda _: indices))
     return allocated(func, new)
 
 
@@ -385,16 +399,16 @@ def _reindex_write(
     if fault is not None:
         refuse(f"{step} {name!r}: it is not known to run for all its iterators: {fault}", realize)
     readers = [x for x in program.readers(old) if x is not realize]
-    place = outermost(program, realize, readers)
-    if program.loops_above(place):
+    insertion_point = outermost(program, realize, readers)
+    if program.loops_above(insertion_point):
         refuse(f"{step} {name!r}: {old.name!r} is read in the same loops", realize)
     iters = used_iters(realize, indices)
-    new, copies, at = _reindexed(program, old, iters)
-    made = tuple(c.var for c in copies)
-    target = tuple(substitute(i, at) for i in indices)
-    body = BufferStore(old, BufferLoad(new, made, old.dtype), target)
-    copy = BlockRealize(made, const(True), Block(program.fresh_block(new.name), copies, body))
-    func = program.replace(place, sequence(place, moved_nest(copy, {}, ())))
+    new, copies, var_map = _reindexed(program, old, iters)
+    copy_vars = tuple(c.var for c in copies)
+    target = tuple(substitute(i, var_map) for i in indices)
+    body = BufferStore(old, BufferLoad(new, copy_vars, old.dtype), target)
+    copy = BlockRealize(copy_vars, const(True), Block(program.fresh_block(new.name), copies, body))
+    func = program.replace(insertion_point, sequence(insertion_point, moved_nest(copy, {}, ())))
     return _with_reindexed(func, name, old, new, iters), [copy.block.name]
 
 
@@ -423,8 +437,8 @@ def storage_align(
 ) -> PrimFunc:
     """See `Schedule.storage_align`."""
     step, name = "storage_align", realize.block.name
-    many = written(realize.block)
-    buffer = pick_buffer(step, realize, buffer_index, many, "writes")
+    written_buffers = written(realize.block)
+    buffer = pick_buffer(step, realize, buffer_index, written_buffers, "writes")
     if program.is_param(buffer):
         refuse(f"{step} {name!r}: {buffer.name!r} is an argument, whose strides are given", realize)
     rank = len(buffer.shape)
@@ -432,9 +446,9 @@ def storage_align(
         refuse(f"{step} {name!r}: {buffer.name!r} has {rank} axes, no axis {axis}", realize)
     if factor <= 0:
         refuse(f"{step} {name!r}: the factor must be positive, got {factor}", realize)
-    number = next(n for n, b in enumerate(many) if b is buffer)
+    number = next(n for n, b in enumerate(written_buffers) if b is buffer)
     notes = dict(realize.block.annotations or {})
-    given = [tuple(x) for x in notes.get("buffer_dim_align", ())]  # type: ignore[attr-defined]
-    kept = [x for x in given if x[:2] != (number, axis % rank)]
-    notes["buffer_dim_align"] = (*kept, (number, axis % rank, factor, offset))
+    alignments = [tuple(x) for x in notes.get("buffer_dim_align", ())]  # type: ignore[attr-defined]
+    other_alignments = [x for x in alignments if x[:2] != (number, axis % rank)]
+    notes["buffer_dim_align"] = (*other_alignments, (number, axis % rank, factor, offset))
     return program.replace(realize.block, realize.block.with_fields(annotations=notes))

@@ -1,4 +1,4 @@
-"""A primitive on blocks: what elements it accesses, computed once before it."""
+"""The primitive cache_index: precompute a block's index expressions."""
 
 from __future__ import annotations
 
@@ -32,34 +32,41 @@ def cache_index(
     step, name = "cache_index", realize.block.name
     require_outermost(step, program, realize)
     check_scope(step, realize, storage_scope)
-    func, made = program.func, []
+    func, block_names = program.func, []
     for index in _worth(realize, cse_thresh):
         func, block = _cached(Program(func), name, index, storage_scope)
-        made.append(block)
-    if not made:
+        block_names.append(block)
+    if not block_names:
         refuse(f"{step} {name!r}: it has no index to compute", realize)
-    return func, made
+    return func, block_names
 
 
-def _worth(realize: BlockRealize, least: int) -> list[PrimExpr]:
-    """The indices that are more than an iterator, and stand more than so many times."""
+def _worth(realize: BlockRealize, threshold: int) -> list[PrimExpr]:
+    """Return the indices that are more than an iterator and occur more than `least` times."""
     own = {i.var for i in realize.block.iter_vars}
-    found: list[list[PrimExpr]] = []
+    groups: list[list[PrimExpr]] = []
     for buffer in dict.fromkeys((*read(realize.block), *written(realize.block))):
         for index in (i for a in accesses(realize.block, buffer) for i in a.indices):
-            parts = set(free_vars(index))
-            if isinstance(index, Var) or not parts or not parts <= own or not _is_safe(index):
+            index_vars = set(free_vars(index))
+            if (
+                isinstance(index, Var)
+                or not index_vars
+                or not index_vars <= own
+                or not _is_safe(index)
+            ):
                 continue
-            alike = next((each for each in found if same_expr(each[0], index)), None)
-            if alike is None:
-                found.append([index])
+            group_of_index = next((group for group in groups if same_expr(group[0], index)), None)
+            if group_of_index is None:
+                groups.append([index])
             else:
-                alike.append(index)
-    return [each[0] for each in found if len(each) > least]
+                group_of_index.append(index)
+    return [group[0] for group in groups if len(group) > threshold]
 
 
 def _is_safe(index: PrimExpr) -> bool:
-    """Whether it is arithmetic that may be done where the block does not run."""
+    """Return whether an index is arithmetic that may be evaluated where the block does not run (no
+    division by a variable, no effects, no loads).
+    """
     for e in post_order(index):
         divides = isinstance(e, (Div, FloorDiv, FloorMod)) and not is_const(e.b)
         acts = isinstance(e, Intrinsic) and INTRINSICS[e.op].effects
@@ -69,28 +76,30 @@ def _is_safe(index: PrimExpr) -> bool:
 
 
 def _cached(program: Program, name: str, index: PrimExpr, scope: str) -> tuple[PrimFunc, str]:
-    """The program with one index computed before the block, and the name of what computes it."""
+    """Return the program with one index computed before the block, and the name of the computing
+    block.
+    """
     realize = program.blocks[name]
     iters = used_iters(realize, [index])
     shape = tuple(i.extent for i in iters)
     new = Buffer(program.fresh_buffer("index_var"), shape, index.dtype, scope)
     copies = tuple(IterVar(Var(i.var.name, i.var.dtype), i.extent, IterKind.SPATIAL) for i in iters)
-    at = tuple(c.var for c in copies)
+    copy_vars = tuple(c.var for c in copies)
     values: dict[Var, PrimExpr] = {i.var: c.var for i, c in zip(iters, copies, strict=True)}
-    body = BufferStore(new, substitute(index, values), at)
-    made = BlockRealize(at, const(True), Block(program.fresh_block(new.name), copies, body))
-    place = outermost(program, realize, [])
-    func = program.replace(place, sequence(moved_nest(made, {}, ()), place))
+    body = BufferStore(new, substitute(index, values), copy_vars)
+    copy = BlockRealize(copy_vars, const(True), Block(program.fresh_block(new.name), copies, body))
+    insertion_point = outermost(program, realize, [])
+    func = program.replace(insertion_point, sequence(moved_nest(copy, {}, ()), insertion_point))
     after = Program(func)
     block: Stmt = after.blocks[name].block
-    known = BufferLoad(new, tuple(i.var for i in iters), index.dtype)
+    cached_index = BufferLoad(new, tuple(i.var for i in iters), index.dtype)
 
     def moved(indices: Indices) -> Indices:
-        return tuple(known if same_expr(i, index) else i for i in indices)
+        return tuple(cached_index if same_expr(i, index) else i for i in indices)
 
     for buffer in dict.fromkeys((*read(realize.block), *written(realize.block))):
         block = replace_accesses(block, buffer, buffer, moved)
-    return allocated(after.replace(after.blocks[name].block, block), new), made.block.name
+    return allocated(after.replace(after.blocks[name].block, block), new), copy.block.name
 
 
 __all__ = ["cache_index"]

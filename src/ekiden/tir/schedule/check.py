@@ -1,17 +1,17 @@
-"""What primitives prove: that the steps of a loop do not touch each other's elements, that a step
-makes what it reads, that inputs are final.
+"""Proof obligations of schedule primitives: iterations of a loop touch disjoint elements, an
+iteration writes what it reads, inputs are final.
 
-All proofs are about boxes and digits. What one step touches of a buffer is a box (`tir.regions`),
-an over-estimate; what a block writes is only used where it is exactly a box (`box_of`). That two
-steps are apart is shown by `arith.determines`: the indices of an element, or the corner of a step's
-box with any place inside of it, tell which step it was. So:
+Proofs are about boxes and digits. What one iteration touches of a buffer is a box (`tir.regions`),
+an over-estimate; what a block writes is only used where it is exactly a box (`box_of`).
+`arith.determines` shows that two iterations are disjoint: the indices of an element, or the corner
+of an iteration's box plus any offset inside, determine the iteration. So:
 
     check_permutable     each sum's first step stays first; no step sees what another one wrote
     check_concurrent     steps write elements of their own, or each has a buffer of its own
     not_covered          the box written in a step holds the box read in it
     require_final_inputs what is read is not written again later
 
-What cannot be proved is refused, with the reason; nothing is taken on trust.
+What cannot be proved is refused, with the reason.
 """
 
 from __future__ import annotations
@@ -72,23 +72,23 @@ from ekiden.tir.visitor import is_nothing, sub_statements
 # A guard cuts off points that are not in the block's domain at all: they were made by a split that
 # rounds up. A block under guards alone still runs for all its iterators.
 def domain_guards(realize: BlockRealize) -> tuple[list[PrimExpr], list[PrimExpr]]:
-    """The conditions of a block's predicate that only say that an iterator is inside its domain,
-    and the others.
+    """Return the conditions of a block's predicate that only bound an iterator to its domain, and
+    the remaining conditions.
     """
     if is_const(realize.predicate):
         return [], conditions(realize.predicate)
     analyzer = Analyzer()
     guards: list[PrimExpr] = []
-    others: list[PrimExpr] = []
+    remaining: list[PrimExpr] = []
     pairs = list(zip(realize.block.iter_vars, realize.iter_values, strict=True))
-    for each in conditions(realize.predicate):
-        inside = any(_is_guard(each, v, i.extent, analyzer) for i, v in pairs)
-        (guards if inside else others).append(each)
-    return guards, others
+    for condition in conditions(realize.predicate):
+        inside = any(_is_guard(condition, v, i.extent, analyzer) for i, v in pairs)
+        (guards if inside else remaining).append(condition)
+    return guards, remaining
 
 
 def _is_guard(e: PrimExpr, value: PrimExpr, extent: PrimExpr, analyzer: Analyzer) -> bool:
-    """Whether a condition is `value < extent` or `0 <= value`, perhaps with terms moved."""
+    """Return whether a condition is `value < extent` or `0 <= value`, up to moving terms."""
     if isinstance(e, LT):
         return analyzer.can_prove_equal(e.b - e.a, extent - value)
     if isinstance(e, GE):
@@ -97,19 +97,19 @@ def _is_guard(e: PrimExpr, value: PrimExpr, extent: PrimExpr, analyzer: Analyzer
 
 
 def require_outermost(step: str, program: Program, realize: BlockRealize) -> None:
-    """Refuses a block inside another, whose buffers the blocks around it may touch as well."""
-    at: Stmt | None = program.parent(realize)
-    while at is not None:
-        if isinstance(at, Block):
-            refuse(f"{step} {realize.block.name!r}: it is inside block {at.name!r}", realize)
-        at = program.parent(at)
+    """Refuse a nested block, whose buffers the enclosing blocks may touch as well."""
+    ancestor: Stmt | None = program.parent(realize)
+    while ancestor is not None:
+        if isinstance(ancestor, Block):
+            refuse(f"{step} {realize.block.name!r}: it is inside block {ancestor.name!r}", realize)
+        ancestor = program.parent(ancestor)
 
 
 def require_no_conditions(step: str, realize: BlockRealize) -> None:
-    """Refuses a block that runs only under a condition of its own."""
-    others = domain_guards(realize)[1]
-    if others:
-        names = ", ".join(sorted({v.name for e in others for v in free_vars(e)}))
+    """Refuse a block that runs only under a condition of its own."""
+    extra_conditions = domain_guards(realize)[1]
+    if extra_conditions:
+        names = ", ".join(sorted({v.name for e in extra_conditions for v in free_vars(e)}))
         refuse(f"{step} {realize.block.name!r}: it runs only under a condition on {names}", realize)
 
 
@@ -117,21 +117,21 @@ def require_no_conditions(step: str, realize: BlockRealize) -> None:
 
 
 def check_permutable(step: str, program: Program, chain: Sequence[For]) -> None:
-    """Refuses unless the steps of a chain of loops may run in any order that keeps each loop's
-    range.
+    """Refuse unless the iterations of a chain of loops may run in any order within the loops'
+    ranges.
     """
     leaves = program.leaves(chain[-1].body)
     _require_leaves_only(step, chain[-1])
-    for each in leaves:
-        kind = require_kind(step, each, COMPLETE, REDUCTION, UPDATE)
-        if kind == REDUCTION and reduce_loops(each, chain):
-            _check_reduction_order(step, program, each, chain)
+    for leaf in leaves:
+        kind = require_kind(step, leaf, COMPLETE, REDUCTION, UPDATE)
+        if kind == REDUCTION and reduce_loops(leaf, chain):
+            _check_reduction_order(step, program, leaf, chain)
     if len(leaves) > 1:
         _check_shared_buffers(step, program, chain, leaves)
 
 
 def _require_leaves_only(step: str, loop: For) -> None:
-    """Statements outside blocks have no iterators to reason with."""
+    """Refuse statements outside blocks: they have no iterators to reason with."""
     stack = [loop.body]
     while stack:
         s = stack.pop()
@@ -154,22 +154,22 @@ def _require_leaves_only(step: str, loop: For) -> None:
 def _check_reduction_order(
     step: str, program: Program, realize: BlockRealize, chain: Sequence[For]
 ) -> None:
-    """The first step of each point's sum, which runs its init, must stay the first."""
+    """Check that the first iteration of each point's sum, which runs its init, stays first."""
     name = realize.block.name
     loops = loops_between(chain[0], realize, program)
     reduced = {s.loop_var for s in reduce_loops(realize, loops)}
     both = [v.name for v in free_vars(*spatial_values(realize)) if v in reduced]
     if both:
         refuse(f"{step}: loop {both[0]!r} is both spatial and reduced in block {name!r}", realize)
-    for each in conditions(realize.predicate):
-        used = {v for v in free_vars(each) if v in program.loops}
+    for condition in conditions(realize.predicate):
+        used = {v for v in free_vars(condition) if v in program.loops}
         if used & reduced and not used <= reduced:
             refuse(
                 f"{step}: the condition of block {name!r} mixes reduced and other loops", realize
             )
     values = [v for v in realize.iter_values if not is_const(v)]
-    wanted = {s.loop_var for s in loops if not is_const(s.extent, 1)}
-    fault = determines(values, ranges_of(loops), determining(loops, wanted))
+    loop_vars = {s.loop_var for s in loops if not is_const(s.extent, 1)}
+    fault = determines(values, ranges_of(loops), determining(loops, loop_vars))
     if fault is not None:
         refuse(
             f"{step}: block {name!r} is not known to run once for each step of its loops: {fault}",
@@ -188,8 +188,8 @@ def _check_reduction_order(
 def _check_shared_buffers(
     step: str, program: Program, chain: Sequence[For], leaves: Sequence[BlockRealize]
 ) -> None:
-    """Buffers that one block under the chain writes and another touches: each step must write what
-    it reads before it reads it.
+    """Refuse unless each iteration writes what it reads before reading it, for buffers that one
+    block under the chain writes and another touches.
     """
     for buffer in dict.fromkeys(b for leaf in leaves for b in written(leaf.block)):
         touching = [x for x in leaves if buffer in written(x.block) or buffer in read(x.block)]
@@ -208,7 +208,7 @@ def _check_shared_buffers(
 def _stale(
     program: Program, chain: Sequence[For], buffer: Buffer, touching: Sequence[BlockRealize]
 ) -> str | None:
-    """Why a step may see what another step wrote; None if it makes all it reads."""
+    """Return why an iteration may read what another one wrote; None if it writes all it reads."""
     makers = [x for x in touching if buffer in written(x.block)]
     kinds = [kind_of(x.block).kind for x in makers]
     if kinds not in ([COMPLETE], [REDUCTION], [COMPLETE, UPDATE]):
@@ -222,16 +222,16 @@ def _stale(
 
 
 def not_covered(program: Program, loop: For, buffer: Buffer, maker: BlockRealize) -> str | None:
-    """Why a step of a loop may read an element of a buffer that the maker, in the same step, has
-    not written; None if it cannot.
+    """Return why an iteration of a loop may read an element of a buffer that the maker, in the same
+    iteration, has not written; None if it cannot.
     """
     outer = [*program.loops_above(loop), loop]
-    given = exact_box(program, loop, buffer, maker)
-    if isinstance(given, str):
-        return given
+    written_box = exact_box(program, loop, buffer, maker)
+    if isinstance(written_box, str):
+        return written_box
     needed = region(buffer, accesses(loop.body, buffer), outer)
     analyzer = bound_analyzer(outer)
-    for axis, (a, b, dim) in enumerate(zip(given, needed, buffer.shape, strict=True)):
+    for axis, (a, b, dim) in enumerate(zip(written_box, needed, buffer.shape, strict=True)):
         starts = analyzer.can_prove(a.min <= b.min) or analyzer.can_prove(a.min <= 0)
         ends = reaches(a.min, a.extent, b.min + b.extent, analyzer)
         if not starts or not (ends or reaches(a.min, a.extent, dim, analyzer)):
@@ -244,8 +244,8 @@ def not_covered(program: Program, loop: For, buffer: Buffer, maker: BlockRealize
 def exact_box(
     program: Program, loop: For, buffer: Buffer, maker: BlockRealize
 ) -> list[Range] | str:
-    """What a block writes of a buffer in one step of a loop, neither more nor less; or why that is
-    not known.
+    """Return exactly what a block writes of a buffer in one iteration of a loop, or why that is
+    unknown.
     """
     return box_of(program, loop.body, buffer, maker)
 
@@ -253,8 +253,8 @@ def exact_box(
 # Unlike `region`, which may hold more than is touched, this is used to show that something *was*
 # written: so one store, no condition, all iterators, and indices that fill a box without gaps.
 def box_of(program: Program, root: Stmt, buffer: Buffer, maker: BlockRealize) -> list[Range] | str:
-    """What a block inside a statement writes of a buffer each time the statement runs; or why that
-    is not known.
+    """Return exactly what a block inside a statement writes of a buffer each time the statement
+    runs, or why that is unknown.
     """
     name = maker.block.name
     update = maker.with_fields(block=maker.block.with_fields(init=None))
@@ -267,14 +267,14 @@ def box_of(program: Program, root: Stmt, buffer: Buffer, maker: BlockRealize) ->
     if not _guards_end_of_buffer(maker, buffer):
         return f"block {name!r} does not run for all its iterators"
     ranges = ranges_of((*loops_between(root, maker, program), *store.loops))
-    made = image_box(store.indices, ranges)
-    if isinstance(made, str):
-        return f"what block {name!r} writes of {buffer.name!r} is no box: {made}"
-    return [Range.from_min_extent(low, size) for low, size in made]
+    image = image_box(store.indices, ranges)
+    if isinstance(image, str):
+        return f"what block {name!r} writes of {buffer.name!r} is no box: {image}"
+    return [Range.from_min_extent(low, size) for low, size in image]
 
 
 def reached(total: IterSum) -> PrimExpr:
-    """How many values a dense sum of digits has."""
+    """Return the number of values of a dense sum of digits."""
     size: PrimExpr = const(1)
     for split in total.args:
         size = size * split.extent
@@ -285,7 +285,7 @@ def reached(total: IterSum) -> PrimExpr:
 # What is used here is a // c >= (a - (c - 1)) / c: for a term k * c * (a // c) of the difference, k
 # * (a - (c - 1)) is no more, and linear.
 def reaches(low: PrimExpr, size: PrimExpr, end: PrimExpr, analyzer: Analyzer) -> bool:
-    """Whether low + size >= end is known, also where size is of tiles rounded up:
+    """Return whether low + size >= end is provable, also where size consists of tiles rounded up:
     (n + 5) // 6 * 6 >= n.
     """
     total = analyzer.simplify(low + size - end)
@@ -295,11 +295,13 @@ def reaches(low: PrimExpr, size: PrimExpr, end: PrimExpr, analyzer: Analyzer) ->
         if not isinstance(e, FloorDiv) or not isinstance(e.b, IntImm) or e.b.value <= 0:
             continue
         tiles = Var("tiles")
-        given = _replaced(total, e, tiles)
-        count, step = analyzer.coefficient(given, tiles), int(e.b.value)
+        with_tiles = _replaced(total, e, tiles)
+        count, step = analyzer.coefficient(with_tiles, tiles), int(e.b.value)
         if count is not None and count > 0 and count % step == 0:
-            least = substitute_expr(given, {tiles: const(0)}) + (e.a - (step - 1)) * (count // step)
-            return analyzer.can_prove(least >= 0)
+            lower_bound = substitute_expr(with_tiles, {tiles: const(0)}) + (e.a - (step - 1)) * (
+                count // step
+            )
+            return analyzer.can_prove(lower_bound >= 0)
     return False
 
 
@@ -308,19 +310,19 @@ def _replaced(e: PrimExpr, old: PrimExpr, new: PrimExpr) -> PrimExpr:
 
 
 def _is_conditional(program: Program, s: Stmt, root: Stmt) -> bool:
-    """Whether a branch lies between a statement and one around it."""
-    at: Stmt | None = s
-    while at is not None:
-        if isinstance(at, IfThenElse):
+    """Return whether a branch is between a statement and one of its ancestors."""
+    ancestor: Stmt | None = s
+    while ancestor is not None:
+        if isinstance(ancestor, IfThenElse):
             return True
-        if at is root:
+        if ancestor is root:
             return False
-        at = program.parent(at)
+        ancestor = program.parent(ancestor)
     return False
 
 
 def _guards_end_of_buffer(maker: BlockRealize, buffer: Buffer) -> bool:
-    """Whether the points that a block's predicate cuts off have no elements in the buffer."""
+    """Return whether the points that a block's predicate masks have no elements in the buffer."""
     if not domain_guards(maker)[0]:
         return True
     stores = [s for s, _ in stores_of(maker.block) if s.buffer is buffer]
@@ -335,7 +337,7 @@ def _guards_end_of_buffer(maker: BlockRealize, buffer: Buffer) -> bool:
 
 
 def _apart(program: Program, chain: Sequence[For], buffer: Buffer) -> bool:
-    """Whether the steps of a chain of loops touch elements of their own."""
+    """Return whether the iterations of a chain of loops touch disjoint elements."""
     return steps_disjoint(program, chain[-1], buffer, {s.loop_var for s in chain}, chain) is None
 
 
@@ -344,37 +346,39 @@ def _apart(program: Program, chain: Sequence[For], buffer: Buffer) -> bool:
 # step's box with a free place in it, x0, x1, ...; if even any place of the box tells the step,
 # boxes are disjoint. A box is an over-estimate, so this refuses more than it must, and never less.
 def steps_disjoint(
-    program: Program, loop: For, buffer: Buffer, wanted: set[Var], chain: Sequence[For]
+    program: Program, loop: For, buffer: Buffer, loop_vars: set[Var], chain: Sequence[For]
 ) -> str | None:
-    """Why two steps of the wanted loops may touch one element of a buffer; None if they cannot."""
+    """Return why two iterations of the wanted loops may touch one element of a buffer; None if they
+    cannot.
+    """
     touched = accesses(loop.body, buffer)
     outer = [*program.loops_above(loop), loop]
-    mine = [s for s in outer if s.loop_var in wanted and not is_const(s.extent, 1)]
-    wanted = {s.loop_var for s in mine}
-    if not wanted:
+    mine = [s for s in outer if s.loop_var in loop_vars and not is_const(s.extent, 1)]
+    loop_vars = {s.loop_var for s in mine}
+    if not loop_vars:
         return None
     touched = [_settled(a, outer) for a in touched]
     first = touched[0]
-    if all(_same_place(first, each) for each in touched):
+    if all(_same_place(first, access) for access in touched):
         if len(mine) == 1 and _far_apart(buffer, first, mine[0].loop_var, outer):
             return None
         loops = [*mine, *first.loops]
-        return _told_apart(first.indices, ranges_of(loops), determining(loops, wanted), outer)
+        return _told_apart(first.indices, ranges_of(loops), determining(loops, loop_vars), outer)
     own = ranges_of(mine)
     box = region(buffer, [_of_largest_parts(a) for a in touched], outer)
     corners: list[PrimExpr] = []
-    for axis, each in enumerate(box):
-        if is_const(each.extent, 1):
-            corners.append(each.min)
+    for axis, axis_range in enumerate(box):
+        if is_const(axis_range.extent, 1):
+            corners.append(axis_range.min)
             continue
         inside = Var(f"x{axis}")
-        own[inside] = Range(each.extent)
-        corners.append(each.min + inside)
-    return _told_apart(corners, own, wanted, outer)
+        own[inside] = Range(axis_range.extent)
+        corners.append(axis_range.min + inside)
+    return _told_apart(corners, own, loop_vars, outer)
 
 
 def _settled(access: Access, outer: Sequence[For]) -> Access:
-    """The access without the variables of loops of one step."""
+    """Return the access without the variables of single-iteration loops."""
     values = single_steps([*outer, *access.loops])
     if not values:
         return access
@@ -388,36 +392,36 @@ def _settled(access: Access, outer: Sequence[For]) -> Access:
 
 
 def _of_largest_parts(access: Access) -> Access:
-    """The access with every part taken for as large as the largest, which is more than there is."""
+    """Return the access with every part over-estimated as the largest part."""
     values: dict[Var, PrimExpr] = {}
     loops: list[For] = []
-    for each in access.loops:
-        low, most = substitute_expr(each.min, values), (each.annotations or {}).get(MOST)
-        if most is not None:
-            inside = Var(each.loop_var.name, each.loop_var.dtype)
-            values[each.loop_var] = low + inside
-            low, size = const(0, inside.dtype), convert(most, inside.dtype)  # type: ignore[arg-type]
-            each = each.with_fields(loop_var=inside, extent=size)
-        loops.append(each.with_fields(min=low))
+    for loop in access.loops:
+        low, max_extent = substitute_expr(loop.min, values), (loop.annotations or {}).get(MOST)
+        if max_extent is not None:
+            inside = Var(loop.loop_var.name, loop.loop_var.dtype)
+            values[loop.loop_var] = low + inside
+            low, size = const(0, inside.dtype), convert(max_extent, inside.dtype)  # type: ignore[arg-type]
+            loop = loop.with_fields(loop_var=inside, extent=size)
+        loops.append(loop.with_fields(min=low))
     indices = tuple(substitute_expr(i, values) for i in access.indices)
     extents = access.extents
     return Access(indices, tuple(loops), access.is_store, access.conditional, extents)
 
 
 def _far_apart(buffer: Buffer, access: Access, var: Var, outer: Sequence[For]) -> bool:
-    """Whether a step of a loop moves further than the loops inside do together: most cases, and
-    sooner told than by digits.
+    """Return whether an iteration's stride exceeds the combined reach of the loops inside it: the
+    common case, cheaper than a proof over digits.
     """
     analyzer = bound_analyzer(outer)
     values: dict[Var, PrimExpr] = {}
     sizes: dict[Var, int] = {}
-    for each in access.loops:
-        most = (each.annotations or {}).get(MOST, each.extent)
-        size = most.value if isinstance(most, IntImm) else most
+    for inner_loop in access.loops:
+        max_extent = (inner_loop.annotations or {}).get(MOST, inner_loop.extent)
+        size = max_extent.value if isinstance(max_extent, IntImm) else max_extent
         if not isinstance(size, int):
             return False
-        inside = Var(each.loop_var.name, each.loop_var.dtype)
-        values[each.loop_var] = substitute_expr(each.min, values) + inside
+        inside = Var(inner_loop.loop_var.name, inner_loop.loop_var.dtype)
+        values[inner_loop.loop_var] = substitute_expr(inner_loop.min, values) + inside
         analyzer.bind(inside, 0, size)
         sizes[inside] = size
     flat = analyzer.simplify(substitute_expr(flat_index(buffer, access.indices), values))
@@ -430,18 +434,20 @@ def _far_apart(buffer: Buffer, access: Access, var: Var, outer: Sequence[For]) -
 
 
 def _told_apart(
-    indices: Sequence[PrimExpr], iters: dict[Var, Range], wanted: set[Var], outer: Sequence[For]
+    indices: Sequence[PrimExpr], iters: dict[Var, Range], loop_vars: set[Var], outer: Sequence[For]
 ) -> str | None:
-    """As `determines`, the loops around being fixed, or else any: whichever can be shown."""
-    fault = determines(indices, iters, wanted)
-    if fault is None or determines(indices, ranges_of(outer) | iters, wanted) is None:
+    """Return the fault of `determines` with the outer loops fixed, or free where only that can be
+    proved; None if the iterations are disjoint.
+    """
+    fault = determines(indices, iters, loop_vars)
+    if fault is None or determines(indices, ranges_of(outer) | iters, loop_vars) is None:
         return None
     return fault
 
 
 def _same_place(a: Access, b: Access) -> bool:
-    """Whether two accesses run over the same elements in the same way, whatever their loops are
-    called.
+    """Return whether two accesses traverse the same elements in the same way, up to names of loop
+    variables.
     """
     if a.indices == b.indices and a.loops == b.loops:
         return True
@@ -459,40 +465,43 @@ def _same_place(a: Access, b: Access) -> bool:
 
 
 def _walking(access: Access) -> list[For]:
-    """The loops that the indices of an access depend on."""
+    """Return the loops that an access's indices depend on."""
     used = set(free_vars(*access.indices))
-    found: list[For] = []
-    for each in reversed(access.loops):
-        if each.loop_var in used:
-            used.update(free_vars(each.min, each.extent))
-            found.append(each)
-    return found[::-1]
+    used_loops: list[For] = []
+    for loop in reversed(access.loops):
+        if loop.loop_var in used:
+            used.update(free_vars(loop.min, loop.extent))
+            used_loops.append(loop)
+    return used_loops[::-1]
 
 
 def is_within_block(annotations: Mapping[str, object] | None) -> bool:
-    """Whether a loop's annotations bind it to threads of a block, which wait for each other."""
+    """Return whether a loop's annotations bind it to threads of a thread block, which can
+    synchronise.
+    """
     return str((annotations or {}).get("thread", "")).startswith("threadIdx")
 
 
 def check_concurrent(
     step: str, program: Program, loop: For, lanes: bool = False, together: bool = False
 ) -> None:
-    """Refuses unless the steps of a loop may run at the same time; as lanes of vectors, if so;
-    `together`, as threads that combine what they reduce."""
+    """Refuse unless the iterations of a loop may run concurrently: as threads, as vector lanes
+    (`lanes`), or as threads that combine what they reduce (`together`).
+    """
     _require_leaves_only(step, loop)
     if is_const(loop.extent, 1):
         return
     leaves = program.leaves(loop.body)
     var = loop.loop_var
     combined: set[Buffer] = set()
-    for each in leaves:
-        require_kind(step, each, COMPLETE, REDUCTION, UPDATE)
-        if var not in free_vars(*reduce_values(each)):
+    for leaf in leaves:
+        require_kind(step, leaf, COMPLETE, REDUCTION, UPDATE)
+        if var not in free_vars(*reduce_values(leaf)):
             continue
         if not together:
-            refuse(f"{step} {var.name!r}: block {each.block.name!r} reduces over it", each)
-        _require_combination(step, program, loop, each)
-        combined.update(written(each.block))
+            refuse(f"{step} {var.name!r}: block {leaf.block.name!r} reduces over it", leaf)
+        _require_combination(step, program, loop, leaf)
+        combined.update(written(leaf.block))
     for buffer in dict.fromkeys(b for leaf in leaves for b in written(leaf.block)):
         if buffer in combined:
             continue
@@ -513,8 +522,9 @@ def check_concurrent(
 
 # A sum whose init is another block has no value that each thread may begin with.
 def _require_combination(step: str, program: Program, loop: For, realize: BlockRealize) -> None:
-    """Refuses unless threads may combine what they reduce of a block over a loop, and no other
-    block in the loop sees the parts."""
+    """Refuse unless threads may combine their partial results of a block over a loop and no other
+    block in the loop reads the partial results.
+    """
     name, var = realize.block.name, loop.loop_var
     if reduction_of(realize.block) is None:
         why = "its init is another block" if realize.block.init is None else "its update is no sum"
@@ -522,25 +532,27 @@ def _require_combination(step: str, program: Program, loop: For, realize: BlockR
     if var in free_vars(*spatial_values(realize)):
         refuse(f"{step} {var.name!r}: block {name!r} is both spatial and reduced in it", realize)
     for buffer in written(realize.block):
-        for each in program.leaves(loop.body):
-            touched = (*read(each.block), *written(each.block))
-            if each is not realize and buffer in touched:
+        for leaf in program.leaves(loop.body):
+            touched = (*read(leaf.block), *written(leaf.block))
+            if leaf is not realize and buffer in touched:
                 refuse(
-                    f"{step} {var.name!r}: block {each.block.name!r} in the loop uses"
+                    f"{step} {var.name!r}: block {leaf.block.name!r} in the loop uses"
                     f" {buffer.name!r}, whose sum runs over it",
-                    each,
+                    leaf,
                 )
 
 
 def _not_lanewise(program: Program, loop: For, buffer: Buffer) -> str | None:
-    """Why a step's own buffer cannot be a vector with a lane for each step; None if it can."""
+    """Return why an iteration's private buffer cannot be a vector with a lane per iteration; None
+    if it can.
+    """
     outer = [*program.loops_above(loop), loop]
     touched = accesses(loop.body, buffer)
     box = region(buffer, touched, outer)
     analyzer = bound_analyzer(outer)
     for access in touched:
-        for index, each in zip(access.indices, box, strict=True):
-            if loop.loop_var in free_vars(analyzer.simplify(index - each.min)):
+        for index, axis_range in zip(access.indices, box, strict=True):
+            if loop.loop_var in free_vars(analyzer.simplify(index - axis_range.min)):
                 return "its steps use different places of a buffer of their own"
     return None
 
@@ -548,7 +560,7 @@ def _not_lanewise(program: Program, loop: For, buffer: Buffer) -> str | None:
 def _not_private(
     program: Program, loop: For, buffer: Buffer, leaves: Sequence[BlockRealize]
 ) -> str | None:
-    """Why a buffer cannot be one of each step's own; None if it can."""
+    """Return why a buffer cannot be private to each iteration; None if it can."""
     if program.is_param(buffer):
         return "it is an argument"
     touching = [x for x in leaves if buffer in written(x.block) or buffer in read(x.block)]
@@ -559,8 +571,8 @@ def _not_private(
 
 # What makes it right to compute a block later, or again, or for some points only.
 def require_final_inputs(step: str, program: Program, realize: BlockRealize) -> None:
-    """Refuses unless everything a block reads was written before it, for good: then its values do
-    not depend on when it runs after that.
+    """Refuse unless everything a block reads was written for the last time before it: then its
+    values do not depend on when it runs after that.
     """
     name = realize.block.name
     for buffer in read(realize.block):
@@ -586,12 +598,15 @@ def require_final_inputs(step: str, program: Program, realize: BlockRealize) -> 
 def _writes_others(
     program: Program, buffer: Buffer, writer: BlockRealize, reader: BlockRealize
 ) -> bool:
-    """Whether, in each step of the loops around two blocks and around all who read what the reader
-    makes, no element that is written is read: a recurrence reads those of steps before. When the
-    reader runs within a step does not count then."""
-    users = [writer, *(r for made in written(reader.block) for r in program.readers(made))]
+    """Return whether a writer and a reader touch disjoint elements in each iteration of the common
+    loops around them and around all readers of the reader's results.
+
+    A recurrence does: it reads elements of earlier iterations. The reader's position within an
+    iteration does not matter then.
+    """
+    users = [writer, *(r for result in written(reader.block) for r in program.readers(result))]
     around = [program.loops_above(u) for u in users]
-    common = [s for s in program.loops_above(reader) if all(_holds(s, each) for each in around)]
+    common = [s for s in program.loops_above(reader) if all(_holds(s, loops) for loops in around)]
     if not common:
         return False
     touched = accesses(common[-1].body, buffer)
@@ -610,22 +625,22 @@ def _writes_others(
 
 
 def _holds(loop: For, loops: Sequence[For]) -> bool:
-    return any(each is loop for each in loops)
+    return any(other is loop for other in loops)
 
 
 # Blocks of the known kinds give an element one value, however often they run. An opaque block in a
 # loop (a rolling buffer) gives the same place another value in each step.
 def first_changing(program: Program, block: Block) -> BlockRealize | None:
-    """A block, among those that what a block reads comes from, that writes an element more than
-    once with different values (a rolling buffer); None if there is none.
+    """Return a block, among the transitive producers of what a block reads, that writes an element
+    more than once with different values (a rolling buffer); None if there is none.
     """
-    seen: set[Buffer] = set(written(block))
-    pending = [b for b in read(block) if b not in seen]
+    visited: set[Buffer] = set(written(block))
+    pending = [b for b in read(block) if b not in visited]
     while pending:
         buffer = pending.pop()
-        if buffer in seen:
+        if buffer in visited:
             continue
-        seen.add(buffer)
+        visited.add(buffer)
         for writer in program.writers(buffer):
             if kind_of(writer.block).kind == OPAQUE and not _runs_once(program, writer):
                 return writer
@@ -634,15 +649,15 @@ def first_changing(program: Program, block: Block) -> BlockRealize | None:
 
 
 def _runs_once(program: Program, realize: BlockRealize) -> bool:
-    """Whether a block stands in no loop: what it writes is there when it is done."""
+    """Return whether a block is in no loop, so that its writes are final once it is done."""
     return not realize.block.iter_vars and not any(
         isinstance(s, (For, Block)) for s in program.path(realize)
     )
 
 
 def require_sole_writer(step: str, program: Program, realize: BlockRealize, buffer: Buffer) -> None:
-    """A part of a buffer's elements (the rest of a split, an init) may be written by another block:
-    then refuse.
+    """Refuse where another block (the tail of a split, an init) writes a part of a buffer's
+    elements.
     """
     names = [x.block.name for x in program.writers(buffer)]
     if len(names) != 1:
@@ -654,7 +669,7 @@ def require_sole_writer(step: str, program: Program, realize: BlockRealize, buff
 
 
 def single_store(step: str, realize: BlockRealize) -> BufferStore:
-    """The one store a block consists of. Refuses if it is anything else."""
+    """Return the single store a block consists of; refuse any other block."""
     body = realize.block.body
     if not isinstance(body, BufferStore) or body.predicate is not None:
         refuse(
@@ -665,8 +680,8 @@ def single_store(step: str, realize: BlockRealize) -> BufferStore:
 
 
 def distinct_variables(step: str, name: str, indices: Sequence[PrimExpr]) -> list[Var]:
-    """Indices that are different iterators. Refuses if they are anything else."""
-    found = [i for i in indices if isinstance(i, Var)]
-    if len(set(found)) != len(indices):
+    """Return indices that are distinct iterators; refuse any others."""
+    variables = [i for i in indices if isinstance(i, Var)]
+    if len(set(variables)) != len(indices):
         refuse(f"{step} {name!r}: its elements must be indexed by distinct iterators")
-    return found
+    return variables

@@ -1,5 +1,5 @@
-"""What every step of a schedule goes through: handles are looked up, the primitive is asked, its
-refusal told with its place, the step recorded.
+"""The machinery common to all schedule primitives: resolve handles, run the primitive, report a
+refusal with its source line, record the instruction in the trace.
 """
 
 from __future__ import annotations
@@ -33,17 +33,19 @@ RENDERING = ("detail", "fast", "none")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StmtSRef:
-    """A place in a program being scheduled. `stmt`: the block or the loop."""
+    """A reference to a block or loop of a program being scheduled. `stmt`: the block or
+    the loop.
+    """
 
     stmt: Block | For
 
     def same_as(self, other: object) -> bool:
-        """Whether two are one object."""
+        """Return whether two references are one object."""
         return self is other
 
 
 class Steps:
-    """The state of a schedule and how a step changes it."""
+    """The state of a schedule and the operations that change it."""
 
     def __init__(
         self,
@@ -81,7 +83,7 @@ class Steps:
 
     @property
     def func(self) -> PrimFunc:
-        """The function being scheduled, as it is now."""
+        """Return the function being scheduled in its current form."""
         return self._program.func
 
     @property
@@ -90,25 +92,26 @@ class Steps:
 
     @property
     def mod(self) -> IRModule:
-        """The module being scheduled, as it is now."""
+        """Return the module being scheduled in its current form."""
         functions: dict[GlobalVar | str, BaseFunc] = {
             name: p.func for name, p in self._programs.items()
         }
         if self._module is None:
             return IRModule(functions)
-        others: dict[GlobalVar | str, BaseFunc] = {
+        all_functions: dict[GlobalVar | str, BaseFunc] = {
             g: functions.get(g.name_hint, f) for g, f in self._module.functions.items()
         }
-        return IRModule(others, self._module.type_definitions, self._module.attrs)
+        return IRModule(all_functions, self._module.type_definitions, self._module.attrs)
 
     @property
     def func_working_on(self) -> GlobalVar:
-        """The function that steps change."""
+        """Return the function that primitives change."""
         return GlobalVar(self._working)
 
     def work_on(self, func_name: str) -> None:
-        """Let the following steps change another function of the module. Raises ScheduleError for a
-        function that there is not."""
+        """Select the function that the following primitives change. Raises ScheduleError for an
+        unknown name.
+        """
         if func_name not in self._programs:
             raise ScheduleError(
                 f"work_on: no function {func_name!r}; there are {sorted(self._programs)}"
@@ -120,7 +123,7 @@ class Steps:
 
     @property
     def trace(self) -> Trace:
-        """The steps so far."""
+        """Return the trace of the primitives so far."""
         return self._trace
 
     def replay(
@@ -130,7 +133,9 @@ class Steps:
         attrs: Mapping[str, object],
         decision: object,
     ) -> list[Handle]:
-        """Do a recorded step; gives its outputs. Raises ScheduleError for an unknown kind."""
+        """Run a recorded primitive and return its outputs. Raises ScheduleError for an unknown
+        kind.
+        """
         if instruction.kind not in self.kinds:
             raise ScheduleError(f"a trace has the unknown step {instruction.kind!r}")
         arguments = dict(attrs)
@@ -147,49 +152,49 @@ class Steps:
     # Randomness.
 
     def seed(self, seed: int) -> None:
-        """Begin the sampling anew."""
+        """Reseed the sampling."""
         self._random.seed(seed)
 
     def fork_seed(self) -> int:
-        """A seed for another schedule; the next one is different."""
+        """Return a seed for another schedule and advance the random state."""
         return self._random.randint(1, 2**31 - 1)
 
     # Handles.
 
     def get(self, rand_var_or_sref: Handle | PrimExpr) -> Block | For | int:
-        """The block, the loop or the number that a handle stands for now."""
-        found = self._resolve(rand_var_or_sref)
-        if isinstance(found, BlockRealize):
-            return found.block
-        assert isinstance(found, (For, int))
-        return found
+        """Return the block, loop or number that a handle currently refers to."""
+        resolved = self._resolve(rand_var_or_sref)
+        if isinstance(resolved, BlockRealize):
+            return resolved.block
+        assert isinstance(resolved, (For, int))
+        return resolved
 
     def get_sref(self, rand_var_or_stmt: Handle) -> StmtSRef:
-        """Where a block or a loop stands now."""
-        found = self.statement(rand_var_or_stmt)
-        stmt = found.block if isinstance(found, BlockRealize) else found
+        """Return a reference to a block or loop in the current program."""
+        resolved = self.statement(rand_var_or_stmt)
+        stmt = resolved.block if isinstance(resolved, BlockRealize) else resolved
         assert isinstance(stmt, (Block, For))
         return StmtSRef(stmt)
 
     def statement(self, rand_var: Handle) -> Stmt:
-        """The statement of a block (its BlockRealize) or of a loop."""
-        found = self._resolve(rand_var)
-        assert isinstance(found, Stmt)
-        return found
+        """Return the statement of a block (its BlockRealize) or of a loop."""
+        resolved = self._resolve(rand_var)
+        assert isinstance(resolved, Stmt)
+        return resolved
 
     def remove_rv(self, rand_var: Handle) -> None:
-        """Forget a handle."""
+        """Drop a handle."""
         where = self._values.pop(rand_var, None)
         if where is not None and self._handles.get(where) is rand_var:
             del self._handles[where]
 
-    def _new(self, made: object, func: str | None = None) -> Handle:
-        """A handle for a block's name, a loop's variable or a number."""
-        where = (func or self._working, made)
+    def _new(self, referent: object, func: str | None = None) -> Handle:
+        """Return a new handle for a block's name, a loop's variable or a number."""
+        where = (func or self._working, referent)
         handle: Handle
-        if isinstance(made, str):
+        if isinstance(referent, str):
             handle = BlockRV()
-        elif isinstance(made, Var):
+        elif isinstance(referent, Var):
             handle = LoopRV()
         else:
             handle = ExprRV("v", "int64")
@@ -199,50 +204,52 @@ class Steps:
         return handle
 
     def _resolve(self, value: object) -> object:
-        """What the handles in an input stand for: BlockRealize, For, int."""
+        """Return the referents of the handles in an input: BlockRealize, For, int."""
         match value:
             case BlockRV() | LoopRV():
                 return self._place(value)
             case ExprRV() if value in self._values:
                 return self._values[value][1]
             case PrimExpr():
-                known: dict[Var, int] = {
+                sampled: dict[Var, int] = {
                     h: int(v[1])  # type: ignore[call-overload]
                     for h, v in self._values.items()
                     if isinstance(h, ExprRV)
                 }
-                if any(v not in known for v in free_vars(value)):  # sizes that a run knows
-                    numbers: dict[Var, PrimExpr] = {v: const(n, v.dtype) for v, n in known.items()}
+                if any(v not in sampled for v in free_vars(value)):  # sizes that a run knows
+                    numbers: dict[Var, PrimExpr] = {
+                        v: const(n, v.dtype) for v, n in sampled.items()
+                    }
                     return substitute(value, numbers)
-                return evaluate(value, known)
+                return evaluate(value, sampled)
             case list() | tuple():
                 return [self._resolve(v) for v in value]
         return value
 
     def _place(self, handle: BlockRV | LoopRV) -> BlockRealize | For:
         where = self._values.get(handle)
-        what = "block" if isinstance(handle, BlockRV) else "loop"
+        kind = "block" if isinstance(handle, BlockRV) else "loop"
         if where is None:
-            raise ScheduleError(f"{what} handle: it is not one of this schedule")
-        func, made = where
+            raise ScheduleError(f"{kind} handle: it is not one of this schedule")
+        func, referent = where
         program = self._programs[func]
-        found: BlockRealize | For | None
-        if isinstance(made, str):
-            found = program.blocks.get(made)
-        elif isinstance(made, Var):
-            found = program.loops.get(made)
+        stmt: BlockRealize | For | None
+        if isinstance(referent, str):
+            stmt = program.blocks.get(referent)
+        elif isinstance(referent, Var):
+            stmt = program.loops.get(referent)
         else:
             raise ScheduleError("loop handle: it stands for no loop, but for the place of a block")
-        if found is None:
-            name = made if isinstance(made, str) else made.name
+        if stmt is None:
+            name = referent if isinstance(referent, str) else referent.name
             raise ScheduleError(
-                f"{what} {name!r}: the function has no such {what} any more; an earlier step took "
+                f"{kind} {name!r}: the function has no such {kind} any more; an earlier step took "
                 "it apart or away"
             )
-        return found
+        return stmt
 
     def _loop(self, loop: LoopLike) -> LoopRV:
-        """The handle of a loop given by handle, variable or name."""
+        """Return the handle of a loop given by handle, variable or name."""
         if isinstance(loop, LoopRV):
             return loop
         program = self._program
@@ -256,9 +263,9 @@ class Steps:
             loop = named[0]
         if loop not in program.loops:
             raise ScheduleError(f"loop {loop.name!r}: the function has no such loop any more")
-        known = self._handles.get((self._working, loop))
-        if isinstance(known, LoopRV):
-            return known
+        handle = self._handles.get((self._working, loop))
+        if isinstance(handle, LoopRV):
+            return handle
         # A loop comes into a trace through the block it is around.
         block = program.leaves(program.loops[loop])
         if not block:
@@ -268,26 +275,26 @@ class Steps:
         return self._loop(loop)
 
     def _block(self, block: BlockLike) -> BlockRV:
-        """The handle of a block given by handle or name."""
+        """Return the handle of a block given by handle or name."""
         if isinstance(block, BlockRV):
             return block
         if block not in self._program.blocks and block.endswith("_update"):
             # What TVM calls a sum whose init is a block of its own; here it keeps its name.
             block = block.removesuffix("_update")
-        known = self._handles.get((self._working, block))
-        if isinstance(known, BlockRV) and block in self._program.blocks:
-            return known
+        handle = self._handles.get((self._working, block))
+        if isinstance(handle, BlockRV) and block in self._program.blocks:
+            return handle
         if block not in self._program.blocks:
             raise ScheduleError(
                 f"block {block!r}: there is none; blocks are {list(self._program.blocks)}"
             )
         attrs = {"name": block, "func_name": self._working}
-        made = self._query("get_block", (), attrs, [block])[0]
-        assert isinstance(made, BlockRV)
-        return made
+        new_handle = self._query("get_block", (), attrs, [block])[0]
+        assert isinstance(new_handle, BlockRV)
+        return new_handle
 
     def _place_of(self, block_or_loop: BlockLike | LoopLike) -> BlockRV | LoopRV:
-        """A handle of either kind; a name is a block's, else a loop's."""
+        """Return a handle of either kind; a name is looked up among blocks first, then loops."""
         if isinstance(block_or_loop, (BlockRV, LoopRV)):
             return block_or_loop
         if isinstance(block_or_loop, str) and block_or_loop in self._program.blocks:
@@ -301,13 +308,13 @@ class Steps:
         kind: str,
         inputs: tuple[object, ...],
         attrs: Mapping[str, object],
-        found: Sequence[object],
+        referents: Sequence[object],
         decision: object = None,
         func: str | None = None,
     ) -> list[Handle]:
-        made = [self._new(each, func) for each in found]
-        self._trace.append(Instruction(kind, inputs, attrs, tuple(made)), decision)
-        return made
+        outputs = [self._new(referent, func) for referent in referents]
+        self._trace.append(Instruction(kind, inputs, attrs, tuple(outputs)), decision)
+        return outputs
 
     def _run(
         self,
@@ -317,14 +324,16 @@ class Steps:
         attrs: Mapping[str, object] | None = None,
         moves: bool = False,
     ) -> list[Handle]:
-        """Do a step and record it. `moves`: it puts blocks into loops, which may be concurrent."""
+        """Run a primitive and record it. `moves`: it moves blocks into loops, which may be
+        concurrent.
+        """
         program = self._program_of(inputs)
         notes = {k: v.name if isinstance(v, Buffer) else v for k, v in (attrs or {}).items()}
         resolved = [self._resolve(v) for v in inputs]
         named = {k: self._resolve(v) if _has_handles(v) else v for k, v in (attrs or {}).items()}
         try:
             result = step(program, *resolved, **named)
-            func, made = result if isinstance(result, tuple) else (result, ())
+            func, outputs = result if isinstance(result, tuple) else (result, ())
             if func is not program.func:
                 new = Program(func)
                 if moves:
@@ -333,46 +342,47 @@ class Steps:
                 new = program
         except RefusedError as error:
             raise ScheduleError(self._told(error, program)) from None
+        # Committed only after every check: a refused primitive leaves the schedule as it was.
         self._programs[self._working] = new
-        return self._query(kind, inputs, notes, made)
+        return self._query(kind, inputs, notes, outputs)
 
     def _record(
         self,
         kind: str,
         inputs: tuple[object, ...],
         attrs: Mapping[str, object],
-        made: Sequence[Handle],
+        outputs: Sequence[Handle],
         decision: object = None,
     ) -> None:
-        self._trace.append(Instruction(kind, inputs, attrs, tuple(made)), decision)
+        self._trace.append(Instruction(kind, inputs, attrs, tuple(outputs)), decision)
 
-    def _special(self, place: int) -> LoopRV:
-        """A loop handle that stands for no loop: ROOT or INLINE."""
+    def _special(self, location: int) -> LoopRV:
+        """Return a loop handle for a compute location that is not a loop: ROOT or INLINE."""
         handle = LoopRV()
-        self._values[handle] = (self._working, place)
+        self._values[handle] = (self._working, location)
         return handle
 
     def _told_by(self, step: Callable[[], _T]) -> _T:
-        """What a question gives; a refusal is told with its place."""
+        """Return a query's result; re-raise a refusal as ScheduleError with its source line."""
         try:
             return step()
         except RefusedError as error:
             raise ScheduleError(self._told(error, self._program)) from None
 
     def _get_loop(self, handle: LoopRV) -> For:
-        found = self._place(handle)
-        assert isinstance(found, For)
-        return found
+        stmt = self._place(handle)
+        assert isinstance(stmt, For)
+        return stmt
 
     def _get_block_realize(self, handle: BlockRV) -> BlockRealize:
-        found = self._place(handle)
-        assert isinstance(found, BlockRealize)
-        return found
+        stmt = self._place(handle)
+        assert isinstance(stmt, BlockRealize)
+        return stmt
 
     def _program_of(self, inputs: tuple[object, ...]) -> Program:
-        for each in inputs:
-            if isinstance(each, (BlockRV, LoopRV)) and each in self._values:
-                func = self._values[each][0]
+        for handle in inputs:
+            if isinstance(handle, (BlockRV, LoopRV)) and handle in self._values:
+                func = self._values[handle][0]
                 if func != self._working:
                     self.work_on(func)
                 break
@@ -392,8 +402,9 @@ def _has_handles(value: object) -> bool:
 
 
 def _recheck(kind: str, program: Program) -> None:
-    """The steps of loops that run at the same time must still not meet; a loop without blocks, such
-    as those of a block's own statements, is as it was."""
+    """Check again that iterations of concurrent loops are independent; loops without blocks, such
+    as those in a block's body, are unchanged.
+    """
     for loop in program.loops.values():
         if loop.kind in CONCURRENT and program.leaves(loop.body):
             lanes = loop.kind is ForKind.VECTORIZED
@@ -401,27 +412,29 @@ def _recheck(kind: str, program: Program) -> None:
             check_concurrent(f"{kind}: {loop.kind.value}", program, loop, lanes, together)
 
 
-def line_of(program: Program, place: Stmt) -> str | None:
-    """The line of the function's text where a statement begins: `line 3: for i in range(4):`."""
-    if isinstance(place, Block):
-        above = program.parent(place)
-        place = place if above is None else above
+def line_of(program: Program, stmt: Stmt) -> str | None:
+    """Return the line of the printed function where a statement begins: `line 3: for i in
+    range(4):`.
+    """
+    if isinstance(stmt, Block):
+        above = program.parent(stmt)
+        stmt = stmt if above is None else above
     text, numbers = text_and_lines(program.func)
-    number = numbers.get(place)
+    number = numbers.get(stmt)
     if number is None:
         return None
     return f"line {number}: {text.splitlines()[number - 1].strip()}"
 
 
 def _programs(mod: PrimFunc | IRModule) -> dict[str, Program]:
-    """The functions by name; one alone is "main", as in TVM."""
+    """Return the functions by name; a single PrimFunc is "main", as in TVM."""
     if isinstance(mod, PrimFunc):
         return {"main": Program(lower_match_buffer(mod))}
-    found = {
+    programs = {
         g.name_hint: Program(lower_match_buffer(f))
         for g, f in mod.functions.items()
         if isinstance(f, PrimFunc)
     }
-    if not found:
+    if not programs:
         raise ScheduleError("Schedule: the module has no PrimFunc")
-    return found
+    return programs

@@ -1,4 +1,6 @@
-"""A primitive on blocks: the border of a padded copy and what lies inside it, apart."""
+"""The primitive decompose_padding: split a padded copy into a fill of the border and a copy of the
+interior.
+"""
 
 from __future__ import annotations
 
@@ -42,10 +44,10 @@ def decompose_padding(
         refuse(f"{step} {name!r}: it has an init", realize)
     if not is_const(realize.predicate, 1):
         inside += _conjuncts(realize.predicate)
-    given = {i.var: v for i, v in zip(realize.block.iter_vars, realize.iter_values, strict=True)}
+    bindings = {i.var: v for i, v in zip(realize.block.iter_vars, realize.iter_values, strict=True)}
     analyzer = bound_analyzer([*program.loops_above(loop), *nest])
     box = _Box(nest, {s.loop_var: const(0) for s in nest}, {s.loop_var: s.extent for s in nest})
-    left = [c for c in inside if not box.took(substitute(c, given), analyzer, realize)]
+    unabsorbed = [c for c in inside if not box.took(substitute(c, bindings), analyzer, realize)]
     store = realize.block.body
     assert isinstance(store, BufferStore)
     fill = program.fresh_block(f"{name}_pad_const")
@@ -54,17 +56,19 @@ def decompose_padding(
     inner = _copied(
         realize, name, store.with_fields(value=value), box.values(analyzer), box.fixed(analyzer)
     )
-    predicate = conjunction(substitute(c, given) for c in left)
+    predicate = conjunction(substitute(c, bindings) for c in unabsorbed)
     inner = inner.with_fields(predicate=predicate)
-    made = sequence(
+    result = sequence(
         _in_loops(filled, nest, [s.extent for s in nest]),
         _in_loops(inner, nest, box.extents(analyzer)),
     )
-    return program.replace(loop, made), [fill]
+    return program.replace(loop, result), [fill]
 
 
 def _padding(realize: BlockRealize) -> tuple[list[PrimExpr], PrimExpr, PrimExpr]:
-    """The conditions under which a block copies, what it copies, and what it stores elsewhere."""
+    """Return the conditions under which a block copies, the copied value, and the value of the
+    border.
+    """
     step, name = "decompose_padding", realize.block.name
     value = single_store(step, realize).value
     match value:
@@ -89,64 +93,73 @@ def _nest(program: Program, realize: BlockRealize, loop: For) -> list[For]:
     if loop not in above:
         refuse(f"{step} {name!r}: loop {loop.loop_var.name!r} is not around it", loop)
     nest = above[above.index(loop) :]
-    for each, body in zip(nest, [*nest[1:], realize], strict=True):
-        require_plain(step, each)
-        if each.body is not body or not is_const(each.min, 0):
-            refuse(f"{step} {name!r}: something else stands in loop {each.loop_var.name!r}", each)
-        if any(s.loop_var in free_vars(each.extent) for s in nest):
-            refuse(f"{step} {name!r}: the range of {each.loop_var.name!r} changes", each)
+    for inner_loop, body in zip(nest, [*nest[1:], realize], strict=True):
+        require_plain(step, inner_loop)
+        if inner_loop.body is not body or not is_const(inner_loop.min, 0):
+            refuse(
+                f"{step} {name!r}: something else stands in loop {inner_loop.loop_var.name!r}",
+                inner_loop,
+            )
+        if any(s.loop_var in free_vars(inner_loop.extent) for s in nest):
+            refuse(
+                f"{step} {name!r}: the range of {inner_loop.loop_var.name!r} changes", inner_loop
+            )
     return nest
 
 
 @dataclass
 class _Box:
-    """The part of each loop in which all conditions hold: from `low` on, below `stop`."""
+    """The range of each loop in which all conditions hold: from `low` on, below `stop`."""
 
     nest: Sequence[For]
     low: dict[Var, PrimExpr]
     stop: dict[Var, PrimExpr]
 
     def took(self, condition: PrimExpr, analyzer: Analyzer, realize: BlockRealize) -> bool:
-        """Narrows a loop by a condition; False where none of the loops is in it."""
+        """Narrow a loop's range by a condition; return False where none of the loops
+        occurs in it.
+        """
         used = [s.loop_var for s in self.nest if s.loop_var in free_vars(condition)]
         if not used:
             return False
         name = f"decompose_padding {realize.block.name!r}"
-        least = _least(condition)
-        if least is None or len(used) > 1:
+        difference = _least(condition)
+        if difference is None or len(used) > 1:
             refuse(f"{name}: {condition} does not bound a single loop", realize)
         (var,) = used
-        step = analyzer.coefficient(least, var)
+        step = analyzer.coefficient(difference, var)
         if step not in (1, -1):
             refuse(f"{name}: {condition} does not bound loop {var.name!r}", realize)
-        rest = analyzer.simplify(substitute(least, {var: const(0, var.dtype)}))
+        offset = analyzer.simplify(substitute(difference, {var: const(0, var.dtype)}))
         if step == 1:  # var + rest >= 0
-            self.low[var] = maximum(self.low[var], -rest)
+            self.low[var] = maximum(self.low[var], -offset)
         else:
-            self.stop[var] = minimum(self.stop[var], rest + 1)
+            self.stop[var] = minimum(self.stop[var], offset + 1)
         return True
 
     def values(self, analyzer: Analyzer) -> dict[Var, PrimExpr]:
-        """Each loop as what it is when counted from 0."""
+        """Return each loop variable in terms of one that counts from 0."""
         return {v: analyzer.simplify(v + low) for v, low in self.low.items()}
 
     def fixed(self, analyzer: Analyzer) -> dict[Var, tuple[PrimExpr, PrimExpr]]:
-        """(where it begins, how many steps are left) of each loop, where no other loop says it."""
+        """Return (begin, extent) of each loop whose range does not depend on other loops."""
         extents = self.extents(analyzer)
-        parts = {
+        loop_ranges = {
             s.loop_var: (analyzer.simplify(self.low[s.loop_var]), extent)
             for s, extent in zip(self.nest, extents, strict=True)
         }
-        return {v: part for v, part in parts.items() if not free_vars(*part)}
+        return {
+            v: loop_range for v, loop_range in loop_ranges.items() if not free_vars(*loop_range)
+        }
 
     def extents(self, analyzer: Analyzer) -> list[PrimExpr]:
-        """How many steps are left of each loop."""
+        """Return the narrowed extent of each loop."""
         spans = (self.stop[s.loop_var] - self.low[s.loop_var] for s in self.nest)
         return [analyzer.simplify(maximum(span, 0)) for span in spans]
 
 
 def _least(condition: PrimExpr) -> PrimExpr | None:
-    """What is at least 0 just where a comparison of integers holds."""
+    """Return an expression that is >= 0 exactly where an integer comparison holds."""
     match condition:
         case GE(a=a, b=b) | LE(a=b, b=a):
             return a - b
@@ -162,25 +175,25 @@ def _copied(
     values: dict[Var, PrimExpr],
     fixed: dict[Var, tuple[PrimExpr, PrimExpr]],
 ) -> BlockRealize:
-    """The block with another store and iterators of its own, its loops replaced by values. An
-    iterator that is a loop of a `fixed` part counts that part alone.
+    """Return the block with another store and fresh iterators, its loop variables replaced by
+    `values`. An iterator bound to a loop of a `fixed` range iterates over that range alone.
     """
     iters: list[IterVar] = []
-    given: list[PrimExpr] = []
-    at: dict[Var, PrimExpr] = {}
+    bindings: list[PrimExpr] = []
+    var_map: dict[Var, PrimExpr] = {}
     for old, value in zip(realize.block.iter_vars, realize.iter_values, strict=True):
-        part = fixed.get(value) if isinstance(value, Var) else None
-        low, extent = part or (const(0), old.extent)
+        loop_range = fixed.get(value) if isinstance(value, Var) else None
+        low, extent = loop_range or (const(0), old.extent)
         new = IterVar(Var(old.var.name, old.var.dtype), extent, old.kind)
         iters.append(new)
-        given.append(value if part else substitute(value, values))
-        at[old.var] = new.var if is_const(low, 0) else new.var + low
+        bindings.append(value if loop_range else substitute(value, values))
+        var_map[old.var] = new.var if is_const(low, 0) else new.var + low
     simplify = Analyzer().simplify
     body = store.with_fields(
-        value=rewrite(substitute(store.value, at), lambda e: _simple_load(e, simplify)),
-        indices=tuple(simplify(substitute(i, at)) for i in store.indices),
+        value=rewrite(substitute(store.value, var_map), lambda e: _simple_load(e, simplify)),
+        indices=tuple(simplify(substitute(i, var_map)) for i in store.indices),
     )
-    return BlockRealize(tuple(given), const(True), Block(name, tuple(iters), body))
+    return BlockRealize(tuple(bindings), const(True), Block(name, tuple(iters), body))
 
 
 def _simple_load(e: PrimExpr, simplify: Callable[[PrimExpr], PrimExpr]) -> PrimExpr:
@@ -191,15 +204,15 @@ def _simple_load(e: PrimExpr, simplify: Callable[[PrimExpr], PrimExpr]) -> PrimE
 
 def _in_loops(realize: BlockRealize, nest: Sequence[For], extents: Sequence[PrimExpr]) -> Stmt:
     news: dict[Var, PrimExpr] = {s.loop_var: Var(s.loop_var.name, s.loop_var.dtype) for s in nest}
-    made: Stmt = realize.with_fields(
+    stmt: Stmt = realize.with_fields(
         iter_values=tuple(substitute(v, news) for v in realize.iter_values),
         predicate=substitute(realize.predicate, news),
     )
-    for each, extent in zip(reversed(nest), reversed(extents), strict=True):
-        var = news[each.loop_var]
+    for loop, extent in zip(reversed(nest), reversed(extents), strict=True):
+        var = news[loop.loop_var]
         assert isinstance(var, Var)
-        made = serial(var, extent, made)
-    return made
+        stmt = serial(var, extent, stmt)
+    return stmt
 
 
 __all__ = ["decompose_padding"]

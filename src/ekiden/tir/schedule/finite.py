@@ -1,5 +1,5 @@
-"""Whether all of some numbers are finite, asked in vectors: what steps that leave out zeros do, as
-0 times a number that is not is no zero.
+"""Vectorised finiteness checks, for primitives that omit products with zero: 0 times inf or NaN is
+not 0.
 
     strange[lane] = 0                                  for each place of a row
     strange[lane] |= not isfinite(value[row, lane])    for each row
@@ -21,7 +21,7 @@ FIRST = (const(0),)
 
 
 class Marks:
-    """A mark for each place of a row, set by a number that is not finite in any row."""
+    """Flags per column of a row, set by a non-finite number in any row."""
 
     def __init__(self, name: str, dtype: str, extent: PrimExpr, lanes: int) -> None:
         self.name, self.dtype, self.extent, self.lanes = name, dtype, extent, lanes
@@ -30,44 +30,48 @@ class Marks:
 
     @property
     def flag(self) -> PrimExpr:
-        """Above 0 where one is not finite, once they are gathered."""
+        """Return the combined flag: above 0 where a value is not finite, once gathered."""
         return BufferLoad(self.any, FIRST, "int32")
 
     def row(self, body: Callable[[PrimExpr], Stmt], lanes: int = 0) -> Stmt:
-        """A statement for each place of a row, in vectors and the rest."""
+        """Return a loop over the columns of a row, in vectors and a scalar tail."""
         lanes, extent = lanes or self.lanes, self.extent
-        whole = Analyzer().simplify(extent // lanes)
-        rest = Analyzer().simplify(extent % lanes)
+        vector_count = Analyzer().simplify(extent // lanes)
+        tail_count = Analyzer().simplify(extent % lanes)
         outer, lane, tail = (Var(self.name, self.dtype) for _ in range(3))
         if lanes == 1:
             return serial(outer, extent, body(outer))
         vector = serial(lane, const(lanes), body(outer * lanes + lane))
-        made = serial(outer, whole, vector.with_fields(kind=ForKind.VECTORIZED))
-        if is_const(rest, 0):
-            return made
-        return sequence(made, serial(tail, rest, body(whole * lanes + tail)))
+        main_loop = serial(outer, vector_count, vector.with_fields(kind=ForKind.VECTORIZED))
+        if is_const(tail_count, 0):
+            return main_loop
+        return sequence(main_loop, serial(tail, tail_count, body(vector_count * lanes + tail)))
 
     def cleared(self) -> Stmt:
-        """All marks."""
+        """Return the statement that clears all flags."""
         return self.row(lambda at: BufferStore(self.strange, const(0, "int32"), (at,)))
 
-    def marked(self, at: PrimExpr, value: PrimExpr) -> Stmt:
-        """The mark of a place, which stays once it is set."""
+    def marked(self, column: PrimExpr, value: PrimExpr) -> Stmt:
+        """Return the statement that sets a column's flag if a value is not finite; a set flag stays
+        set.
+        """
         is_strange = cast(Not(Intrinsic("isfinite", (value,), "bool")), "int32")
-        before = BufferLoad(self.strange, (at,), "int32")
-        return BufferStore(self.strange, maximum(before, is_strange), (at,))
+        before = BufferLoad(self.strange, (column,), "int32")
+        return BufferStore(self.strange, maximum(before, is_strange), (column,))
 
     def gathered(self) -> Stmt:
-        """All marks in one."""
+        """Return the statement that combines all flags into one."""
 
-        def seen(at: PrimExpr) -> Stmt:
-            load = BufferLoad(self.strange, (at,), "int32")
+        def combine(column: PrimExpr) -> Stmt:
+            load = BufferLoad(self.strange, (column,), "int32")
             return BufferStore(self.any, maximum(self.flag, load), FIRST)
 
-        return sequence(BufferStore(self.any, const(0, "int32"), FIRST), self.row(seen, 1))
+        return sequence(BufferStore(self.any, const(0, "int32"), FIRST), self.row(combine, 1))
 
     def within(self, body: Stmt) -> Stmt:
-        """A statement that the marks are kept for, and not what they were gathered in."""
+        """Allocate the per-column flags around a statement; the combined flag is allocated
+        elsewhere.
+        """
         return Allocate(self.strange, body)
 
 

@@ -1,11 +1,11 @@
-"""Primitives that put one block's expression into another: compute_inline and its reverse.
+"""Inlining primitives: compute_inline and reverse_compute_inline.
 
     B[i] = A[i] + 1;  C[i] = B[i] * 2      compute_inline(B):           C[i] = (A[i] + 1) * 2
     B[i] = f(i);      C[i] = B[i] * 2      reverse_compute_inline(C):   C[i] = f(i) * 2
 
-compute_inline puts the expression wherever the buffer is read, so each reader may be anything;
-reverse_compute_inline takes the one reader's expression into the producer's loops, and so needs
-every element made once and read at its own place.
+compute_inline substitutes the expression at every read, so readers may be of any kind;
+reverse_compute_inline moves the only reader's expression into the producer's loops, which requires
+that every element is written once and read at its own index.
 """
 
 from __future__ import annotations
@@ -59,44 +59,46 @@ def compute_inline(program: Program, realize: BlockRealize) -> PrimFunc:
     require_no_conditions(step, realize)
     values = _by_index(step, realize, store)
     readers = program.readers(buffer)
-    for each in readers:
-        if not program.before(realize, each):
-            refuse(f"{step} {name!r}: block {each.block.name!r} reads it before", each)
-        if any(a.extents is not None for a in accesses(each, buffer)):
-            refuse(f"{step} {name!r}: block {each.block.name!r} hands it to a call", each)
+    for reader in readers:
+        if not program.before(realize, reader):
+            refuse(f"{step} {name!r}: block {reader.block.name!r} reads it before", reader)
+        if any(a.extents is not None for a in accesses(reader, buffer)):
+            refuse(f"{step} {name!r}: block {reader.block.name!r} hands it to a call", reader)
 
     def change(e: PrimExpr) -> PrimExpr:
-        """A read of the buffer is what was stored there, with the block's variables as the indices
-        read say.
+        """Replace a read of the buffer by the stored value, with the block's variables replaced by
+        the read's indices.
         """
         if isinstance(e, BufferLoad) and e.buffer is buffer:
-            given = {v: e.indices[n] for v, n in values.items()}
-            return substitute(store.value, given)
+            index_values = {v: e.indices[n] for v, n in values.items()}
+            return substitute(store.value, index_values)
         return e
 
     func = program.replace(program.nest(realize), NOTHING)
-    for each in readers:
+    for reader in readers:
         after = Program(func)
-        old = after.blocks[each.block.name].block
+        old = after.blocks[reader.block.name].block
         func = after.replace(old, ExprRewriter(change).visit(old))
     return unallocated(func, buffer)
 
 
 def _by_index(step: str, realize: BlockRealize, store: BufferStore) -> dict[Var, int]:
-    """Which index of the written element each iterator is; those of one step are nowhere."""
+    """Return the index position of each iterator in the written element; iterators of extent 1 need
+    none.
+    """
     plain = [i for i in store.indices if not is_const(i, 0)]
     variables = distinct_variables(step, realize.block.name, plain)
-    at = {v: n for n, i in enumerate(store.indices) for v in variables if i is v}
-    for each in realize.block.iter_vars:
-        if each.var in at:
+    position = {v: n for n, i in enumerate(store.indices) for v in variables if i is v}
+    for iter_var in realize.block.iter_vars:
+        if iter_var.var in position:
             continue
-        if each.var in free_vars(store.value):
+        if iter_var.var in free_vars(store.value):
             refuse(
-                f"{step} {realize.block.name!r}: its value depends on {each.var.name!r}, which no "
+                f"{step} {realize.block.name!r}: its value depends on {iter_var.var.name!r}, which no "
                 "index of the element is",
                 realize,
             )
-    return at
+    return position
 
 
 def reverse_compute_inline(program: Program, consumer: BlockRealize) -> PrimFunc:
@@ -107,21 +109,21 @@ def reverse_compute_inline(program: Program, consumer: BlockRealize) -> PrimFunc
     require_kind(step, consumer, COMPLETE)
     require_no_conditions(step, consumer)
     producer, buffer = _sole_producer(step, program, consumer)
-    made = single_store(step, producer)
+    producer_store = single_store(step, producer)
     require_kind(step, producer, COMPLETE)
     require_no_conditions(step, producer)
     _require_only_reader(step, program, producer, consumer, buffer)
     require_sole_writer(step, program, consumer, store.buffer)
     _require_early(step, program, producer, consumer, buffer)
-    _require_whole(step, program, producer, made)
-    values, condition = _consumer_iterators(step, consumer, buffer, made)
+    _require_whole(step, program, producer, producer_store)
+    values, condition = _consumer_iterators(step, consumer, buffer, producer_store)
 
     def change(e: PrimExpr) -> PrimExpr:
-        """A read of the buffer is the producer's value; variables of the consumer become indices of
-        the producer's store.
+        """Replace a read of the buffer by the producer's value, and consumer variables by indices
+        of the producer's store.
         """
         if isinstance(e, BufferLoad) and e.buffer is buffer:
-            return made.value
+            return producer_store.value
         return values.get(e, e) if isinstance(e, Var) else e
 
     new = BufferStore(
@@ -146,18 +148,20 @@ def reverse_compute_inline(program: Program, consumer: BlockRealize) -> PrimFunc
 def _sole_producer(
     step: str, program: Program, consumer: BlockRealize
 ) -> tuple[BlockRealize, Buffer]:
-    """The one plain block that writes what the consumer reads, and the buffer between them."""
-    found: list[tuple[BlockRealize, Buffer]] = []
+    """Return the only plain block that writes what the consumer reads, and the buffer
+    between them.
+    """
+    producers: list[tuple[BlockRealize, Buffer]] = []
     for buffer in read(consumer.block):
         writers = program.writers(buffer)
         if len(writers) == 1 and writers[0] is not consumer and writers[0].block.init is None:
-            found.append((writers[0], buffer))
-    if len(found) != 1:
+            producers.append((writers[0], buffer))
+    if len(producers) != 1:
         refuse(
-            f"{step} {consumer.block.name!r}: expected one plain producer, got {len(found)}",
+            f"{step} {consumer.block.name!r}: expected one plain producer, got {len(producers)}",
             consumer,
         )
-    return found[0]
+    return producers[0]
 
 
 def _require_only_reader(
@@ -167,16 +171,16 @@ def _require_only_reader(
     require_sole_writer(step, program, producer, buffer)
     if program.is_param(buffer):
         refuse(f"{step} {name!r}: {buffer.name!r} is an argument", consumer)
-    others = [x.block.name for x in program.readers(buffer) if x is not consumer]
-    if others:
-        refuse(f"{step} {name!r}: {buffer.name!r} is read by {others} too", consumer)
+    other_readers = [x.block.name for x in program.readers(buffer) if x is not consumer]
+    if other_readers:
+        refuse(f"{step} {name!r}: {buffer.name!r} is read by {other_readers} too", consumer)
 
 
 def _require_early(
     step: str, program: Program, producer: BlockRealize, consumer: BlockRealize, buffer: Buffer
 ) -> None:
-    """What else the consumer reads is there when the producer runs; nothing reads what it writes
-    before it does.
+    """Require that the consumer's other inputs are final when the producer runs and that nothing
+    reads its output before it.
     """
     name = consumer.block.name
     changing = first_changing(program, consumer.block)
@@ -188,11 +192,11 @@ def _require_early(
         )
     if not program.before(producer, consumer):
         refuse(f"{step} {name!r}: its producer does not come before it", consumer)
-    for other in read(consumer.block):
-        for writer in program.writers(other):
-            if other is not buffer and not program.before(writer, producer):
+    for input_buffer in read(consumer.block):
+        for writer in program.writers(input_buffer):
+            if input_buffer is not buffer and not program.before(writer, producer):
                 refuse(
-                    f"{step} {name!r}: {other.name!r}, which it reads, is written after block "
+                    f"{step} {name!r}: {input_buffer.name!r}, which it reads, is written after block "
                     f"{producer.block.name!r}",
                     writer,
                 )
@@ -205,16 +209,16 @@ def _require_early(
                 )
 
 
-def _require_whole(step: str, program: Program, producer: BlockRealize, made: BufferStore) -> None:
-    """The producer writes every element of its buffer."""
-    name, buffer = producer.block.name, made.buffer
+def _require_whole(step: str, program: Program, producer: BlockRealize, store: BufferStore) -> None:
+    """Require that the producer writes every element of its buffer."""
+    name, buffer = producer.block.name, store.buffer
     sizes = {i.var: i.extent for i in producer.block.iter_vars}
     analyzer = Analyzer()
-    for index, dim in zip(made.indices, buffer.shape, strict=True):
-        whole = isinstance(index, Var) and analyzer.can_prove_equal(sizes[index], dim)
-        if not whole and not (is_const(index, 0) and is_const(dim, 1)):
+    for index, dim in zip(store.indices, buffer.shape, strict=True):
+        covers_axis = isinstance(index, Var) and analyzer.can_prove_equal(sizes[index], dim)
+        if not covers_axis and not (is_const(index, 0) and is_const(dim, 1)):
             refuse(f"{step}: block {name!r} does not write all of {buffer.name!r}", producer)
-    distinct_variables(step, name, [i for i in made.indices if not is_const(i)])
+    distinct_variables(step, name, [i for i in store.indices if not is_const(i)])
     fault = partial_domain(program, producer)
     if fault is not None:
         refuse(
@@ -223,28 +227,30 @@ def _require_whole(step: str, program: Program, producer: BlockRealize, made: Bu
 
 
 def partial_domain(program: Program, realize: BlockRealize) -> str | None:
-    """Why a block may not run for every value of its iterators; None if it does."""
+    """Return why a block may not run for every value of its iterators; None if it does."""
     loops = program.loops_above(realize)
     values = [v for v in realize.iter_values if not is_const(v)]
-    made = detect_iter_map(values, ranges_of(loops), check_level=IterMapLevel.SURJECTIVE)
-    if made.errors:
-        return made.errors[0]
+    iter_map = detect_iter_map(values, ranges_of(loops), check_level=IterMapLevel.SURJECTIVE)
+    if iter_map.errors:
+        return iter_map.errors[0]
     analyzer = Analyzer()
-    sums = iter(made.indices)
-    for each, value in zip(realize.block.iter_vars, realize.iter_values, strict=True):
+    sums = iter(iter_map.indices)
+    for iter_var, value in zip(realize.block.iter_vars, realize.iter_values, strict=True):
         low, size = value, const(1)
         if not is_const(value):
             total = next(sums)
             low, size = convert(total.base), reached(total)
-        if not analyzer.can_prove(low <= 0) or not reaches(low, size, each.extent, analyzer):
-            return f"{each.var.name!r} does not reach its end"
+        if not analyzer.can_prove(low <= 0) or not reaches(low, size, iter_var.extent, analyzer):
+            return f"{iter_var.var.name!r} does not reach its end"
     return None
 
 
 def _consumer_iterators(
-    step: str, consumer: BlockRealize, buffer: Buffer, made: BufferStore
+    step: str, consumer: BlockRealize, buffer: Buffer, store: BufferStore
 ) -> tuple[Mapping[Var, PrimExpr], PrimExpr]:
-    """The consumer's iterators in terms of the producer's, and where there is a point of it."""
+    """Return the consumer's iterators in terms of the producer's, and the condition under which the
+    consumer has a point.
+    """
     name = consumer.block.name
     loads = [
         e
@@ -255,15 +261,15 @@ def _consumer_iterators(
     if not all(_same_indices(e.indices, first) for e in loads):
         refuse(f"{step} {name!r}: it must read {buffer.name!r} at one element per point", consumer)
     iters = {i.var: Range(i.extent) for i in consumer.block.iter_vars}
-    found = detect_iter_map(first, iters, check_level=IterMapLevel.BIJECTIVE)
-    if found.errors:
+    iter_map = detect_iter_map(first, iters, check_level=IterMapLevel.BIJECTIVE)
+    if iter_map.errors:
         refuse(
-            f"{step} {name!r}: it must read {buffer.name!r} once per element: {found.errors[0]}",
+            f"{step} {name!r}: it must read {buffer.name!r} once per element: {iter_map.errors[0]}",
             consumer,
         )
     analyzer = Analyzer()
     condition: PrimExpr = const(True)
-    for total, index, dim in zip(found.indices, made.indices, buffer.shape, strict=True):
+    for total, index, dim in zip(iter_map.indices, store.indices, buffer.shape, strict=True):
         low, size = convert(total.base), reached(total)
         if not analyzer.can_prove(low >= 0) or not analyzer.can_prove(low + size <= dim):
             refuse(f"{step} {name!r}: some of its points read nothing of {buffer.name!r}", consumer)
@@ -273,12 +279,13 @@ def _consumer_iterators(
             condition = logical_and(condition, LT(index, low + size, "bool"))
     if all(isinstance(i, Var) or is_const(i) for i in first):
         values: dict[Var, PrimExpr] = {
-            i: p for i, p in zip(first, made.indices, strict=True) if isinstance(i, Var)
+            i: p for i, p in zip(first, store.indices, strict=True) if isinstance(i, Var)
         }
     else:
-        values = dict(inverse_affine_iter_map(found.indices, list(made.indices)))
-    for each in consumer.block.iter_vars:
-        values.setdefault(each.var, const(0))
+        values = dict(inverse_affine_iter_map(iter_map.indices, list(store.indices)))
+    for iter_var in consumer.block.iter_vars:
+        # Iterators of extent 1 occur in no digit of the map, so its inverse lacks them.
+        values.setdefault(iter_var.var, const(0))
     return values, condition
 
 

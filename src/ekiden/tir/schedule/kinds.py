@@ -1,4 +1,4 @@
-"""What kind of computation a block is: the ground of every proof.
+"""Classification of blocks, on which every proof of a primitive rests.
 
 complete    every iterator is spatial, each point writes elements of its own, nothing that is
             written is read: any order, and any number of times, gives the same
@@ -30,7 +30,7 @@ COMPLETE, REDUCTION, UPDATE, OPAQUE = "complete", "reduction", "update", "opaque
 
 @dataclass(frozen=True, slots=True)
 class BlockKind:
-    """What a block is, and for an opaque one why it is nothing better."""
+    """The class of a block and, for an opaque one, the reason why it is in no better class."""
 
     kind: str
     reason: str = ""
@@ -40,15 +40,15 @@ _KINDS: WeakKeyDictionary[Block, BlockKind] = WeakKeyDictionary()
 
 
 def kind_of(block: Block) -> BlockKind:
-    """Whether a block is complete, a reduction, an update or opaque."""
-    found = _KINDS.get(block)
-    if found is None:
-        found = _KINDS[block] = _classify(block)
-    return found
+    """Return whether a block is complete, a reduction, an update or opaque; cached by block."""
+    cached = _KINDS.get(block)
+    if cached is None:
+        cached = _KINDS[block] = _classify(block)
+    return cached
 
 
 def spatial(block: Block) -> list[Var]:
-    """The iterators that are not reduced."""
+    """Return the iterators that are not reduced."""
     return [i.var for i in block.iter_vars if i.kind is IterKind.SPATIAL]
 
 
@@ -74,7 +74,7 @@ def _classify(block: Block) -> BlockKind:
 
 
 def _parts_fault(block: Block) -> str | None:
-    """Whether a block touches more than one element at a time."""
+    """Return why a block touches more than one element at a time; None if it does not."""
     for buffer, access in all_accesses(block.body):
         if access.extents is not None:
             return f"it hands a part of {buffer.name!r} to a call"
@@ -85,36 +85,36 @@ def _parts_fault(block: Block) -> str | None:
 
 def _own_elements(block: Block) -> str | None:
     """Why two spatial points may write one element; None if they never do."""
-    wanted = {i.var for i in block.iter_vars if i.kind is IterKind.SPATIAL}
-    wanted -= {i.var for i in block.iter_vars if is_const(i.extent, 1)}
+    spatial_vars = {i.var for i in block.iter_vars if i.kind is IterKind.SPATIAL}
+    spatial_vars -= {i.var for i in block.iter_vars if is_const(i.extent, 1)}
     for buffer in written(block):
         stores = [a for a in accesses(block.body, buffer) if a.is_store]
         for access in stores:
-            if wanted <= {i for i in access.indices if isinstance(i, Var)}:
+            if spatial_vars <= {i for i in access.indices if isinstance(i, Var)}:
                 continue
             iters = {i.var: Range(i.extent) for i in block.iter_vars}
             iters |= ranges_of(access.loops)
-            fault = determines(access.indices, iters, wanted)
+            fault = determines(access.indices, iters, spatial_vars)
             if fault is not None:
                 return f"its points may write one element of {buffer.name!r}: {fault}"
     return None
 
 
 def stores_of(block: Block) -> list[tuple[BufferStore, tuple[For, ...]]]:
-    """Every store of the body with the loops around it."""
-    found: list[tuple[BufferStore, tuple[For, ...]]] = []
+    """Return every store of the body with the loops around it."""
+    stores: list[tuple[BufferStore, tuple[For, ...]]] = []
     stack: list[tuple[Stmt, tuple[For, ...]]] = [(block.body, ())]
     while stack:
         s, loops = stack.pop()
         if isinstance(s, BufferStore):
-            found.append((s, loops))
+            stores.append((s, loops))
         inside = (*loops, s) if isinstance(s, For) else loops
-        stack.extend((each, inside) for each in reversed(sub_statements(s)))
-    return found
+        stack.extend((child, inside) for child in reversed(sub_statements(s)))
+    return stores
 
 
 def _sum_fault(block: Block) -> str | None:
-    """Why a block is no sum `c = op(c, x)`; None if it is one."""
+    """Return why a block is not a reduction `c = op(c, x)`; None if it is one."""
     if (block.annotations or {}).get(COMMUTATIVE):
         return _elsewhere(block)
     nested = [s.block for s in outer_blocks(block.body)]
@@ -137,11 +137,13 @@ def _sum_fault(block: Block) -> str | None:
 
 
 def _elsewhere(block: Block) -> str | None:
-    """Which of the buffers it writes a block reads at another element than it writes."""
+    """Return a fault if a block reads a buffer that it writes at another element than it writes;
+    None if it does not.
+    """
     for buffer in written(block):
         touched = accesses(block.body, buffer)
-        for each in touched:
-            pairs = zip(each.indices, touched[-1].indices, strict=True)
+        for access in touched:
+            pairs = zip(access.indices, touched[-1].indices, strict=True)
             if not all(same_expr(a, b) for a, b in pairs):
                 return f"it reads {buffer.name!r} elsewhere too"
     return None
@@ -153,16 +155,16 @@ def _nested_fault(inner: Block) -> str | None:
 
 
 def require_kind(step: str, realize: BlockRealize, *kinds: str) -> str:
-    """The kind of a block. Refuses if it is none of those."""
-    found = kind_of(realize.block)
-    if found.kind not in kinds:
-        reason = f": {found.reason}" if found.reason else ""
+    """Return the kind of a block; refuse it if it is none of `kinds`."""
+    block_kind = kind_of(realize.block)
+    if block_kind.kind not in kinds:
+        reason = f": {block_kind.reason}" if block_kind.reason else ""
         refuse(
             f"{step} {realize.block.name!r}: expected {' or '.join(map(_article, kinds))} block, "
-            f"got {_article(found.kind)} one{reason}",
+            f"got {_article(block_kind.kind)} one{reason}",
             realize,
         )
-    return found.kind
+    return block_kind.kind
 
 
 def _article(kind: str) -> str:
@@ -170,18 +172,18 @@ def _article(kind: str) -> str:
 
 
 def reduce_values(realize: BlockRealize) -> list[PrimExpr]:
-    """What the reduction iterators of a block are bound to."""
+    """Return the bindings of a block's reduction iterators."""
     pairs = zip(realize.block.iter_vars, realize.iter_values, strict=True)
     return [v for i, v in pairs if i.kind is IterKind.REDUCE]
 
 
 def spatial_values(realize: BlockRealize) -> list[PrimExpr]:
-    """What the spatial iterators of a block are bound to."""
+    """Return the bindings of a block's spatial iterators."""
     pairs = zip(realize.block.iter_vars, realize.iter_values, strict=True)
     return [v for i, v in pairs if i.kind is IterKind.SPATIAL]
 
 
 def reduce_loops(realize: BlockRealize, loops: Iterable[For]) -> list[For]:
-    """Those of the loops that the reduction iterators of a block depend on."""
+    """Return those of the loops that a block's reduction iterators depend on."""
     used = set(free_vars(*reduce_values(realize)))
     return [s for s in loops if s.loop_var in used]

@@ -1,4 +1,4 @@
-"""Primitives that lay things out anew: transform_layout, transform_block_layout, pad_einsum."""
+"""Layout primitives: transform_layout, transform_block_layout, pad_einsum."""
 
 from __future__ import annotations
 
@@ -58,16 +58,18 @@ from ekiden.tir.visitor import substitute as substitute_stmt
 
 
 class _Relaid(StmtMutator):
-    """Accesses of a buffer moved, their indices simplified under the iterators of each block."""
+    """A rewriter that remaps a buffer's accesses and simplifies the indices under each block's
+    iterators.
+    """
 
     def __init__(self, old: Buffer, new: Buffer, index_map: IndexMap) -> None:
         self._old, self._new, self._map = old, new, index_map
 
     def visit_block(self, stmt: Block) -> Stmt:
-        """Moves the block's accesses, simplified by what is known of its iterators."""
+        """Remap the block's accesses, simplified under the bounds of its iterators."""
         analyzer = Analyzer()
-        for each in stmt.iter_vars:
-            analyzer.bind(each.var, 0, each.extent)
+        for iter_var in stmt.iter_vars:
+            analyzer.bind(iter_var.var, 0, iter_var.extent)
 
         def move(indices: Indices) -> Indices:
             return tuple(analyzer.simplify(i) for i in self._map.map_indices(indices))
@@ -136,14 +138,14 @@ def transform_layout(
 
 
 def _require_bound(step: str, name: str, func: PrimFunc, realize: BlockRealize) -> None:
-    """Every symbolic size is still a dimension of an argument."""
+    """Require that every symbolic size is still a dimension of an argument."""
     # A kernel reads n from the shape of an argument of shape (n,). From (n // 16, 16) it cannot: an
     # expression is not solved for its variables when the kernel is entered.
     params = func.buffers
-    known = {d for b in params for d in b.shape if isinstance(d, Var)} | set(func.scalars)
-    for each in (v for b in params for d in b.shape for v in free_vars(d)):
-        if each not in known:
-            refuse(f"{step} {name!r}: no argument would have the size {each.name!r}", realize)
+    bound_sizes = {d for b in params for d in b.shape if isinstance(d, Var)} | set(func.scalars)
+    for size_var in (v for b in params for d in b.shape for v in free_vars(d)):
+        if size_var not in bound_sizes:
+            refuse(f"{step} {name!r}: no argument would have the size {size_var.name!r}", realize)
 
 
 def transform_block_layout(
@@ -162,13 +164,13 @@ def transform_block_layout(
         )
     final = index_map.map_indices([i.var for i in block.iter_vars])
     iters = {i.var: Range(i.extent) for i in block.iter_vars}
-    made = detect_iter_map(final, iters, check_level=IterMapLevel.BIJECTIVE)
-    if made.errors:
-        refuse(f"{step} {name!r}: the map is no bijection: {made.errors[0]}", realize)
+    iter_map = detect_iter_map(final, iters, check_level=IterMapLevel.BIJECTIVE)
+    if iter_map.errors:
+        refuse(f"{step} {name!r}: the map is no bijection: {iter_map.errors[0]}", realize)
     kinds = {i.var: i.kind for i in block.iter_vars}
     new_iters: list[IterVar] = []
     new_loops: list[For] = []
-    for n, (total, e) in enumerate(zip(made.indices, final, strict=True)):
+    for n, (total, e) in enumerate(zip(iter_map.indices, final, strict=True)):
         used = {kinds[v] for v in free_vars(e) if v in kinds}
         if len(used) > 1:
             refuse(f"{step} {name!r}: index {n} would be both spatial and reduced", realize)
@@ -182,9 +184,9 @@ def transform_block_layout(
         check_permutable(step, program, loops)
     # The body is written over the old iterators: they are the inverse of the map at the new ones.
     # Iterators of one value are in no digit of the map, so that the inverse lacks them; they are 0.
-    values = dict(inverse_affine_iter_map(made.indices, [i.var for i in new_iters]))
-    for each in block.iter_vars:
-        values.setdefault(each.var, const(0, each.var.dtype))
+    values = dict(inverse_affine_iter_map(iter_map.indices, [i.var for i in new_iters]))
+    for iter_var in block.iter_vars:
+        values.setdefault(iter_var.var, const(0, iter_var.var.dtype))
     new = block.with_fields(
         iter_vars=tuple(new_iters),
         body=substitute_stmt(block.body, values),
@@ -197,7 +199,7 @@ def transform_block_layout(
 
 
 def _own_loops(step: str, program: Program, realize: BlockRealize) -> tuple[list[For], Stmt]:
-    """The plain loops that the iterators of a block are bound to one by one."""
+    """Return the plain loops that a block's iterators are bound to one to one, and the nest."""
     name = realize.block.name
     nest = program.nest(realize)
     loops = loops_between(nest, realize, program)
@@ -209,13 +211,15 @@ def _own_loops(step: str, program: Program, realize: BlockRealize) -> tuple[list
     if not is_const(realize.predicate):
         refuse(f"{step} {name!r}: it runs only under a condition", realize)
     sizes = {id(s.loop_var): s for s in loops}
-    for each, value in zip(realize.block.iter_vars, realize.iter_values, strict=True):
+    for iter_var, value in zip(realize.block.iter_vars, realize.iter_values, strict=True):
         loop = sizes.get(id(value))
         if loop is None:
             continue
         plain = loop.kind is ForKind.SERIAL and not loop.annotations
-        whole = is_const(loop.min, 0) and analyzer.can_prove_equal(loop.extent, each.extent)
-        if not whole or not plain:
+        covers_iterator = is_const(loop.min, 0) and analyzer.can_prove_equal(
+            loop.extent, iter_var.extent
+        )
+        if not covers_iterator or not plain:
             refuse(
                 f"{step} {name!r}: loop {loop.loop_var.name!r} must be a plain one over the whole "
                 "iterator",
@@ -247,8 +251,8 @@ def pad_einsum(program: Program, realize: BlockRealize, padding: Sequence[int]) 
         )
     analyzer = Analyzer()
     sizes: dict[Var, PrimExpr] = {}
-    for each, factor in zip(block.iter_vars, factors, strict=True):
-        sizes[each.var] = analyzer.simplify((each.extent + factor - 1) // factor * factor)
+    for iter_var, factor in zip(block.iter_vars, factors, strict=True):
+        sizes[iter_var.var] = analyzer.simplify((iter_var.extent + factor - 1) // factor * factor)
     loads = _einsum_loads(step, realize, store, sizes)
     func = program.func
     before: list[Stmt] = []
@@ -285,15 +289,17 @@ def _same_shape(a: Buffer, b: Buffer) -> bool:
 
 
 def _retargeted(block: Block, old: Buffer, new: Buffer) -> Block:
-    made = replace_buffer(block, old, new)
-    assert isinstance(made, Block)
-    return made
+    replaced = replace_buffer(block, old, new)
+    assert isinstance(replaced, Block)
+    return replaced
 
 
 def _einsum_loads(
     step: str, realize: BlockRealize, store: BufferStore, sizes: dict[Var, PrimExpr]
 ) -> dict[Buffer, tuple[Var, ...]]:
-    """What the sum reads, each at iterators alone; that padding adds nothing to it."""
+    """Return the sum's loads, each at iterators alone; require that padding adds nothing to the
+    sum.
+    """
     name = realize.block.name
     update = update_of(store)
     init = realize.block.init
@@ -301,18 +307,18 @@ def _einsum_loads(
     if update is None or update[0].symbol != "+" or not zero:
         refuse(f"{step} {name!r}: expected a sum from 0", realize)
     factors = _factors(update[1])
-    found: dict[Buffer, tuple[Var, ...]] = {}
-    for each in factors:
-        variables = tuple(i for i in each.indices if isinstance(i, Var))
-        if len(set(variables)) != len(each.indices) or found.get(each.buffer, variables) != (
+    loads: dict[Buffer, tuple[Var, ...]] = {}
+    for factor in factors:
+        variables = tuple(i for i in factor.indices if isinstance(i, Var))
+        if len(set(variables)) != len(factor.indices) or loads.get(factor.buffer, variables) != (
             variables
         ):
             refuse(
-                f"{step} {name!r}: {each.buffer.name!r} must be read at distinct iterators alone",
+                f"{step} {name!r}: {factor.buffer.name!r} must be read at distinct iterators alone",
                 realize,
             )
-        found[each.buffer] = variables
-    if not found or not all(isinstance(i, Var) for i in store.indices):
+        loads[factor.buffer] = variables
+    if not loads or not all(isinstance(i, Var) for i in store.indices):
         refuse(f"{step} {name!r}: the sum must be of products of elements", realize)
     analyzer = Analyzer()
     for i in realize.block.iter_vars:
@@ -323,18 +329,18 @@ def _einsum_loads(
         # among its indices. If all have it the term is 0 * ... * 0, and s + 0 = s: also to the bit,
         # because a sum that begins at +0 is never -0. If some lack it the term is x * 0, which is
         # NaN for infinite x: right for integers only. If all lack it the term is not 0 at all.
-        without = [b.name for b, v in found.items() if i.var not in v]
-        if len(without) == len(found) or (without and not dt.is_int(store.buffer.dtype)):
+        without = [b.name for b, v in loads.items() if i.var not in v]
+        if len(without) == len(loads) or (without and not dt.is_int(store.buffer.dtype)):
             refuse(
                 f"{step} {name!r}: padding {i.var.name!r} would add {without} times 0, which is "
                 "not 0 for an infinity",
                 realize,
             )
-    return found
+    return loads
 
 
 def _factors(value: PrimExpr) -> list[BufferLoad]:
-    """The elements that a product is made of (through casts); none if it is something else."""
+    """Return the loads that a product consists of (through casts); none if it is something else."""
     allowed = {"BufferLoad", "Mul", "Cast", "Var"}
     order = post_order(value)
     inside_indices = {
@@ -348,27 +354,27 @@ def _factors(value: PrimExpr) -> list[BufferLoad]:
 
 
 def _pad_nest(program: Program, old: Buffer, padded: Buffer) -> Stmt:
-    """padded[v] = old[v] where there is one, else 0."""
+    """Return the nest padded[v] = old[v] where v is in bounds, else 0."""
     iters = tuple(
         IterVar(Var(f"v{n}", d.dtype), d, IterKind.SPATIAL) for n, d in enumerate(padded.shape)
     )
-    at = tuple(i.var for i in iters)
+    indices = tuple(i.var for i in iters)
     analyzer = Analyzer()
     inside: PrimExpr = const(True)
-    for v, small, large in zip(at, old.shape, padded.shape, strict=True):
+    for v, small, large in zip(indices, old.shape, padded.shape, strict=True):
         if not analyzer.can_prove_equal(small, large):
             inside = logical_and(inside, LT(v, small, "bool"))
-    value = if_then_else(inside, BufferLoad(old, at, old.dtype), const(0, old.dtype))
-    block = Block(program.fresh_block(padded.name), iters, BufferStore(padded, value, at))
-    return moved_nest(BlockRealize(at, const(True), block), {}, ())
+    value = if_then_else(inside, BufferLoad(old, indices, old.dtype), const(0, old.dtype))
+    block = Block(program.fresh_block(padded.name), iters, BufferStore(padded, value, indices))
+    return moved_nest(BlockRealize(indices, const(True), block), {}, ())
 
 
 def _unpad_nest(program: Program, out: Buffer, padded: Buffer) -> Stmt:
-    """out[v] = padded[v]"""
+    """Return the nest out[v] = padded[v]."""
     iters = tuple(
         IterVar(Var(f"v{n}", d.dtype), d, IterKind.SPATIAL) for n, d in enumerate(out.shape)
     )
-    at = tuple(i.var for i in iters)
-    body = BufferStore(out, BufferLoad(padded, at, out.dtype), at)
+    indices = tuple(i.var for i in iters)
+    body = BufferStore(out, BufferLoad(padded, indices, out.dtype), indices)
     block = Block(program.fresh_block(padded.name), iters, body)
-    return moved_nest(BlockRealize(at, const(True), block), {}, ())
+    return moved_nest(BlockRealize(indices, const(True), block), {}, ())

@@ -1,4 +1,4 @@
-"""The steps on loops, as methods."""
+"""The schedule primitives on loops, as methods."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ Factor = int | PrimExpr | None
 _LOOPS = "a step that makes loops gives their handles"
 
 
-def loop_handles(made: Sequence[object]) -> list[LoopRV]:
-    """The outputs of a step that makes loops."""
-    assert all(isinstance(h, LoopRV) for h in made), _LOOPS
-    return list(made)  # type: ignore[arg-type]
+def loop_handles(outputs: Sequence[object]) -> list[LoopRV]:
+    """Return the outputs of a primitive that creates loops."""
+    assert all(isinstance(h, LoopRV) for h in outputs), _LOOPS
+    return list(outputs)  # type: ignore[arg-type]
 
 
 class LoopSteps(Steps):
-    """Steps on loops. What every one of them refuses leaves the schedule as it was."""
+    """Primitives on loops. A primitive that is refused leaves the schedule unchanged."""
 
     def split(
         self,
@@ -31,7 +31,7 @@ class LoopSteps(Steps):
         disable_predication: bool = False,
         tail: str = "predicate",
     ) -> list[LoopRV]:
-        """Loops over the digits of a loop.
+        """Split a loop into a nest of loops.
 
             for i in range(10): s(i)
             -> split(i, [None, 4])
@@ -44,41 +44,41 @@ class LoopSteps(Steps):
             -> split(i, [None, 4], tail="balanced")
             for i_0 in range(3): parts of 4, 3 and 3 steps, the longer ones first
 
-        One factor may be None: as many steps as it takes. Where the factors may exceed the extent,
-        every block inside gets a condition; with `tail="loop"` (first factor None) the rest becomes
-        a copy of its own instead; with "short" ([None, n]) the last part is shorter; with
-        "balanced" parts differ by at most one step: [None, n] gives parts of at most n, [n, None]
-        gives n of them. `preserve_unit_iters=False` puts 0 for loops of one step;
-        `disable_predication` is the caller's word that the factors fit.
-        Refused: factors that multiply to less than the extent or are not positive, a loop that is
-        no longer serial.
+        One factor may be None: it is inferred. Where the factors may exceed the extent, every block
+        inside gets a predicate; with `tail="loop"` (first factor None) the tail becomes a loop of
+        its own instead; with "short" ([None, n]) the last inner loop is shorter; with "balanced"
+        inner extents differ by at most one: [None, n] makes parts of at most n, [n, None] makes n
+        parts. `preserve_unit_iters=False` substitutes 0 for loops of one iteration; with
+        `disable_predication` the caller guarantees that the factors fit. Refused: factors that
+        multiply to less than the extent or are not positive, a loop that is no longer serial.
         """
         attrs = {
             "preserve_unit_iters": preserve_unit_iters,
             "disable_predication": disable_predication,
             "tail": tail,
         }
-        given = (self._loop(loop), list(factors))
-        return loop_handles(self._run("split", loops.split, given, attrs))
+        inputs = (self._loop(loop), list(factors))
+        return loop_handles(self._run("split", loops.split, inputs, attrs))
 
     def partition(self, loop: LoopLike, points: Sequence[int | PrimExpr]) -> list[LoopRV]:
-        """Loops over what lies between points, one after the other, with blocks of their own.
+        """Partition a loop at given points into consecutive loops with blocks of their own.
 
             for i in range(10): s(i)
             -> partition(i, [1, 9])
             for i in range(1): s(i); for i in range(8): s_1(1 + i); for i in range(1): s_2(9 + i)
 
-        So that a condition on the loop holds in all of a part, or in none. A point that is not
-        known to lie behind the one before, and in the loop's range, is moved there. Refused: a loop
-        that is no longer serial.
+        Then a condition on the loop holds in all of a part, or in none. A point that is not known
+        to be behind the one before and in the loop's range is clamped. Refused: a loop that is no
+        longer serial.
         """
-        given = (self._loop(loop), list(points))
-        return loop_handles(self._run("partition", loops.partition, given))
+        inputs = (self._loop(loop), list(points))
+        return loop_handles(self._run("partition", loops.partition, inputs))
 
     def loop_partition(
         self, loop: LoopLike, factors: Sequence[Factor], preserve_unit_iters: bool = True
     ) -> list[LoopRV]:
-        """Loops over parts of a loop, one after the other; blocks of later parts are renamed.
+        """Partition a loop into consecutive loops of given extents; blocks of later parts are
+        renamed; blocks of later parts are renamed.
 
             for i in range(10): s(i)
             -> loop_partition(i, [2, 3])
@@ -90,29 +90,30 @@ class LoopSteps(Steps):
         Refused: factors that are not positive, or leave nothing; a loop that is no longer serial.
         """
         attrs = {"preserve_unit_iters": preserve_unit_iters}
-        given = (self._loop(loop), list(factors))
-        return loop_handles(self._run("loop_partition", loops.loop_partition, given, attrs))
+        inputs = (self._loop(loop), list(factors))
+        return loop_handles(self._run("loop_partition", loops.loop_partition, inputs, attrs))
 
     def enter_postproc(self) -> None:
-        """Mark in the trace where steps begin that make a found program run, such as choosing
-        threads; the program stays as it is.
+        """Mark in the trace where postprocessing begins: primitives that make a sampled program
+        executable, such as choosing threads; the program stays unchanged.
         """
         self._record("enter_postproc", (), {}, ())
 
-    def fuse(self, *many: LoopLike, preserve_unit_iters: bool = True) -> LoopRV:
-        """One loop over the product of loops that lie directly in each other.
+    def fuse(self, *nested_loops: LoopLike, preserve_unit_iters: bool = True) -> LoopRV:
+        """Fuse perfectly nested loops into one loop over their product.
 
-            for i, j in grid(n, m): s(i, j)   ->   for f in range(n * m): s(f // m, f % m)
+        for i, j in grid(n, m): s(i, j)   ->   for f in range(n * m): s(f // m, f % m)
 
         Refused: something else between them, a range that depends on one of them, a loop that does
         not start at 0 or is no longer serial.
         """
-        given = tuple(self._loop(x) for x in many)
+        handles = tuple(self._loop(x) for x in nested_loops)
         attrs = {"preserve_unit_iters": preserve_unit_iters}
-        return loop_handles(self._run("fuse", loops.fuse, given, attrs))[0]
+        return loop_handles(self._run("fuse", loops.fuse, handles, attrs))[0]
 
-    def merge(self, *many: LoopLike) -> LoopRV:
-        """One loop for loops side by side; loops around them, alone in each other, are merged too.
+    def merge(self, *sibling_loops: LoopLike) -> LoopRV:
+        """Merge sibling loops into one loop; the perfect nests around them are merged too; loops
+        around them, alone in each other, are merged too.
 
             for i: a[i] = f(i)
             for j: b[j] = g(j)      ->   for m: a[m] = f(m); b[m] = g(m)
@@ -120,11 +121,12 @@ class LoopSteps(Steps):
         Refused: other extents or depths, statements between them, a buffer that one writes and
         another touches, loops that are no longer serial.
         """
-        given = tuple(self._loop(x) for x in many)
-        return loop_handles(self._run("merge", merge, given))[0]
+        handles = tuple(self._loop(x) for x in sibling_loops)
+        return loop_handles(self._run("merge", merge, handles))[0]
 
     def reorder(self, *ordered_loops: LoopLike) -> None:
-        """Loops of one nest in the given order; others between them stay where they are.
+        """Reorder loops of one nest; other loops between them keep their positions; others between
+        them stay where they are.
 
             for i, j, k in grid(n, m, l): s   ->   reorder(k, i)   ->   for k, j, i in ...: s
 
@@ -133,11 +135,11 @@ class LoopSteps(Steps):
         within one step. Refused otherwise, and where a range depends on a loop that would be
         inside.
         """
-        given = tuple(self._loop(x) for x in ordered_loops)
-        self._run("reorder", loops.reorder, given)
+        handles = tuple(self._loop(x) for x in ordered_loops)
+        self._run("reorder", loops.reorder, handles)
 
     def reorder_block_iter_var(self, block: BlockLike, new_order: Sequence[int]) -> None:
-        """The iterators of a block in another order; loops stay as they are.
+        """Reorder the iterators of a block; loops stay unchanged; loops stay as they are.
 
         with block(vi, vj, vk)   ->   reorder_block_iter_var(b, [2, 0, 1])   ->   block(vk, vi, vj)
         """
@@ -150,17 +152,18 @@ class LoopSteps(Steps):
         )
 
     def add_unit_loop(self, block_or_loop: BlockLike | LoopLike) -> LoopRV:
-        """A loop of one step around a block or a loop.
+        """Add a loop of one iteration around a block or a loop.
 
         s   ->   for u in range(1): s
         """
-        made = self._run("add_unit_loop", loops.add_unit_loop, (self._place_of(block_or_loop),))
-        return loop_handles(made)[0]
+        outputs = self._run("add_unit_loop", loops.add_unit_loop, (self._place_of(block_or_loop),))
+        return loop_handles(outputs)[0]
 
     def tile(
         self, x: LoopLike, y: LoopLike, x_factor: int, y_factor: int
     ) -> tuple[LoopRV, LoopRV, LoopRV, LoopRV]:
-        """Two neighbouring loops as tiles: (x_outer, y_outer, x_inner, y_inner).
+        """Tile two neighbouring loops; return (x_outer, y_outer, x_inner, y_inner). (x_outer,
+        y_outer, x_inner, y_inner).
 
             for x, y in grid(n, m): s
             -> tile(x, y, a, b)
@@ -174,9 +177,9 @@ class LoopSteps(Steps):
         return xo, yo, xi, yi
 
     def parallel(self, loop: LoopLike, grain: int = 1) -> None:
-        """Share a loop's steps between threads, at least `grain` to each.
+        """Distribute a loop's iterations over threads, at least `grain` to each.
 
-            for i in range(n): s   ->   for i in parallel(n): s
+        for i in range(n): s   ->   for i in parallel(n): s
 
         Proved: no two steps touch one element of a buffer that either writes, or the buffer can be
         each step's own (its step writes what it reads). Refused otherwise: a loop that a sum runs
@@ -185,31 +188,30 @@ class LoopSteps(Steps):
         self._run("parallel", loops.parallel, (self._loop(loop),), {"grain": grain})
 
     def vectorize(self, loop: LoopLike, lanes: int | None = None) -> None:
-        """Run a loop `lanes` steps at a time; a rest is masked.
+        """Vectorise a loop by `lanes`; the tail is masked; a rest is masked.
 
             for i in range(n): s   ->   for i in vectorized(n): s
 
-        Without `lanes`, 16 steps at a time.
-        Proved as for `parallel`.
+        Without `lanes`, 16 steps at a time. Proved as for `parallel`.
         """
         attrs = {} if lanes is None else {"lanes": lanes}
         self._run("vectorize", loops.vectorize, (self._loop(loop),), attrs)
 
     def unroll(self, loop: LoopLike) -> None:
-        """Write a loop of constant extent out.
+        """Unroll a loop of constant extent.
 
         for i in range(3): s(i)   ->   s(0); s(1); s(2)
         """
         self._run("unroll", loops.unroll, (self._loop(loop),))
 
     def bind(self, loop: LoopLike, thread_axis: str) -> None:
-        """Run the steps of a loop on a thread axis: "blockIdx.x", "threadIdx.y", "vthread", ...
+        """Bind a loop to a thread axis: "blockIdx.x", "threadIdx.y", "vthread", ...
 
             for i in range(n): s   ->   for i in thread_binding(n, thread="threadIdx.x"): s
 
-        Proved as for `parallel`, but that threads of a block ("threadIdx.x", "y" and "z") may
-        reduce: each has a part of the sum, and lowering for a device combines these. Elsewhere the
-        loop runs as a loop. Refused too: an axis that a loop of the same nest has.
+        Proved as for `parallel`, except that threads of a block ("threadIdx.x", "y" and "z") may
+        reduce: each has a partial sum, and lowering for a GPU combines these. Elsewhere the loop
+        runs as a loop. Refused too: an axis already bound in the same nest.
         """
         self._run("bind", loops.bind, (self._loop(loop),), {"thread_axis": thread_axis})
 
@@ -218,13 +220,13 @@ class LoopSteps(Steps):
 
         The value is a number, a string, a sampled number, or lists and mappings of those.
         """
-        given = (self._place_of(block_or_loop),)
-        self._run("annotate", loops.annotate, given, {"ann_key": ann_key, "ann_val": ann_val})
+        inputs = (self._place_of(block_or_loop),)
+        self._run("annotate", loops.annotate, inputs, {"ann_key": ann_key, "ann_val": ann_val})
 
     def unannotate(self, block_or_loop: BlockLike | LoopLike, ann_key: str) -> None:
-        """Take an annotation away. Refused if there is none of the name."""
-        given = (self._place_of(block_or_loop),)
-        self._run("unannotate", loops.unannotate, given, {"ann_key": ann_key})
+        """Remove an annotation. Refused if there is none of the name."""
+        inputs = (self._place_of(block_or_loop),)
+        self._run("unannotate", loops.unannotate, inputs, {"ann_key": ann_key})
 
     # Decisions.
 
@@ -235,18 +237,20 @@ class LoopSteps(Steps):
         max_innermost_factor: int = 16,
         decision: Sequence[int] | None = None,
     ) -> list[ExprRV]:
-        """n numbers whose product is the loop's extent, drawn at random; for `split`.
+        """Draw n random factors whose product is the loop's extent, for `split`.
 
         A given decision that does not fit the extent keeps the inner factors that divide it.
         """
         handle = self._loop(loop)
-        found = self._get_loop(handle)
+        loop_stmt = self._get_loop(handle)
         sizes = self._told_by(
-            lambda: sampling.perfect_tile(found, n, max_innermost_factor, decision, self._random)
+            lambda: sampling.perfect_tile(
+                loop_stmt, n, max_innermost_factor, decision, self._random
+            )
         )
         attrs = {"n": n, "max_innermost_factor": max_innermost_factor}
-        made = self._query("sample_perfect_tile", (handle,), attrs, sizes, decision=sizes)
-        return list(made)  # type: ignore[arg-type]
+        outputs = self._query("sample_perfect_tile", (handle,), attrs, sizes, decision=sizes)
+        return list(outputs)  # type: ignore[arg-type]
 
     def sample_partitioned_tile(
         self,
@@ -256,46 +260,48 @@ class LoopSteps(Steps):
         innerpart_factor: int = 1,
         decision: Sequence[int] | None = None,
     ) -> list[ExprRV]:
-        """n numbers whose product is the loop's extent, drawn at random; `innerpart_factor` divides
-        the product of those from `partition_pos` on. Raises ScheduleError where it does not divide
+        """Draw n random factors whose product is the loop's extent; `innerpart_factor` divides the
+        product of those from `partition_pos` on. Raises ScheduleError where it does not divide
         the extent, and for a decision that does not fit.
         """
         handle = self._loop(loop)
-        found = self._get_loop(handle)
-        wanted = (n, partition_pos, innerpart_factor)
+        loop_stmt = self._get_loop(handle)
+        constraints = (n, partition_pos, innerpart_factor)
         sizes = self._told_by(
-            lambda: sampling.partitioned_tile(found, *wanted, decision, self._random)
+            lambda: sampling.partitioned_tile(loop_stmt, *constraints, decision, self._random)
         )
         attrs = {"n": n, "partition_pos": partition_pos, "innerpart_factor": innerpart_factor}
-        made = self._query("sample_partitioned_tile", (handle,), attrs, sizes, decision=sizes)
-        return list(made)  # type: ignore[arg-type]
+        outputs = self._query("sample_partitioned_tile", (handle,), attrs, sizes, decision=sizes)
+        return list(outputs)  # type: ignore[arg-type]
 
     def sample_categorical(
         self, candidates: Sequence[int], probs: Sequence[float], decision: int | None = None
     ) -> ExprRV:
-        """One of the candidates, by their probabilities; `decision` is its number."""
+        """Draw one of the candidates by their probabilities; `decision` is its index."""
         numbers, weights = [int(c) for c in candidates], [float(p) for p in probs]
         which, value = sampling.categorical(numbers, weights, decision, self._random)
         attrs = {"candidates": numbers, "probs": weights}
-        made = self._query("sample_categorical", (), attrs, [value], decision=which)
-        assert isinstance(made[0], ExprRV)
-        return made[0]
+        outputs = self._query("sample_categorical", (), attrs, [value], decision=which)
+        assert isinstance(outputs[0], ExprRV)
+        return outputs[0]
 
     def sample_compute_location(self, block: BlockLike, decision: int | None = None) -> LoopRV:
-        """A loop of the block's first reader at which `compute_at` is possible, at random.
+        """Draw a random loop of the block's first reader at which `compute_at` is possible.
 
-        `decision` counts those loops from outside; -1 leaves the block where it is, -2 inlines it:
-        `compute_at` and `reverse_compute_at` understand both.
+        `decision` counts those loops from outside; -1 leaves the block in place, -2 inlines it:
+        `compute_at` and `reverse_compute_at` accept both.
         """
         handle = self._block(block)
-        found = self._get_block_realize(handle)
-        which, place = self._told_by(
-            lambda: sampling.compute_location(self._program, found, decision, self._random)
+        realize = self._get_block_realize(handle)
+        which, location = self._told_by(
+            lambda: sampling.compute_location(self._program, realize, decision, self._random)
         )
-        made: list[LoopRV | BlockRV | ExprRV]
-        if isinstance(place, int):
-            made = [self._special(place)]
-            self._record("sample_compute_location", (handle,), {}, made, which)
+        outputs: list[LoopRV | BlockRV | ExprRV]
+        if isinstance(location, int):
+            outputs = [self._special(location)]
+            self._record("sample_compute_location", (handle,), {}, outputs, which)
         else:
-            made = self._query("sample_compute_location", (handle,), {}, [place], decision=which)
-        return loop_handles(made)[0]
+            outputs = self._query(
+                "sample_compute_location", (handle,), {}, [location], decision=which
+            )
+        return loop_handles(outputs)[0]

@@ -1,6 +1,6 @@
-"""Primitives on loops: each is a function from a Program to a PrimFunc that means the same.
+"""Loop primitives: each maps a program to an equivalent PrimFunc.
 
-What each does, before and after, is told by the method of `Schedule` of the same name.
+The method of `Schedule` of the same name documents each with the program before and after.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ TAIL = "_tail"
 
 
 def require_plain(step: str, loop: For) -> None:
-    """A loop that runs in a special way was decided about already."""
+    """Refuse a loop that is not serial or has annotations: it has already been scheduled."""
     name = loop.loop_var.name
     if loop.kind is not ForKind.SERIAL:
         refuse(f"{step} {name!r}: the loop is already {loop.kind.value}", loop)
@@ -62,7 +62,9 @@ def require_plain(step: str, loop: For) -> None:
 def _factors(
     old: For, factors: Sequence[int | PrimExpr | None], analyzer: Analyzer
 ) -> tuple[list[PrimExpr], bool]:
-    """The extents of the new loops, and whether they may be more than the loop's."""
+    """Return the extents of the new loops, and whether their product may exceed the loop's
+    extent.
+    """
     name = old.loop_var.name
     shown = [f.value if isinstance(f, IntImm) else f for f in factors]
     if len(factors) == 0:
@@ -72,29 +74,29 @@ def _factors(
     dtype = old.loop_var.dtype
     sizes = [None if f is None else indexed(convert(f, dtype), dtype) for f in factors]
     product: PrimExpr = const(1, dtype)
-    for each in sizes:
-        if each is not None:
-            if not analyzer.can_prove(each > 0):
+    for size in sizes:
+        if size is not None:
+            if not analyzer.can_prove(size > 0):
                 refuse(f"split {name!r}: factors must be positive, got {shown}", old)
-            product = product * each
+            product = product * size
     extent = old.extent
     if None in sizes:
-        rest = analyzer.simplify((extent + product - 1) // product)
+        inferred = analyzer.simplify((extent + product - 1) // product)
         exact = is_const(analyzer.simplify(extent % product), 0)
         if exact:
-            rest = analyzer.simplify(extent // product)
-        return [rest if f is None else f for f in sizes], not exact
+            inferred = analyzer.simplify(extent // product)
+        return [inferred if f is None else f for f in sizes], not exact
     product = analyzer.simplify(product)
-    kept = [f for f in sizes if f is not None]
+    extents = [f for f in sizes if f is not None]
     if analyzer.can_prove_equal(product, extent):
-        return kept, False
+        return extents, False
     if not analyzer.can_prove(product >= extent):
         refuse(
             f"split {name!r}: factors {shown} multiply to less than the extent "
             f"{extent.value if isinstance(extent, IntImm) else 'of the loop'}",
             old,
         )
-    return kept, True
+    return extents, True
 
 
 def split(
@@ -120,8 +122,8 @@ def split(
     extents, may_exceed = _factors(loop, factors, analyzer)
     variables = [Var(f"{loop.loop_var.name}_{n}", loop.loop_var.dtype) for n in range(len(extents))]
     loops = [serial(v, e) for v, e in zip(variables, extents, strict=True)]
-    for each in loops:
-        analyzer.bind(each.loop_var, each.min, each.extent)
+    for new_loop in loops:
+        analyzer.bind(new_loop.loop_var, new_loop.min, new_loop.extent)
     index = _mixed_radix(variables, extents, preserve_unit_iters)
     body = rebound(loop.body, {loop.loop_var: loop.min + index}, analyzer)
     if may_exceed and not disable_predication:
@@ -136,19 +138,22 @@ def split(
 # + j) % 2 is not. Later steps would refuse what this one had proved, so where that happens
 # quotients are left as they are.
 def rebound(stmt: Stmt, values: Mapping[Var, PrimExpr], analyzer: Analyzer) -> Stmt:
-    """The statement with loop variables replaced and bindings simplified; around their digits where
-    it would be lost that they are digits of one loop."""
-    found: dict[int, PrimExpr] = {}
+    """Return the statement with loop variables substituted and bindings simplified; quotients are
+    left alone where simplification would hide that they are digits of one loop.
+    """
+    simplified: dict[int, PrimExpr] = {}
 
     def simplify(e: PrimExpr) -> PrimExpr:
-        """Simplified, and kept for the check that digits of one loop are still told as such."""
-        if id(e) not in found:
-            found[id(e)] = analyzer.simplify(e)
-        return found[id(e)]
+        """Return the simplified expression, memoised for the check that digits of one loop are
+        still recognised.
+        """
+        if id(e) not in simplified:
+            simplified[id(e)] = analyzer.simplify(e)
+        return simplified[id(e)]
 
-    made = rebind(stmt, values, simplify)
-    if keep_digits(list(found.values()), analyzer):
-        return made
+    result = rebind(stmt, values, simplify)
+    if keep_digits(list(simplified.values()), analyzer):
+        return result
     return rebind(stmt, values, lambda e: simplify_around_digits(e, analyzer))
 
 
@@ -165,7 +170,7 @@ def _mixed_radix(
 
 
 class _Guard(StmtMutator):
-    """A condition on every block, not on those inside other blocks."""
+    """A mutator that adds a condition to every outermost block."""
 
     def __init__(self, condition: PrimExpr) -> None:
         self._condition = condition
@@ -194,7 +199,7 @@ def _guarded(loop: For, body: Stmt, condition: PrimExpr) -> Stmt:
 def _split_exactly(
     program: Program, loop: For, factors: Sequence[int | PrimExpr | None], analyzer: Analyzer
 ) -> tuple[PrimFunc, list[Var]]:
-    """Whole tiles, then a copy of the body for the rest."""
+    """Return the main loop over full tiles followed by a copy of the body for the tail."""
     name = loop.loop_var.name
     if any(loop.loop_var in free_vars(s.min) for s in _loops_in(loop.body)):
         refuse(f"split {name!r}: with tail='loop' it must not count the parts of a loop", loop)
@@ -203,23 +208,23 @@ def _split_exactly(
     dtype = loop.loop_var.dtype
     inner = [indexed(convert(f, dtype), dtype) for f in factors[1:] if f is not None]
     step: PrimExpr = const(1, dtype)
-    for each in inner:
-        if not analyzer.can_prove(each > 0):
+    for size in inner:
+        if not analyzer.can_prove(size > 0):
             refuse(f"split {name!r}: factors must be positive", loop)
-        step = step * each
+        step = step * size
     outer = analyzer.simplify(loop.extent // step)
     variables = [Var(f"{name}_{n}", loop.loop_var.dtype) for n in range(len(factors))]
     loops = [serial(v, e) for v, e in zip(variables, [outer, *inner], strict=True)]
     index = _mixed_radix(variables, [outer, *inner], True)
     main = rebind(loop.body, {loop.loop_var: loop.min + index})
-    rest = analyzer.simplify(loop.extent % step)
+    tail_extent = analyzer.simplify(loop.extent % step)
     statements = [wrap(loops, main)]
-    if not is_const(rest, 0):
+    if not is_const(tail_extent, 0):
         copied = fresh(loop, TAIL)
         assert isinstance(copied, For)
-        at = copied.min + analyzer.simplify(outer * step) + copied.loop_var
-        body = rebind(copied.body, {copied.loop_var: at})
-        statements.append(copied.with_fields(min=const(0), extent=rest, body=body))
+        tail_index = copied.min + analyzer.simplify(outer * step) + copied.loop_var
+        body = rebind(copied.body, {copied.loop_var: tail_index})
+        statements.append(copied.with_fields(min=const(0), extent=tail_extent, body=body))
     return program.replace(loop, sequence(*statements)), variables
 
 
@@ -233,43 +238,47 @@ def _split_in_parts(
     analyzer: Analyzer,
     tail: str,
 ) -> tuple[PrimFunc, list[Var]]:
-    """A loop that counts parts, and one over the steps of a part by their own numbers."""
+    """Split a loop into one that counts parts and one over a part's iterations by their original
+    indices.
+    """
     name, dtype, extent = loop.loop_var.name, loop.loop_var.dtype, loop.extent
-    given = [f for f in factors if f is not None]
-    if len(factors) != 2 or len(given) != 1 or (tail == "short" and factors[0] is not None):
-        wanted = "[None, n]" if tail == "short" else "[None, n] or [n, None]"
-        refuse(f"split {name!r}: with tail={tail!r} the factors are {wanted}", loop)
-    (size,) = (indexed(convert(f, dtype), dtype) for f in given)
+    sizes = [f for f in factors if f is not None]
+    if len(factors) != 2 or len(sizes) != 1 or (tail == "short" and factors[0] is not None):
+        expected = "[None, n]" if tail == "short" else "[None, n] or [n, None]"
+        refuse(f"split {name!r}: with tail={tail!r} the factors are {expected}", loop)
+    (size,) = (indexed(convert(f, dtype), dtype) for f in sizes)
     if not analyzer.can_prove(size > 0):
         refuse(f"split {name!r}: factors must be positive", loop)
     if is_const(extent, 0):
         return split(program, loop, factors)
-    counts = factors[0] is not None
-    count = size if counts else analyzer.simplify((extent + size - 1) // size)
+    counts_parts = factors[0] is not None
+    count = size if counts_parts else analyzer.simplify((extent + size - 1) // size)
     outer, inner = Var(f"{name}_0", dtype), Var(f"{name}_1", dtype)
     analyzer.bind(outer, 0, count)
     step = analyzer.simplify(extent // count) if tail == "balanced" else size
-    each = extent if is_const(count, 1) else step
-    if is_const(analyzer.simplify(extent % (count if tail == "balanced" else each)), 0):
-        analyzer.bind(inner, 0, each)
-        values = {loop.loop_var: loop.min + outer * each + inner}
+    part_extent = extent if is_const(count, 1) else step
+    if is_const(analyzer.simplify(extent % (count if tail == "balanced" else part_extent)), 0):
+        analyzer.bind(inner, 0, part_extent)
+        values = {loop.loop_var: loop.min + outer * part_extent + inner}
         same = rebound(loop.body, values, analyzer)
-        nest = [serial(outer, count), serial(inner, each)]
+        nest = [serial(outer, count), serial(inner, part_extent)]
         return program.replace(loop, wrap(nest, same)), [outer, inner]
     if tail == "short":
         begin = outer * size
-        many = minimum(size, extent - begin)
+        part_size = minimum(size, extent - begin)
     else:
         some = maximum(count, 1)  # a division may be done before it is known that there are parts
-        least, more = extent // some, extent % some
-        begin = outer * least + minimum(outer, more)
-        many = least + if_then_else(outer < more, const(1, dtype), const(0, dtype))
+        min_size, more = extent // some, extent % some
+        begin = outer * min_size + minimum(outer, more)
+        part_size = min_size + if_then_else(outer < more, const(1, dtype), const(0, dtype))
     low = analyzer.simplify(loop.min + begin)
     notes: dict[str, object] = {PART: _frozen_size(extent)}
-    most = _frozen_size(analyzer.simplify((extent + count - 1) // count) if counts else size)
-    notes[MOST] = most
+    max_size = _frozen_size(
+        analyzer.simplify((extent + count - 1) // count) if counts_parts else size
+    )
+    notes[MOST] = max_size
     body = rebind(loop.body, {loop.loop_var: inner})
-    over = For(inner, low, analyzer.simplify(many), ForKind.SERIAL, body, notes)
+    over = For(inner, low, analyzer.simplify(part_size), ForKind.SERIAL, body, notes)
     return program.replace(loop, serial(outer, count, over)), [outer, inner]
 
 
@@ -287,38 +296,38 @@ def partition(
         refuse(f"partition {name!r}: it must not count the parts of a loop", loop)
     analyzer = bound_analyzer(program.loops_above(loop))
     ends: list[PrimExpr] = [const(0, dtype)]
-    for each in points:
-        point = indexed(convert(each, dtype), dtype)
+    for point_arg in points:
+        point = indexed(convert(point_arg, dtype), dtype)
         if not analyzer.can_prove(ends[-1] <= point):
             point = maximum(point, ends[-1])
         if not analyzer.can_prove(point <= loop.extent):
             point = minimum(point, loop.extent)
         ends.append(point)
     ends.append(loop.extent)
-    parts: list[Stmt] = []
+    part_loops: list[Stmt] = []
     variables: list[Var] = []
-    taken = set(program.blocks)
+    used_names = set(program.blocks)
     for n, (low, high) in enumerate(pairwise(ends)):
-        part = loop
+        source_loop = loop
         if n:
-            part = _copy_of(loop, taken)
+            source_loop = _copy_of(loop, used_names)
         var = Var(name, dtype)
-        body = rebind(part.body, {part.loop_var: loop.min + low + var})
-        parts.append(serial(var, analyzer.simplify(high - low), body))
+        body = rebind(source_loop.body, {source_loop.loop_var: loop.min + low + var})
+        part_loops.append(serial(var, analyzer.simplify(high - low), body))
         variables.append(var)
-    return program.replace(loop, sequence(*parts)), variables
+    return program.replace(loop, sequence(*part_loops)), variables
 
 
-def _copy_of(loop: For, taken: set[str]) -> For:
-    """A copy whose blocks have names that are not taken."""
+def _copy_of(loop: For, used_names: set[str]) -> For:
+    """Return a copy whose blocks have unused names."""
     names = [s.name for s in walk(loop) if isinstance(s, Block)]
     number = 1
-    while any(f"{name}_{number}" in taken for name in names):
+    while any(f"{name}_{number}" in used_names for name in names):
         number += 1
-    taken.update(f"{name}_{number}" for name in names)
-    made = fresh(loop, f"_{number}")
-    assert isinstance(made, For)
-    return made
+    used_names.update(f"{name}_{number}" for name in names)
+    copied = fresh(loop, f"_{number}")
+    assert isinstance(copied, For)
+    return copied
 
 
 def loop_partition(
@@ -341,8 +350,8 @@ def loop_partition(
         copied = loop if n == 0 else fresh(loop, f"_part{n}")
         assert isinstance(copied, For)
         is_unit = not preserve_unit_iters and is_const(size, 1)
-        at = low if is_unit else analyzer.simplify(low) + var
-        body = rebind(copied.body, {copied.loop_var: at})
+        index = low if is_unit else analyzer.simplify(low) + var
+        body = rebind(copied.body, {copied.loop_var: index})
         statements.append(body if is_unit else serial(var, size, body))
         if not is_unit:
             variables.append(var)
@@ -353,36 +362,38 @@ def loop_partition(
 def _pieces(
     step: str, loop: For, factors: Sequence[int | PrimExpr | None], analyzer: Analyzer
 ) -> list[PrimExpr]:
-    """The sizes of the parts: what is not said is the rest, which comes last if all are said."""
+    """Return the extents of the parts; an omitted factor is inferred, and without one the remainder
+    is a part at the end.
+    """
     dtype = loop.loop_var.dtype
     sizes = [None if f is None else indexed(convert(f, dtype), dtype) for f in factors]
     total: PrimExpr = const(0, dtype)
-    for each in sizes:
-        if each is not None and not analyzer.can_prove(each > 0):
+    for size in sizes:
+        if size is not None and not analyzer.can_prove(size > 0):
             refuse(f"{step}: factors must be positive", loop)
-        total = total if each is None else total + each
+        total = total if size is None else total + size
     if not sizes or sizes.count(None) > 1:
         refuse(f"{step}: expected factors, of which one at most is None", loop)
-    rest = analyzer.simplify(loop.extent - total)
-    if not analyzer.can_prove(rest >= (1 if None in sizes else 0)):
+    remainder = analyzer.simplify(loop.extent - total)
+    if not analyzer.can_prove(remainder >= (1 if None in sizes else 0)):
         refuse(f"{step}: the factors do not leave enough of the extent", loop)
-    if None not in sizes and not is_const(rest, 0):
-        sizes.append(rest)
-    return [rest if s is None else s for s in sizes]
+    if None not in sizes and not is_const(remainder, 0):
+        sizes.append(remainder)
+    return [remainder if s is None else s for s in sizes]
 
 
 def fresh(root: Stmt, suffix: str) -> Stmt:
-    """A copy with loop and iterator variables of its own and blocks renamed by a suffix."""
+    """Return a copy with fresh loop and iterator variables and blocks renamed by a suffix."""
 
     class _Fresh(StmtMutator):
         def visit_for(self, stmt: For) -> Stmt:
-            """A loop variable of its own: two copies of a loop are two scopes."""
+            """Rename the loop variable: two copies of a loop are two scopes."""
             new = Var(stmt.loop_var.name, stmt.loop_var.dtype)
             body = substitute(self.visit(stmt.body), {stmt.loop_var: new})
             return stmt.with_fields(loop_var=new, body=body)
 
         def visit_block(self, stmt: Block) -> Stmt:
-            """Iterators of its own, and a name of its own: blocks are found by name."""
+            """Rename iterators and the block itself: blocks are found by name."""
             names = {i.var: Var(i.var.name, i.var.dtype) for i in stmt.iter_vars}
             iters = tuple(IterVar(names[i.var], i.extent, i.kind) for i in stmt.iter_vars)
             values: dict[Var, PrimExpr] = dict(names)
@@ -405,78 +416,78 @@ def fuse(
                 f"fuse: {inner.loop_var.name!r} must be alone inside {outer.loop_var.name!r}",
                 outer,
             )
-    for each in nest:
-        require_plain("fuse", each)
-        if not is_const(each.min, 0):
-            refuse(f"fuse: loop {each.loop_var.name!r} must start at 0", each)
+    for loop in nest:
+        require_plain("fuse", loop)
+        if not is_const(loop.min, 0):
+            refuse(f"fuse: loop {loop.loop_var.name!r} must start at 0", loop)
     _require_independent("fuse", nest)
     analyzer = bound_analyzer(program.loops_above(nest[0]))
     fused = Var("_".join([*(s.loop_var.name for s in nest), "fused"]), nest[0].loop_var.dtype)
     total: PrimExpr = const(1, fused.dtype)
-    for each in nest:
-        total = total * each.extent
+    for loop in nest:
+        total = total * loop.extent
     total = analyzer.simplify(total)
     analyzer.bind(fused, 0, total)
     # The reverse of `_mixed_radix`, from the innermost loop out: f % e, then f // e goes on. The
     # outermost of more than one step needs no remainder, as f is below the product.
-    rest: PrimExpr = fused
+    quotient: PrimExpr = fused
     values: dict[Var, PrimExpr] = {}
     first = next((n for n, s in enumerate(nest) if not is_const(s.extent, 1)), 0)
     for n in reversed(range(len(nest))):
-        each = nest[n]
-        if is_const(each.extent, 1) and not (preserve_unit_iters and len(nest) == 1):
-            values[each.loop_var] = const(0, fused.dtype)
+        loop = nest[n]
+        if is_const(loop.extent, 1) and not (preserve_unit_iters and len(nest) == 1):
+            values[loop.loop_var] = const(0, fused.dtype)
         elif n == first:
-            values[each.loop_var] = rest
+            values[loop.loop_var] = quotient
         else:
             # Of a loop without a step, which no step sees, any digit is as good.
-            digits = const(1, fused.dtype) if is_const(each.extent, 0) else each.extent
-            values[each.loop_var] = rest % digits
-            rest = rest // digits
+            digits = const(1, fused.dtype) if is_const(loop.extent, 0) else loop.extent
+            values[loop.loop_var] = quotient % digits
+            quotient = quotient // digits
     body = rebound(nest[-1].body, values, analyzer)
     return program.replace(nest[0], serial(fused, total, body)), [fused]
 
 
 def _require_independent(step: str, nest: Sequence[For]) -> None:
-    """The range of no loop depends on another of them that comes before it."""
+    """Require that no loop's range depends on an outer one of them."""
     defined: set[Var] = set()
-    for each in nest:
-        for v in free_vars(each.min, each.extent):
+    for loop in nest:
+        for v in free_vars(loop.min, loop.extent):
             if v in defined:
-                refuse(f"{step}: the range of {each.loop_var.name!r} depends on {v.name!r}", each)
-        defined.add(each.loop_var)
+                refuse(f"{step}: the range of {loop.loop_var.name!r} depends on {v.name!r}", loop)
+        defined.add(loop.loop_var)
 
 
 # Loops that are not named keep their places, and the named ones share out theirs.
-def reorder(program: Program, *wanted: For) -> PrimFunc:
+def reorder(program: Program, *new_order: For) -> PrimFunc:
     """See `Schedule.reorder`."""
-    names = [s.loop_var.name for s in wanted]
-    if len(set(wanted)) != len(wanted):
+    names = [s.loop_var.name for s in new_order]
+    if len(set(new_order)) != len(new_order):
         refuse(f"reorder: {names} names a loop twice")
-    if len(wanted) < 2:
+    if len(new_order) < 2:
         return program.func
-    depth = {s: len(program.path(s)) for s in wanted}
-    ordered = sorted(wanted, key=lambda s: depth[s])
+    depth = {s: len(program.path(s)) for s in new_order}
+    ordered = sorted(new_order, key=lambda s: depth[s])
     nest = program.chain(ordered[0], ordered[-1])
-    if nest is None or any(s not in nest for s in wanted):
+    if nest is None or any(s not in nest for s in new_order):
         refuse(
             f"reorder: loops {names} must lie in one nest with nothing else between them",
             ordered[0],
         )
-    order = iter(wanted)
+    order = iter(new_order)
     slots = [next(order) if s in depth else s for s in nest]
     if slots == nest:
         return program.func
     inside = {s.loop_var for s in nest}
     defined: set[Var] = set()
-    for each in slots:
-        for v in free_vars(each.min, each.extent):
+    for loop in slots:
+        for v in free_vars(loop.min, loop.extent):
             if v in inside and v not in defined:
-                refuse(f"reorder: the range of {each.loop_var.name!r} depends on {v.name!r}", each)
-        defined.add(each.loop_var)
-    for each in nest:
-        if each.kind in (ForKind.PARALLEL, ForKind.VECTORIZED, ForKind.THREAD_BINDING):
-            refuse(f"reorder: loop {each.loop_var.name!r} is already {each.kind.value}", each)
+                refuse(f"reorder: the range of {loop.loop_var.name!r} depends on {v.name!r}", loop)
+        defined.add(loop.loop_var)
+    for loop in nest:
+        if loop.kind in (ForKind.PARALLEL, ForKind.VECTORIZED, ForKind.THREAD_BINDING):
+            refuse(f"reorder: loop {loop.loop_var.name!r} is already {loop.kind.value}", loop)
     check_permutable("reorder", program, nest)
     return program.replace(nest[0], wrap(slots, nest[-1].body))
 
@@ -500,10 +511,10 @@ def reorder_block_iter_var(
     return program.replace(realize, new)
 
 
-def add_unit_loop(program: Program, place: For | BlockRealize) -> tuple[PrimFunc, list[Var]]:
+def add_unit_loop(program: Program, target: For | BlockRealize) -> tuple[PrimFunc, list[Var]]:
     """See `Schedule.add_unit_loop`."""
     var = Var("u")
-    return program.replace(place, serial(var, const(1), place)), [var]
+    return program.replace(target, serial(var, const(1), target)), [var]
 
 
 def set_kind(
@@ -513,7 +524,7 @@ def set_kind(
     step: str,
     annotations: Mapping[str, object] | None = None,
 ) -> PrimFunc:
-    """Run a loop in parallel, as vectors, on a thread axis or unrolled."""
+    """Set how a loop runs: in parallel, vectorised, on a thread axis or unrolled."""
     if kind is ForKind.UNROLLED:
         if not isinstance(loop.extent, IntImm):
             refuse(f"unroll {loop.loop_var.name!r}: the extent must be a constant", loop)
@@ -521,8 +532,8 @@ def set_kind(
         lanes = kind is ForKind.VECTORIZED
         check_concurrent(step, program, loop, lanes, together=is_within_block(annotations))
     # What an earlier kind needed goes with it.
-    kept = {k: v for k, v in (loop.annotations or {}).items() if k not in OF_KINDS}
-    notes = {**kept, **(annotations or {})} or None
+    other_annotations = {k: v for k, v in (loop.annotations or {}).items() if k not in OF_KINDS}
+    notes = {**other_annotations, **(annotations or {})} or None
     return program.replace(loop, loop.with_fields(kind=kind, annotations=notes))
 
 
@@ -538,12 +549,12 @@ def vectorize(program: Program, loop: For, lanes: int | None = None) -> PrimFunc
     """See `Schedule.vectorize`."""
     if lanes is not None and lanes < 1:
         refuse(f"vectorize {loop.loop_var.name!r}: lanes must be at least 1, got {lanes}", loop)
-    for each in _same_nest(program, loop):
-        if each.kind is ForKind.VECTORIZED:
+    for other_loop in _same_nest(program, loop):
+        if other_loop.kind is ForKind.VECTORIZED:
             refuse(
-                f"vectorize {loop.loop_var.name!r}: loop {each.loop_var.name!r} of the same nest "
+                f"vectorize {loop.loop_var.name!r}: loop {other_loop.loop_var.name!r} of the same nest "
                 "is vectorized already",
-                each,
+                other_loop,
             )
     notes = None if lanes is None else {"lanes": lanes}
     return set_kind(program, loop, ForKind.VECTORIZED, "vectorize", notes)
@@ -569,12 +580,12 @@ def bind(program: Program, loop: For, thread_axis: str) -> PrimFunc:
     # What is copied to shared memory is shared out between the threads that stand around it.
     copied = [b.scope for leaf in program.leaves(loop.body) for b in written(leaf.block)]
     together = bool(copied) and all(scope.startswith("shared") for scope in copied)
-    for each in () if together else _same_nest(program, loop):
-        if (each.annotations or {}).get("thread") == thread_axis and thread_axis in THREADS:
+    for other_loop in () if together else _same_nest(program, loop):
+        if (other_loop.annotations or {}).get("thread") == thread_axis and thread_axis in THREADS:
             refuse(
-                f"bind {name!r}: loop {each.loop_var.name!r} in the same nest is bound to "
+                f"bind {name!r}: loop {other_loop.loop_var.name!r} in the same nest is bound to "
                 f"{thread_axis!r}",
-                each,
+                other_loop,
             )
     return set_kind(
         program, loop, ForKind.THREAD_BINDING, f"bind to {thread_axis}", {"thread": thread_axis}
@@ -582,41 +593,41 @@ def bind(program: Program, loop: For, thread_axis: str) -> PrimFunc:
 
 
 def _same_nest(program: Program, loop: For) -> list[For]:
-    """The loops around a loop, also those around blocks that it is in, and inside it."""
+    """Return the loops around a loop, also those around enclosing blocks, and those inside it."""
     around = [s for s in program.path(loop) if isinstance(s, For) and s is not loop]
     return [*around, *_loops_in(loop.body)]
 
 
 def _loops_in(root: Stmt) -> list[For]:
-    found: list[For] = []
+    loops: list[For] = []
     stack = [root]
     while stack:
         s = stack.pop()
         if isinstance(s, For):
-            found.append(s)
+            loops.append(s)
         stack.extend(sub_statements(s))
-    return found
+    return loops
 
 
 def annotate(
-    program: Program, place: For | BlockRealize, ann_key: str, ann_val: object
+    program: Program, loop_or_block: For | BlockRealize, ann_key: str, ann_val: object
 ) -> PrimFunc:
     """See `Schedule.annotate`."""
-    target = place.block if isinstance(place, BlockRealize) else place
+    target = loop_or_block.block if isinstance(loop_or_block, BlockRealize) else loop_or_block
     notes = {**(target.annotations or {}), ann_key: _frozen(ann_val)}
     return program.replace(target, target.with_fields(annotations=notes))
 
 
 def _frozen(value: object) -> object:
-    """Lists as tuples: nodes are values."""
+    """Convert lists to tuples: nodes are immutable values."""
     return tuple(map(_frozen, value)) if isinstance(value, (list, tuple)) else value
 
 
-def unannotate(program: Program, place: For | BlockRealize, ann_key: str) -> PrimFunc:
+def unannotate(program: Program, loop_or_block: For | BlockRealize, ann_key: str) -> PrimFunc:
     """See `Schedule.unannotate`."""
-    target = place.block if isinstance(place, BlockRealize) else place
+    target = loop_or_block.block if isinstance(loop_or_block, BlockRealize) else loop_or_block
     notes = dict(target.annotations or {})
     if ann_key not in notes:
-        refuse(f"unannotate: there is no {ann_key!r}; there are {sorted(notes)}", place)
+        refuse(f"unannotate: there is no {ann_key!r}; there are {sorted(notes)}", loop_or_block)
     del notes[ann_key]
     return program.replace(target, target.with_fields(annotations=notes or None))

@@ -1,4 +1,4 @@
-"""A primitive on loops: nests side by side as one."""
+"""The primitive merge: fuse sibling loop nests into one."""
 
 from __future__ import annotations
 
@@ -10,38 +10,38 @@ from ekiden.tir.stmt import Block, For, PrimFunc, SeqStmt, Stmt
 from ekiden.tir.visitor import buffers_read, buffers_written, sequence
 
 
-def merge(program: Program, *many: For) -> tuple[PrimFunc, list[Var]]:
+def merge(program: Program, *sibling_loops: For) -> tuple[PrimFunc, list[Var]]:
     """See `Schedule.merge`."""
-    if len(many) < 2:
+    if len(sibling_loops) < 2:
         refuse("merge: expected at least two loops")
-    nests = [_nest(program, loop) for loop in many]
+    nests = [_nest(program, loop) for loop in sibling_loops]
     above = program.parent(nests[0][0])
-    places = [_place(above, nest[0]) for nest in nests]
-    if not isinstance(above, SeqStmt) or None in places:
+    positions = [_place(above, nest[0]) for nest in nests]
+    if not isinstance(above, SeqStmt) or None in positions:
         refuse("merge: the loops must stand side by side, each alone in the loops around it")
-    order = sorted(range(len(many)), key=lambda n: places[n] or 0)
+    order = sorted(range(len(sibling_loops)), key=lambda n: positions[n] or 0)
     nests = [nests[n] for n in order]
     _check(nests)
     first = above.seq.index(nests[0][0])
     if list(above.seq[first : first + len(nests)]) != [nest[0] for nest in nests]:
         refuse("merge: other statements stand between the loops")
     merged = _merged(program, nests)
-    rest = (*above.seq[:first], merged, *above.seq[first + len(nests) :])
+    statements = (*above.seq[:first], merged, *above.seq[first + len(nests) :])
     inner = merged
     for _ in nests[0][1:]:
         assert isinstance(inner.body, For)
         inner = inner.body
-    return program.replace(above, sequence(*rest)), [inner.loop_var]
+    return program.replace(above, sequence(*statements)), [inner.loop_var]
 
 
 def _nest(program: Program, loop: For) -> list[For]:
-    """The loops from the outermost one in which a loop is alone down to it."""
-    found = [loop]
+    """Return the perfect nest that ends in a loop, outermost first."""
+    nest = [loop]
     above = program.parent(loop)
     while isinstance(above, For):
-        found.append(above)
+        nest.append(above)
         above = program.parent(above)
-    return found[::-1]
+    return nest[::-1]
 
 
 def _place(above: Stmt | None, loop: For) -> int | None:
@@ -52,23 +52,23 @@ def _place(above: Stmt | None, loop: For) -> int | None:
 
 def _check(nests: list[list[For]]) -> None:
     for nest in nests:
-        for each, like in zip(nest, nests[0], strict=False):
-            name = each.loop_var.name
-            require_plain("merge", each)
-            if not is_const(each.min, 0):
-                refuse(f"merge: loop {name!r} must start at 0", each)
-            if len(nest) != len(nests[0]) or not same_expr(each.extent, like.extent):
+        for loop, like in zip(nest, nests[0], strict=False):
+            name = loop.loop_var.name
+            require_plain("merge", loop)
+            if not is_const(loop.min, 0):
+                refuse(f"merge: loop {name!r} must start at 0", loop)
+            if len(nest) != len(nests[0]) or not same_expr(loop.extent, like.extent):
                 refuse(
                     f"merge: loop {name!r} has another extent or depth than {like.loop_var.name!r}",
-                    each,
+                    loop,
                 )
     for n, nest in enumerate(nests):
-        for other in nests[n + 1 :]:
-            _require_apart(nest[0], other[0])
+        for other_nest in nests[n + 1 :]:
+            _require_apart(nest[0], other_nest[0])
 
 
 def _require_apart(first: For, second: For) -> None:
-    """Neither writes what the other reads or writes."""
+    """Require that neither loop writes what the other reads or writes."""
     written = [set(buffers_written(s)) for s in (first, second)]
     touched = [w | set(buffers_read(s)) for w, s in zip(written, (first, second), strict=True)]
     for buffer in (written[0] & touched[1]) | (written[1] & touched[0]):
@@ -80,7 +80,7 @@ def _require_apart(first: For, second: For) -> None:
 
 
 def _merged(program: Program, nests: list[list[For]]) -> For:
-    """One nest with the bodies of all, in order."""
+    """Return one nest with the bodies of all nests, in order."""
     news = [Var(f"{loop.loop_var.name}_m", loop.loop_var.dtype) for loop in nests[0]]
     analyzer = bound_analyzer(program.loops_above(nests[0][0]))
     for var, loop in zip(news, nests[0], strict=True):
@@ -91,11 +91,11 @@ def _merged(program: Program, nests: list[list[For]]) -> For:
             loop.loop_var: var for loop, var in zip(nest, news, strict=True)
         }
         bodies.append(rebound(nest[-1].body, values, analyzer))
-    made: Stmt = sequence(*bodies)
+    stmt: Stmt = sequence(*bodies)
     for var, loop in zip(reversed(news), reversed(nests[0]), strict=True):
-        made = serial(var, loop.extent, made)
-    assert isinstance(made, For) and not isinstance(made, Block)
-    return made
+        stmt = serial(var, loop.extent, stmt)
+    assert isinstance(stmt, For) and not isinstance(stmt, Block)
+    return stmt
 
 
 __all__ = ["merge"]

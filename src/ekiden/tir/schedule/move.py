@@ -1,14 +1,14 @@
-"""Primitives that move a block to a step of another's loop: compute_at and reverse_compute_at.
+"""The primitives compute_at and reverse_compute_at, which move a block into an iteration of another
+block's loop.
 
-compute_at(B, loop i of C)
+    compute_at(B, loop i of C)
+        for i: B[i] = A[i] + 1                    for i:
+        for i: C[i] = B[i] * 2            ->          B[i] = A[i] + 1
+                                                      C[i] = B[i] * 2
 
-    for i: B[i] = A[i] + 1                    for i:
-    for i: C[i] = B[i] * 2            ->          B[i] = A[i] + 1
-                                                  C[i] = B[i] * 2
-
-The moved block runs over what one step of the loop needs (compute_at: the box that is read) or has
-made (reverse_compute_at). It may run for a point more than once, or not at all for points that
-nobody needs: so it must be complete or a reduction, its inputs final, and no output of the program.
+The moved block runs over what one iteration of the loop reads (compute_at: the box) or has written
+(reverse_compute_at). It may run for a point more than once, or not at all for points that nobody
+reads: so it must be complete or a reduction, its inputs final, and no output of the program.
 """
 
 from __future__ import annotations
@@ -67,30 +67,33 @@ def moved_nest(
     condition: PrimExpr | None = None,
     inside: Sequence[tuple[PrimExpr, PrimExpr]] = (),
 ) -> Stmt:
-    """The block in loops of its own over the ranges its iterators need, under a condition. Of what
-    is `inside`, (value, extent), it is known that 0 <= value < extent. An extent may depend on the
-    iterators before it, as that of a sum over the elements up to this one.
+    """Return the block in fresh loops over its iterators' required ranges, under a condition.
+
+    For each (value, extent) of `inside`, 0 <= value < extent is known. An extent may depend on
+    earlier iterators, as that of a prefix sum does.
     """
     analyzer = bound_analyzer(outer)
     loops: list[For] = []
     values: list[PrimExpr] = []
     predicate: PrimExpr = const(True) if condition is None else condition
     before: dict[Var, PrimExpr] = {}
-    for n, each in enumerate(realize.block.iter_vars):
-        extent = each.extent if is_const(each.extent) else substitute(each.extent, before)
-        needed = ranges.get(each.var, Range.from_min_extent(const(0), extent))
-        value = indexed(simplify_around_digits(needed.min, analyzer), each.var.dtype)
+    for n, iter_var in enumerate(realize.block.iter_vars):
+        extent = (
+            iter_var.extent if is_const(iter_var.extent) else substitute(iter_var.extent, before)
+        )
+        needed = ranges.get(iter_var.var, Range.from_min_extent(const(0), extent))
+        value = indexed(simplify_around_digits(needed.min, analyzer), iter_var.var.dtype)
         if preserve_unit_loops or not is_const(needed.extent, 1):
-            loop = serial(Var(f"ax{n}", each.var.dtype), needed.extent)
+            loop = serial(Var(f"ax{n}", iter_var.var.dtype), needed.extent)
             analyzer.bind(loop.loop_var, 0, needed.extent)
             loops.append(loop)
             value = value + loop.loop_var
-        if not any(_is_both(known, value, extent, analyzer) for known in inside):
+        if not any(_is_both(bounded, value, extent, analyzer) for bounded in inside):
             for within in (value >= 0, value < extent):
                 if not analyzer.can_prove(within):
                     predicate = logical_and(predicate, within)
         values.append(value)
-        before[each.var] = value
+        before[iter_var.var] = value
     nest: Stmt = BlockRealize(tuple(values), predicate, realize.block)
     for loop in reversed(loops):
         nest = loop.with_fields(body=nest)
@@ -98,19 +101,21 @@ def moved_nest(
 
 
 def _is_both(
-    known: tuple[PrimExpr, PrimExpr], value: PrimExpr, extent: PrimExpr, analyzer: Analyzer
+    known_bound: tuple[PrimExpr, PrimExpr], value: PrimExpr, extent: PrimExpr, analyzer: Analyzer
 ) -> bool:
-    """Whether what is known is known of a value and an extent."""
-    return analyzer.can_prove_equal(known[0], value) and analyzer.can_prove_equal(known[1], extent)
+    """Return whether a known bound is about the given value and extent."""
+    return analyzer.can_prove_equal(known_bound[0], value) and analyzer.can_prove_equal(
+        known_bound[1], extent
+    )
 
 
 def _domains(makers: Sequence[BlockRealize]) -> list[tuple[PrimExpr, PrimExpr]]:
-    """What iterators of blocks are bound to, and their extents; of blocks that always run."""
+    """Return (binding, extent) of the iterators of blocks that run unconditionally."""
     return [
-        (value, each.extent)
+        (value, iter_var.extent)
         for maker in makers
         if is_const(maker.predicate, 1)
-        for each, value in zip(maker.block.iter_vars, maker.iter_values, strict=True)
+        for iter_var, value in zip(maker.block.iter_vars, maker.iter_values, strict=True)
     ]
 
 
@@ -119,20 +124,22 @@ def _domains(makers: Sequence[BlockRealize]) -> list[tuple[PrimExpr, PrimExpr]]:
 def _required(
     realize: BlockRealize, indices: Sequence[PrimExpr], needed: Sequence[Range]
 ) -> dict[Var, Range]:
-    """What the iterators must run over to make a part of the written buffer: all of it where an
-    index is more than an iterator.
+    """Return the iterators' ranges that produce a part of the written buffer; an iterator whose
+    index is not iterator + constant is left out and runs over its whole domain.
     """
-    known: dict[Var, Range] = {}
+    ranges: dict[Var, Range] = {}
     variables = {i.var for i in realize.block.iter_vars if i.kind is IterKind.SPATIAL}
-    for index, each in zip(indices, needed, strict=True):
+    for index, axis_range in zip(indices, needed, strict=True):
         inside = [v for v in free_vars(index) if v in variables]
-        if len(inside) == 1 and inside[0] not in known:
+        if len(inside) == 1 and inside[0] not in ranges:
             offset = substitute(index, {inside[0]: const(0)})
             if same_expr(index, inside[0]) or (
                 is_const(offset) and same_expr(index, inside[0] + offset)
             ):
-                known[inside[0]] = Range.from_min_extent(each.min - offset, each.extent)
-    return known
+                ranges[inside[0]] = Range.from_min_extent(
+                    axis_range.min - offset, axis_range.extent
+                )
+    return ranges
 
 
 def _output_indices(realize: BlockRealize, buffer: Buffer) -> tuple[PrimExpr, ...]:
@@ -177,7 +184,7 @@ def compute_at(
 
 def _consumers(step: str, program: Program, realize: BlockRealize, loop: For) -> list[BlockRealize]:
     name = realize.block.name
-    found: list[BlockRealize] = []
+    consumers: list[BlockRealize] = []
     for buffer in written(realize.block):
         for reader in program.readers(buffer):
             if reader is realize:
@@ -188,13 +195,13 @@ def _consumers(step: str, program: Program, realize: BlockRealize, loop: For) ->
                     f"{loop.loop_var.name!r}, and block {reader.block.name!r} is outside",
                     reader,
                 )
-            found.append(reader)
-    if not found:
+            consumers.append(reader)
+    if not consumers:
         names = [b.name for b in written(realize.block)]
         refuse(f"{step} {name!r}: loop {loop.loop_var.name!r} does not read {names}", loop)
     if not program.before(realize, loop):
         refuse(f"{step} {name!r}: the block does not come before the loop", realize)
-    return found
+    return consumers
 
 
 def _needed_ranges(realize: BlockRealize, loop: For, outer: Sequence[For]) -> dict[Var, Range]:
@@ -207,21 +214,21 @@ def _needed_ranges(realize: BlockRealize, loop: For, outer: Sequence[For]) -> di
         if not indices and buffer.shape:
             return {}
         shared = [x for x in outer if _shares(x, buffer)]
-        kept = [x for x in outer if x not in shared]
+        unshared = [x for x in outer if x not in shared]
         touched = [
             Access(a.indices, (*shared, *a.loops), a.is_store, a.conditional, a.extents)
             for a in touched
         ]
-        one = _required(realize, indices, region(buffer, touched, kept))
-        if ranges is not None and not _same_ranges(ranges, one):
+        buffer_ranges = _required(realize, indices, region(buffer, touched, unshared))
+        if ranges is not None and not _same_ranges(ranges, buffer_ranges):
             return {}
-        ranges = one
+        ranges = buffer_ranges
     return ranges or {}
 
 
 def _shares(loop: For, buffer: Buffer) -> bool:
-    """Whether the steps of a loop are threads that see one copy of a buffer: then it holds what
-    all of them need.
+    """Return whether a loop's iterations are threads that share one copy of a buffer, which then
+    holds what all of them need.
     """
     axis = str((loop.annotations or {}).get("thread", ""))
     return axis.startswith("threadIdx") and buffer.scope.startswith("shared")
@@ -241,15 +248,15 @@ def _place_before(
     consumers: Sequence[BlockRealize],
     index: int,
 ) -> tuple[list[Stmt], list[Stmt]]:
-    """The statements of a step before and after the moved block: it goes after what it reads and
-    before what reads it.
+    """Return an iteration's statements before and after the moved block: it goes after what it
+    reads and before what reads it.
     """
     statements = _statements(loop.body)
     first = min(
         n for n, s in enumerate(statements) if any(program.is_inside(c, s) for c in consumers)
     )
-    at = _chosen(step, realize, index, 0, first, last=first)
-    return list(statements[:at]), list(statements[at:])
+    position = _chosen(step, realize, index, 0, first, last=first)
+    return list(statements[:position]), list(statements[position:])
 
 
 def _statements(body: Stmt) -> tuple[Stmt, ...]:
@@ -258,7 +265,7 @@ def _statements(body: Stmt) -> tuple[Stmt, ...]:
 
 
 def _chosen(step: str, realize: BlockRealize, index: int, low: int, high: int, last: int) -> int:
-    """The position asked for: -1 the last possible, -2 the first possible, or a number."""
+    """Return the requested position: -1 the last possible, -2 the first possible, or a number."""
     if index == -1:
         return last
     if index == -2:
@@ -305,8 +312,8 @@ def reverse_compute_at(
     outer = [*program.loops_above(loop), loop]
     finished = _finished(step, program, realize, loop, source, outer)
     ranges = _given_ranges(step, program, realize, loop, source, outer)
-    known = _domains(program.writers(source))
-    nest = moved_nest(realize, ranges, outer, preserve_unit_loops, finished, known)
+    domains = _domains(program.writers(source))
+    nest = moved_nest(realize, ranges, outer, preserve_unit_loops, finished, domains)
     _require_every_point(step, program, realize, nest, outer, kind)
     statements = _statements(loop.body)
     last = max(
@@ -314,41 +321,43 @@ def reverse_compute_at(
         for n, s in enumerate(statements)
         if any(program.is_inside(w, s) for w in program.writers(source))
     )
-    at = _chosen(step, realize, index, last + 1, len(statements), last=len(statements))
+    position = _chosen(step, realize, index, last + 1, len(statements), last=len(statements))
     without = Program(program.replace(program.nest(realize), NOTHING))
-    return without.replace(loop.body, sequence(*statements[:at], nest, *statements[at:]))
+    return without.replace(
+        loop.body, sequence(*statements[:position], nest, *statements[position:])
+    )
 
 
 def _source(step: str, program: Program, realize: BlockRealize, loop: For) -> Buffer:
-    """The buffer between the loop and the block."""
+    """Return the buffer that the loop writes and the block reads."""
     name = realize.block.name
-    made = [
+    candidates = [
         b
         for b in read(realize.block)
         if b not in written(realize.block)
         and any(program.is_inside(w, loop) for w in program.writers(b))
     ]
-    if len(made) != 1:
+    if len(candidates) != 1:
         refuse(
             f"{step} {name!r}: loop {loop.loop_var.name!r} must write one of its inputs, it writes "
-            f"{[b.name for b in made]}",
+            f"{[b.name for b in candidates]}",
             realize,
         )
-    for writer in program.writers(made[0]):
+    for writer in program.writers(candidates[0]):
         if not program.is_inside(writer, loop):
             refuse(
-                f"{step} {name!r}: {made[0].name!r} is written by {writer.block.name!r} outside "
+                f"{step} {name!r}: {candidates[0].name!r} is written by {writer.block.name!r} outside "
                 f"loop {loop.loop_var.name!r} too",
                 writer,
             )
-    return made[0]
+    return candidates[0]
 
 
 def _require_between(
     step: str, program: Program, realize: BlockRealize, loop: For, source: Buffer
 ) -> None:
-    """The block's other inputs are there before the loop; nothing touches what it writes before
-    it does.
+    """Require that the block's other inputs are final before the loop and that nothing reads its
+    output before it.
     """
     name = realize.block.name
     for buffer in read(realize.block):
@@ -373,7 +382,7 @@ def _require_between(
 
 
 def buffers_rewritten(program: Program, realize: BlockRealize, source: Buffer) -> bool:
-    """Whether a block's input is written at or after it."""
+    """Return whether a block's input is written at or after it."""
     return any(not program.before(w, realize) for w in program.writers(source))
 
 
@@ -388,8 +397,10 @@ def _finished(
     source: Buffer,
     outer: Sequence[For],
 ) -> PrimExpr:
-    """When what a step wrote is final: in the last step of the reducing loops around it. The loop
-    itself must not reduce, and no second step write the element otherwise.
+    """Return the condition under which an iteration's writes are final: the last iteration of the
+    reducing loops around it.
+
+    Refuses where the loop itself reduces or a branch is in between.
     """
     last: PrimExpr = const(True)
     for writer in program.writers(source):
@@ -400,16 +411,16 @@ def _finished(
                 f"step of {loop.loop_var.name!r}",
                 writer,
             )
-        for each in reducing:
-            last = logical_and(last, each.loop_var.equal(each.extent - 1))
-        at = program.parent(writer)
-        while at is not None and at is not loop:
-            if isinstance(at, IfThenElse):
+        for loop_var_loop in reducing:
+            last = logical_and(last, loop_var_loop.loop_var.equal(loop_var_loop.extent - 1))
+        ancestor = program.parent(writer)
+        while ancestor is not None and ancestor is not loop:
+            if isinstance(ancestor, IfThenElse):
                 refuse(
                     f"{step} {realize.block.name!r}: block {writer.block.name!r} is under a branch",
                     writer,
                 )
-            at = program.parent(at)
+            ancestor = program.parent(ancestor)
     return last
 
 
@@ -421,7 +432,9 @@ def _given_ranges(
     source: Buffer,
     outer: Sequence[For],
 ) -> dict[Var, Range]:
-    """What the block's iterators may run over once a step has written its part of the source."""
+    """Return the ranges that the block's iterators may cover once an iteration has written its part
+    of the source.
+    """
     name = realize.block.name
     reads = [a for a in accesses(realize.block.body, source) if not a.is_store]
     if not reads or any(not _same_access(reads[0], a) for a in reads) or reads[0].loops:
@@ -431,12 +444,12 @@ def _given_ranges(
     if kinds not in ([COMPLETE], [REDUCTION], [COMPLETE, UPDATE]):
         names = [w.block.name for w in writers]
         refuse(f"{step} {name!r}: {source.name!r} is written by all of {names}", writers[0])
-    given = exact_box(program, loop, source, writers[-1])
-    if isinstance(given, str):
-        refuse(f"{step} {name!r}: {given}", writers[-1])
+    written_box = exact_box(program, loop, source, writers[-1])
+    if isinstance(written_box, str):
+        refuse(f"{step} {name!r}: {written_box}", writers[-1])
     analyzer = bound_analyzer(outer)
-    ranges = iterator_ranges(realize.block.iter_vars, reads[0].indices, given, analyzer)
-    if ranges is None or not _reads_within(realize, reads[0].indices, given, ranges, outer):
+    ranges = iterator_ranges(realize.block.iter_vars, reads[0].indices, written_box, analyzer)
+    if ranges is None or not _reads_within(realize, reads[0].indices, written_box, ranges, outer):
         refuse(
             f"{step} {name!r}: no ranges of its iterators are known to read just what a step of "
             f"{loop.loop_var.name!r} has written of {source.name!r}",
@@ -452,17 +465,19 @@ def _reads_within(
     ranges: Mapping[Var, Range],
     outer: Sequence[For],
 ) -> bool:
-    """Whether indices stay in a box when the iterators run over ranges."""
+    """Return whether indices stay in a box when the iterators run over ranges."""
     analyzer = bound_analyzer(outer)
     values: dict[Var, PrimExpr] = {}
-    for each in realize.block.iter_vars:
-        needed = ranges.get(each.var, Range.from_min_extent(const(0), each.extent))
-        inside = Var(each.var.name, each.var.dtype)
+    for iter_var in realize.block.iter_vars:
+        needed = ranges.get(iter_var.var, Range.from_min_extent(const(0), iter_var.extent))
+        inside = Var(iter_var.var.name, iter_var.var.dtype)
         analyzer.bind(inside, 0, needed.extent)
-        values[each.var] = needed.min + inside
-    for index, part in zip(indices, box, strict=True):
-        offset = analyzer.simplify(substitute(index, values) - part.min)
-        if not analyzer.can_prove(offset >= 0) or not analyzer.can_prove(offset < part.extent):
+        values[iter_var.var] = needed.min + inside
+    for index, axis_range in zip(indices, box, strict=True):
+        offset = analyzer.simplify(substitute(index, values) - axis_range.min)
+        if not analyzer.can_prove(offset >= 0) or not analyzer.can_prove(
+            offset < axis_range.extent
+        ):
             return False
     return True
 
@@ -481,44 +496,49 @@ def _require_every_point(
     outer: Sequence[For],
     kind: str,
 ) -> None:
-    """The moved block must run for every value of its iterators (a sum: once)."""
+    """Require that the moved block runs for every value of its iterators, and a reduction exactly
+    once.
+    """
     name = realize.block.name
     loops = list(outer)
-    at = nest
-    while isinstance(at, For):
-        loops.append(at)
-        at = at.body
-    assert isinstance(at, BlockRealize)
-    values = [v for v in at.iter_values if not is_const(v)]
+    inner = nest
+    while isinstance(inner, For):
+        loops.append(inner)
+        inner = inner.body
+    assert isinstance(inner, BlockRealize)
+    values = [v for v in inner.iter_values if not is_const(v)]
     ranges = ranges_of(loops)
-    found = detect_iter_map(values, ranges, check_level=IterMapLevel.SURJECTIVE)
-    if found.errors:
+    iter_map = detect_iter_map(values, ranges, check_level=IterMapLevel.SURJECTIVE)
+    if iter_map.errors:
         refuse(
-            f"{step} {name!r}: it is not known to run for every point: {found.errors[0]}", realize
+            f"{step} {name!r}: it is not known to run for every point: {iter_map.errors[0]}",
+            realize,
         )
     analyzer = bound_analyzer(())
-    sums = iter(found.indices)
-    for each, value in zip(at.block.iter_vars, at.iter_values, strict=True):
+    sums = iter(iter_map.indices)
+    for iter_var, value in zip(inner.block.iter_vars, inner.iter_values, strict=True):
         low, size = value, const(1)
         if not is_const(value):
             total = next(sums)
             low, size = convert(total.base), reached(total)
-        if not analyzer.can_prove(low <= 0) or not reaches(low, size, each.extent, analyzer):
-            refuse(f"{step} {name!r}: it would run for a part of {each.var.name!r} only", realize)
+        if not analyzer.can_prove(low <= 0) or not reaches(low, size, iter_var.extent, analyzer):
+            refuse(
+                f"{step} {name!r}: it would run for a part of {iter_var.var.name!r} only", realize
+            )
     if kind == REDUCTION:
-        wanted = {s.loop_var for s in loops if not is_const(s.extent, 1)}
-        fault = determines(values, ranges, wanted)
+        loop_vars = {s.loop_var for s in loops if not is_const(s.extent, 1)}
+        fault = determines(values, ranges, loop_vars)
         if fault is not None:
             refuse(f"{step} {name!r}: its sum would take in some steps twice: {fault}", realize)
         spatial = set(
             free_vars(
                 *(
                     v
-                    for i, v in zip(at.block.iter_vars, at.iter_values, strict=True)
+                    for i, v in zip(inner.block.iter_vars, inner.iter_values, strict=True)
                     if i.kind is IterKind.SPATIAL
                 )
             )
         )
-        both = [s.loop_var.name for s in reduce_loops(at, loops) if s.loop_var in spatial]
+        both = [s.loop_var.name for s in reduce_loops(inner, loops) if s.loop_var in spatial]
         if both:
             refuse(f"{step} {name!r}: loop {both[0]!r} would be spatial and reduced", realize)

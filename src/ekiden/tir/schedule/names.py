@@ -1,4 +1,4 @@
-"""The names of `ekiden.tir.schedule`, loaded when the first is used."""
+"""The exported names of `ekiden.tir.schedule`, loaded on first use."""
 
 from ekiden.runtime.errors import ScheduleError
 from ekiden.tir.schedule.core import StmtSRef

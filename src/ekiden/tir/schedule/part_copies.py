@@ -1,5 +1,5 @@
-"""Primitives on memory: what the steps of a loop read or write of a buffer, kept in one of just
-that size: read_at, write_at.
+"""The primitives read_at and write_at: buffers of exactly the size that an iteration of a loop
+reads or writes.
 """
 
 from __future__ import annotations
@@ -87,9 +87,9 @@ def write_at(
     old = pick_buffer(step, realize, write_buffer_index, written(realize.block), "writes")
     require_kind(step, realize, COMPLETE, REDUCTION)
     require_sole_writer(step, program, realize, old)
-    for each in program.readers(old):
-        if each is not realize and program.is_inside(each, loop):
-            refuse(f"{step} {name!r}: {old.name!r} is read in loop {var!r}", each)
+    for reader in program.readers(old):
+        if reader is not realize and program.is_inside(reader, loop):
+            refuse(f"{step} {name!r}: {old.name!r} is read in loop {var!r}", reader)
     outer = [*program.loops_above(loop), loop]
     if reduce_loops(realize, outer):
         refuse(f"{step} {name!r}: it is not finished in a step of loop {var!r}", loop)
@@ -110,7 +110,9 @@ def write_at(
 
 
 def _at_part(root: Stmt, old: Buffer, new: Buffer, lows: Sequence[PrimExpr]) -> Stmt:
-    """Accesses of a buffer as accesses of its part that begins at `lows`."""
+    """Return the statement with accesses of a buffer redirected to the buffer of its part that
+    begins at `lows`.
+    """
 
     def moved(indices: tuple[PrimExpr, ...]) -> tuple[PrimExpr, ...]:
         return tuple(Analyzer().simplify(i - low) for i, low in zip(indices, lows, strict=True))
@@ -119,15 +121,17 @@ def _at_part(root: Stmt, old: Buffer, new: Buffer, lows: Sequence[PrimExpr]) -> 
 
 
 def _over_whole_parts(access: Access, outer: set[Var]) -> Access:
-    """The access with loops over parts run over all of them, where they are counted inside."""
+    """Return the access with loops over parts extended over the full range, where the loop that
+    counts the parts is inside.
+    """
     loops: list[For] = []
-    for each in access.loops:
-        whole = (each.annotations or {}).get(PART)
-        if whole is not None and outer.isdisjoint(free_vars(each.min)):
-            size = const(whole) if isinstance(whole, int) else whole
+    for loop in access.loops:
+        full_extent = (loop.annotations or {}).get(PART)
+        if full_extent is not None and outer.isdisjoint(free_vars(loop.min)):
+            size = const(full_extent) if isinstance(full_extent, int) else full_extent
             assert isinstance(size, PrimExpr)
-            each = each.with_fields(min=const(0), extent=size)
-        loops.append(each)
+            loop = loop.with_fields(min=const(0), extent=size)
+        loops.append(loop)
     return Access(access.indices, tuple(loops), access.is_store, access.conditional, access.extents)
 
 
@@ -139,10 +143,10 @@ def _copy(
     from_: Sequence[PrimExpr],
     into: Sequence[PrimExpr] = (),
 ) -> Stmt:
-    """to[into + i] = source[from_ + i]; nothing stands for 0."""
+    """Return the nest to[into + i] = source[from_ + i]; an empty `into` means 0."""
     iters = tuple(IterVar(Var(f"v{n}"), s, IterKind.SPATIAL) for n, s in enumerate(sizes))
-    at = tuple(i.var for i in iters)
-    first, last = (_shifted(lows, at) for lows in (from_, into or [const(0)] * len(at)))
+    indices = tuple(i.var for i in iters)
+    first, last = (_shifted(lows, indices) for lows in (from_, into or [const(0)] * len(indices)))
     body = BufferStore(to, BufferLoad(source, first, source.dtype), last)
     loops = tuple(Var(f"ax{n}") for n in range(len(sizes)))
     nest: Stmt = BlockRealize(loops, const(True), Block(name, iters, body))
@@ -151,12 +155,12 @@ def _copy(
     return nest
 
 
-def _shifted(lows: Sequence[PrimExpr], at: Sequence[Var]) -> tuple[PrimExpr, ...]:
-    return tuple(v if is_const(low, 0) else low + v for low, v in zip(lows, at, strict=True))
+def _shifted(lows: Sequence[PrimExpr], variables: Sequence[Var]) -> tuple[PrimExpr, ...]:
+    return tuple(v if is_const(low, 0) else low + v for low, v in zip(lows, variables, strict=True))
 
 
 def copy_name(nest: Stmt) -> str:
-    """The name of the block in a nest of loops."""
+    """Return the name of the block in a loop nest."""
     while isinstance(nest, For):
         nest = nest.body
     assert isinstance(nest, BlockRealize)

@@ -1,8 +1,8 @@
-"""A function with its loops and blocks found, and the edits that all primitives are made of.
+"""A function with an index of its loops and blocks, and the edits that all primitives consist of.
 
-Loops are named by their variable, blocks by their name: both are unique in a program and survive
-what happens to the rest of it. An edit copies the path from the root to the place and shares
-everything else.
+Loops are identified by their variable, blocks by their name: both are unique in a program and
+stable under edits elsewhere. An edit copies the path from the root to the edited statement and
+shares everything else.
 """
 
 from __future__ import annotations
@@ -50,20 +50,22 @@ from ekiden.tir.visitor import (
 
 
 class RefusedError(ScheduleError):
-    """A primitive refuses at a place of the program, whose line the schedule adds."""
+    """The error of a primitive that refuses, with the statement concerned, whose line the schedule
+    adds.
+    """
 
-    def __init__(self, message: str, place: Stmt | None = None) -> None:
+    def __init__(self, message: str, stmt: Stmt | None = None) -> None:
         super().__init__(message)
-        self.place = place
+        self.place = stmt
 
 
-def refuse(message: str, place: Stmt | None = None) -> NoReturn:
-    """Raise RefusedError."""
-    raise RefusedError(message, place)
+def refuse(message: str, stmt: Stmt | None = None) -> NoReturn:
+    """Raise RefusedError for a statement."""
+    raise RefusedError(message, stmt)
 
 
 class Program:
-    """What one step of a schedule looks things up in."""
+    """A function under scheduling with lookup tables of its loops, blocks and parents."""
 
     __slots__ = ("_outside", "_parents", "blocks", "func", "loops")
 
@@ -89,16 +91,16 @@ class Program:
                     )
                 self.blocks[s.block.name] = s
             inner = sub_statements(s)
-            for each in inner:
-                self._parents[id(each)] = s
+            for child in inner:
+                self._parents[id(child)] = s
             stack.extend(reversed(inner))
 
     def parent(self, s: Stmt) -> Stmt | None:
-        """The statement directly around one; None for the body of the function."""
+        """Return the statement directly around one; None for the body of the function."""
         return self._parents.get(id(s))
 
     def path(self, s: Stmt) -> list[Stmt]:
-        """The statements from the body of the function down to one."""
+        """Return the statements from the body of the function down to one."""
         trail = [s]
         above = self.parent(s)
         while above is not None:
@@ -108,18 +110,18 @@ class Program:
         return trail
 
     def loops_above(self, s: Stmt) -> list[For]:
-        """The loops around a statement, outermost first, up to the block it is in."""
-        found: list[For] = []
+        """Return the loops around a statement, outermost first, up to the enclosing block."""
+        loops: list[For] = []
         above = self.parent(s)
         while above is not None and not isinstance(above, Block):
             if isinstance(above, For):
-                found.append(above)
+                loops.append(above)
             above = self.parent(above)
-        found.reverse()
-        return found
+        loops.reverse()
+        return loops
 
     def scope(self, s: Stmt) -> Stmt:
-        """The body of the block around a statement, or of the function."""
+        """Return the body of the block around a statement, or of the function."""
         inner = s
         above = self.parent(s)
         while above is not None and not isinstance(above, Block):
@@ -127,31 +129,31 @@ class Program:
         return inner
 
     def nest(self, s: Stmt) -> Stmt:
-        """The outermost loop around a statement with nothing else in it, or the statement."""
+        """Return the outermost loop of the perfect nest around a statement, or the statement."""
         above = self.parent(s)
         while isinstance(above, For):
             s, above = above, self.parent(above)
         return s
 
     def chain(self, first: For, last: For) -> list[For] | None:
-        """The loops from one down to another if each is alone in the one before."""
-        found = [first]
-        while found[-1] is not last:
-            inner = found[-1].body
+        """Return the loops from one down to another if they are perfectly nested, else None."""
+        loops = [first]
+        while loops[-1] is not last:
+            inner = loops[-1].body
             if not isinstance(inner, For):
                 return None
-            found.append(inner)
-        return found
+            loops.append(inner)
+        return loops
 
     def position(self, s: Stmt) -> int:
-        """Where a statement stands in program order."""
-        for n, each in enumerate(walk(self.func.body)):
-            if each is s:
+        """Return the position of a statement in program order."""
+        for n, stmt in enumerate(walk(self.func.body)):
+            if stmt is s:
                 return n
         raise AssertionError("the statement must be in the program")
 
     def before(self, a: Stmt, b: Stmt) -> bool:
-        """Whether a stands before b, and neither is inside the other."""
+        """Return whether a precedes b and neither is inside the other."""
         x, y = self.path(a), self.path(b)
         for n, (p, q) in enumerate(zip(x, y, strict=False)):
             if p is not q:
@@ -161,16 +163,18 @@ class Program:
         return False
 
     def is_inside(self, inner: Stmt, outer: Stmt) -> bool:
-        """Whether one statement is within another, or is it."""
-        at: Stmt | None = inner
-        while at is not None:
-            if at is outer:
+        """Return whether one statement is within another, or is it."""
+        ancestor: Stmt | None = inner
+        while ancestor is not None:
+            if ancestor is outer:
                 return True
-            at = self.parent(at)
+            ancestor = self.parent(ancestor)
         return False
 
     def replace(self, old: Stmt, new: Stmt) -> PrimFunc:
-        """The function with one statement in the place of another; what is left empty vanishes."""
+        """Return the function with one statement replaced by another; loops left empty are
+        removed.
+        """
         above = self.parent(old)
         while above is not None:
             old, new, above = above, _with_child(above, old, new), self.parent(above)
@@ -179,7 +183,7 @@ class Program:
     # Buffers.
 
     def writers(self, buffer: Buffer) -> list[BlockRealize]:
-        """The blocks, those inside other blocks left out, that write a buffer.
+        """Return the outermost blocks that write a buffer.
 
         Refuses a buffer that statements outside blocks touch: nothing is known of those.
         """
@@ -187,31 +191,29 @@ class Program:
         return [b for b in self.leaves() if buffer in written(b.block)]
 
     def readers(self, buffer: Buffer) -> list[BlockRealize]:
-        """The blocks, those inside other blocks left out, that read a buffer; refuses as
-        `writers`.
-        """
+        """Return the outermost blocks that read a buffer; refuses as `writers`."""
         self._require_in_blocks(buffer)
         return [b for b in self.leaves() if buffer in read(b.block)]
 
     def _require_in_blocks(self, buffer: Buffer) -> None:
         if self._outside is None:
             self._outside = dict(_outside_blocks(self.func.body))
-        place = self._outside.get(buffer)
-        if place is not None:
-            refuse(f"{buffer.name!r} is used by statements that are in no block", place)
+        stmt = self._outside.get(buffer)
+        if stmt is not None:
+            refuse(f"{buffer.name!r} is used by statements that are in no block", stmt)
 
     def leaves(self, root: Stmt | None = None) -> list[BlockRealize]:
-        """The blocks under a statement (the function's body) in program order, not those inside
-        other blocks.
+        """Return the outermost blocks under a statement (default: the function's body) in program
+        order.
         """
         return list(outer_blocks(self.func.body if root is None else root))
 
     def is_param(self, buffer: Buffer) -> bool:
-        """Whether a buffer is an argument of the function."""
+        """Return whether a buffer is an argument of the function."""
         return any(buffer is p for p in self.func.params)
 
     def fresh_block(self, hint: str) -> str:
-        """A block name that is not taken: the hint, or numbered."""
+        """Return an unused block name: the hint, numbered if necessary."""
         if hint not in self.blocks:
             return hint
         n = 1
@@ -220,7 +222,7 @@ class Program:
         return f"{hint}_{n}"
 
     def fresh_buffer(self, hint: str) -> str:
-        """A buffer name that is not taken."""
+        """Return an unused buffer name."""
         names = {b.name for b in self.func.params}
         names |= {s.buffer.name for s in walk(self.func.body) if isinstance(s, Allocate)}
         if hint not in names:
@@ -232,11 +234,11 @@ class Program:
 
 
 def _index(order: Sequence[Stmt], s: Stmt) -> int:
-    return next(n for n, each in enumerate(order) if each is s)
+    return next(n for n, stmt in enumerate(order) if stmt is s)
 
 
 def _with_child(above: Stmt, old: Stmt, new: Stmt) -> Stmt:
-    """A statement with one of those directly inside it replaced."""
+    """Return a statement with one of its direct children replaced."""
     match above:
         case SeqStmt():
             return sequence(*(new if s is old else s for s in above.seq))
@@ -247,14 +249,14 @@ def _with_child(above: Stmt, old: Stmt, new: Stmt) -> Stmt:
         case Block():
             return above.with_fields(init=new) if old is above.init else above.with_fields(body=new)
         case IfThenElse():
-            part = "then_case" if old is above.then_case else "else_case"
-            return above.with_fields(**{part: new})
+            field = "then_case" if old is above.then_case else "else_case"
+            return above.with_fields(**{field: new})
         case _:
             raise AssertionError(f"{type(above).__name__} has nothing inside")
 
 
 def _outside_blocks(root: Stmt) -> Iterator[tuple[Buffer, Stmt]]:
-    """The buffers that statements outside blocks touch, and where."""
+    """Yield the buffers that statements outside blocks touch, with the statement."""
     stack = [root]
     while stack:
         s = stack.pop()
@@ -270,7 +272,7 @@ def _outside_blocks(root: Stmt) -> Iterator[tuple[Buffer, Stmt]]:
 
 
 def outer_blocks(root: Stmt) -> Iterator[BlockRealize]:
-    """The blocks under a statement, not those inside other blocks."""
+    """Yield the outermost blocks under a statement."""
     stack = [root]
     while stack:
         s = stack.pop()
@@ -288,24 +290,28 @@ _FREE: WeakKeyDictionary[Block, frozenset[Var]] = WeakKeyDictionary()
 
 
 def written(block: Block) -> tuple[Buffer, ...]:
-    """The buffers a block stores to, in order."""
-    found = _WRITTEN.get(block)
-    if found is None:
-        found = _WRITTEN[block] = tuple(buffers_written(block.body))
-    return found
+    """Return the buffers a block stores to, in order; cached by block."""
+    cached = _WRITTEN.get(block)
+    if cached is None:
+        cached = _WRITTEN[block] = tuple(buffers_written(block.body))
+    return cached
 
 
 def read(block: Block) -> tuple[Buffer, ...]:
-    """The buffers a block loads from, in order of appearance (its own sums among them)."""
-    found = _READ.get(block)
-    if found is None:
-        found = _READ[block] = tuple(buffers_read(block))
-    return found
+    """Return the buffers a block loads from, in order of first use, accumulators included; cached
+    by block.
+    """
+    cached = _READ.get(block)
+    if cached is None:
+        cached = _READ[block] = tuple(buffers_read(block))
+    return cached
 
 
 def accesses(root: Stmt, buffer: Buffer) -> list[Access]:
-    """As `regions.accesses`; blocks that do not touch the buffer are not looked into."""
-    found: list[Access] = []
+    """Return a statement's accesses of a buffer, as `regions.accesses` does, skipping blocks that
+    do not touch it.
+    """
+    found_accesses: list[Access] = []
     stack: list[tuple[Stmt, tuple[For, ...], bool]] = [(root, (), False)]
     while stack:
         s, loops, conditional = stack.pop()
@@ -315,42 +321,44 @@ def accesses(root: Stmt, buffer: Buffer) -> list[Access]:
             for a in regions.accesses(s, buffer):
                 loops_in = (*loops, *a.loops)
                 under = conditional or a.conditional
-                found.append(Access(a.indices, loops_in, a.is_store, under, a.extents))
+                found_accesses.append(Access(a.indices, loops_in, a.is_store, under, a.extents))
         elif not isinstance(s, (For, SeqStmt, Allocate, IfThenElse)):
-            found.extend(
+            found_accesses.extend(
                 Access(a.indices, (*loops, *a.loops), a.is_store, conditional, a.extents)
                 for a in regions.accesses(s, buffer)
             )
         else:
             inside = (*loops, s) if isinstance(s, For) else loops
             under = conditional or isinstance(s, IfThenElse)
-            stack.extend((each, inside, under) for each in reversed(sub_statements(s)))
-    return found
+            stack.extend((child, inside, under) for child in reversed(sub_statements(s)))
+    return found_accesses
 
 
 def inputs(block: Block) -> tuple[Buffer, ...]:
-    """The buffers a block reads and does not write: what TVM numbers as its reads."""
+    """Return the buffers a block reads and does not write: TVM's read numbering."""
     own = written(block)
     return tuple(b for b in read(block) if b not in own)
 
 
 def free_in(block: Block) -> frozenset[Var]:
-    """The variables a block uses that none of its own iterators or loops define."""
-    found = _FREE.get(block)
-    if found is None:
+    """Return the variables a block uses that none of its own iterators, loops or lets define;
+    cached by block.
+    """
+    cached = _FREE.get(block)
+    if cached is None:
         used = {e for e in all_expressions(block) if isinstance(e, Var)}
         own = {i.var for s in walk(block) if isinstance(s, Block) for i in s.iter_vars}
         own |= {s.loop_var for s in walk(block) if isinstance(s, For)}
         own |= {s.var for s in walk(block) if isinstance(s, LetStmt)}
-        found = _FREE[block] = frozenset(used - own)
-    return found
+        cached = _FREE[block] = frozenset(used - own)
+    return cached
 
 
 # Substitution.
 
 
 class _Bindings(StmtMutator):
-    """Variables replaced in loops and bindings; blocks are opened only where they use one."""
+    """A rewriter of variables in loops and bindings; it enters only blocks that use one of them."""
 
     def __init__(
         self, values: Mapping[Var, PrimExpr], change: Callable[[PrimExpr], PrimExpr] | None
@@ -360,14 +368,14 @@ class _Bindings(StmtMutator):
         self._inside = ExprRewriter(lambda e: self._values.get(e, e) if isinstance(e, Var) else e)
 
     def expr(self, expr: PrimExpr) -> PrimExpr:
-        """Variables replaced, then `change`."""
+        """Substitute variables, then apply `change`."""
         if isinstance(expr, IntImm):
             return expr
         new = substitute_expr(expr, self._values)
         return new if new is expr or self._change is None else self._change(new)
 
     def visit_block(self, stmt: Block) -> Stmt:
-        """A block that has none of the variables is left as it is, the same object."""
+        """Return a block without these variables unchanged, as the same object; rewrite others."""
         if free_in(stmt).isdisjoint(self._values):
             return stmt
         return self._inside.visit_block(stmt)
@@ -378,12 +386,14 @@ def rebind(
     values: Mapping[Var, PrimExpr],
     change: Callable[[PrimExpr], PrimExpr] | None = None,
 ) -> Stmt:
-    """The statement with loop variables replaced; `change` is applied to what that made."""
+    """Return the statement with loop variables substituted; `change` is applied to the changed
+    expressions.
+    """
     return _Bindings(values, change).visit(stmt)
 
 
 def replace_buffer(root: Stmt, old: Buffer, new: Buffer) -> Stmt:
-    """The statement with one buffer in the place of another, at the same indices."""
+    """Return the statement with one buffer replaced by another, at the same indices."""
     return _Accesses(old, new, None).visit(root)
 
 
@@ -413,7 +423,7 @@ class _Accesses(ExprRewriter):
         return self._new if buffer is self._old else buffer
 
     def visit_store(self, stmt: BufferStore) -> Stmt:
-        """old[i] = v  ->  new[move(i)] = v"""
+        """Rewrite old[i] = v to new[move(i)] = v."""
         new = super().visit_store(stmt)
         if stmt.buffer is self._old:
             assert isinstance(new, BufferStore)
@@ -424,24 +434,26 @@ class _Accesses(ExprRewriter):
 def replace_accesses(
     root: Stmt, old: Buffer, new: Buffer, move: Callable[[Indices], Indices]
 ) -> Stmt:
-    """The statement with accesses of one buffer made accesses of another at moved indices."""
+    """Return the statement with accesses of one buffer replaced by accesses of another at moved
+    indices.
+    """
     return _Accesses(old, new, move).visit(root)
 
 
 def allocated(func: PrimFunc, buffer: Buffer) -> PrimFunc:
-    """The function with a buffer that lives in all of it."""
+    """Return the function with a buffer allocated around its whole body."""
     around: list[Buffer] = []
     body = func.body
     while isinstance(body, Allocate):
         around.append(body.buffer)
         body = body.body
-    for each in (buffer, *reversed(around)):
-        body = Allocate(each, body)
+    for allocated_buffer in (buffer, *reversed(around)):
+        body = Allocate(allocated_buffer, body)
     return func.with_fields(body=body)
 
 
 def unallocated(func: PrimFunc, buffer: Buffer) -> PrimFunc:
-    """The function without the Allocate of a buffer."""
+    """Return the function without the Allocate of a buffer."""
     for s in walk(func.body):
         if isinstance(s, Allocate) and s.buffer is buffer:
             return Program(func).replace(s, s.body)
@@ -452,13 +464,13 @@ def unallocated(func: PrimFunc, buffer: Buffer) -> PrimFunc:
 
 
 def bound_analyzer(loops: Iterable[For]) -> Analyzer:
-    """An analyzer that knows the ranges of loops: of one over parts, that of all of them."""
+    """Return an analyzer with the loops' ranges bound; a loop over parts has the full range."""
     analyzer = Analyzer()
-    for each in loops:
-        if PART in (each.annotations or {}):
-            analyzer.bind(each.loop_var, _first(each), _whole(each))
+    for loop in loops:
+        if PART in (loop.annotations or {}):
+            analyzer.bind(loop.loop_var, _first(loop), _whole(loop))
         else:
-            analyzer.bind(each.loop_var, each.min, each.extent)
+            analyzer.bind(loop.loop_var, loop.min, loop.extent)
     return analyzer
 
 
@@ -471,100 +483,104 @@ MOST = "at_most"
 
 
 def ranges_of(loops: Iterable[For]) -> dict[Var, Range]:
-    """The range of each loop, as iteration maps take them. A loop over parts has the whole range
-    where the loop that counts the parts is given too, which then has none.
+    """Return the range of each loop in the form that iteration maps take.
+
+    A loop over parts has the full range where the loop that counts the parts is given too; the
+    latter then has no entry.
     """
-    many = list(loops)
-    found = {s.loop_var: Range.from_min_extent(s.min, s.extent) for s in many}
-    counted = _counted(many)
-    for part in dict.fromkeys(counted.values()):
-        found[part.loop_var] = Range.from_min_extent(_first(part), _whole(part))
+    loop_list = list(loops)
+    ranges = {s.loop_var: Range.from_min_extent(s.min, s.extent) for s in loop_list}
+    counted = _counted(loop_list)
+    for part_loop in dict.fromkeys(counted.values()):
+        ranges[part_loop.loop_var] = Range.from_min_extent(_first(part_loop), _whole(part_loop))
     for var in counted:
-        del found[var]
-    return found
+        del ranges[var]
+    return ranges
 
 
-def determining(loops: Iterable[For], wanted: Iterable[Var]) -> set[Var]:
-    """What has to be known to know some loops: for one that counts parts, the loop over them."""
+def determining(loops: Iterable[For], loop_vars: Iterable[Var]) -> set[Var]:
+    """Return the variables that determine the wanted loops: a loop that counts parts is replaced by
+    the loop over them.
+    """
     counted = _counted(list(loops))
-    found: set[Var] = set()
-    for var in wanted:
+    result: set[Var] = set()
+    for var in loop_vars:
         while var in counted:
             var = counted[var].loop_var
-        found.add(var)
-    return found
+        result.add(var)
+    return result
 
 
 def _counted(loops: Sequence[For]) -> dict[Var, For]:
-    """The loops over parts, by the variables that count the parts, all of which are given."""
-    whole: set[Var] = set()
-    found: dict[Var, For] = {}
-    for each in loops:
-        counters = _counters(each)
-        if counters <= whole:
-            whole.add(each.loop_var)
-            found.update((v, each) for v in counters)
-    return found
+    """Return the loops over parts by the variables that count the parts, where all of those are
+    given.
+    """
+    complete_vars: set[Var] = set()
+    part_loops: dict[Var, For] = {}
+    for loop in loops:
+        counters = _counters(loop)
+        if counters <= complete_vars:
+            complete_vars.add(loop.loop_var)
+            part_loops.update((v, loop) for v in counters)
+    return part_loops
 
 
 def _counters(loop: For) -> set[Var]:
-    """The loops that the start of a loop depends on."""
+    """Return the loop variables that the start of a loop over parts depends on."""
     if is_const(loop.min) or PART not in (loop.annotations or {}):
         return set()
     return {v for v in free_vars(loop.min) if not isinstance(v, SizeVar)}
 
 
-def _first(part: For) -> PrimExpr:
-    """Where the first part begins."""
-    zeros: dict[Var, PrimExpr] = {v: const(0, v.dtype) for v in _counters(part)}
-    return substitute_expr(part.min, zeros)
+def _first(part_loop: For) -> PrimExpr:
+    """Return the begin of the first part."""
+    zeros: dict[Var, PrimExpr] = {v: const(0, v.dtype) for v in _counters(part_loop)}
+    return substitute_expr(part_loop.min, zeros)
 
 
-def _whole(part: For) -> PrimExpr:
-    """How many steps all parts have together."""
-    assert part.annotations is not None
-    return convert(part.annotations[PART], part.loop_var.dtype)  # type: ignore[arg-type]
+def _whole(part_loop: For) -> PrimExpr:
+    """Return the total extent of all parts."""
+    assert part_loop.annotations is not None
+    return convert(part_loop.annotations[PART], part_loop.loop_var.dtype)  # type: ignore[arg-type]
 
 
 def single_steps(loops: Iterable[For]) -> dict[Var, PrimExpr]:
-    """What the variables of loops of one step are, of loops given outermost first."""
-    found: dict[Var, PrimExpr] = {}
-    for each in loops:
-        if is_const(each.extent, 1):
-            found[each.loop_var] = Analyzer().simplify(substitute_expr(each.min, found))
-    return found
+    """Return the values of the variables of single-iteration loops, given outermost first."""
+    values: dict[Var, PrimExpr] = {}
+    for loop in loops:
+        if is_const(loop.extent, 1):
+            values[loop.loop_var] = Analyzer().simplify(substitute_expr(loop.min, values))
+    return values
 
 
 def loops_between(root: Stmt, leaf: Stmt, program: Program) -> list[For]:
-    """The loops inside `root` (and itself) around a statement, outermost first."""
-    found: list[For] = []
-    at: Stmt | None = leaf
-    while at is not None:
-        if isinstance(at, For):
-            found.append(at)
-        if at is root:
+    """Return the loops inside `root` (itself included) around a statement, outermost first."""
+    loops: list[For] = []
+    ancestor: Stmt | None = leaf
+    while ancestor is not None:
+        if isinstance(ancestor, For):
+            loops.append(ancestor)
+        if ancestor is root:
             break
-        at = program.parent(at)
-    found.reverse()
-    return found
+        ancestor = program.parent(ancestor)
+    loops.reverse()
+    return loops
 
 
 def wrap(loops: Sequence[For], body: Stmt) -> Stmt:
-    """A body inside loops, given outermost first."""
-    for each in reversed(loops):
-        body = each.with_fields(body=body)
+    """Return a body wrapped in loops, given outermost first."""
+    for loop in reversed(loops):
+        body = loop.with_fields(body=body)
     return body
 
 
 def indexed(e: PrimExpr, dtype: str) -> PrimExpr:
-    """A size or an index as an expression of one integer dtype: where analysis widened it, it is
-    taken back.
+    """Return a size or index as an expression of one integer dtype, undoing the analysis's
+    widening.
     """
 
     def change(x: PrimExpr) -> PrimExpr:
-        """A constant takes the dtype; a cast to it (or between integers) of what has it already
-        goes.
-        """
+        """Convert constants to the dtype and drop integer casts from it."""
         if isinstance(x, Cast) and x.dtype in ("int32", "int64"):
             return x.value if x.value.dtype == dtype else x
         if isinstance(x, IntImm) and x.dtype in ("int32", "int64"):
@@ -577,11 +593,11 @@ def indexed(e: PrimExpr, dtype: str) -> PrimExpr:
 
 
 def serial(var: Var, extent: PrimExpr, body: Stmt = NOTHING) -> For:
-    """A plain loop from 0."""
+    """Return a serial loop from 0."""
     return For(var, const(0, var.dtype), indexed(extent, var.dtype), ForKind.SERIAL, body)
 
 
 def uses(e: PrimExpr, variables: Iterable[Var]) -> bool:
-    """Whether an expression depends on any of the variables."""
-    wanted = set(variables)
-    return any(v in wanted for v in free_vars(e))
+    """Return whether an expression depends on any of the variables."""
+    variable_set = set(variables)
+    return any(v in variable_set for v in free_vars(e))

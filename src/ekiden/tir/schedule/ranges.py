@@ -1,5 +1,5 @@
-"""What iterators run over when the indices made of them fill a box: (v // 16, v % 16) or i * 16 + j
-read backwards.
+"""Inverse of index digits: the ranges of iterators whose indices fill a box, for (v // 16, v % 16)
+or i * 16 + j.
 """
 
 from __future__ import annotations
@@ -23,37 +23,41 @@ def iterator_ranges(
     box: Sequence[Range],
     analyzer: Analyzer,
 ) -> dict[Var, Range] | None:
-    """The iterators' ranges whose indices are the box; None where no such ranges are found.
+    """Return the iterators' ranges whose indices are the box; None where none are found.
 
-    The caller checks that they are: this reads digits, and does not prove.
+    This reads digits and proves nothing: the caller checks the result.
     """
     domains = {i.var: Domain(i.extent) for i in iters}
     pieces: dict[Var, list[Piece]] = {}
-    for index, part in zip(indices, box, strict=True):
+    for index, axis_range in zip(indices, box, strict=True):
         if is_const(index):
             continue
-        made = detect_iter_map([index], domains, check_level=IterMapLevel.NO_CHECK)
-        if made.errors or not _add_digits(made.indices[0].args, part, analyzer, pieces):
+        iter_map = detect_iter_map([index], domains, check_level=IterMapLevel.NO_CHECK)
+        if iter_map.errors or not _add_digits(
+            iter_map.indices[0].args, axis_range, analyzer, pieces
+        ):
             return None
-    found: dict[Var, Range] = {}
+    ranges: dict[Var, Range] = {}
     for var, digits in pieces.items():
-        joined = _joined(digits, analyzer)
-        if joined is None:
+        iterator_range = _joined(digits, analyzer)
+        if iterator_range is None:
             return None
-        found[var] = joined
-    return found
+        ranges[var] = iterator_range
+    return ranges
 
 
 def _add_digits(
     splits: Sequence[IterSplit],
-    part: Range,
+    axis_range: Range,
     analyzer: Analyzer,
     pieces: dict[Var, list[Piece]],
 ) -> bool:
-    """The part of each digit of an index, the largest first, when the index runs over a part."""
+    """Add the range of each digit of an index, most significant first, when the index runs over a
+    range; return whether that was possible.
+    """
     if not all(isinstance(s.scale, int) and s.scale > 0 for s in splits):
         return False
-    low, extent = part.min, part.extent
+    low, extent = axis_range.min, axis_range.extent
     full = False
     for split in sorted(splits, key=lambda s: -s.scale if isinstance(s.scale, int) else 0):
         source, scale = split.source.source, split.scale
@@ -90,10 +94,10 @@ def _divides(factor: int, e: PrimExpr, analyzer: Analyzer) -> bool:
 
 
 def _joined(digits: list[Piece], analyzer: Analyzer) -> Range | None:
-    """The range of an iterator from those of its digits."""
+    """Return the range of an iterator from those of its digits."""
     ordered = sorted(digits, key=lambda d: -d[0])
-    unit, _, part = ordered[0]
-    low, extent = part.min, part.extent
+    unit, _, digit_range = ordered[0]
+    low, extent = digit_range.min, digit_range.extent
     for below, count, digit in ordered[1:]:
         if count == 0 or below * count != unit:
             return None

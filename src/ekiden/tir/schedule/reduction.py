@@ -1,15 +1,14 @@
-"""Primitives on sums (any commutative reduction): decompose, merge, factorize.
+"""Reduction primitives for any commutative operator: decompose_reduction, merge_reduction, rfactor.
 
     with block: init: C[i] = 0;  C[i] = C[i] + A[i, k]
 
-decompose_reduction    the init as a block of its own, before a loop:  C[i] = 0;  C[i] += A[i, k]
-merge_reduction        the reverse
-rfactor (over k0 of k = k0 * 4 + k1)
+    decompose_reduction    the init as a block of its own, before a loop:  C[i] = 0;  C[i] += A[i, k]
+    merge_reduction        the reverse
+    rfactor (over k0 of k = k0 * 4 + k1)
+        for i, k0: with block: init: P[k0, i] = 0;  for k1: P[k0, i] += A[i, k0 * 4 + k1]
+        for i, k0: with block: init: C[i] = 0;      C[i] += P[k0, i]
 
-    for i, k0: with block: init: P[k0, i] = 0;  for k1: P[k0, i] += A[i, k0 * 4 + k1]
-    for i, k0: with block: init: C[i] = 0;      C[i] += P[k0, i]
-
-so that the steps of k0, now spatial in the first block, can run at the same time.
+so that the iterations of k0, now spatial in the first block, can run concurrently.
 """
 
 from __future__ import annotations
@@ -61,19 +60,20 @@ from ekiden.tir.visitor import substitute as substitute_stmt
 
 
 def _spatial_conditions(step: str, realize: BlockRealize, reduced: set[Var]) -> PrimExpr:
-    """The part of a predicate that reduced loops have no part in; what ends a sum is left out. Any
-    other condition on both is refused."""
-    kept: list[PrimExpr] = []
-    for each in init_conditions(realize):
-        used = set(free_vars(each))
+    """Return the part of a predicate that does not involve reduced loops, without the bound of the
+    reduction; refuse a condition that mixes both.
+    """
+    spatial_conditions: list[PrimExpr] = []
+    for condition in init_conditions(realize):
+        used = set(free_vars(condition))
         if not used & reduced:
-            kept.append(each)
+            spatial_conditions.append(condition)
         elif used - reduced:
             refuse(
                 f"{step} {realize.block.name!r}: its condition mixes reduced and other loops",
                 realize,
             )
-    return conjunction(kept)
+    return conjunction(spatial_conditions)
 
 
 def decompose_reduction(
@@ -98,28 +98,29 @@ def decompose_reduction(
     both = [v.name for v in reduced & spatial_vars]
     if both:
         refuse(f"{step} {name!r}: loop {both[0]!r} is both spatial and reduced", realize)
-    for each in inner:
-        if each.loop_var in reduced and each.kind is ForKind.THREAD_BINDING:
+    for inner_loop in inner:
+        if inner_loop.loop_var in reduced and inner_loop.kind is ForKind.THREAD_BINDING:
             refuse(
-                f"{step} {name!r}: threads of {(each.annotations or {})['thread']} reduce it, each"
+                f"{step} {name!r}: threads of {(inner_loop.annotations or {})['thread']} reduce it, each"
                 " from the init on",
-                each,
+                inner_loop,
             )
     predicate = _spatial_conditions(step, realize, reduced)
     # Each point is set once, then summed once.
-    wanted = {s.loop_var for s in inner if not is_const(s.extent, 1)}
+    loop_vars = {s.loop_var for s in inner if not is_const(s.extent, 1)}
     fault = determines(
-        [v for v in realize.iter_values if not is_const(v)], ranges_of(inner), wanted
+        [v for v in realize.iter_values if not is_const(v)], ranges_of(inner), loop_vars
     )
     if fault is not None:
         refuse(
             f"{step} {name!r}: it is not known to run once for each step of its loops: {fault}",
             realize,
         )
-    made, nest = _init_nest(program, realize, inner, spatial_vars, predicate)
+    init_name, nest = _init_nest(program, realize, inner, spatial_vars, predicate)
+    # The loop is looked up again by variable: after the edit it is another object.
     update = Program(program.replace(block, block.with_fields(init=None)))
-    place = update.loops[loop.loop_var]
-    return update.replace(place, sequence(nest, place)), [made]
+    update_loop = update.loops[loop.loop_var]
+    return update.replace(update_loop, sequence(nest, update_loop)), [init_name]
 
 
 def _init_nest(
@@ -129,12 +130,12 @@ def _init_nest(
     spatial_vars: set[Var],
     predicate: PrimExpr,
 ) -> tuple[str, Stmt]:
-    """The init as a block of its own in the spatial loops."""
+    """Return the init as a block of its own in the spatial loops, with its name."""
     block = realize.block
     assert block.init is not None
-    kept = [s for s in inner if s.loop_var in spatial_vars]
+    spatial_loops = [s for s in inner if s.loop_var in spatial_vars]
     renamed: dict[Var, PrimExpr] = {
-        s.loop_var: Var(f"{s.loop_var.name}_init", s.loop_var.dtype) for s in kept
+        s.loop_var: Var(f"{s.loop_var.name}_init", s.loop_var.dtype) for s in spatial_loops
     }
     pairs = [
         (i, v)
@@ -142,21 +143,21 @@ def _init_nest(
         if i.kind is IterKind.SPATIAL
     ]
     iters: dict[Var, PrimExpr] = {i.var: Var(f"{i.var.name}_init", i.var.dtype) for i, _ in pairs}
-    made = program.fresh_block(f"{block.name}_init")
+    init_name = program.fresh_block(f"{block.name}_init")
     new = Block(
-        made,
+        init_name,
         tuple(IterVar(_var(iters[i.var]), i.extent, i.kind) for i, _ in pairs),
         substitute_stmt(block.init, iters),
     )
     nest: Stmt = BlockRealize(
         tuple(substitute(v, renamed) for _, v in pairs), substitute(predicate, renamed), new
     )
-    for each in reversed(kept):
+    for loop in reversed(spatial_loops):
         # A vector of sums begins as a vector; other kinds are decided for the sum alone.
-        kind = each.kind if each.kind in (ForKind.VECTORIZED, ForKind.UNROLLED) else ForKind.SERIAL
-        notes = None if kind is ForKind.SERIAL else each.annotations
-        nest = For(_var(renamed[each.loop_var]), each.min, each.extent, kind, nest, notes)
-    return made, nest
+        kind = loop.kind if loop.kind in (ForKind.VECTORIZED, ForKind.UNROLLED) else ForKind.SERIAL
+        notes = None if kind is ForKind.SERIAL else loop.annotations
+        nest = For(_var(renamed[loop.loop_var]), loop.min, loop.extent, kind, nest, notes)
+    return init_name, nest
 
 
 def _var(e: PrimExpr) -> Var:
@@ -184,9 +185,9 @@ def merge_reduction(program: Program, init: BlockRealize, update: BlockRealize) 
     if not program.before(init, update):
         refuse(f"{step} {name!r}: block {init.block.name!r} does not come before it", init)
     around, first, second = _meeting(program, init, update)
-    for each in program.writers(buffer) + program.readers(buffer):
-        if each not in (init, update) and not program.before(update, each):
-            refuse(f"{step} {name!r}: block {each.block.name!r} uses {buffer.name!r} before", each)
+    for user in program.writers(buffer) + program.readers(buffer):
+        if user not in (init, update) and not program.before(update, user):
+            refuse(f"{step} {name!r}: block {user.block.name!r} uses {buffer.name!r} before", user)
     shared = [s.loop_var.name for s in reduce_loops(update, around)]
     if shared:
         refuse(f"{step} {name!r}: loops {shared}, which reduce, are around both blocks", update)
@@ -201,7 +202,9 @@ def merge_reduction(program: Program, init: BlockRealize, update: BlockRealize) 
 
 
 def _meeting(program: Program, a: Stmt, b: Stmt) -> tuple[list[For], Stmt, Stmt]:
-    """The loops around both of two statements, and the statements below them that hold each."""
+    """Return the loops around both of two statements, and the statements below them that contain
+    each.
+    """
     x, y = program.path(a), program.path(b)
     n = next(n for n, (p, q) in enumerate(zip(x, y, strict=False)) if p is not q)
     return [s for s in x[:n] if isinstance(s, For)], x[n], y[n]
@@ -214,12 +217,12 @@ def _require_same_part(
     update: tuple[BlockRealize, Stmt],
     buffer: Buffer,
 ) -> None:
-    """The init sets exactly what the update sums up."""
+    """Require that the init sets exactly the elements that the update accumulates."""
     name = update[0].block.name
     boxes = [box_of(program, root, buffer, realize) for realize, root in (init, update)]
-    for each, (realize, _) in zip(boxes, (init, update), strict=True):
-        if isinstance(each, str):
-            refuse(f"{step} {name!r}: {each}", realize)
+    for box, (realize, _) in zip(boxes, (init, update), strict=True):
+        if isinstance(box, str):
+            refuse(f"{step} {name!r}: {box}", realize)
     analyzer = bound_analyzer(program.loops_above(init[0]))
     for axis, (a, b) in enumerate(zip(*boxes, strict=True)):
         same = analyzer.can_prove_equal(a.min, b.min)
@@ -232,15 +235,17 @@ def _require_same_part(
 
 
 def _require_once(step: str, update: BlockRealize, loops: Sequence[For]) -> None:
-    """The first step of each sum is where all its reduction iterators are 0."""
+    """Require that each point's reduction runs once per iteration and starts where all reduction
+    iterators are 0.
+    """
     name = update.block.name
     reduced = {s.loop_var for s in reduce_loops(update, loops)}
     both = [v.name for v in free_vars(*spatial_values(update)) if v in reduced]
     if both:
         refuse(f"{step} {name!r}: loop {both[0]!r} is both spatial and reduced", update)
-    wanted = {s.loop_var for s in loops if not is_const(s.extent, 1)}
+    loop_vars = {s.loop_var for s in loops if not is_const(s.extent, 1)}
     values = [v for v in update.iter_values if not is_const(v)]
-    fault = determines(values, ranges_of(loops), wanted)
+    fault = determines(values, ranges_of(loops), loop_vars)
     if fault is not None:
         refuse(
             f"{step} {name!r}: it is not known to run once for each step of its loops: {fault}",
@@ -276,11 +281,13 @@ def rfactor(program: Program, loop: For, factor_axis: int) -> tuple[PrimFunc, li
     if reduce_loops(realize, program.loops_above(nest)):
         refuse(f"{step} {var.name!r}: block {name!r} reduces over loops further out", realize)
     spatial_vars = set(free_vars(*spatial_values(realize)))
-    for each in reduced:
-        if each.loop_var in spatial_vars:
-            refuse(f"{step}: loop {each.loop_var.name!r} is both spatial and reduced", realize)
-        if not is_const(each.min, 0):
-            refuse(f"{step}: loop {each.loop_var.name!r} must start at 0", each)
+    for reduced_loop in reduced:
+        if reduced_loop.loop_var in spatial_vars:
+            refuse(
+                f"{step}: loop {reduced_loop.loop_var.name!r} is both spatial and reduced", realize
+            )
+        if not is_const(reduced_loop.min, 0):
+            refuse(f"{step}: loop {reduced_loop.loop_var.name!r} must start at 0", reduced_loop)
     _require_once(step, realize, loops)
     rank = len(store.buffer.shape)
     if not -rank - 1 <= factor_axis <= rank:
@@ -292,22 +299,22 @@ def rfactor(program: Program, loop: For, factor_axis: int) -> tuple[PrimFunc, li
     axis = factor_axis % (rank + 1)
     shape = (*store.buffer.shape[:axis], loop.extent, *store.buffer.shape[axis:])
     partial = Buffer(program.fresh_buffer(f"{store.buffer.name}_rf"), shape, store.buffer.dtype)
-    parts = _Parts(step, program, realize, store, loop, reduced, partial, axis)
-    others = [s for s in loops if s not in reduced]
-    first = wrap(loops, parts.factored())
-    second = _fresh_loops(others, loop, parts.combined())
+    factored_blocks = _Parts(step, program, realize, store, loop, reduced, partial, axis)
+    spatial_loops = [s for s in loops if s not in reduced]
+    first = wrap(loops, factored_blocks.factored())
+    second = _fresh_loops(spatial_loops, loop, factored_blocks.combined())
     func = program.replace(nest, sequence(first, second))
-    return allocated(func, partial), [parts.made]
+    return allocated(func, partial), [factored_blocks.made]
 
 
 def _fresh_loops(spatial: Sequence[For], loop: For, body: Stmt) -> Stmt:
-    """The spatial loops and the factored one, with variables of their own."""
+    """Wrap a body in copies of the spatial loops and the factored one with fresh variables."""
     loops = [*spatial, loop]
     names: dict[Var, PrimExpr] = {s.loop_var: Var(s.loop_var.name, s.loop_var.dtype) for s in loops}
     body = rebind(body, names)
-    for each in reversed(loops):
-        new = _var(names[each.loop_var])
-        low, extent = substitute(each.min, names), substitute(each.extent, names)
+    for loop_to_copy in reversed(loops):
+        new = _var(names[loop_to_copy.loop_var])
+        low, extent = substitute(loop_to_copy.min, names), substitute(loop_to_copy.extent, names)
         body = serial(new, extent, body).with_fields(min=low)
     return body
 
@@ -317,7 +324,7 @@ def _fresh_loops(spatial: Sequence[For], loop: For, body: Stmt) -> Stmt:
 # accepts. A condition on reduced loops becomes a choice of the identity in the first block, whose
 # steps all run then; one on the others stays the predicate of both.
 class _Parts:
-    """The two blocks that a factored sum becomes."""
+    """The two blocks that rfactor turns a reduction into."""
 
     def __init__(
         self,
@@ -347,8 +354,8 @@ class _Parts:
         names = {s.loop_var for s in reduced}
         self.inside = [c for c in conditions(realize.predicate) if uses(c, names)]
         self.outside = [c for c in conditions(realize.predicate) if not uses(c, names)]
-        for each in self.inside:
-            if set(free_vars(each)) - names:
+        for condition in self.inside:
+            if set(free_vars(condition)) - names:
                 refuse(
                     f"{step}: the condition of block {realize.block.name!r} mixes reduced and "
                     "other loops",
@@ -359,7 +366,9 @@ class _Parts:
         return (*indices[: self.axis], inserted, *indices[self.axis :])
 
     def factored(self) -> BlockRealize:
-        """Sums over the other reduced loops, one for each step of the factored one."""
+        """Return the block of partial sums over the other reduced loops, one per iteration of the
+        factored loop.
+        """
         block = self.realize.block
         spatial = [
             (i, v)
@@ -376,26 +385,28 @@ class _Parts:
         factor = loops[self.loop.loop_var]
         iters = [IterVar(factor, self.loop.extent, IterKind.SPATIAL)]  # TVM's order
         iters.extend(IterVar(_var(names[i.var]), i.extent, i.kind) for i, _ in spatial)
-        rest = [s for s in self.reduced if s is not self.loop]
-        iters.extend(IterVar(loops[s.loop_var], s.extent, IterKind.REDUCE) for s in rest)
+        inner_reduced = [s for s in self.reduced if s is not self.loop]
+        iters.extend(IterVar(loops[s.loop_var], s.extent, IterKind.REDUCE) for s in inner_reduced)
         indices = tuple(substitute(i, values) for i in self.store.indices)
-        at = self._at(indices, factor)
+        partial_indices = self._at(indices, factor)
         value = substitute(self.value, values)
         if self.inside:
             condition = substitute(conjunction(self.inside), as_iters)
             value = if_then_else(condition, value, self.identity)
-        init: Stmt | None = BufferStore(self.partial, self.identity, at)
-        if rest:
-            value = binary(self.op, BufferLoad(self.partial, at, self.partial.dtype), value)
+        init: Stmt | None = BufferStore(self.partial, self.identity, partial_indices)
+        if inner_reduced:
+            value = binary(
+                self.op, BufferLoad(self.partial, partial_indices, self.partial.dtype), value
+            )
         else:
             init = None
-        bound = (self.loop.loop_var, *(v for _, v in spatial), *(s.loop_var for s in rest))
-        sums = BufferStore(self.partial, value, at)
-        made = Block(self.made, tuple(iters), sums, init, block.annotations)
-        return BlockRealize(bound, conjunction(self.outside), made)
+        bound = (self.loop.loop_var, *(v for _, v in spatial), *(s.loop_var for s in inner_reduced))
+        sums = BufferStore(self.partial, value, partial_indices)
+        block_rf = Block(self.made, tuple(iters), sums, init, block.annotations)
+        return BlockRealize(bound, conjunction(self.outside), block_rf)
 
     def combined(self) -> BlockRealize:
-        """The sum over the steps of the factored loop."""
+        """Return the block that sums the partial results over the factored loop."""
         block = self.realize.block
         pairs = [
             (i, v)

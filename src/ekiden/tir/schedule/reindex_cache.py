@@ -1,5 +1,5 @@
-"""Copies of what a block reads or writes, laid out by a map of the block's iterators: reindex,
-transform_layout and set_scope as one step, which is done or refused as a whole.
+"""The primitives reindex_cache_read and reindex_cache_write: reindex, transform_layout and
+set_scope as one atomic primitive.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ def reindex_cache_write(
     func, (copy,) = reindex(program, realize, side)  # type: ignore[arg-type]
     second = Program(func)
     third = Program(transform_layout(second, second.blocks[copy], ("read", 0), layout))
-    (made,) = inputs(third.blocks[copy].block)
+    (cache_buffer,) = inputs(third.blocks[copy].block)
     writer = third.blocks[realize.block.name]
-    assert made in written(writer.block)
-    return set_scope(third, writer, made, storage_scope), [copy]
+    assert cache_buffer in written(writer.block)
+    return set_scope(third, writer, cache_buffer, storage_scope), [copy]
 
 
 def _map_of_used(
@@ -57,20 +57,23 @@ def _map_of_used(
     side: tuple[str, int] | str | Buffer,
     index_map: IndexMap,
 ) -> IndexMap:
-    """The map as one of the iterators that index the buffer."""
+    """Return the index map restricted to the iterators that index the buffer."""
     name, iters = realize.block.name, realize.block.iter_vars
-    given = index_map.initial_indices
-    if len(given) != len(iters):
+    map_indices = index_map.initial_indices
+    if len(map_indices) != len(iters):
         refuse(
-            f"{step} {name!r}: it has {len(iters)} iterators, the map takes {len(given)}", realize
+            f"{step} {name!r}: it has {len(iters)} iterators, the map takes {len(map_indices)}",
+            realize,
         )
     old, _ = pick_side(step, realize, side)
     used = used_iters(realize, pattern_of(step, realize, old))
-    kept = tuple(v for v, i in zip(given, iters, strict=True) if i in used)
+    used_indices = tuple(v for v, i in zip(map_indices, iters, strict=True) if i in used)
+    # reindex gives the copy one axis per used iterator; an index over another iterator has no axis
+    # to map.
     for var in free_vars(*index_map.final_indices):
-        if var in given and var not in kept:
+        if var in map_indices and var not in used_indices:
             refuse(f"{step} {name!r}: {old.name!r} is not indexed by {var.name!r}", realize)
-    return IndexMap(kept, index_map.final_indices)
+    return IndexMap(used_indices, index_map.final_indices)
 
 
 __all__ = ["reindex_cache_read", "reindex_cache_write"]

@@ -1,9 +1,9 @@
-"""A primitive on memory: an intermediate that lives in what is made of it.
+"""The primitive reuse_buffer: store an intermediate in its only reader's output.
 
     t[i] = A[i] + 1;  B[i] = t[i] * 2     reuse_buffer(t):     B[i] = A[i] + 1;  B[i] = B[i] * 2
 
-The one reader must take of each element only the one whose place it writes, once for each: a second
-time it would read its own result.
+The only reader must read of each element only the one at the index it writes, exactly once: a
+second time it would read its own result.
 """
 
 from __future__ import annotations
@@ -46,16 +46,19 @@ def reuse_buffer(
     store = single_store(step, reader)
     new = store.buffer
     _require_same_place(step, reader, store, old)
-    others = [x for x in (*program.writers(new), *program.readers(new)) if x is not reader]
-    if others:
-        refuse(f"{step} {name!r}: block {others[0].block.name!r} uses {new.name!r} too", others[0])
+    other_users = [x for x in (*program.writers(new), *program.readers(new)) if x is not reader]
+    if other_users:
+        refuse(
+            f"{step} {name!r}: block {other_users[0].block.name!r} uses {new.name!r} too",
+            other_users[0],
+        )
     _require_once(step, program, reader)
     func = unallocated(program.func, old)
     return func.with_fields(body=replace_buffer(func.body, old, new))
 
 
 def _require_same_place(step: str, reader: BlockRealize, store: BufferStore, old: Buffer) -> None:
-    """The reader takes of the old buffer the element alone whose place it writes."""
+    """Require that the reader reads only the element of the old buffer at the index it writes."""
     new = store.buffer
     if new.dtype != old.dtype or len(new.shape) != len(old.shape):
         refuse(
@@ -64,9 +67,11 @@ def _require_same_place(step: str, reader: BlockRealize, store: BufferStore, old
             reader,
         )
     extents = list(zip(old.shape, new.shape, strict=True))
-    many = [not (is_const(a, 1) and is_const(b, 1)) for a, b in extents]  # of one, all are at 0
+    non_unit_axes = [
+        not (is_const(a, 1) and is_const(b, 1)) for a, b in extents
+    ]  # of one, all are at 0
     for access in accesses(reader.block.body, old):
-        pairs = zip(access.indices, store.indices, many, strict=True)
+        pairs = zip(access.indices, store.indices, non_unit_axes, strict=True)
         if not all(same_expr(a, b) for a, b, is_many in pairs if is_many):
             refuse(
                 f"{step}: block {reader.block.name!r} reads {old.name!r} at another place than it "
@@ -76,15 +81,16 @@ def _require_same_place(step: str, reader: BlockRealize, store: BufferStore, old
 
 
 def _require_once(step: str, program: Program, reader: BlockRealize) -> None:
-    """The reader runs once for each of its points: the second time it would read its result."""
+    """Require that the reader runs once per point: a second time it would read its own result."""
     loops = program.loops_above(reader)
     fixed: set[Var] = set()
-    for each in conditions(reader.predicate):
-        if isinstance(each, EQ) and not free_vars(each.b):
-            fixed.update(v for v in free_vars(each.a) if each.a is v)
-    wanted = {s.loop_var for s in loops if not is_const(s.extent, 1)} - fixed
+    for condition in conditions(reader.predicate):
+        # A predicate `i == c` fixes a loop variable: the block runs in one of its iterations only.
+        if isinstance(condition, EQ) and not free_vars(condition.b):
+            fixed.update(v for v in free_vars(condition.a) if condition.a is v)
+    loop_vars = {s.loop_var for s in loops if not is_const(s.extent, 1)} - fixed
     values: list[PrimExpr] = [v for v in reader.iter_values if not is_const(v)]
-    fault = determines(values, ranges_of(loops), determining(loops, wanted))
+    fault = determines(values, ranges_of(loops), determining(loops, loop_vars))
     if fault is not None:
         refuse(
             f"{step}: block {reader.block.name!r} is not known to run once for each point: {fault}",

@@ -1,4 +1,6 @@
-"""rolling_buffer: keep of a buffer only the window that a loop's step needs."""
+"""The primitive rolling_buffer: keep only the sliding window of a buffer that a loop's iteration
+reads.
+"""
 
 from __future__ import annotations
 
@@ -49,16 +51,18 @@ def rolling_buffer(
     axis, pace = _rolling_axis(step, realize, loop, needed, outer)
     window = needed[axis].extent
     assert isinstance(window, IntImm)
-    made = exact_box(program, loop, buffer, realize)
-    if isinstance(made, str):
-        refuse(f"{step} {name!r}: {made}", realize)
+    written_box = exact_box(program, loop, buffer, realize)
+    if isinstance(written_box, str):
+        refuse(f"{step} {name!r}: {written_box}", realize)
     analyzer = bound_analyzer(outer)
-    for a, b in zip(made, needed, strict=True):
+    for a, b in zip(written_box, needed, strict=True):
         same = analyzer.can_prove_equal(a.min, b.min)
         if not same or not analyzer.can_prove_equal(a.extent, b.extent):
             refuse(f"{step} {name!r}: a step does not write just what it reads", realize)
     index = _rolled_iterator(step, realize, buffer, axis)
     fresh = index >= needed[axis].min + (window.value - pace)
+    # The first iteration fills the whole window; later ones compute only the `pace` new elements at
+    # its end.
     first = binary(EQ, loop.loop_var, loop.min)
     predicate = logical_and(realize.predicate, binary(OrExpr, first, fresh))
     func = program.replace(realize, realize.with_fields(predicate=predicate))
@@ -72,7 +76,7 @@ def rolling_buffer(
 
 
 def _common_loop(step: str, program: Program, realize: BlockRealize, buffer: Buffer) -> For:
-    """The innermost loop around everything that uses the buffer, which runs in order."""
+    """Return the innermost serial loop around all uses of the buffer."""
     name = realize.block.name
     users = [*program.readers(buffer), realize]
     around = [
@@ -89,7 +93,7 @@ def _common_loop(step: str, program: Program, realize: BlockRealize, buffer: Buf
 def _rolling_axis(
     step: str, realize: BlockRealize, loop: For, needed: Sequence[Range], outer: Sequence[For]
 ) -> tuple[int, int]:
-    """The axis along which the window moves with the loop, and by how much each step."""
+    """Return the axis along which the window moves with the loop, and its step per iteration."""
     name, var = realize.block.name, loop.loop_var
     moving = [n for n, r in enumerate(needed) if var in free_vars(r.min)]
     if len(moving) != 1:
@@ -114,7 +118,7 @@ def _rolling_axis(
 
 
 def _rolled_iterator(step: str, realize: BlockRealize, buffer: Buffer, axis: int) -> PrimExpr:
-    """What the iterator along the rolled axis is bound to."""
+    """Return the binding of the iterator along the rolled axis."""
     values = dict(zip((i.var for i in realize.block.iter_vars), realize.iter_values, strict=True))
     for s in walk(realize.block.body):
         if isinstance(s, BufferStore) and s.buffer is buffer:

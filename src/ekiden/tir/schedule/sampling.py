@@ -1,4 +1,4 @@
-"""Decisions drawn at random: tiles, categories, places to compute at."""
+"""Random scheduling decisions: tile sizes, categorical choices, compute locations."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def perfect_tile(
     decision: Sequence[int] | None,
     source: random.Random,
 ) -> list[int]:
-    """n factors whose product is the extent, the last at most `max_innermost_factor`."""
+    """Return n factors whose product is the extent, the last at most `max_innermost_factor`."""
     name = loop.loop_var.name
     if not isinstance(loop.extent, IntImm) or loop.extent.value < 1:
         refuse(f"sample_perfect_tile {name!r}: the extent must be a positive constant", loop)
@@ -38,16 +38,18 @@ def perfect_tile(
 
 
 def _repaired(extent: int, n: int, decision: list[int], name: str, loop: For) -> list[int]:
-    """A decision for this extent: a replay on another size keeps the inner factors that divide."""
+    """Return a decision adapted to this extent: a replay on another size keeps the inner factors
+    that divide it.
+    """
     if len(decision) != n or any(d < 1 for d in decision):
         refuse(f"sample_perfect_tile {name!r}: expected {n} positive factors, got {decision}", loop)
     factors: list[int] = []
-    left = extent
-    for each in reversed(decision[1:]):
-        factor = each if left % each == 0 else 1
+    remaining = extent
+    for wanted_factor in reversed(decision[1:]):
+        factor = wanted_factor if remaining % wanted_factor == 0 else 1
         factors.append(factor)
-        left //= factor
-    return [left, *reversed(factors)]
+        remaining //= factor
+    return [remaining, *reversed(factors)]
 
 
 def _divisors(n: int) -> list[int]:
@@ -56,17 +58,20 @@ def _divisors(n: int) -> list[int]:
 
 
 def _sampled(extent: int, n: int, limit: int, source: random.Random) -> list[int]:
-    """Each prime factor goes to a random place; the last takes no more than the limit."""
+    """Return random factors: each prime factor goes to a random position; the last is at most the
+    limit.
+    """
     if n == 1:
         return [extent]
     last = source.choice([d for d in _divisors(extent) if d <= max(limit, 1)])
     factors = [1] * (n - 1) + [last]
-    left, prime = extent // last, 2
-    while left > 1:
-        while left % prime == 0:
+    remaining, prime = extent // last, 2
+    while remaining > 1:
+        while remaining % prime == 0:
             factors[source.randrange(n - 1)] *= prime
-            left //= prime
-        prime += 1 if prime * prime <= left else max(left - prime, 1)
+            remaining //= prime
+        # Beyond the square root the remainder is prime itself: trial division jumps to it.
+        prime += 1 if prime * prime <= remaining else max(remaining - prime, 1)
     return factors
 
 
@@ -78,7 +83,9 @@ def partitioned_tile(
     decision: Sequence[int] | None,
     source: random.Random,
 ) -> list[int]:
-    """n factors whose product is the extent; `innerpart_factor` divides that of the later ones."""
+    """Return n factors whose product is the extent; `innerpart_factor` divides the product of those
+    from `partition_pos` on.
+    """
     name = f"sample_partitioned_tile {loop.loop_var.name!r}"
     if not isinstance(loop.extent, IntImm) or loop.extent.value < 1:
         refuse(f"{name}: the extent must be a positive constant", loop)
@@ -88,13 +95,17 @@ def partitioned_tile(
     if innerpart_factor < 1 or extent % innerpart_factor:
         refuse(f"{name}: {innerpart_factor} does not divide the extent {extent}", loop)
     if decision is not None:
-        found = [int(d) for d in decision]
-        fits = len(found) == n and min(found) > 0 and math.prod(found) == extent
-        if not fits or math.prod(found[partition_pos:]) % innerpart_factor:
-            refuse(f"{name}: {found} does not fit", loop)
-        return found
-    rest = extent // innerpart_factor
-    factors = _sampled(rest, n, rest, source)
+        given_factors = [int(d) for d in decision]
+        fits = (
+            len(given_factors) == n
+            and min(given_factors) > 0
+            and math.prod(given_factors) == extent
+        )
+        if not fits or math.prod(given_factors[partition_pos:]) % innerpart_factor:
+            refuse(f"{name}: {given_factors} does not fit", loop)
+        return given_factors
+    outer_extent = extent // innerpart_factor
+    factors = _sampled(outer_extent, n, outer_extent, source)
     inner = _sampled(innerpart_factor, n - partition_pos, innerpart_factor, source)
     later = [a * b for a, b in zip(factors[partition_pos:], inner, strict=True)]
     return [*factors[:partition_pos], *later]
@@ -106,8 +117,9 @@ def categorical(
     decision: int | None,
     source: random.Random,
 ) -> tuple[int, int]:
-    """(which, its value). Raises ScheduleError for another number of probabilities than of
-    candidates, and for a decision outside them."""
+    """Return (index, value) of a candidate. Raises ScheduleError unless there is one probability
+    per candidate and the decision is one of them.
+    """
     if len(candidates) != len(probs) or not candidates:
         raise ScheduleError(
             f"sample_categorical: expected as many probabilities as candidates, got {len(probs)} "
@@ -123,23 +135,27 @@ def categorical(
 
 
 def compute_locations(program: Program, realize: BlockRealize) -> list[Var | int]:
-    """Where a block can be computed: where it is, in its readers, or at a loop of its reader."""
-    found: list[Var | int] = [ROOT]
+    """Return where a block can be computed: in place, inlined in its readers, or at a loop of its
+    first reader.
+    """
+    locations: list[Var | int] = [ROOT]
     if _possible(partial(compute_inline, program, realize)):
-        found.append(INLINE)
+        locations.append(INLINE)
     readers = [r for b in written(realize.block) for r in program.readers(b) if r is not realize]
     if not readers:
-        return found
-    found.extend(
+        return locations
+    locations.extend(
         loop.loop_var
         for loop in program.loops_above(readers[0])
         if _possible(partial(compute_at, program, realize, loop))
     )
-    return found
+    return locations
 
 
 def _possible(step: Callable[[], object]) -> bool:
     try:
+        # A dry run: primitives return a new function and change nothing, so the result can be
+        # dropped.
         step()
     except RefusedError:
         return False
@@ -149,13 +165,15 @@ def _possible(step: Callable[[], object]) -> bool:
 def compute_location(
     program: Program, realize: BlockRealize, decision: int | None, source: random.Random
 ) -> tuple[int, Var | int]:
-    """(which loop of the first reader, from outside, or ROOT or INLINE; the loop)."""
-    places = compute_locations(program, realize)
+    """Return (index of the loop of the first reader from outside, or ROOT or INLINE; the
+    location).
+    """
+    locations = compute_locations(program, realize)
     numbered: dict[int, Var | int] = {}
     readers = [r for b in written(realize.block) for r in program.readers(b) if r is not realize]
     order = [s.loop_var for s in program.loops_above(readers[0])] if readers else []
-    for place in places:
-        numbered[place if isinstance(place, int) else order.index(place)] = place
+    for location in locations:
+        numbered[location if isinstance(location, int) else order.index(location)] = location
     if decision is None:
         decision = source.choice(sorted(numbered))
     if decision not in numbered:

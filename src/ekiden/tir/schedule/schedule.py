@@ -1,5 +1,5 @@
-"""Schedule: transforms a PrimFunc of blocks by primitives that keep its meaning, and remembers
-them.
+"""Schedule: transforms a PrimFunc of blocks by semantics-preserving primitives and records them in
+a trace.
 """
 
 from __future__ import annotations
@@ -24,63 +24,64 @@ class Schedule(LoopSteps, BlockSteps):
         i, j, k = sch.get_loops(block)
         i0, i1 = sch.split(i, [None, 6])
         sch.reorder(i0, j, k, i1)
-    Blocks and loops are handles; a block may also be given by its name, a loop by its variable or a
-    name that is its alone. Each step checks that it keeps the meaning and raises ScheduleError
-    saying why not and where, leaving the schedule as it was. `func` and `mod` are the current form,
-    `trace` the steps so far.
+
+    Blocks and loops are handles; a block may also be given by its name, a loop by its variable or
+    an unambiguous name. Each primitive proves that it preserves the semantics or raises
+    ScheduleError with the reason and the line, leaving the schedule unchanged. `func` and `mod` are
+    the current form, `trace` the primitives so far.
     """
 
     # Questions.
 
     def get_block(self, name: str, func_name: str | None = None) -> BlockRV:
-        """The block of a name. Raises ScheduleError listing the names there are."""
+        """Return the block of a name. Raises ScheduleError listing the names there are."""
         if func_name is not None and func_name != self._working:
             self.work_on(func_name)
         self._handles.pop((self._working, name), None)
         return self._block(name)
 
     def get_loops(self, block: BlockLike) -> list[LoopRV]:
-        """The loops around a block, outermost first, up to the block it is in."""
+        """Return the loops around a block, outermost first, up to the enclosing block."""
         handle = self._block(block)
         realize = self._get_block_realize(handle)
         program = self._program_of((handle,))
-        found = [s.loop_var for s in program.loops_above(realize)]
-        return loop_handles(self._query("get_loops", (handle,), {}, found))
+        loop_vars = [s.loop_var for s in program.loops_above(realize)]
+        return loop_handles(self._query("get_loops", (handle,), {}, loop_vars))
 
     def get_child_blocks(self, block_or_loop: BlockLike | LoopRV) -> list[BlockRV]:
-        """The blocks directly inside a loop or a block, in order."""
+        """Return the blocks directly inside a loop or a block, in order."""
         handle = self._place_of(block_or_loop)
         program = self._program_of((handle,))
-        place = self._place(handle)
-        inside = place.block.body if isinstance(place, BlockRealize) else place.body
+        stmt = self._place(handle)
+        inside = stmt.block.body if isinstance(stmt, BlockRealize) else stmt.body
         return self._blocks("get_child_blocks", handle, list(outer_blocks(inside)), program)
 
     def get_producers(self, block: BlockLike) -> list[BlockRV]:
-        """The blocks that write what a block reads, in order."""
+        """Return the blocks that write what a block reads, in order."""
         handle = self._block(block)
         realize, program = self._get_block_realize(handle), self._program_of((handle,))
-        wanted = set(read(realize.block))
-        found = [
+        inputs = set(read(realize.block))
+        producers = [
             b
             for b in program.leaves(program.scope(realize))
-            if b is not realize and not wanted.isdisjoint(written(b.block))
+            if b is not realize and not inputs.isdisjoint(written(b.block))
         ]
-        return self._blocks("get_producers", handle, found, program)
+        return self._blocks("get_producers", handle, producers, program)
 
     def get_consumers(self, block: BlockLike) -> list[BlockRV]:
-        """The blocks that read what a block writes, in order."""
+        """Return the blocks that read what a block writes, in order."""
         handle = self._block(block)
         realize, program = self._get_block_realize(handle), self._program_of((handle,))
-        wanted = set(written(realize.block))
-        found = [
+        outputs = set(written(realize.block))
+        consumers = [
             b
             for b in program.leaves(program.scope(realize))
-            if b is not realize and not wanted.isdisjoint(read(b.block))
+            if b is not realize and not outputs.isdisjoint(read(b.block))
         ]
-        return self._blocks("get_consumers", handle, found, program)
+        return self._blocks("get_consumers", handle, consumers, program)
 
     def get_output_blocks(self, scope_block: BlockLike | None = None) -> list[BlockRV]:
-        """The blocks, in a block or the function, that write arguments of the function."""
+        """Return the blocks, in a block or the function, that write arguments of the function."""
         program = self._program
         inputs: tuple[object, ...] = ()
         root = program.func.body
@@ -88,34 +89,34 @@ class Schedule(LoopSteps, BlockSteps):
             handle = self._block(scope_block)
             inputs = (handle,)
             root = self._get_block_realize(handle).block.body
-        found = [
+        output_blocks = [
             b for b in outer_blocks(root) if any(program.is_param(x) for x in written(b.block))
         ]
-        return self._blocks("get_output_blocks", inputs, found, program)
+        return self._blocks("get_output_blocks", inputs, output_blocks, program)
 
     def _blocks(
-        self, kind: str, inputs: object, found: list[BlockRealize], program: Program
+        self, kind: str, inputs: object, realizes: list[BlockRealize], program: Program
     ) -> list[BlockRV]:
         del program
-        given = inputs if isinstance(inputs, tuple) else (inputs,)
-        made = self._query(kind, given, {}, [b.block.name for b in found])
-        return [h for h in made if isinstance(h, BlockRV)]
+        input_handles = inputs if isinstance(inputs, tuple) else (inputs,)
+        handles = self._query(kind, input_handles, {}, [b.block.name for b in realizes])
+        return [h for h in handles if isinstance(h, BlockRV)]
 
     # The schedule itself.
 
     def copy(self) -> Schedule:
-        """A schedule of the same state that goes its own way; handles are valid in both."""
-        other = Schedule(
+        """Return an independent schedule in the same state; handles are valid in both."""
+        copied = Schedule(
             self.mod if self._module is not None else self.func,
             seed=self._random.randint(1, 2**31 - 1),
             error_render_level=self._level,
         )
-        other._programs = dict(self._programs)
-        other._working = self._working
-        other._values = dict(self._values)
-        other._handles = dict(self._handles)
-        other._trace = self._trace.copy()
-        return other
+        copied._programs = dict(self._programs)
+        copied._working = self._working
+        copied._values = dict(self._values)
+        copied._handles = dict(self._handles)
+        copied._trace = self._trace.copy()
+        return copied
 
     def show(self) -> None:
         """Print the program and the trace."""

@@ -1,5 +1,5 @@
-"""The primitive that keeps an intermediate in another dtype. It is TVM's one step that changes what
-a program computes: values are rounded to the dtype where they are stored.
+"""The primitive unsafe_set_dtype: store an intermediate in another dtype. It is TVM's only
+primitive that changes results: values are rounded to the dtype where they are stored.
 
     b = alloc(n, "float32")             b = alloc(n, "float16")
     b[i] = a[i] * 2.0             ->    b[i] = float16(a[i] * 2.0)
@@ -35,14 +35,14 @@ class _Retype(ExprRewriter):
         return self._new if buffer is self._old else buffer
 
     def visit_store(self, stmt: BufferStore) -> Stmt:
-        """old[i] = v  ->  new[i] = cast(v)"""
+        """Rewrite old[i] = v to new[i] = cast(v)."""
         if stmt.buffer is not self._old:
             return super().visit_store(stmt)
         value = self.expr(stmt.value)
         kind = dt.with_lanes(self._new.dtype, dt.vector(value.dtype))
-        where = self.exprs(stmt.indices)
-        held = None if stmt.predicate is None else self.expr(stmt.predicate)
-        return BufferStore(self._new, cast(value, kind), where, held)
+        indices = self.exprs(stmt.indices)
+        predicate = None if stmt.predicate is None else self.expr(stmt.predicate)
+        return BufferStore(self._new, cast(value, kind), indices, predicate)
 
 
 def unsafe_set_dtype(

@@ -1,20 +1,19 @@
-"""A primitive on sums: the terms that a remainder makes zero are left out.
+"""The primitive skip_zeros: omit the terms of a sum that a remainder makes zero, as in transposed
+convolution.
 
     for h, k: c[h] += (x[(h + k) // 2] if (h + k) % 2 == 0 else 0) * w[k]
-
     for h_rest, h, k: F[h, h_rest] += x[...] * w[2 * k + (-h) % 2]        h + 2 * h_rest for h
 
-A condition `e % s == 0`, in which a reduction iterator k stands once, holds for every s-th k alone:
-k becomes s * k + (what k must be modulo s), and the spatial iterators of e are cut into their
-remainders and the rest, so that all elements of one remainder take the same k.
+A condition `e % s == 0`, in which a reduction iterator k occurs once, holds for every s-th k only:
+k becomes s * k + (the required residue of k modulo s), and the spatial iterators of e are split
+into residue and quotient, so that all elements of one residue use the same k.
 
-What is left out is exact where the condition is over the whole term, and where a factor that is 0
-has a partner that is a number whatever is computed: an integer, or, by the word of the program
-("tir.fast_math" with "nnan ninf"), no infinity and no NaN. Otherwise 0 * w is NaN where w is
-infinite, and the step proves that each w that is left out somewhere is a factor of another sum.
-Then no sum is finite that such a w went into: if all sums are finite, all w are, and nothing was
-left out but zeros. A block behind the sums looks at them, and computes the sums in full where one
-is not finite, be it for its own reasons.
+The omission is exact where the condition covers the whole term, and where the other factor of a
+zero is certainly finite: an integer, or, by the program's declaration ("tir.fast_math" with "nnan
+ninf"), no infinity and no NaN. Otherwise 0 * w is NaN where w is infinite, and the primitive proves
+that each omitted w is a factor of another sum. No sum with an infinite w is finite: if all sums are
+finite, all w are, and only zeros were omitted. A block behind the sums checks them, and recomputes
+the sums in full where one is not finite, for whatever reason.
 """
 
 from __future__ import annotations
@@ -73,33 +72,39 @@ def skip_zeros(
     require_sole_writer(step, program, realize, store.buffer)
     require_final_inputs(step, program, realize)
     nest = _plain_nest(step, program, realize)
-    found = conditional(program, realize, _term(step, realize, store))
-    if found is None:
+    term_condition = conditional(program, realize, _term(step, realize, store))
+    if term_condition is None:
         refuse(f"{step} {name!r}: no term of it is 0 by a condition", realize)
-    phases = phases_of(realize.block, found.parts)
+    phases = phases_of(realize.block, term_condition.parts)
     if not phases.values:
         refuse(f"{step} {name!r}: no remainder says which of its terms are 0", realize)
-    if found.partner is None:
-        return program.replace(nest, _summed(realize, store.buffer, None, phases, found)), []
-    why = why_inexact(realize, found)
+    if term_condition.partner is None:
+        return program.replace(
+            nest, _summed(realize, store.buffer, None, phases, term_condition)
+        ), []
+    why = why_inexact(realize, term_condition)
     if not why and not any(i.kind is IterKind.SPATIAL for i in realize.block.iter_vars):
         why = "it is a single sum"
     if why:
         refuse(f"{step} {name!r}: {why}", realize)
     sums = _sums_buffer(program, realize, store, phases)
-    whole = _Whole(realize, store, sums, phases, lanes).block(program.fresh_block(f"{name}_whole"))
-    made = sequence(_summed(realize, sums, _places(realize, phases), phases, found), whole)
-    return allocated(program.replace(nest, made), sums), [whole.block.name]
+    check_block = _Whole(realize, store, sums, phases, lanes).block(
+        program.fresh_block(f"{name}_whole")
+    )
+    stmt = sequence(
+        _summed(realize, sums, _places(realize, phases), phases, term_condition), check_block
+    )
+    return allocated(program.replace(nest, stmt), sums), [check_block.block.name]
 
 
 def _plain_nest(step: str, program: Program, realize: BlockRealize) -> Stmt:
-    """The loops of a block to which nothing was done: one for each iterator."""
+    """Return the unscheduled loop nest of a block: one plain loop per iterator."""
     loops, nest = program.loops_above(realize), program.nest(realize)
-    for each in loops:
-        require_plain(step, each)
-    known = {s.loop_var: s.extent for s in loops if is_const(s.min, 0)}
+    for loop in loops:
+        require_plain(step, loop)
+    extent_by_var = {s.loop_var: s.extent for s in loops if is_const(s.min, 0)}
     values = realize.iter_values
-    extents = [known.get(v) if isinstance(v, Var) else None for v in values]
+    extents = [extent_by_var.get(v) if isinstance(v, Var) else None for v in values]
     is_plain = len(set(values)) == len(loops) == len(values) and (not loops or nest is loops[0])
     for iterator, extent in zip(realize.block.iter_vars, extents, strict=True):
         is_plain &= extent is not None and Analyzer().can_prove_equal(extent, iterator.extent)
@@ -109,7 +114,7 @@ def _plain_nest(step: str, program: Program, realize: BlockRealize) -> Stmt:
 
 
 def _term(step: str, realize: BlockRealize, store: BufferStore) -> PrimExpr:
-    """What is added to a sum that begins at 0."""
+    """Return what is added to a sum that starts at 0."""
     update, init = update_of(store), realize.block.init
     is_zero = isinstance(init, BufferStore) and is_const(init.value, 0)
     if update is None or update[0] is not Add or not is_zero:
@@ -118,18 +123,18 @@ def _term(step: str, realize: BlockRealize, store: BufferStore) -> PrimExpr:
 
 
 def _in_loops(iters: Sequence[IterVar], body: Callable[[dict[Var, PrimExpr]], Stmt]) -> Stmt:
-    """A statement in loops over iterators; `body` is given what each of them is."""
-    at: dict[Var, PrimExpr] = {i.var: Var(i.var.name, i.var.dtype) for i in iters}
-    made = body(at)
-    for each in reversed(iters):
-        loop_var = at[each.var]
+    """Return a statement in loops over iterators; `body` is passed their values."""
+    loop_vars: dict[Var, PrimExpr] = {i.var: Var(i.var.name, i.var.dtype) for i in iters}
+    stmt = body(loop_vars)
+    for iter_var in reversed(iters):
+        loop_var = loop_vars[iter_var.var]
         assert isinstance(loop_var, Var)
-        made = serial(loop_var, each.extent, made)
-    return made
+        stmt = serial(loop_var, iter_var.extent, stmt)
+    return stmt
 
 
 def _places(realize: BlockRealize, phases: Phases) -> tuple[PrimExpr, ...]:
-    """Where a sum lies among the others, by new iterators: remainders first."""
+    """Return a sum's indices in the buffer of sums, in new iterators: residues first."""
     remainders = [remainder.var for remainder, _ in phases.spatial.values()]
     spatial = [i.var for i in realize.block.iter_vars if i.kind is IterKind.SPATIAL]
     return (*remainders, *(phases.spatial[v][1].var if v in phases.spatial else v for v in spatial))
@@ -149,34 +154,41 @@ def _sums_buffer(
 def _summed(
     realize: BlockRealize,
     buffer: Buffer,
-    places: Sequence[PrimExpr] | None,
+    target_indices: Sequence[PrimExpr] | None,
     phases: Phases,
-    found: Conditional,
+    term_condition: Conditional,
 ) -> Stmt:
-    """The block over the new iterators, remainders first, in loops of its own; its sums go to the
-    `places`, of new iterators, of a buffer, or to where they went."""
+    """Return the block over the new iterators, residues first, in loops of its own; the sums go to
+    `places` of a buffer, or to their original elements.
+    """
     block, simplify = realize.block, Analyzer().simplify
     store = block.body
     assert isinstance(store, BufferStore)
-    rests = {v: rest for v, (_, rest) in phases.spatial.items()} | phases.reduced
+    quotients = {v: quotient for v, (_, quotient) in phases.spatial.items()} | phases.reduced
     iters = [remainder for remainder, _ in phases.spatial.values()]
-    iters += [rests.get(i.var, i) for i in block.iter_vars]
-    indices = [substitute(i, phases.values) for i in store.indices] if places is None else places
-    at = tuple(map(simplify, indices))
-    term = chosen(phases.taken, substitute(found.term(phases.asked), phases.values))
-    body = BufferStore(buffer, BufferLoad(buffer, at, buffer.dtype) + term, at)
-    init = BufferStore(buffer, const(0, buffer.dtype), at)
-    made = Block(block.name, tuple(iters), body, init, block.annotations)
+    iters += [quotients.get(i.var, i) for i in block.iter_vars]
+    indices = (
+        [substitute(i, phases.values) for i in store.indices]
+        if target_indices is None
+        else target_indices
+    )
+    sum_indices = tuple(map(simplify, indices))
+    term = chosen(phases.taken, substitute(term_condition.term(phases.asked), phases.values))
+    body = BufferStore(buffer, BufferLoad(buffer, sum_indices, buffer.dtype) + term, sum_indices)
+    init = BufferStore(buffer, const(0, buffer.dtype), sum_indices)
+    block_new = Block(block.name, tuple(iters), body, init, block.annotations)
 
     def realized(values: dict[Var, PrimExpr]) -> Stmt:
         inside = conjunction(substitute(c, values) for c in phases.inside)
-        return BlockRealize(tuple(values[i.var] for i in iters), inside, made)
+        return BlockRealize(tuple(values[i.var] for i in iters), inside, block_new)
 
     return _in_loops(iters, realized)
 
 
 class _Whole:
-    """The block that takes the sums over, and computes them in full where one is not finite."""
+    """The block that copies the sums to their destination, and recomputes them in full where one is
+    not finite.
+    """
 
     def __init__(
         self, realize: BlockRealize, store: BufferStore, sums: Buffer, phases: Phases, lanes: int
@@ -190,7 +202,7 @@ class _Whole:
         self.marks = Marks(last.name, last.dtype, self.last.extent, lanes if is_row else 1)
 
     def block(self, name: str) -> BlockRealize:
-        """It has no iterators: no other step looks inside."""
+        """Return the block. It has no iterators: no other primitive transforms its body."""
         marks = self.marks
         body = sequence(
             marks.cleared(),
@@ -198,51 +210,54 @@ class _Whole:
             marks.gathered(),
             IfThenElse(marks.flag > 0, self.in_full()),
         )
-        made = Block(name, (), marks.within(Allocate(marks.any, body)))
-        return BlockRealize((), const(True), made)
+        fallback = Block(name, (), marks.within(Allocate(marks.any, body)))
+        return BlockRealize((), const(True), fallback)
 
     def taken_over(self, values: dict[Var, PrimExpr]) -> Stmt:
-        """A row of sums to where they belong, and for each place whether one is not finite."""
+        """Return a row's copy to its destination with a finiteness flag per column."""
 
-        def taken(at: PrimExpr) -> Stmt:
-            """One sum, and the mark of its column."""
-            here = {**values, self.last.var: at}
-            value = BufferLoad(self.sums, self.place(here), self.sums.dtype)
+        def copy_one(column: PrimExpr) -> Stmt:
+            """Copy one sum and set its column's flag."""
+            values_at = {**values, self.last.var: column}
+            value = BufferLoad(self.sums, self.place(values_at), self.sums.dtype)
             return sequence(
-                BufferStore(self.store.buffer, value, self.indices(here)),
-                self.marks.marked(at, value),
+                BufferStore(self.store.buffer, value, self.indices(values_at)),
+                self.marks.marked(column, value),
             )
 
-        return self.marks.row(taken)
+        return self.marks.row(copy_one)
 
-    def place(self, here: dict[Var, PrimExpr]) -> tuple[PrimExpr, ...]:
-        """Where the sum of a place of the result lies."""
+    def place(self, iter_values: dict[Var, PrimExpr]) -> tuple[PrimExpr, ...]:
+        """Return the sum's indices for an element of the result."""
         steps = {v: remainder.extent for v, (remainder, _) in self.phases.spatial.items()}
-        first = [here[v] % step for v, step in steps.items()]
+        residues = [iter_values[v] % step for v, step in steps.items()]
         spatial = (*self.outer, self.last)
-        rest = [here[i.var] // steps[i.var] if i.var in steps else here[i.var] for i in spatial]
-        return tuple(map(Analyzer().simplify, (*first, *rest)))
+        quotients = [
+            iter_values[i.var] // steps[i.var] if i.var in steps else iter_values[i.var]
+            for i in spatial
+        ]
+        return tuple(map(Analyzer().simplify, (*residues, *quotients)))
 
-    def indices(self, here: dict[Var, PrimExpr]) -> tuple[PrimExpr, ...]:
-        """Of a place of the result."""
-        return tuple(substitute(i, here) for i in self.store.indices)
+    def indices(self, iter_values: dict[Var, PrimExpr]) -> tuple[PrimExpr, ...]:
+        """Return an element's indices in the result."""
+        return tuple(substitute(i, iter_values) for i in self.store.indices)
 
     def in_full(self) -> Stmt:
-        """All terms of all sums."""
+        """Return the recomputation of all sums with all terms."""
         zero = const(0, self.store.buffer.dtype)
 
         def of_row(values: dict[Var, PrimExpr]) -> Stmt:
-            """A row set to zero, then every term added to it, those with zeros too."""
+            """Clear a row, then add every term to it, zero ones included."""
 
-            def cleared(at: PrimExpr) -> Stmt:
-                here = {**values, self.last.var: at}
-                return BufferStore(self.store.buffer, zero, self.indices(here))
+            def cleared(column: PrimExpr) -> Stmt:
+                iter_values = {**values, self.last.var: column}
+                return BufferStore(self.store.buffer, zero, self.indices(iter_values))
 
             def added(terms: dict[Var, PrimExpr]) -> Stmt:
-                """One term of each sum of the row."""
-                known = {**values, **terms}
+                """Add one term of each sum of the row."""
+                iter_values = {**values, **terms}
                 return self.marks.row(
-                    lambda at: substitute_stmt(self.store, {**known, self.last.var: at})
+                    lambda at: substitute_stmt(self.store, {**iter_values, self.last.var: at})
                 )
 
             return sequence(self.marks.row(cleared), _in_loops(self.reduced, added))

@@ -1,6 +1,4 @@
-"""Primitives that take a part of a program as one: blockize, and tensorize, which puts an
-instruction in its place.
-"""
+"""The primitives blockize and tensorize."""
 
 from __future__ import annotations
 
@@ -59,9 +57,9 @@ def blockize(
         _divided(step, program, realize, i, v, inner)
         for i, v in zip(realize.block.iter_vars, realize.iter_values, strict=True)
     ]
-    kept = [d for d in divided if preserve_unit_iters or not is_const(d.outer.extent, 1)]
+    outer_iters = [d for d in divided if preserve_unit_iters or not is_const(d.outer.extent, 1)]
     dropped: dict[Var, PrimExpr] = {
-        d.outer.var: const(0, d.outer.var.dtype) for d in divided if d not in kept
+        d.outer.var: const(0, d.outer.var.dtype) for d in divided if d not in outer_iters
     }
     values = tuple(substitute(d.inner_value, dropped) for d in divided)
     outside, inside = _conditions(step, program, realize, divided, inner)
@@ -71,16 +69,16 @@ def blockize(
         init = _outer_init(program, realize, divided, inner, values)
         block = block.with_fields(init=None)
     body: Stmt = BlockRealize(values, substitute(inside, dropped), block)
-    for each in reversed(inner):
-        body = each.with_fields(body=body)
-    made = program.fresh_block(f"{block.name}_o")
-    outer = Block(made, tuple(d.outer for d in kept), body, init)
-    whole = BlockRealize(tuple(d.outer_value for d in kept), outside, outer)
-    return program.replace(loop, whole), [made]
+    for loop_inside in reversed(inner):
+        body = loop_inside.with_fields(body=body)
+    outer_name = program.fresh_block(f"{block.name}_o")
+    outer = Block(outer_name, tuple(d.outer for d in outer_iters), body, init)
+    outer_realize = BlockRealize(tuple(d.outer_value for d in outer_iters), outside, outer)
+    return program.replace(loop, outer_realize), [outer_name]
 
 
 class _Divided:
-    """An iterator as outer * size + inner."""
+    """An iterator divided into outer * size + inner."""
 
     __slots__ = ("inner_value", "outer", "outer_value")
 
@@ -92,7 +90,7 @@ def _divided(
     step: str,
     program: Program,
     realize: BlockRealize,
-    each: IterVar,
+    iter_var: IterVar,
     value: PrimExpr,
     inner: Sequence[For],
 ) -> _Divided:
@@ -104,29 +102,32 @@ def _divided(
     inner_part = analyzer.simplify(value - outer_part)
     if any(v not in inside for v in free_vars(inner_part)):
         refuse(
-            f"{step}: {each.var.name!r} of block {name!r} does not part into loops outside and "
+            f"{step}: {iter_var.var.name!r} of block {name!r} does not part into loops outside and "
             "inside",
             realize,
         )
-    var = Var(f"{each.var.name}o", each.var.dtype)
+    var = Var(f"{iter_var.var.name}o", iter_var.var.dtype)
     if is_const(inner_part, 0):
-        return _Divided(IterVar(var, each.extent, each.kind), outer_part, var)
-    made = detect_iter_map([inner_part], ranges_of(inner), check_level=IterMapLevel.SURJECTIVE)
-    if made.errors or not is_const(convert(made.indices[0].base), 0):
+        return _Divided(IterVar(var, iter_var.extent, iter_var.kind), outer_part, var)
+    iter_map = detect_iter_map([inner_part], ranges_of(inner), check_level=IterMapLevel.SURJECTIVE)
+    if iter_map.errors or not is_const(convert(iter_map.indices[0].base), 0):
         refuse(
-            f"{step}: what {each.var.name!r} of block {name!r} runs over inside has gaps", realize
+            f"{step}: what {iter_var.var.name!r} of block {name!r} runs over inside has gaps",
+            realize,
         )
-    size = analyzer.simplify(reached(made.indices[0]))
+    size = analyzer.simplify(reached(iter_map.indices[0]))
     outer_value = analyzer.simplify(outer_part // size)
     if not analyzer.can_prove_equal(outer_value * size, outer_part):
         refuse(
-            f"{step}: {each.var.name!r} of block {name!r} begins at no multiple of what is inside",
+            f"{step}: {iter_var.var.name!r} of block {name!r} begins at no multiple of what is inside",
             realize,
         )
-    whole = is_const(analyzer.simplify(each.extent % size), 0)
-    extent = Analyzer().simplify(each.extent // size if whole else (each.extent + size - 1) // size)
+    divides_exactly = is_const(analyzer.simplify(iter_var.extent % size), 0)
+    extent = Analyzer().simplify(
+        iter_var.extent // size if divides_exactly else (iter_var.extent + size - 1) // size
+    )
     inner_value = inner_part if is_const(extent, 1) else var * size + inner_part
-    return _Divided(IterVar(var, extent, each.kind), outer_value, inner_value)
+    return _Divided(IterVar(var, extent, iter_var.kind), outer_value, inner_value)
 
 
 def _conditions(
@@ -136,26 +137,26 @@ def _conditions(
     divided: Sequence[_Divided],
     inner: Sequence[For],
 ) -> tuple[PrimExpr, PrimExpr]:
-    """The predicate of the outer block and that of the one inside."""
+    """Return the predicate of the outer block and that of the inner one."""
     variables = {s.loop_var for s in inner}
-    guards, others = domain_guards(realize)
-    outside = [c for c in (*guards, *others) if not uses(c, variables)]
-    if any(uses(c, variables) for c in others):
+    guards, remaining = domain_guards(realize)
+    outside = [c for c in (*guards, *remaining) if not uses(c, variables)]
+    if any(uses(c, variables) for c in remaining):
         refuse(
             f"{step}: block {realize.block.name!r} runs only under a condition on the loops inside",
             realize,
         )
     inside: list[PrimExpr] = []
-    if len(outside) < len(guards) + len(others):
+    if len(outside) < len(guards) + len(remaining):
         around = bound_analyzer(program.loops_above(inner[0]))
         analyzer = bound_analyzer(inner)
-        for each in divided:
-            analyzer.bind(each.outer.var, 0, each.outer.extent)
-        for each, i in zip(divided, realize.block.iter_vars, strict=True):
+        for divided_iter in divided:
+            analyzer.bind(divided_iter.outer.var, 0, divided_iter.outer.extent)
+        for divided_iter, i in zip(divided, realize.block.iter_vars, strict=True):
             # The outer iterator stays in its domain, and the one inside in what is left of it.
-            if not around.can_prove(each.outer_value < each.outer.extent):
-                outside.append(each.outer_value < each.outer.extent)
-            within = each.inner_value < i.extent
+            if not around.can_prove(divided_iter.outer_value < divided_iter.outer.extent):
+                outside.append(divided_iter.outer_value < divided_iter.outer.extent)
+            within = divided_iter.inner_value < i.extent
             if not analyzer.can_prove(within):
                 inside.append(within)
     return conjunction(outside), conjunction(inside)
@@ -168,16 +169,16 @@ def _outer_init(
     inner: Sequence[For],
     values: Sequence[PrimExpr],
 ) -> Stmt:
-    """The init of all points inside, in loops of their own."""
+    """Return the init of all inner points, in loops of its own."""
     block = realize.block
     assert block.init is not None
     spatial = [
         (i, v) for i, v in zip(block.iter_vars, values, strict=True) if i.kind is IterKind.SPATIAL
     ]
     used = set(free_vars(*(v for _, v in spatial)))
-    kept = [s for s in inner if s.loop_var in used]
+    spatial_loops = [s for s in inner if s.loop_var in used]
     names: dict[Var, PrimExpr] = {
-        s.loop_var: Var(f"{s.loop_var.name}_init", s.loop_var.dtype) for s in kept
+        s.loop_var: Var(f"{s.loop_var.name}_init", s.loop_var.dtype) for s in spatial_loops
     }
     iters = {i.var: Var(f"{i.var.name}_init", i.var.dtype) for i, _ in spatial}
     as_exprs: dict[Var, PrimExpr] = dict(iters)
@@ -187,13 +188,13 @@ def _outer_init(
         substitute_stmt(block.init, as_exprs),
     )
     analyzer = bound_analyzer(inner)
-    for each in divided:
-        analyzer.bind(each.outer.var, 0, each.outer.extent)
+    for divided_iter in divided:
+        analyzer.bind(divided_iter.outer.var, 0, divided_iter.outer.extent)
     condition = conjunction(
         substitute(v < i.extent, names) for i, v in spatial if not analyzer.can_prove(v < i.extent)
     )
     nest: Stmt = BlockRealize(tuple(substitute(v, names) for _, v in spatial), condition, new)
-    for loop in reversed(kept):
+    for loop in reversed(spatial_loops):
         var = names[loop.loop_var]
         assert isinstance(var, Var)
         nest = serial(var, loop.extent, nest).with_fields(min=loop.min)
@@ -204,11 +205,13 @@ def _outer_init(
 
 
 class _MismatchError(Exception):
-    """A program is not what an intrinsic describes; the message says where."""
+    """The error of a program that does not match an intrinsic's description; the message says
+    where.
+    """
 
 
 class _Match:
-    """Which loops and which parts of buffers of a program a description stands for."""
+    """A matcher of a description's loops and buffers to a program's loops and buffer regions."""
 
     def __init__(self, inside: set[Var]) -> None:
         self.variables: dict[Var, PrimExpr] = {}
@@ -217,37 +220,37 @@ class _Match:
         self.buffers: dict[Buffer, tuple[Buffer, tuple[PrimExpr, ...]]] = {}
         self.analyzer = Analyzer()
 
-    def stmt(self, desc: Stmt, given: Stmt) -> None:
-        """Match statements; blocks are opened, their iterators being their bindings."""
-        desc, given = _opened(desc), _opened(given)
-        if isinstance(desc, For) and is_const(desc.extent, 1) and not isinstance(given, For):
-            self.stmt(substitute_stmt(desc.body, {desc.loop_var: desc.min}), given)
+    def stmt(self, desc: Stmt, actual: Stmt) -> None:
+        """Match statements; blocks are opened, with their iterators replaced by the bindings."""
+        desc, actual = _opened(desc), _opened(actual)
+        if isinstance(desc, For) and is_const(desc.extent, 1) and not isinstance(actual, For):
+            self.stmt(substitute_stmt(desc.body, {desc.loop_var: desc.min}), actual)
             return
-        match desc, given:
+        match desc, actual:
             case For(), For():
-                if not self.analyzer.can_prove_equal(desc.extent, given.extent):
+                if not self.analyzer.can_prove_equal(desc.extent, actual.extent):
                     raise _MismatchError(
-                        f"loop {given.loop_var.name!r} has {_size(given.extent)} steps, expected "
+                        f"loop {actual.loop_var.name!r} has {_size(actual.extent)} steps, expected "
                         f"{_size(desc.extent)}"
                     )
-                self.variables[desc.loop_var] = given.loop_var
-                self.inside.add(given.loop_var)
-                self.analyzer.bind(given.loop_var, given.min, given.extent)
-                self.stmt(desc.body, given.body)
+                self.variables[desc.loop_var] = actual.loop_var
+                self.inside.add(actual.loop_var)
+                self.analyzer.bind(actual.loop_var, actual.min, actual.extent)
+                self.stmt(desc.body, actual.body)
             case BufferStore(), BufferStore():
-                self.access(desc.buffer, desc.indices, given.buffer, given.indices)
-                self.expr(desc.value, given.value)
-            case SeqStmt(), SeqStmt() if len(desc.seq) == len(given.seq):
-                for a, b in zip(desc.seq, given.seq, strict=True):
+                self.access(desc.buffer, desc.indices, actual.buffer, actual.indices)
+                self.expr(desc.value, actual.value)
+            case SeqStmt(), SeqStmt() if len(desc.seq) == len(actual.seq):
+                for a, b in zip(desc.seq, actual.seq, strict=True):
                     self.stmt(a, b)
             case _:
                 raise _MismatchError(
-                    f"expected a {type(desc).__name__}, got a {type(given).__name__}"
+                    f"expected a {type(desc).__name__}, got a {type(actual).__name__}"
                 )
 
-    def expr(self, desc: PrimExpr, given: PrimExpr) -> None:
+    def expr(self, desc: PrimExpr, actual: PrimExpr) -> None:
         """Match expressions node by node."""
-        stack = [(desc, given)]
+        stack = [(desc, actual)]
         while stack:
             a, b = stack.pop()
             if isinstance(a, Var):
@@ -270,26 +273,28 @@ class _Match:
         self,
         desc: Buffer,
         desc_indices: Sequence[PrimExpr],
-        given: Buffer,
+        actual: Buffer,
         indices: Sequence[PrimExpr],
     ) -> None:
         """Match elements: the last axes are the description's, from an offset."""
-        if desc.dtype != given.dtype:
-            raise _MismatchError(f"{given.name!r} is of {given.dtype}, expected {desc.dtype}")
+        if desc.dtype != actual.dtype:
+            raise _MismatchError(f"{actual.name!r} is of {actual.dtype}, expected {desc.dtype}")
         lead = len(indices) - len(desc_indices)
         if lead < 0:
             raise _MismatchError(
-                f"{given.name!r} has {len(indices)} axes, {len(desc_indices)} expected"
+                f"{actual.name!r} has {len(indices)} axes, {len(desc_indices)} expected"
             )
         offsets = [self.analyzer.simplify(i) for i in indices[:lead]]
         for a, b in zip(desc_indices, indices[lead:], strict=True):
             offsets.append(self.analyzer.simplify(b - substitute(a, self.variables)))
         for n, offset in enumerate(offsets):
             if any(v in self.inside for v in free_vars(offset)):
-                raise _MismatchError(f"axis {n} of {given.name!r} does not run as described")
-        known = self.buffers.setdefault(desc, (given, tuple(offsets)))
-        same = known[0] is given and all(
-            self.analyzer.can_prove_equal(x, y) for x, y in zip(known[1], offsets, strict=True)
+                raise _MismatchError(f"axis {n} of {actual.name!r} does not run as described")
+        # A described buffer maps to one region: every later access must give the same buffer and
+        # offsets.
+        mapped = self.buffers.setdefault(desc, (actual, tuple(offsets)))
+        same = mapped[0] is actual and all(
+            self.analyzer.can_prove_equal(x, y) for x, y in zip(mapped[1], offsets, strict=True)
         )
         if not same:
             raise _MismatchError(f"{desc.name!r} stands for two parts of buffers")
@@ -300,7 +305,7 @@ def _size(e: PrimExpr) -> object:
 
 
 def _opened(s: Stmt) -> Stmt:
-    """What is in a block, its iterators being what they are bound to."""
+    """Return the body of nested blocks, with iterators replaced by their bindings."""
     while isinstance(s, BlockRealize):
         values = dict(zip((i.var for i in s.block.iter_vars), s.iter_values, strict=True))
         s = substitute_stmt(s.block.body, values)
@@ -308,16 +313,17 @@ def _opened(s: Stmt) -> Stmt:
 
 
 class _Placed(ExprRewriter):
-    """An implementation over the parts of buffers that its parameters stand for.
+    """A rewriter that places an implementation over the buffer regions that its parameters stand
+    for.
 
-    A strided parameter gets the strides of the part, an offset its place; a call that is handed a
-    parameter gets the part.
+    Strided parameters get the region's strides, offset variables its offset; a call that is passed
+    a parameter is passed the region.
     """
 
-    def __init__(self, parts: Mapping[Buffer, tuple[Buffer, tuple[PrimExpr, ...]]]) -> None:
+    def __init__(self, regions: Mapping[Buffer, tuple[Buffer, tuple[PrimExpr, ...]]]) -> None:
         super().__init__(self._load)
-        self._parts = parts
-        self._layout = _layout_values(parts)
+        self._parts = regions
+        self._layout = _layout_values(regions)
 
     def _load(self, e: PrimExpr) -> PrimExpr:
         if isinstance(e, BufferLoad) and e.buffer in self._parts:
@@ -334,7 +340,7 @@ class _Placed(ExprRewriter):
         return self._layout.get(e, e) if isinstance(e, Var) else e
 
     def visit_store(self, stmt: BufferStore) -> Stmt:
-        """A store goes to the part of its buffer that took its place."""
+        """Redirect a store to the buffer region of its parameter."""
         new = super().visit_store(stmt)
         assert isinstance(new, BufferStore)
         if stmt.buffer not in self._parts:
@@ -352,38 +358,41 @@ class _Placed(ExprRewriter):
 
 
 def _layout_values(
-    parts: Mapping[Buffer, tuple[Buffer, tuple[PrimExpr, ...]]],
+    regions: Mapping[Buffer, tuple[Buffer, tuple[PrimExpr, ...]]],
 ) -> dict[Var, PrimExpr]:
-    """The variables that parameters have as strides and offset, by what they are of the parts."""
-    found: dict[Var, PrimExpr] = {}
-    for param, (target, offsets) in parts.items():
+    """Return the values of the parameters' stride and offset variables from the regions'
+    layouts.
+    """
+    values: dict[Var, PrimExpr] = {}
+    for param, (target, offsets) in regions.items():
         start = convert(0 if target.elem_offset is None else target.elem_offset, "int64")
-        strides, place = _layout(target, offsets)
+        strides, offset = _layout(target, offsets)
         for var, stride in zip(reversed(param.strides), reversed(strides), strict=False):
             if isinstance(var, Var):
-                found[var] = stride
+                values[var] = stride
         if isinstance(param.elem_offset, Var):
-            found[param.elem_offset] = start + place
-    return found
+            values[param.elem_offset] = start + offset
+    return values
 
 
 def _layout(target: Buffer, offsets: Sequence[PrimExpr]) -> tuple[list[PrimExpr], PrimExpr]:
-    """The strides of a buffer and how many elements before a part of it, in it; what FlattenBuffer
-    will say of one that passes lay out."""
+    """Return the strides of a buffer and the offset of a region in elements; for scopes that later
+    passes lay out, as queries that FlattenBuffer resolves.
+    """
     if target.scope in LATE_SCOPES:
-        part = BufferAddress(target, tuple(offsets), tuple(const(1) for _ in offsets), "")
+        address = BufferAddress(target, tuple(offsets), tuple(const(1) for _ in offsets), "")
         axes = range(len(offsets))
-        strides = [call_intrin("region_stride", part, const(n), dtype="int64") for n in axes]
-        return strides, call_intrin("region_offset", part, dtype="int64")
+        strides = [call_intrin("region_stride", address, const(n), dtype="int64") for n in axes]
+        return strides, call_intrin("region_offset", address, dtype="int64")
     strides = list(target.strides) or row_major(target.shape)
-    place: PrimExpr = const(0)
+    region_offset: PrimExpr = const(0)
     for offset, stride in zip(offsets, strides, strict=True):
-        place = place + offset * stride
-    return strides, place
+        region_offset = region_offset + offset * stride
+    return strides, region_offset
 
 
 def row_major(shape: Sequence[PrimExpr]) -> list[PrimExpr]:
-    """The strides of a shape without gaps."""
+    """Return the strides of a dense row-major shape."""
     strides: list[PrimExpr] = []
     size: PrimExpr = const(1)
     for extent in reversed(shape):
@@ -401,49 +410,49 @@ def _plus(index: PrimExpr, offset: PrimExpr) -> PrimExpr:
 
 def tensorize(
     program: Program,
-    place: BlockRealize | For,
+    target: BlockRealize | For,
     tensor_intrin: str,
     preserve_unit_iters: bool = True,
 ) -> PrimFunc:
     """See `Schedule.tensorize`."""
     called = MicroKernel.parse(tensor_intrin)
     if called is not None:
-        if not isinstance(place, For):
-            refuse(f"tensorize with {tensor_intrin!r}: expected the loop over rows", place)
-        return tensorize_tile(program, place, *called)
+        if not isinstance(target, For):
+            refuse(f"tensorize with {tensor_intrin!r}: expected the loop over rows", target)
+        return tensorize_tile(program, target, *called)
     intrin = TensorIntrin.get(tensor_intrin)
     step = f"tensorize with {tensor_intrin!r}"
-    asked = place
-    if isinstance(place, For):
-        func, made = blockize(program, place, preserve_unit_iters)
+    requested = target
+    if isinstance(target, For):
+        func, outer_blocks = blockize(program, target, preserve_unit_iters)
         program = Program(func)
-        place = program.blocks[made[0]]
-    block = place.block
+        target = program.blocks[outer_blocks[0]]
+    block = target.block
     match = _Match(set())
-    for each in block.iter_vars:
-        match.analyzer.bind(each.var, 0, each.extent)
+    for iter_var in block.iter_vars:
+        match.analyzer.bind(iter_var.var, 0, iter_var.extent)
     try:
         match.stmt(intrin.desc.body, block.body)
     except _MismatchError as fault:
-        refuse(f"{step}: block {block.name!r} is not what it describes: {fault}", asked)
+        refuse(f"{step}: block {block.name!r} is not what it describes: {fault}", requested)
     missing = [b.name for b in intrin.desc.buffers if b not in match.buffers]
     if missing:
-        refuse(f"{step}: the description does not use {missing}", asked)
-    parts = {
+        refuse(f"{step}: the description does not use {missing}", requested)
+    regions = {
         new: match.buffers[old]
         for old, new in zip(intrin.desc.buffers, intrin.impl.buffers, strict=True)
     }
-    body = _Placed(parts).visit(_own_names(intrin.impl.body))
+    body = _Placed(regions).visit(_own_names(intrin.impl.body))
     new = block.with_fields(body=body)
     return program.replace(block, new)
 
 
 def _own_names(body: Stmt) -> Stmt:
-    """A copy of an implementation with loop variables of its own."""
+    """Return a copy of an implementation with fresh loop variables."""
 
     class _Fresh(StmtMutator):
         def visit_for(self, stmt: For) -> Stmt:
-            """A loop variable of its own: one implementation is put in several places."""
+            """Rename the loop variable: one implementation is placed at several sites."""
             new = Var(stmt.loop_var.name, stmt.loop_var.dtype)
             inner = substitute_stmt(self.visit(stmt.body), {stmt.loop_var: new})
             return stmt.with_fields(loop_var=new, body=inner)

@@ -1,4 +1,4 @@
-"""What tests of schedules need, by TVM's names."""
+"""Helpers of schedule tests, by TVM's names."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Form = Literal["python", "json"]
 def assert_structural_equal_ignore_global_symbol(
     func1: PrimFunc, func2: PrimFunc, map_free_vars: bool = False
 ) -> None:
-    """Raise ValueError unless two functions mean the same, whatever their symbols are."""
+    """Raise ValueError unless two functions are structurally equal up to their global symbols."""
     one, two = (func.with_attr("global_symbol", "main") for func in (func1, func2))
     assert_structural_equal(one, two, map_free_vars)
 
@@ -31,18 +31,19 @@ def verify_trace_roundtrip(
     debug_mask: str | int = "all",
     text_format: Form | Sequence[Form] = ("python", "json"),
 ) -> Schedule:
-    """Replay what a schedule did, from the text and the JSON of its trace, on the program that it
-    began with; the last replay. (Each step is checked as it is made: `debug_mask` is TVM's.)
+    """Replay a schedule from its trace's text and JSON on the original program; return the last
+    replay.
 
-    Raises ValueError where a replay gives another program or trace.
+    Each primitive is checked as it is applied; `debug_mask` is accepted as in TVM. Raises
+    ValueError where a replay yields another program or trace.
     """
     forms: Sequence[Form] = (text_format,) if isinstance(text_format, str) else text_format
     for form in forms:
-        made = _replayed(sch, mod, form)
-        assert_structural_equal(made.mod, sch.mod)
-        if (old := sch.trace.as_python()) != (new := made.trace.as_python()):
+        replayed = _replayed(sch, mod, form)
+        assert_structural_equal(replayed.mod, sch.mod)
+        if (old := sch.trace.as_python()) != (new := replayed.trace.as_python()):
             raise ValueError(f"trace: its {form} gives another\n{old}\n{new}")
-    return made
+    return replayed
 
 
 def _replayed(sch: Schedule, mod: PrimFunc | IRModule, form: Form) -> Schedule:

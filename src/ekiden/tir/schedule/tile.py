@@ -1,12 +1,12 @@
-"""Tensorizing into micro-kernels: the tile that a nest of a program is, and what takes its place.
+"""Tensorisation into micro-kernels: match a loop nest as a tile of a matrix product and replace it.
 
     for i, j:                                      one tile of each size that the loops may have:
       for k: with block d                     ->   if t < 3: <the micro-kernel of 9 rows>
       with block out: out[i, j] = f(d[i, j])       else: <the micro-kernel of 8 rows>
 
-What is proved: the block is a sum of products, one factor of which the columns do not move and the
-other the rows do not; it runs over all of its loops; what follows takes each sum at its own place,
-and nobody else does.
+Proved: the block is a sum of products, one factor invariant in the columns, the other in the rows;
+it runs over all of its loops; the epilogue reads each sum at its own element, and no other block
+reads it.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ STEP = "tensorize"
 
 @dataclass(frozen=True, slots=True)
 class _Nest:
-    """What was found of a tile: its loops, the sum, and what follows it."""
+    """The matched tile: its loops, the sum, and the epilogue."""
 
     rows: For
     columns: For
@@ -65,25 +65,27 @@ class _Nest:
     ending: BlockRealize | None
 
 
-def tensorize_tile(program: Program, place: For, kernel: MicroKernel, options: Options) -> PrimFunc:
-    """The function with a micro-kernel in the place of a nest; see `Schedule.tensorize`."""
-    nest = _nest_of(place)
-    made = _Tiles(program, nest, kernel, options).stmt()
-    func = program.replace(place, made)
+def tensorize_tile(
+    program: Program, rows_loop: For, kernel: MicroKernel, options: Options
+) -> PrimFunc:
+    """Return the function with a nest replaced by a micro-kernel; see `Schedule.tensorize`."""
+    nest = _nest_of(rows_loop)
+    tiles = _Tiles(program, nest, kernel, options).stmt()
+    func = program.replace(rows_loop, tiles)
     (sums,) = written(nest.sum.block)
     inside = [nest.sum, *([nest.ending] if nest.ending is not None else [])]
     users = [*program.writers(sums), *program.readers(sums)]
     if nest.ending is not None and sums not in written(nest.ending.block):
         if any(x not in inside for x in users):
-            _refuse(place, f"{sums.name!r} is used by other blocks too")
+            _refuse(rows_loop, f"{sums.name!r} is used by other blocks too")
         if not program.is_param(sums) and not _outer_sums(program, nest):
             func = unallocated(func, sums)
-    left = any(isinstance(s, BlockRealize) for s in _around(func.body, made))
-    return func.with_attr({"tir.tiled": 1, **({"tir.has_blocks": 1} if left else {})})
+    has_blocks = any(isinstance(s, BlockRealize) for s in _around(func.body, tiles))
+    return func.with_attr({"tir.tiled": 1, **({"tir.has_blocks": 1} if has_blocks else {})})
 
 
 def _around(root: Stmt, apart: Stmt) -> Iterator[Stmt]:
-    """The statements of a program but those inside one of them."""
+    """Yield the statements of a program except those inside one of them."""
     stack = [root]
     while stack:
         s = stack.pop()
@@ -92,31 +94,31 @@ def _around(root: Stmt, apart: Stmt) -> Iterator[Stmt]:
             stack.extend(sub_statements(s))
 
 
-def _refuse(place: Stmt, message: str) -> None:
-    refuse(f"{STEP}: {message}", place)
+def _refuse(stmt: Stmt, message: str) -> None:
+    refuse(f"{STEP}: {message}", stmt)
 
 
 def _nest_of(rows: For) -> _Nest:
-    """The parts of a tile under its loop over rows."""
+    """Return the matched tile under its loop over rows."""
     columns = rows.body
     if not isinstance(columns, For):
         refuse(f"{STEP}: expected a loop over columns in {rows.loop_var.name!r}", rows)
     inside = columns.body.seq if isinstance(columns.body, SeqStmt) else (columns.body,)
     loops: list[For] = []
-    at = inside[0]
-    while isinstance(at, For):
-        loops.append(at)
-        at = at.body
-    ending = inside[1] if len(inside) == 2 else None
-    if not isinstance(at, BlockRealize) or not loops or len(inside) > 2:
+    inner = inside[0]
+    while isinstance(inner, For):
+        loops.append(inner)
+        inner = inner.body
+    epilogue = inside[1] if len(inside) == 2 else None
+    if not isinstance(inner, BlockRealize) or not loops or len(inside) > 2:
         refuse(f"{STEP}: expected loops of a sum in {columns.loop_var.name!r}", columns)
-    if ending is not None and not isinstance(ending, BlockRealize):
-        refuse(f"{STEP}: expected a block behind the sum {at.block.name!r}", ending)
-    require_kind(STEP, at, REDUCTION)
-    reducing = reduce_loops(at, [rows, columns, *loops])
-    if reducing != loops or not is_const(at.predicate, 1):
-        refuse(f"{STEP}: the loops inside must be all that {at.block.name!r} sums over", columns)
-    return _Nest(rows, columns, tuple(loops), at, ending)
+    if epilogue is not None and not isinstance(epilogue, BlockRealize):
+        refuse(f"{STEP}: expected a block behind the sum {inner.block.name!r}", epilogue)
+    require_kind(STEP, inner, REDUCTION)
+    reducing = reduce_loops(inner, [rows, columns, *loops])
+    if reducing != loops or not is_const(inner.predicate, 1):
+        refuse(f"{STEP}: the loops inside must be all that {inner.block.name!r} sums over", columns)
+    return _Nest(rows, columns, tuple(loops), inner, epilogue)
 
 
 def _outer_sums(program: Program, nest: _Nest) -> list[For]:
@@ -124,7 +126,7 @@ def _outer_sums(program: Program, nest: _Nest) -> list[For]:
 
 
 def _opened(realize: BlockRealize) -> BufferStore:
-    """The one store of a block, its iterators being what they are bound to."""
+    """Return the single store of a block, its iterators replaced by their bindings."""
     values = dict(zip((i.var for i in realize.block.iter_vars), realize.iter_values, strict=True))
     body = substitute_stmt(realize.block.body, values)
     if not isinstance(body, BufferStore) or body.predicate is not None:
@@ -133,7 +135,7 @@ def _opened(realize: BlockRealize) -> BufferStore:
 
 
 class _Tiles:
-    """The statements of all sizes of a tile."""
+    """A builder of the statements for all sizes of a tile."""
 
     def __init__(
         self, program: Program, nest: _Nest, kernel: MicroKernel, options: Options
@@ -148,8 +150,8 @@ class _Tiles:
         for var, loop in ((self.row, nest.rows), (self.column, nest.columns)):
             self.analyzer.bind(var, 0, _most(loop))
         self.zeros: dict[Var, PrimExpr] = {s.loop_var: const(0) for s in nest.loops}
-        for each in nest.loops:
-            self.analyzer.bind(each.loop_var, each.min, each.extent)
+        for sum_loop in nest.loops:
+            self.analyzer.bind(sum_loop.loop_var, sum_loop.min, sum_loop.extent)
         store = _opened(nest.sum)
         self.sums, self.indices = store.buffer, store.indices
         self.a, self.b = self.factors(store)
@@ -164,7 +166,9 @@ class _Tiles:
     # vectors of, what columns do not move is broadcast. A factor that moves with both is no product
     # of matrices.
     def factors(self, store: BufferStore) -> tuple[BufferLoad, BufferLoad]:
-        """The element of a product that columns do not move, and the one that rows do not."""
+        """Return the factor of the product that is invariant in the columns and the one invariant
+        in the rows.
+        """
         update = update_of(store)
         init = self.nest.sum.block.init
         starts = isinstance(init, BufferStore) and is_const(init.value, 0)
@@ -185,44 +189,46 @@ class _Tiles:
         return x, y
 
     def flat(self, load: BufferLoad) -> PrimExpr:
-        """Where an element is, rows and columns counted from those of the tile."""
-        at = {
+        """Return the flat index of a load, with rows and columns counted from the tile's."""
+        values = {
             **self.single,
             self.nest.rows.loop_var: self.first + self.row,
             self.nest.columns.loop_var: self.begin + self.column,
         }
-        return self.analyzer.simplify(substitute(flat_index(load.buffer, load.indices), at))
+        return self.analyzer.simplify(substitute(flat_index(load.buffer, load.indices), values))
 
     def step(self, flat: PrimExpr, var: Var) -> PrimExpr:
-        """How far a step of a loop moves. Refuses where that is not always as far."""
+        """Return the stride of a loop variable in a flat index. Refuses where it is not
+        constant.
+        """
         moved = substitute(flat, {var: var + 1}) - flat
-        made = self.analyzer.simplify(moved)
-        if var in free_vars(made):
+        stride = self.analyzer.simplify(moved)
+        if var in free_vars(stride):
             # what wraps around is known not to within the loop
-            made = const(self.analyzer.coefficient(flat, var) or 0)
-            if is_const(made, 0):
+            stride = const(self.analyzer.coefficient(flat, var) or 0)
+            if is_const(stride, 0):
                 refuse(f"{STEP}: a step of {var.name!r} does not always move as far", self.nest.sum)
-        return made
+        return stride
 
     # What becomes of a sum.
 
     def check_ending(self, store: BufferStore) -> None:
-        """What follows takes a sum in its own place alone."""
+        """Require that the epilogue reads a sum only at its own element."""
         loops = [*self.above, self.nest.rows, self.nest.columns]
-        known = bound_analyzer(loops)
+        analyzer = bound_analyzer(loops)
         single = single_steps(loops)
         for e in post_order(store.value, *store.indices):
             if isinstance(e, BufferLoad) and e.buffer is self.sums:
                 mine = (substitute(i, single) for i in e.indices)
                 pairs = zip(mine, self.indices, strict=True)
-                if not all(known.can_prove_equal(a, substitute(b, single)) for a, b in pairs):
+                if not all(analyzer.can_prove_equal(a, substitute(b, single)) for a, b in pairs):
                     refuse(
                         f"{STEP}: what follows reads {self.sums.name!r} elsewhere",
                         self.nest.ending,
                     )
 
     def finish(self) -> BufferStore:
-        """The store of what is made of a sum, which is a variable."""
+        """Return the epilogue's store with the sum replaced by a variable."""
         if self.ending is None:
             return BufferStore(self.sums, self.element, self.indices)
 
@@ -235,11 +241,13 @@ class _Tiles:
     def placed(
         self, store: BufferStore
     ) -> Callable[[PrimExpr, PrimExpr, PrimExpr, PrimExpr | None], Stmt]:
-        """A store of one element as one of vectors."""
+        """Return a function that vectorises a store of one element."""
 
-        def place(row: PrimExpr, column: PrimExpr, value: PrimExpr, mask: PrimExpr | None) -> Stmt:
-            """The store of `value`, lanes from column `begin + column` on of row `first + row`; the
-            mask leaves out lanes behind the last column.
+        def store_vector(
+            row: PrimExpr, column: PrimExpr, value: PrimExpr, mask: PrimExpr | None
+        ) -> Stmt:
+            """Return the store of `value` to the lanes from column `begin + column` on of row
+            `first + row`; the mask disables lanes behind the last column.
             """
             lanes = dt.lanes(value.dtype)
             base = self.begin + column
@@ -248,11 +256,14 @@ class _Tiles:
             vectors.define(self.nest.rows.loop_var, self.first + row)
             return vectors.visit(self.of_columns(store))
 
-        return place
+        return store_vector
 
     def of_columns(self, store: BufferStore) -> BufferStore:
-        """A store whose place is that of a column. That of the only one may be written without it:
-        out[i, 0] -> out[i, 0 + (j - the first j)], of which the mask leaves the first lane."""
+        """Return a store whose index depends on the column.
+
+        For a single column the index may be written without it: out[i, 0] -> out[i, 0 + (j - the
+        first j)], of which the mask enables the first lane only.
+        """
         j = self.nest.columns.loop_var
         if j in free_vars(*store.indices):
             return store
@@ -262,7 +273,7 @@ class _Tiles:
         return store.with_fields(indices=(*leading, last + (j - self.begin)))
 
     def load(self, row: PrimExpr, column: PrimExpr, lanes: int) -> PrimExpr:
-        """A vector of sums that were kept."""
+        """Return a vector of stored partial sums."""
         vectors = Vectorizer(self.nest.columns.loop_var, self.begin + column, lanes)
         vectors.define(self.nest.rows.loop_var, self.first + row)
         # of the only column the place may be written without it: its sum in every lane
@@ -270,7 +281,7 @@ class _Tiles:
         return broadcast(held, lanes)
 
     def part(self) -> Part | None:
-        """What sums of a part begin with, if a loop outside sums too."""
+        """Return how partial sums are continued where an outer loop reduces too, else None."""
         outer = reduce_loops(self.nest.sum, self.above)
         ending = self.nest.ending
         used = set() if ending is None else set(free_vars(ending.predicate))
@@ -287,8 +298,9 @@ class _Tiles:
     # All tiles.
 
     def stmt(self) -> Stmt:
-        """A branch for each size of a tile; for a kernel that takes any number of rows, for each
-        number of columns."""
+        """Return a branch per size of a tile; for a kernel that accepts any number of rows, one per
+        number of columns.
+        """
         columns = _sizes(self.nest.columns, self.above)
         a = self.flat(self.a)
         common = self.common(a, self.flat(self.b))
@@ -296,44 +308,50 @@ class _Tiles:
         if self.kernel.any_rows:
             return self.of_any_rows(common, start, columns)
         rows = _sizes(self.nest.rows, self.above)
-        many, wide = Var("rows"), Var("columns")
-        most = max(size for size, _ in rows(many))
+        row_count, column_count = Var("rows"), Var("columns")
+        max_rows = max(size for size, _ in rows(row_count))
         simplify = self.analyzer.simplify
-        places = [simplify(substitute(start, {self.row: const(n)})) for n in range(most)]
+        row_offsets = [simplify(substitute(start, {self.row: const(n)})) for n in range(max_rows)]
 
         def one(count: int, valid: int) -> Stmt:
-            nest = replace(common, rows=count, columns=valid, a_rows=places[:count])
+            nest = replace(common, rows=count, columns=valid, a_rows=row_offsets[:count])
             return self.kernel.write(nest, self.options)
 
-        made = _chosen(
-            columns(wide), lambda valid: _chosen(rows(many), lambda count: one(count, valid))
+        branches = _chosen(
+            columns(column_count),
+            lambda valid: _chosen(rows(row_count), lambda count: one(count, valid)),
         )
-        for name, loop, sizes in ((many, self.nest.rows, rows), (wide, self.nest.columns, columns)):
+        for name, loop, sizes in (
+            (row_count, self.nest.rows, rows),
+            (column_count, self.nest.columns, columns),
+        ):
             if any(c is not None and name in free_vars(c) for _, c in sizes(name)):
-                made = LetStmt(name, loop.extent, made)
-        return LetStmt(self.first, self.nest.rows.min, made)
+                branches = LetStmt(name, loop.extent, branches)
+        return LetStmt(self.first, self.nest.rows.min, branches)
 
     def of_any_rows(self, common: TileNest, start: PrimExpr, columns: Sizes) -> Stmt:
-        """A branch for each number of columns."""
-        most = _most(self.nest.rows)
-        if not isinstance(most, IntImm):
+        """Return a branch per number of columns."""
+        max_rows = _most(self.nest.rows)
+        if not isinstance(max_rows, IntImm):
             name = self.nest.rows.loop_var.name
             refuse(f"{STEP}: loop {name!r} may have any number of steps", self.nest.rows)
         begin = self.analyzer.simplify(substitute(start, {self.row: const(0)}))
         stride = self.step(start, self.row)
-        many = self.nest.rows.extent
-        nest = replace(common, rows=most.value, many=many, a_rows=(begin,), a_stride=stride)
-        wide = Var("columns")
-        made = _chosen(
-            columns(wide),
+        row_extent = self.nest.rows.extent
+        nest = replace(
+            common, rows=max_rows.value, many=row_extent, a_rows=(begin,), a_stride=stride
+        )
+        column_count = Var("columns")
+        branches = _chosen(
+            columns(column_count),
             lambda valid: self.kernel.write(replace(nest, columns=valid), self.options),
         )
-        if any(c is not None and wide in free_vars(c) for _, c in columns(wide)):
-            made = LetStmt(wide, self.nest.columns.extent, made)
-        return LetStmt(self.first, self.nest.rows.min, made)
+        if any(c is not None and column_count in free_vars(c) for _, c in columns(column_count)):
+            branches = LetStmt(column_count, self.nest.columns.extent, branches)
+        return LetStmt(self.first, self.nest.rows.min, branches)
 
     def common(self, a: PrimExpr, b: PrimExpr) -> TileNest:
-        """What tiles of all sizes have in common, as one of no size."""
+        """Return what tiles of all sizes have in common, as a TileNest of no size."""
         loops = tuple(
             SumLoop(s.extent, self.step(a, s.loop_var), self.step(b, s.loop_var))
             for s in self.nest.loops
@@ -363,10 +381,11 @@ class _Tiles:
         )
 
     def width(self) -> int:
-        """How many columns of the second factor may be read from the first one on: to the end of
-        the axis that they run along, if the tile begins at its start; 0 if that is not known."""
-        at = {**self.single, self.nest.columns.loop_var: self.begin + self.column}
-        indices = [substitute(i, at) for i in self.b.indices]
+        """Return how many columns of the second factor may be read from the first one on: to the
+        end of their axis if the tile begins at its start; 0 if unknown.
+        """
+        values = {**self.single, self.nest.columns.loop_var: self.begin + self.column}
+        indices = [substitute(i, values) for i in self.b.indices]
         moved = [n for n, i in enumerate(indices) if self.column in free_vars(i)]
         along = [n for n in moved if not self.stays(indices[n])]
         if len(along) != 1:
@@ -376,12 +395,13 @@ class _Tiles:
         return extent.value if is_const(first, 0) and isinstance(extent, IntImm) else 0
 
     def stays(self, index: PrimExpr) -> bool:
-        """Whether an index is the same for all columns of a tile."""
+        """Return whether an index is the same for all columns of a tile."""
         return self.column not in free_vars(self.analyzer.simplify(index))
 
     def numbered(self, base: PrimExpr) -> tuple[PrimExpr | None, PrimExpr]:
-        """Which of the tiles of a panel it is, if they are the steps of the loop around, and where
-        the panel of the next step of the loop around that begins."""
+        """Return the tile's number within its panel, if the tiles are the enclosing loop's
+        iterations, and the offset of the next panel.
+        """
         if len(self.above) < 2:
             return None, const(0)
         panels, tiles = self.above[-2:]
@@ -402,11 +422,11 @@ def _work(value: PrimExpr) -> int:
 
 
 def _most(loop: For) -> PrimExpr:
-    """No more steps than a loop ever has."""
-    most = (loop.annotations or {}).get(MOST)
-    if isinstance(most, int):
-        return const(most)
-    return most if isinstance(most, PrimExpr) else loop.extent
+    """Return an upper bound of a loop's extent."""
+    bound = (loop.annotations or {}).get(MOST)
+    if isinstance(bound, int):
+        return const(bound)
+    return bound if isinstance(bound, PrimExpr) else loop.extent
 
 
 Sizes = Callable[[PrimExpr], list[tuple[int, PrimExpr | None]]]
@@ -420,35 +440,43 @@ Sizes = Callable[[PrimExpr], list[tuple[int, PrimExpr | None]]]
 def _sizes(loop: For, above: Sequence[For]) -> Sizes:
     extent = loop.extent
     if isinstance(extent, IntImm):
-        whole = extent.value
-        return lambda name: [(whole, None)]
+        extent_value = extent.value
+        return lambda name: [(extent_value, None)]
     used = free_vars(extent)
-    reads = any(isinstance(each, BufferLoad) for each in post_order(extent))
+    reads = any(isinstance(sub_expr, BufferLoad) for sub_expr in post_order(extent))
     if not reads and (ranges := _ranges(used, above)):
         every = (dict(zip(used, at, strict=True)) for at in product(*ranges))
         sizes = [s for at in every if (s := int(evaluate(extent, at))) > 0]
         along = (used[0], ranges[0].start) if len(used) == 1 else None
         return lambda name: _runs(name, along, sizes)
-    most = _most(loop)
-    if not isinstance(most, IntImm):
+    max_extent = _most(loop)
+    if not isinstance(max_extent, IntImm):
         refuse(f"{STEP}: loop {loop.loop_var.name!r} may have any number of steps", loop)
-    limit = most.value
+    limit = max_extent.value
     return lambda name: [(n, name.equal(n) if n > 1 else None) for n in range(limit, 0, -1)]
 
 
 def _ranges(used: Sequence[Var], above: Sequence[For]) -> list[range]:
-    """What variables of the loops around may be; none where that is not known, or are too many."""
+    """Return the ranges of variables of enclosing loops; empty where unknown or with more than MANY
+    combinations.
+    """
     analyzer = bound_analyzer(above)
     bounds = [analyzer.const_int_bound(v) for v in used]
-    many = prod(b.max_value - b.min_value + 1 for b in bounds)  # of infinities no number, too
-    return [range(int(b.min_value), int(b.max_value) + 1) for b in bounds] if many <= MANY else []
+    combinations = prod(
+        b.max_value - b.min_value + 1 for b in bounds
+    )  # of infinities no number, too
+    return (
+        [range(int(b.min_value), int(b.max_value) + 1) for b in bounds]
+        if combinations <= MANY
+        else []
+    )
 
 
 def _runs(
     name: PrimExpr, along: tuple[Var, int] | None, sizes: Sequence[int]
 ) -> list[tuple[int, PrimExpr | None]]:
-    """Two sizes, one behind the other, by where the second begins; others by their number. `along`:
-    the one loop that they follow, and where it begins.
+    """Return (size, condition): two consecutive sizes by where the second begins, others by the
+    extent's value. `along`: the only loop that the size depends on, and its begin.
     """
     kinds = list(dict.fromkeys(sizes))
     if len(kinds) == 1:
@@ -461,13 +489,15 @@ def _runs(
 
 
 def _chosen(sizes: Sequence[tuple[int, PrimExpr | None]], make: Callable[[int], Stmt]) -> Stmt:
-    """The statement of the size that a loop has."""
-    made: Stmt | None = None
+    """Return the branches over the sizes that a loop may have."""
+    branches: Stmt | None = None
     for size, condition in reversed(sizes):
-        one = make(size)
-        made = one if condition is None or made is None else IfThenElse(condition, one, made)
-    assert made is not None
-    return made
+        stmt = make(size)
+        branches = (
+            stmt if condition is None or branches is None else IfThenElse(condition, stmt, branches)
+        )
+    assert branches is not None
+    return branches
 
 
 __all__ = ["tensorize_tile"]

@@ -1,9 +1,11 @@
-"""Traces: the steps of a schedule as data, which replays, prints as Python and saves as JSON.
+"""Traces: the primitives of a schedule as data, which can be replayed, printed as Python and saved
+as JSON.
 
     Instruction   what was done: kind, inputs (handles and numbers), attributes, outputs (handles)
     Trace         instructions in order, and the decision of each that samples
-A handle is a random variable, as in TVM: it stands for whatever the instruction that made it gives
-when it is replayed.
+
+A handle is a random variable, as in TVM: on replay it stands for the output of the instruction that
+defines it.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from ekiden.tir.index_map import IndexMap, expr_text, index_map_text
 
 
 class BlockRV:
-    """A block of the program being scheduled."""
+    """A handle of a block of the program being scheduled."""
 
     __slots__ = ("__weakref__",)
 
@@ -32,7 +34,7 @@ class BlockRV:
 
 
 class LoopRV:
-    """A loop of the program being scheduled."""
+    """A handle of a loop of the program being scheduled."""
 
     __slots__ = ("__weakref__",)
 
@@ -53,7 +55,7 @@ Input: TypeAlias = object
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Instruction:
-    """One step of a schedule."""
+    """One recorded primitive of a schedule."""
 
     kind: str
     inputs: tuple[Input, ...]
@@ -106,7 +108,7 @@ SINGLE = frozenset(
 
 
 class Replays(Protocol):
-    """What a trace is applied to: a Schedule."""
+    """The interface that a trace is replayed on: a Schedule."""
 
     def replay(
         self,
@@ -115,11 +117,11 @@ class Replays(Protocol):
         attrs: Mapping[str, object],
         decision: object,
     ) -> Sequence[Handle]:
-        """Do a step with handles of its own; gives its outputs."""
+        """Apply an instruction with the target's own handles; return its outputs."""
 
 
 def map_input(value: Input, change: Callable[[Handle], Input]) -> Input:
-    """An input with its handles replaced."""
+    """Return an input with its handles replaced."""
     if isinstance(value, (BlockRV, LoopRV, ExprRV)):
         return change(value)
     if isinstance(value, PrimExpr):
@@ -135,19 +137,19 @@ def map_input(value: Input, change: Callable[[Handle], Input]) -> Input:
 
 
 def handles_in(value: Input) -> Iterable[Handle]:
-    """The handles in an input."""
+    """Yield the handles in an input."""
     if isinstance(value, (BlockRV, LoopRV, ExprRV)):
         yield value
     elif isinstance(value, PrimExpr):
         yield from (v for v in free_vars(value) if isinstance(v, ExprRV))
     elif isinstance(value, (list, tuple)):
-        for each in value:
-            yield from handles_in(each)
+        for element in value:
+            yield from handles_in(element)
 
 
 @dataclass(slots=True)
 class Trace:
-    """The steps of a schedule."""
+    """The recorded primitives of a schedule, with the decisions of those that sample."""
 
     insts: list[Instruction] = field(default_factory=list)
     decisions: dict[Instruction, object] = field(default_factory=dict)
@@ -156,13 +158,13 @@ class Trace:
         return len(self.insts)
 
     def append(self, inst: Instruction, decision: object = None) -> None:
-        """Add a step."""
+        """Append an instruction."""
         self.insts.append(inst)
         if decision is not None:
             self.decisions[inst] = decision
 
     def pop(self) -> Instruction | None:
-        """Take the last step away."""
+        """Remove and return the last instruction."""
         if not self.insts:
             return None
         inst = self.insts.pop()
@@ -170,19 +172,19 @@ class Trace:
         return inst
 
     def get_decision(self, inst: Instruction) -> object:
-        """What a sampling step decided; None for others."""
+        """Return the decision of a sampling instruction; None for others."""
         return self.decisions.get(inst)
 
     def copy(self) -> Trace:
-        """A trace that can be changed apart from this one."""
+        """Return an independent copy."""
         return Trace(list(self.insts), dict(self.decisions))
 
     def with_decision(
         self, inst: Instruction, decision: object, remove_postproc: bool = True
     ) -> Trace:
-        """The trace with another decision of one of its sampling steps.
+        """Return the trace with another decision for one of its sampling instructions.
 
-        Raises ScheduleError for a step that decides nothing or is not in the trace.
+        Raises ScheduleError for an instruction that does not sample or is not in the trace.
         """
         del remove_postproc
         if inst not in self.insts:
@@ -192,19 +194,23 @@ class Trace:
         return Trace(list(self.insts), {**self.decisions, inst: decision})
 
     def simplified(self, remove_postproc: bool = True) -> Trace:
-        """The trace without the steps that have no effect: queries and samples nothing uses."""
+        """Return the trace without dead instructions: queries and samples whose outputs nothing
+        uses.
+        """
         del remove_postproc
         used: set[Handle] = set()
-        kept: list[Instruction] = []
+        live: list[Instruction] = []
+        # Backwards, as in liveness analysis: all uses of an output have been seen before its
+        # definition.
         for inst in reversed(self.insts):
             pure = inst.kind in QUERIES or inst.kind in SAMPLING
             if pure and used.isdisjoint(inst.outputs):
                 continue
-            kept.append(inst)
-            for each in (*inst.inputs, *inst.attrs.values()):
-                used.update(handles_in(each))
-        kept.reverse()
-        return Trace(kept, {i: self.decisions[i] for i in kept if i in self.decisions})
+            live.append(inst)
+            for operand in (*inst.inputs, *inst.attrs.values()):
+                used.update(handles_in(operand))
+        live.reverse()
+        return Trace(live, {i: self.decisions[i] for i in live if i in self.decisions})
 
     def apply_to_schedule(
         self,
@@ -215,52 +221,56 @@ class Trace:
         ]
         | None = None,
     ) -> None:
-        """Do the steps again, on a schedule of the same program or another.
+        """Replay the instructions on a schedule of the same program or another.
 
-        `decision_provider(inst, inputs, attrs, decision)` may give other decisions. Raises
-        ScheduleError where a step is refused there.
+        `decision_provider(inst, inputs, attrs, decision)` may return other decisions. Raises
+        ScheduleError where a primitive is refused there.
         """
         del remove_postproc
-        known: dict[Handle, Handle] = {}
+        handle_map: dict[Handle, Handle] = {}
         for inst in self.insts:
-            inputs = [map_input(v, lambda h: known.get(h, h)) for v in inst.inputs]
-            attrs = {k: map_input(v, lambda h: known.get(h, h)) for k, v in inst.attrs.items()}
+            inputs = [map_input(v, lambda h: handle_map.get(h, h)) for v in inst.inputs]
+            attrs = {k: map_input(v, lambda h: handle_map.get(h, h)) for k, v in inst.attrs.items()}
             decision = self.decisions.get(inst)
             if decision_provider is not None and inst.kind in SAMPLING:
                 decision = decision_provider(inst, inputs, attrs, decision)
-            known.update(zip(inst.outputs, sch.replay(inst, inputs, attrs, decision), strict=False))
+            handle_map.update(
+                zip(inst.outputs, sch.replay(inst, inputs, attrs, decision), strict=False)
+            )
 
     # Text.
 
     def _names(self) -> dict[Handle, str]:
         names: dict[Handle, str] = {}
         for inst in self.insts:
-            for each in inst.outputs:
+            for output in inst.outputs:
                 letter = (
-                    "b" if isinstance(each, BlockRV) else "l" if isinstance(each, LoopRV) else "v"
+                    "b"
+                    if isinstance(output, BlockRV)
+                    else "l"
+                    if isinstance(output, LoopRV)
+                    else "v"
                 )
-                names[each] = f"{letter}{len(names)}"
+                names[output] = f"{letter}{len(names)}"
         return names
 
     def as_python(self, remove_postproc: bool = True) -> list[str]:
-        """The steps as lines of Python over a schedule `sch`."""
+        """Return the instructions as lines of Python over a schedule `sch`."""
         del remove_postproc
         names = self._names()
         return [self._line(inst, names) for inst in self.insts]
 
     def _line(self, inst: Instruction, names: Mapping[Handle, str]) -> str:
-        parts = [_python(v, names) for v in inst.inputs]
-        parts += [f"{key}={_python(v, names)}" for key, v in inst.attrs.items()]
+        arguments = [_python(v, names) for v in inst.inputs]
+        arguments += [f"{key}={_python(v, names)}" for key, v in inst.attrs.items()]
         if inst in self.decisions:
-            parts.append(f"decision={_python(self.decisions[inst], names)}")
-        call = f"sch.{inst.kind}({', '.join(parts)})"
-        made = [names[h] for h in inst.outputs]
-        if not made:
+            arguments.append(f"decision={_python(self.decisions[inst], names)}")
+        call = f"sch.{inst.kind}({', '.join(arguments)})"
+        output_names = [names[h] for h in inst.outputs]
+        if not output_names:
             return call
         single = inst.kind in SINGLE
-        return (
-            f"{made[0] if single else ', '.join(made) + (',' if len(made) == 1 else '')} = {call}"
-        )
+        return f"{output_names[0] if single else ', '.join(output_names) + (',' if len(output_names) == 1 else '')} = {call}"
 
     def __str__(self) -> str:
         lines = ["from ekiden import tir", "", "def apply_trace(sch: tir.Schedule) -> None:"]
@@ -277,7 +287,8 @@ class Trace:
     # JSON.
 
     def as_json(self, remove_postproc: bool = True) -> list[object]:
-        """[[[kind, inputs, attrs, outputs], ...], [[step, decision], ...]], of plain JSON values.
+        """Return [[[kind, inputs, attrs, outputs], ...], [[step, decision], ...]] of plain JSON
+        values.
 
         Handles are {"rv": name}; index maps and expressions are saved nodes.
         """
@@ -301,7 +312,9 @@ class Trace:
 
     @staticmethod
     def from_json(json_obj: object) -> Trace:
-        """What `as_json` gave, or the text of it. Raises ScheduleError for anything else."""
+        """Return the trace that `as_json` encoded, given as values or text. Raises ScheduleError
+        for anything else.
+        """
         try:
             return _load(json.loads(json_obj) if isinstance(json_obj, (str, bytes)) else json_obj)
         except _UNREADABLE as error:
@@ -309,7 +322,7 @@ class Trace:
 
     @staticmethod
     def apply_json_to_schedule(json_obj: object, sch: Replays) -> None:
-        """Do the steps of a saved trace on a schedule."""
+        """Replay a saved trace on a schedule."""
         Trace.from_json(json_obj).apply_to_schedule(sch)
 
 
@@ -366,41 +379,41 @@ def _load(document: object) -> Trace:
     assert isinstance(document, (list, tuple))
     insts, decisions = document
     trace = Trace()
-    known: dict[str, Handle] = {}
+    handles: dict[str, Handle] = {}
     makers: dict[str, Callable[[], Handle]] = {
         "b": BlockRV,
         "l": LoopRV,
         "v": lambda: ExprRV("v", "int64"),
     }
     for kind, inputs, attrs, outputs in insts:
-        taken = tuple(_decode(v, known) for v in inputs)
-        notes = {str(k): _decode(v, known) for k, v in attrs.items()}
-        made = tuple(makers[name[0]]() for name in outputs)
-        known.update(zip(outputs, made, strict=True))
-        trace.insts.append(Instruction(str(kind), taken, notes, made))
+        decoded_inputs = tuple(_decode(v, handles) for v in inputs)
+        notes = {str(k): _decode(v, handles) for k, v in attrs.items()}
+        output_handles = tuple(makers[name[0]]() for name in outputs)
+        handles.update(zip(outputs, output_handles, strict=True))
+        trace.insts.append(Instruction(str(kind), decoded_inputs, notes, output_handles))
     for n, decision in decisions:
-        trace.decisions[trace.insts[n]] = _decode(decision, known)
+        trace.decisions[trace.insts[n]] = _decode(decision, handles)
     return trace
 
 
-def _decode(value: object, known: Mapping[str, Handle]) -> object:
+def _decode(value: object, handles: Mapping[str, Handle]) -> object:
     if isinstance(value, list):
-        return [_decode(v, known) for v in value]
+        return [_decode(v, handles) for v in value]
     if not isinstance(value, dict):
         return value
     ((key, inside),) = value.items()
     match key:
         case "rv":
-            return known[inside]
+            return handles[inside]
         case "node":
             return load_json(json.dumps(inside))
         case "map":
-            return {k: _decode(v, known) for k, v in inside.items()}
+            return {k: _decode(v, handles) for k, v in inside.items()}
         case "expr":
             expr = load_json(json.dumps(inside))
             assert isinstance(expr, PrimExpr)
             values: dict[Var, PrimExpr] = {
-                v: h for v in free_vars(expr) if isinstance(h := known[v.name], ExprRV)
+                v: h for v in free_vars(expr) if isinstance(h := handles[v.name], ExprRV)
             }
             return substitute(expr, values)
     raise ValueError(f"unexpected {key!r}")

@@ -1,5 +1,5 @@
-"""Which terms of a sum are zero by a condition, and what remainders say of the iterators of those
-that are not: what `skip_zeros` is told before it changes anything.
+"""Analysis for `skip_zeros` and `skip_turns`: which terms of a sum are conditionally zero, and the
+residue classes of the iterators of those that are not.
 """
 
 from __future__ import annotations
@@ -40,8 +40,11 @@ FINITE = {"nnan", "ninf"}
 
 @dataclass(frozen=True)
 class Conditional:
-    """A term that is 0, or has a factor that is, unless all `parts` hold. term: makes it of those
-    that need be asked. partner: the other factor; None where there is none, or it is finite."""
+    """A term that is 0, or has a zero factor, unless all `parts` hold.
+
+    term: builds the term under the conditions that must be tested. partner: the other factor; None
+    where there is none or it is certainly finite.
+    """
 
     parts: list[PrimExpr]
     term: Callable[[list[PrimExpr]], PrimExpr]
@@ -49,50 +52,61 @@ class Conditional:
 
 
 def conditional(program: Program, realize: BlockRealize, term: PrimExpr) -> Conditional | None:
-    """How a term is conditional: as a whole, by a factor, or by what a factor was computed as."""
-    whole = _choice(term)
-    if whole is not None:
-        value = whole[1]
-        return Conditional(whole[0], lambda parts: chosen(parts, value))
+    """Return how a term is conditional: as a whole, by a factor, or by the computation of a factor;
+    None if it is not.
+    """
+    choice = _choice(term)
+    if choice is not None:
+        value = choice[1]
+        return Conditional(choice[0], lambda tested: chosen(tested, value))
     if not isinstance(term, Mul):
         return None
+    # For floats 0 * x is NaN where x is infinite or NaN, so the other factor matters unless
+    # fast-math flags rule that out.
     exact = not dt.is_float(term.dtype) or _says_finite(program.func)
-    for factor, other in ((term.a, term.b), (term.b, term.a)):
-        partner = None if exact else other
+    for factor, other_factor in ((term.a, term.b), (term.b, term.a)):
+        partner = None if exact else other_factor
         own = _choice(factor)
         if own is not None:
-            return _by_factor(own[0], own[1], other, partner)
-        made = _made(program, realize, factor)
-        if made is not None:
-            return Conditional(made, lambda _: term, partner)
+            return _by_factor(own[0], own[1], other_factor, partner)
+        producer_conditions = _made(program, realize, factor)
+        if producer_conditions is not None:
+            return Conditional(producer_conditions, lambda _: term, partner)
     return None
 
 
 def _by_factor(
-    parts: list[PrimExpr], value: PrimExpr, other: PrimExpr, partner: PrimExpr | None
+    conditions_of_factor: list[PrimExpr],
+    value: PrimExpr,
+    other_factor: PrimExpr,
+    partner: PrimExpr | None,
 ) -> Conditional:
-    return Conditional(parts, lambda asked: chosen(asked, value) * other, partner)
+    return Conditional(
+        conditions_of_factor, lambda tested: chosen(tested, value) * other_factor, partner
+    )
 
 
 def _choice(e: PrimExpr) -> tuple[list[PrimExpr], PrimExpr] | None:
-    """(conditions, value) of `value if conditions else 0`."""
+    """Return (conditions, value) of `value if conditions else 0`, or None."""
     match e:
-        case Intrinsic(op="if_then_else", args=(condition, value, other)):
+        case Intrinsic(op="if_then_else", args=(condition, value, otherwise)):
             pass
-        case Select(condition=condition, true_value=value, false_value=other):
+        case Select(condition=condition, true_value=value, false_value=otherwise):
             pass
         case _:
             return None
-    return (conditions(condition), value) if is_const(other, 0) else None
+    return (conditions(condition), value) if is_const(otherwise, 0) else None
 
 
-def chosen(parts: list[PrimExpr], value: PrimExpr) -> PrimExpr:
-    """The value where all parts hold, else 0."""
-    return if_then_else(conjunction(parts), value, const(0, value.dtype)) if parts else value
+def chosen(tested: list[PrimExpr], value: PrimExpr) -> PrimExpr:
+    """Return the value where all conditions hold, else 0."""
+    return if_then_else(conjunction(tested), value, const(0, value.dtype)) if tested else value
 
 
 def _made(program: Program, realize: BlockRealize, factor: PrimExpr) -> list[PrimExpr] | None:
-    """The conditions without which an element that a factor reads was computed as 0."""
+    """Return the conditions without which the producer of the element that a factor reads stored 0,
+    or None.
+    """
     if not isinstance(factor, BufferLoad) or program.is_param(factor.buffer):
         return None
     writers = program.writers(factor.buffer)
@@ -115,8 +129,9 @@ def _says_finite(func: PrimFunc) -> bool:
 
 @dataclass
 class Phases:
-    """Iterators that are cut: each spatial one into (remainder, rest), and a reduced one into what
-    its remainder must be and the rest."""
+    """The split of iterators by residue: each spatial one into (residue, quotient), a reduced one
+    into its required residue and the quotient.
+    """
 
     values: dict[Var, PrimExpr] = field(default_factory=dict)
     """What old iterators are in new ones."""
@@ -130,16 +145,20 @@ class Phases:
     """What must hold of a term for it to be one."""
 
 
-def phases_of(block: Block, parts: Sequence[PrimExpr]) -> Phases:
-    """Takes one condition after the other that has a reduced iterator of its own."""
+def phases_of(block: Block, conditions_of_term: Sequence[PrimExpr]) -> Phases:
+    """Return the residue split, solving one condition after the other that has a reduced iterator
+    of its own.
+    """
     phases = Phases()
-    phases.asked = [part for part in parts if not _solved(block, part, phases)]
+    phases.asked = [
+        condition for condition in conditions_of_term if not _solved(block, condition, phases)
+    ]
     return phases
 
 
-def _solved(block: Block, part: PrimExpr, phases: Phases) -> bool:
-    match part:
-        case EQ(a=FloorMod(a=e, b=IntImm(value=step)), b=IntImm(value=rest)) if step > 1:
+def _solved(block: Block, condition: PrimExpr, phases: Phases) -> bool:
+    match condition:
+        case EQ(a=FloorMod(a=e, b=IntImm(value=step)), b=IntImm(value=residue)) if step > 1:
             pass
         case _:
             return False
@@ -151,19 +170,19 @@ def _solved(block: Block, part: PrimExpr, phases: Phases) -> bool:
     if None in scales.values() or not reduced:
         return False
     (var, *_), zero = reduced, {}
-    for each, scale in scales.items():
-        if own[each].kind is IterKind.SPATIAL and scale is not None and scale % step:
-            zero[each] = _cut(own[each], step, phases)
+    for var_of_scale, scale in scales.items():
+        if own[var_of_scale].kind is IterKind.SPATIAL and scale is not None and scale % step:
+            zero[var_of_scale] = _cut(own[var_of_scale], step, phases)
     zero[var] = const(0, var.dtype)
     # scale * k + others = rest modulo step, and scale is its own inverse
-    others = substitute(e, zero)
-    must = (const(rest, e.dtype) - others) * (scales[var] or 0) % step
+    other_terms = substitute(e, zero)
+    must = (const(residue, e.dtype) - other_terms) * (scales[var] or 0) % step
     _take(own[var], step, Analyzer().simplify(must), phases)
     return True
 
 
 def _take(iterator: IterVar, step: int, must: PrimExpr, phases: Phases) -> None:
-    """Every step-th turn of a reduced iterator, from one on."""
+    """Replace a reduced iterator by every step-th value from its required residue on."""
     var, extent, simplify = iterator.var, iterator.extent, Analyzer().simplify
     less = simplify((extent + (step - 1)) // step)
     phases.reduced[var] = IterVar(Var(var.name, var.dtype), less, iterator.kind)
@@ -173,29 +192,30 @@ def _take(iterator: IterVar, step: int, must: PrimExpr, phases: Phases) -> None:
 
 
 def _cut(iterator: IterVar, step: int, phases: Phases) -> PrimExpr:
-    """Cut a spatial iterator, and return its remainder."""
+    """Split a spatial iterator into residue and quotient; return the residue."""
     var, extent, simplify = iterator.var, iterator.extent, Analyzer().simplify
     name = f"{var.name}_phase"
     # a step may be huge where padding cuts most results off: remainders beyond them have none
     phases_with_results = min(step, extent.value) if isinstance(extent, IntImm) else step
     remainder = IterVar(Var(name, var.dtype), const(phases_with_results, var.dtype), iterator.kind)
     count = simplify((extent + (step - 1)) // step)
-    rest = IterVar(Var(var.name, var.dtype), count, iterator.kind)
-    phases.spatial[var] = remainder, rest
-    phases.values[var] = rest.var * step + remainder.var
+    quotient = IterVar(Var(var.name, var.dtype), count, iterator.kind)
+    phases.spatial[var] = remainder, quotient
+    phases.values[var] = quotient.var * step + remainder.var
     if not is_const(simplify(extent % step), 0):
         phases.inside.append(phases.values[var] < extent)
     return remainder.var
 
 
-def why_inexact(realize: BlockRealize, found: Conditional) -> str:
-    """Why a partner of zeros might be infinite although all sums are finite; empty if not: each
-    that is left out somewhere is a factor elsewhere, whatever the element."""
-    partner, block = found.partner, realize.block
+def why_inexact(realize: BlockRealize, term_condition: Conditional) -> str:
+    """Return why the other factor of zeros might be infinite although all sums are finite, or "" if
+    it cannot: each omitted factor must be in another sum.
+    """
+    partner, block = term_condition.partner, realize.block
     if not isinstance(partner, BufferLoad) or partner.buffer in written(block):
         return f"0 times {partner} is not known to be 0"
     used, extents = set(free_vars(*partner.indices)), {i.var: i.extent for i in block.iter_vars}
-    for group in groups_of(found.parts):
+    for group in groups_of(term_condition.parts):
         variables = list(dict.fromkeys(v for p in group for v in free_vars(p)))
         sizes = [extents.get(v) for v in variables]
         counts = [n.value for n in sizes if isinstance(n, IntImm)]
@@ -208,16 +228,16 @@ def why_inexact(realize: BlockRealize, found: Conditional) -> str:
     return ""
 
 
-def groups_of(parts: Sequence[PrimExpr]) -> list[list[PrimExpr]]:
-    """Conditions that share no variables with those of other groups."""
+def groups_of(conditions_of_term: Sequence[PrimExpr]) -> list[list[PrimExpr]]:
+    """Return the conditions grouped so that groups share no variables."""
     groups: list[tuple[set[Var], list[PrimExpr]]] = []
-    for part in parts:
-        variables, together, apart = set(free_vars(part)), [part], []
-        for known, others in groups:
-            if known & variables:
-                variables, together = variables | known, [*others, *together]
+    for condition in conditions_of_term:
+        variables, together, apart = set(free_vars(condition)), [condition], []
+        for group_vars, group_conditions in groups:
+            if group_vars & variables:
+                variables, together = variables | group_vars, [*group_conditions, *together]
             else:
-                apart.append((known, others))
+                apart.append((group_vars, group_conditions))
         groups = [*apart, (variables, together)]
     return [together for _, together in groups]
 
@@ -225,21 +245,23 @@ def groups_of(parts: Sequence[PrimExpr]) -> list[list[PrimExpr]]:
 def _each_is_taken(
     group: Sequence[PrimExpr], variables: Sequence[Var], counts: Sequence[int], used: set[Var]
 ) -> bool:
-    """Whether for all values of the variables that are used, others can be found with which the
-    conditions hold."""
-    seen: dict[tuple[int, ...], bool] = {}
+    """Return whether for all values of the used variables some values of the others satisfy the
+    conditions.
+    """
+    satisfied: dict[tuple[int, ...], bool] = {}
     for point in product(*map(range, counts)):
         values = dict(zip(variables, point, strict=True))
         key = tuple(n for v, n in values.items() if v in used)
-        seen[key] = seen.get(key, False) or all(evaluate(p, values) for p in group)
-    return all(seen.values())
+        satisfied[key] = satisfied.get(key, False) or all(evaluate(p, values) for p in group)
+    return all(satisfied.values())
 
 
-def share_of(parts: Sequence[PrimExpr], extents: Mapping[Var, PrimExpr]) -> float:
-    """At how many of all points of their variables conditions hold, from 0 to 1; 1 where the points
-    are too many, or their number is not known."""
+def share_of(conditions_of_term: Sequence[PrimExpr], extents: Mapping[Var, PrimExpr]) -> float:
+    """Return the fraction of points at which the conditions hold, from 0 to 1; a group with too
+    many points, or an unknown number, counts as 1.
+    """
     share = 1.0
-    for group in groups_of(parts):
+    for group in groups_of(conditions_of_term):
         variables = list(dict.fromkeys(v for p in group for v in free_vars(p)))
         sizes = [extents.get(v) for v in variables]
         counts = [n.value for n in sizes if isinstance(n, IntImm)]

@@ -1,4 +1,4 @@
-"""Blocks of a script: their head (axes, predicate, regions, attributes), init and body."""
+"""Parsing of blocks in scripts: axes, predicate, regions, attributes, init and body."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _AXES = {
 
 @dataclass(slots=True)
 class BlockState:
-    """What the head of a block says, while its body is read."""
+    """The declarations at the head of a block while its body is parsed."""
 
     name: str
     axes: list[tuple[IterVar, PrimExpr]] = field(default_factory=list)
@@ -42,18 +42,18 @@ class BlockState:
 
 @dataclass(slots=True)
 class Arguments:
-    """The arguments of a form, by position and by name, not evaluated."""
+    """The unevaluated arguments of a form, by position and by name."""
 
     args: list[ast.expr]
     keywords: dict[str, ast.expr]
 
-    def take(self, at: int, name: str) -> ast.expr | None:
-        """An argument by its place or its name."""
-        return self.args[at] if at < len(self.args) else self.keywords.get(name)
+    def take(self, position: int, name: str) -> ast.expr | None:
+        """Return an argument by its position or its name, or None."""
+        return self.args[position] if position < len(self.args) else self.keywords.get(name)
 
 
 class BlockReader:
-    """Reads blocks; what reads whole functions is its subclass."""
+    """A parser of blocks; the parser of whole functions is its subclass."""
 
     def __init__(self, source: Source, names: Mapping[str, object]) -> None:
         self.source = source
@@ -65,11 +65,11 @@ class BlockReader:
         self.blocks: list[BlockState] = []
 
     def body(self, nodes: Sequence[ast.stmt]) -> Stmt:
-        """The statements of one indented block."""
+        """Parse the statements of one indented block."""
         raise NotImplementedError
 
-    def _block(self, node: ast.With, given: Arguments) -> Stmt:
-        label = self.evaluator.value(given.args[0]) if given.args else ""
+    def _block(self, node: ast.With, arguments: Arguments) -> Stmt:
+        label = self.evaluator.value(arguments.args[0]) if arguments.args else ""
         state = BlockState(str(label))
         self.blocks.append(state)
         body = self.body(node.body)
@@ -81,46 +81,47 @@ class BlockReader:
         predicate = const(True) if state.predicate is None else state.predicate
         return BlockRealize(tuple(v for _, v in state.axes), predicate, block)
 
-    def _axis(self, node: ast.AST, target: ast.expr, kind: str, given: Arguments) -> None:
+    def _axis(self, node: ast.AST, target: ast.expr, kind: str, arguments: Arguments) -> None:
         if not self.blocks:
             self.fail(node, f"T.axis.{kind} stands in a block")
         if kind == "remap":
-            self._remap(node, target, given)
+            self._remap(node, target, arguments)
             return
         if kind not in _AXES:
             self.fail(node, f"T.axis has no '{kind}'; it has spatial, reduce, opaque, remap")
-        if not isinstance(target, ast.Name) or len(given.args) != 2:
+        if not isinstance(target, ast.Name) or len(arguments.args) != 2:
             self.fail(node, f"expected 'name = T.axis.{kind}(extent, value)'")
-        domain = self.evaluator.value(given.args[0])
-        value = self.evaluator.expr(given.args[1], "int64")
+        domain = self.evaluator.value(arguments.args[0])
+        value = self.evaluator.expr(arguments.args[1], "int64")
         low: object = 0
         if isinstance(domain, (tuple, list)) and len(domain) == 2:
-            low, high = (self.evaluator.scalar(given.args[0], d, value.dtype) for d in domain)
+            low, high = (self.evaluator.scalar(arguments.args[0], d, value.dtype) for d in domain)
             domain = high if is_const(low, 0) else simplify(high - low)
-        extent = self.evaluator.scalar(given.args[0], domain, value.dtype)
-        start = self.evaluator.scalar(given.args[0], low, value.dtype)
+        extent = self.evaluator.scalar(arguments.args[0], domain, value.dtype)
+        start = self.evaluator.scalar(arguments.args[0], low, value.dtype)
         self._add_axis(target.id, (start, extent), _AXES[kind], value)
 
-    def _remap(self, node: ast.AST, target: ast.expr, given: Arguments) -> None:
+    def _remap(self, node: ast.AST, target: ast.expr, arguments: Arguments) -> None:
         targets = target.elts if isinstance(target, ast.Tuple) else [target]
-        if len(given.args) != 2:
+        if len(arguments.args) != 2:
             self.fail(node, 'expected T.axis.remap("SR", [i, k])')
-        kinds = str(self.evaluator.value(given.args[0]))
-        values = self.evaluator.value(given.args[1])
+        kinds = str(self.evaluator.value(arguments.args[0]))
+        values = self.evaluator.value(arguments.args[1])
         if not isinstance(values, (list, tuple)) or not len(kinds) == len(values) == len(targets):
             self.fail(node, f"{len(targets)} axes need as many kinds and loops")
-        for each, kind, value in zip(targets, kinds, values, strict=True):
+        for target_name, kind, value in zip(targets, kinds, values, strict=True):
             if not isinstance(value, Var) or value not in self.loops:
                 self.fail(node, "T.axis.remap takes variables of loops")
-            if kind not in _AXES or not isinstance(each, ast.Name):
+            if kind not in _AXES or not isinstance(target_name, ast.Name):
                 self.fail(node, f"an axis is S (spatial), R (reduce) or O (opaque), not {kind!r}")
-            self._add_axis(each.id, self.loops[value], _AXES[kind], value)
+            self._add_axis(target_name.id, self.loops[value], _AXES[kind], value)
 
     def _add_axis(
         self, name: str, domain: tuple[PrimExpr, PrimExpr], kind: IterKind, value: PrimExpr
     ) -> None:
-        """An axis over (start, extent). Iterators of blocks begin at 0: one that begins elsewhere
-        is its distance from there."""
+        """Add an axis over (start, extent). Block iterators begin at 0: an axis with another start
+        is bound as its distance from there.
+        """
         start, extent = domain
         var = Var(name, value.dtype)
         self.names[name] = var
@@ -134,47 +135,52 @@ class BlockReader:
             self.fail(node, f"T.{name} stands in a block")
         return self.blocks[-1]
 
-    def _where(self, node: ast.Call, given: Arguments) -> None:
+    def _where(self, node: ast.Call, arguments: Arguments) -> None:
         state = self._in_block(node, "where")
-        if len(given.args) != 1 or state.predicate is not None:
+        if len(arguments.args) != 1 or state.predicate is not None:
             self.fail(node, "a block has one T.where(condition)")
-        state.predicate = self.evaluator.expr(given.args[0])
+        state.predicate = self.evaluator.expr(arguments.args[0])
 
-    def _reads(self, node: ast.Call, given: Arguments) -> None:
-        self._declare("reads", node, given)
+    def _reads(self, node: ast.Call, arguments: Arguments) -> None:
+        self._declare("reads", node, arguments)
 
-    def _writes(self, node: ast.Call, given: Arguments) -> None:
-        self._declare("writes", node, given)
+    def _writes(self, node: ast.Call, arguments: Arguments) -> None:
+        self._declare("writes", node, arguments)
 
-    def _declare(self, word: str, node: ast.Call, given: Arguments) -> None:
+    def _declare(self, word: str, node: ast.Call, arguments: Arguments) -> None:
         state = self._in_block(node, word)
         nodes: list[ast.expr] = []
-        for each in given.args:
-            nodes += each.elts if isinstance(each, (ast.List, ast.Tuple)) else [each]
+        for region_node in arguments.args:
+            nodes += (
+                region_node.elts
+                if isinstance(region_node, (ast.List, ast.Tuple))
+                else [region_node]
+            )
         state.declared[word] = node, [self.evaluator.region(n) for n in nodes]
 
-    def _block_attr(self, node: ast.Call, given: Arguments) -> None:
+    def _block_attr(self, node: ast.Call, arguments: Arguments) -> None:
         state = self._in_block(node, "block_attr")
-        state.annotations = {**(state.annotations or {}), **self._mapping(node, given)}
+        state.annotations = {**(state.annotations or {}), **self._mapping(node, arguments)}
 
-    def _mapping(self, node: ast.Call, given: Arguments) -> dict[str, object]:
-        value = self.evaluator.value(given.args[0]) if given.args else None
+    def _mapping(self, node: ast.Call, arguments: Arguments) -> dict[str, object]:
+        value = self.evaluator.value(arguments.args[0]) if arguments.args else None
         if not isinstance(value, dict):
             self.fail(node, "expected a dictionary")
         return script.attrs_of(value)
 
     def _check_regions(self, state: BlockState, block: Block) -> None:
-        """What T.reads and T.writes say should hold what the body touches, which is what counts:
-        a region that is too small is warned of. (TVM believes it.)
+        """Warn of declared regions (T.reads, T.writes) that do not contain what the body accesses;
+        the body counts. (TVM trusts the declaration.)
         """
+        # TVM prints empty regions for its implicit root block; a warning there would be noise.
         if not state.declared or (state.name == "root" and not block.iter_vars):
             return
-        found = dict(zip(("reads", "writes"), block_regions(block), strict=True))
+        actual = dict(zip(("reads", "writes"), block_regions(block), strict=True))
         analyzer = Analyzer()
-        for each in block.iter_vars:
-            analyzer.bind(each.var, const(0, each.extent.dtype), each.extent)
+        for iter_var in block.iter_vars:
+            analyzer.bind(iter_var.var, const(0, iter_var.extent.dtype), iter_var.extent)
         for word, (node, declared) in state.declared.items():
-            for region in found[word]:
+            for region in actual[word]:
                 same = [d for d in declared if d.buffer is region.buffer]
                 verb = word[:-1]
                 if not same:
@@ -192,7 +198,7 @@ class BlockReader:
 
 
 def _is_outside(inner: Sequence[Range], outer: Sequence[Range], analyzer: Analyzer) -> bool:
-    """Whether a box is known not to lie in another."""
+    """Return whether a box provably exceeds another."""
     for a, b in zip(inner, outer, strict=True):
         same = a.min is b.min and a.extent is b.extent
         if same or lanes(a.min.dtype) > 1 or lanes(b.min.dtype) > 1:

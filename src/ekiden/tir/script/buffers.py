@@ -36,8 +36,8 @@ class BufferReader(BlockReader):
         self.offsets: set[str] = set()
         """The buffers whose offset the text asks for."""
 
-    def _alloc_buffer(self, node: ast.AST, name: str, given: Arguments) -> Opened:
-        buffer = self._buffer(node, given.args, given.keywords, name)
+    def _alloc_buffer(self, node: ast.AST, name: str, arguments: Arguments) -> Opened:
+        buffer = self._buffer(node, arguments.args, arguments.keywords, name)
         return buffer, lambda body: Allocate(buffer, body)
 
     def _allocate(self, node: ast.AST, name: str, given: Arguments) -> Opened:
@@ -55,25 +55,25 @@ class BufferReader(BlockReader):
 
         return buffer, wrap
 
-    def _decl_buffer(self, node: ast.AST, name: str, given: Arguments) -> Opened:
-        keywords = dict(given.keywords)
-        data = keywords.pop("data", given.args[2] if len(given.args) > 2 else None)
+    def _decl_buffer(self, node: ast.AST, name: str, arguments: Arguments) -> Opened:
+        keywords = dict(arguments.keywords)
+        data = keywords.pop("data", arguments.args[2] if len(arguments.args) > 2 else None)
         if data is None:
-            return self._alloc_buffer(node, name, given)
-        at = self.evaluator.value(data)
-        source = at.buffer if isinstance(at, BufferAddress) else at
+            return self._alloc_buffer(node, name, arguments)
+        address = self.evaluator.value(data)
+        source = address.buffer if isinstance(address, BufferAddress) else address
         if isinstance(source, Var) and source in self.handles:  # a parameter: its first buffer
             matched = self.handles[source]
             if matched is None:
-                made = self._buffer(node, given.args[:2], keywords, name)
-                self.handles[source] = made
-                return made, None
+                matched_buffer = self._buffer(node, arguments.args[:2], keywords, name)
+                self.handles[source] = matched_buffer
+                return matched_buffer, None
             source = matched
         if not isinstance(source, Buffer):
             self.fail(data, "expected the address of a buffer: A.data")
         if "scope" not in keywords:
             keywords["scope"] = ast.Constant(source.scope)
-        buffer = self._buffer(node, given.args[:2], keywords, name)
+        buffer = self._buffer(node, arguments.args[:2], keywords, name)
         if self.memory.get(source, source) is None and _is_as_large(buffer, source):
             self.memory[source] = buffer
             return buffer, None
@@ -83,57 +83,61 @@ class BufferReader(BlockReader):
     def _buffer(
         self, node: ast.AST, args: Sequence[ast.expr], keywords: Mapping[str, ast.expr], name: str
     ) -> Buffer:
-        """The buffer that T.Buffer's arguments describe; the third may be the scope."""
+        """Return the buffer that T.Buffer's arguments describe; the third may be the scope."""
         values = [self.evaluator.value(a) for a in args]
         named = {k: self.evaluator.value(v) for k, v in keywords.items()}
         if len(values) > 2:
             named.setdefault("scope", values.pop(2))
-        made = self.evaluator.call(
+        buffer = self.evaluator.call(
             node,
             lambda: script.Buffer(*values, **named, name=name),  # type: ignore[arg-type]
         )
-        assert isinstance(made, Buffer)
-        if name in self.offsets and made.elem_offset is None:
+        assert isinstance(buffer, Buffer)
+        if name in self.offsets and buffer.elem_offset is None:
             is_free = "offset_factor" in named
             offset = Var(f"{name}_elem_offset") if is_free else const(0)
-            made = made.with_fields(elem_offset=offset)
-        return made
+            buffer = buffer.with_fields(elem_offset=offset)
+        return buffer
 
-    def _match_buffer(self, node: ast.AST, name: str, given: Arguments) -> Opened:
-        if not given.args or isinstance(given.args[0], ast.Subscript):
-            return self._match_region(node, name, given)
-        handle = self.evaluator.value(given.args[0])
+    def _match_buffer(self, node: ast.AST, name: str, arguments: Arguments) -> Opened:
+        if not arguments.args or isinstance(arguments.args[0], ast.Subscript):
+            return self._match_region(node, name, arguments)
+        handle = self.evaluator.value(arguments.args[0])
         if isinstance(handle, Buffer):
-            return self._match_region(node, name, given)
+            return self._match_region(node, name, arguments)
         if not isinstance(handle, Var) or handle not in self.handles:
             self.fail(node, "T.match_buffer takes a parameter of type T.handle, or a region")
         if self.handles[handle] is not None:
             self.fail(node, f"parameter '{handle.name}' is matched twice")
-        buffer = self._buffer(node, given.args[1:], given.keywords, name)
+        buffer = self._buffer(node, arguments.args[1:], arguments.keywords, name)
         self.handles[handle] = buffer
         return buffer, None
 
-    def _match_region(self, node: ast.AST, name: str, given: Arguments) -> Opened:
-        """A buffer that is a part of another, whose dtype and scope it has."""
-        if not given.args:
+    def _match_region(self, node: ast.AST, name: str, arguments: Arguments) -> Opened:
+        """Bind a buffer that is a region of another, whose dtype and scope it takes."""
+        if not arguments.args:
             self.fail(node, "T.match_buffer takes a parameter or a region, and a shape")
-        part = self.evaluator.region(given.args[0])
-        keywords = dict(given.keywords)
-        keywords.setdefault("scope", ast.Constant(part.buffer.scope))
-        if len(given.args) < 3:
-            keywords.setdefault("dtype", ast.Constant(part.buffer.dtype))
-        buffer = self._buffer(node, given.args[1:], keywords, name)
-        outer = len(part.region) - len(buffer.shape)
-        if outer < 0 or any(not is_const(r.extent, 1) for r in part.region[:outer]):
-            self.fail(node, f"a region of {len(part.region)} axes has no {len(buffer.shape)} axes")
-        mins, extents = (r.min for r in part.region), (r.extent for r in part.region)
-        at = tuple(mins), tuple(extents)
-        return buffer, lambda body: DeclBuffer(buffer, part.buffer, *at, body)
+        region = self.evaluator.region(arguments.args[0])
+        keywords = dict(arguments.keywords)
+        keywords.setdefault("scope", ast.Constant(region.buffer.scope))
+        if len(arguments.args) < 3:
+            keywords.setdefault("dtype", ast.Constant(region.buffer.dtype))
+        buffer = self._buffer(node, arguments.args[1:], keywords, name)
+        outer = len(region.region) - len(buffer.shape)
+        if outer < 0 or any(not is_const(r.extent, 1) for r in region.region[:outer]):
+            self.fail(
+                node, f"a region of {len(region.region)} axes has no {len(buffer.shape)} axes"
+            )
+        mins, extents = (r.min for r in region.region), (r.extent for r in region.region)
+        bounds = tuple(mins), tuple(extents)
+        return buffer, lambda body: DeclBuffer(buffer, region.buffer, *bounds, body)
 
 
 def _is_as_large(a: Buffer, b: Buffer) -> bool:
-    """Whether two buffers hold the same elements, in row-major order."""
+    """Return whether two dense row-major buffers have the same number of elements, dtype
+    and scope.
+    """
     if a.dtype != b.dtype or a.scope != b.scope or a.strides or a.elem_offset is not None:
         return False
-    sizes = [reduce(operator.mul, each.shape, const(1)) for each in (a, b)]
+    sizes = [reduce(operator.mul, buffer.shape, const(1)) for buffer in (a, b)]
     return prove_equal(*sizes)

@@ -2,8 +2,8 @@
 
     from ekiden.script import tir as T
 
-Expressions (`T.min`, `T.exp`, `T.Select`, `T.float32(x)`, ...) can be called anywhere; what makes
-statements (`T.grid`, `T.block`, `T.axis.remap`, ...) has meaning only inside a function under
+Expressions (`T.min`, `T.exp`, `T.Select`, `T.float32(x)`, ...) can be called anywhere; statement
+forms (`T.grid`, `T.block`, `T.axis.remap`, ...) have a meaning only inside a function under
 `@T.prim_func`, whose source is parsed, not run.
 """
 
@@ -48,9 +48,9 @@ Argument = ExprLike | str | tir_expr.Buffer
 
 
 def literal(value: float, dtype: str | None) -> PrimExpr:
-    """A number as a constant of a dtype (in every lane of a vector).
+    """Return a number as a constant of a dtype (in every lane of a vector).
 
-    Raises TypeError for a fraction where an integer is wanted.
+    Raises TypeError for a fraction where an integer is required.
     """
     kind = None if dtype is None else dt.element(dtype)
     if kind is not None and not dt.is_float(kind) and isinstance(value, float):
@@ -59,8 +59,8 @@ def literal(value: float, dtype: str | None) -> PrimExpr:
 
 
 def exact(kind: type[BinaryExpr], a: ExprLike, b: ExprLike) -> PrimExpr:
-    """`kind(a, b)` as written: nothing folds. Numbers take the other side's dtype; integers of two
-    widths are widened, other dtypes that differ raise TypeError.
+    """Return `kind(a, b)` without constant folding. Python numbers take the other side's dtype;
+    integers of two widths are widened, other dtypes that differ raise TypeError.
     """
     if not isinstance(a, PrimExpr):
         a = literal(a, b.dtype if isinstance(b, PrimExpr) else None)
@@ -97,9 +97,10 @@ class DType:
         upper: int | None = None,
         name: str = "",
     ) -> PrimExpr:
-        """A value of this dtype; a fresh variable without `value`. "inf" and "nan" are floats.
+        """Return a value of this dtype; a fresh variable without `value`. "inf" and "nan" are
+        floats.
 
-        `T.handle("float32")` is the type of an address: what lies there is said by its buffer.
+        `T.handle("float32")` is the type of an address: its buffer declares the element type.
         """
         if self.dtype == "handle" and isinstance(value, (str, DType)):
             return Var(name, self.dtype)
@@ -125,13 +126,13 @@ class EnvThread:
 
 
 class Form:
-    """Something that only means anything where a script is parsed."""
+    """A statement form that has a meaning only where a script is parsed."""
 
     def __init__(self, name: str) -> None:
         self.name = name
 
     def __call__(self, *_: object, **__: object) -> NoReturn:
-        """Raises TypeError: it was called as Python."""
+        """Raise TypeError: the form was called as Python."""
         raise TypeError(f"T.{self.name} has a meaning only inside a function under @T.prim_func")
 
     def __getattr__(self, name: str) -> Form:
@@ -153,8 +154,7 @@ def Buffer(  # noqa: N802 - TVM's name
     name: str = "",
     **promises: object,
 ) -> tir_expr.Buffer:
-    """A buffer; `align`, `offset_factor` and other promises to TVM are accepted and not used.
-
+    """Return a buffer; `align`, `offset_factor` and other hints to TVM are accepted and ignored.
     Raises TypeError for other keywords.
     """
     unknown = set(promises) - {"align", "offset_factor", "buffer_type", "type", "data_alignment"}
@@ -182,18 +182,20 @@ def _call_argument(value: Argument) -> PrimExpr:
 
 
 def call_intrin(*args: Argument, dtype: str | None = None) -> PrimExpr:
-    """A call of an intrinsic by name with a dtype of its own, which comes first or by its name:
-    `call_intrin("float32", "exp", x)`."""
-    kind, op, *rest = args if dtype is None else (dtype, *args)
-    return Intrinsic(str(op).removeprefix("tir."), tuple(map(_call_argument, rest)), str(kind))
+    """Return a call of an intrinsic by name with an explicit dtype, first or by keyword:
+    `call_intrin("float32", "exp", x)`.
+    """
+    kind, op, *operands = args if dtype is None else (dtype, *args)
+    return Intrinsic(str(op).removeprefix("tir."), tuple(map(_call_argument, operands)), str(kind))
 
 
 def call_extern(*args: Argument, dtype: str | None = None, op: str = "call_extern") -> PrimExpr:
-    """A call of a C function; the dtype of its result comes first or by its name, then the
-    function's name; buffers go as addresses. With the `op` "call_pure_extern" it only gives a
-    value."""
-    kind, *rest = args if dtype is None else (dtype, *args)
-    return call_intrin(kind, op, *rest)
+    """Return a call of a C function: the result dtype, first or by keyword, then the function's
+    name; buffers are passed as addresses. The `op` "call_pure_extern" declares that it has no
+    side effects.
+    """
+    kind, *name_and_operands = args if dtype is None else (dtype, *args)
+    return call_intrin(kind, op, *name_and_operands)
 
 
 def _call_llvm(call: Callable[..., PrimExpr]) -> Callable[..., PrimExpr]:
@@ -204,12 +206,12 @@ def _call_llvm(call: Callable[..., PrimExpr]) -> Callable[..., PrimExpr]:
 
 
 def call_packed(*args: Argument, dtype: str | None = None) -> PrimExpr:
-    """A call of a packed function by its name; buffers go as tensors."""
+    """Return a call of a packed function by its name; buffers are passed as tensors."""
     return call_intrin(dtype or "int32", "call_packed", *args)
 
 
 def type_annotation(dtype: str) -> PrimExpr:
-    """A dtype as an argument of T.tvm_access_ptr."""
+    """Return a dtype as an argument of T.tvm_access_ptr."""
     return StringImm(dtype)
 
 
@@ -221,10 +223,11 @@ def tvm_access_ptr(
     rw_mask: int,
     dtype: str = "handle",
 ) -> PrimExpr:
-    """`data.access_ptr`: a part of a buffer, by its linear offset and its number of elements.
+    """Return `data.access_ptr`: a part of a buffer, by its linear offset and its number of
+    elements.
 
-    `dtype` is that of the result, a handle. Raises TypeError for what is no address of a buffer,
-    or of another dtype.
+    `dtype` is that of the result, a handle. Raises TypeError for anything but an address of a
+    buffer of dtype `ptype`.
     """
     del dtype
     if not isinstance(data, tir_expr.BufferAddress):
@@ -236,7 +239,7 @@ def tvm_access_ptr(
 
 
 def tvm_stack_make_shape(*dims: ExprLike, dtype: str = "handle") -> tuple[PrimExpr, ...]:
-    """The shape of T.tvm_stack_make_array."""
+    """Return the shape argument of T.tvm_stack_make_array."""
     del dtype
     return tuple(prim.convert(d, "int64") for d in dims)
 
@@ -250,30 +253,32 @@ def tvm_stack_make_array(
     elem_offset: ExprLike,
     dtype: str = "handle",
 ) -> PrimExpr:
-    """A buffer as a call gets it: TVM's lowered form of `data.buffer.access_ptr("rw")`.
+    """Return a buffer as a call's argument: TVM's lowered form of `data.buffer.access_ptr("rw")`.
 
-    Raises TypeError for what is no address of a buffer, ValueError for another shape or offset than
-    the buffer's.
+    Raises TypeError for anything but an address of a buffer, ValueError for another shape or offset
+    than the buffer's.
     """
     del strides, ndim, element, dtype
     if not isinstance(data, tir_expr.BufferAddress):
         raise TypeError("T.tvm_stack_make_array takes the address of a buffer: A.data")
     own = data.buffer
-    given, held = ([getattr(d, "value", d) for d in dims] for dims in (shape, own.shape))
+    declared_shape, own_shape = (
+        [getattr(d, "value", d) for d in dims] for dims in (shape, own.shape)
+    )
     begins = prim.is_const(elem_offset, 0) or elem_offset is own.elem_offset
-    if given != held or not begins:
+    if declared_shape != own_shape or not begins:
         raise ValueError(f"T.tvm_stack_make_array: {own.name!r} has another shape or offset")
     return own.access_ptr("rw")
 
 
 def target(config: str | Mapping[str, object], host: object = None) -> Target:
-    """A target, for attributes of functions."""
-    made = Target(config)
-    return made if host is None else Target(made, host)  # type: ignore[arg-type]
+    """Return a target, for attributes of functions."""
+    parsed = Target(config)
+    return parsed if host is None else Target(parsed, host)  # type: ignore[arg-type]
 
 
 def evaluate(value: ExprLike) -> Evaluate:
-    """A value computed for nothing, or for its effects."""
+    """Return the statement that evaluates a value for its effects."""
     return Evaluate(prim.convert(value))
 
 
@@ -285,13 +290,15 @@ def _pair(kind: type[BinaryExpr]) -> Callable[[ExprLike, ExprLike], PrimExpr]:
 
 
 def Not(a: ExprLike) -> PrimExpr:  # noqa: N802
-    """Logical negation."""
+    """Return the logical negation of a condition."""
     value = prim.convert(a, "bool")
     return prim.Not(value, value.dtype)
 
 
 def Select(condition: ExprLike, true_value: ExprLike, false_value: ExprLike) -> PrimExpr:  # noqa: N802
-    """Both sides may be evaluated; a number takes the other side's dtype."""
+    """Return a selection that may evaluate both sides; a Python number takes the other side's
+    dtype.
+    """
     test, yes, no = prim.convert(condition, "bool"), true_value, false_value
     if not isinstance(yes, PrimExpr):
         yes = literal(yes, no.dtype if isinstance(no, PrimExpr) else None)
@@ -301,18 +308,18 @@ def Select(condition: ExprLike, true_value: ExprLike, false_value: ExprLike) -> 
 
 
 def Ramp(base: ExprLike, stride: ExprLike, lanes: ExprLike) -> PrimExpr:  # noqa: N802
-    """base, base + stride, ..."""
+    """Return the vector base, base + stride, ..."""
     low = prim.convert(base, "int64")
     return tir_expr.Ramp(low, prim.convert(stride, low.dtype), tir_expr.lanes_of(lanes))
 
 
 def Broadcast(value: ExprLike, lanes: ExprLike) -> PrimExpr:  # noqa: N802
-    """The value in every lane."""
+    """Return the value in every lane."""
     return tir_expr.Broadcast(prim.convert(value), tir_expr.lanes_of(lanes))
 
 
 def VectorReduce(kind: str, value: PrimExpr) -> PrimExpr:  # noqa: N802
-    """The lanes of a vector combined by "sum", "max", "min" or "prod"."""
+    """Combine the lanes of a vector by "sum", "max", "min" or "prod"."""
     return tir_expr.VectorReduce(value, kind, dt.element(value.dtype))
 
 
@@ -321,17 +328,17 @@ def _cast(dtype: str, value: ExprLike) -> PrimExpr:
 
 
 def Any(dtype: str = "int64") -> PrimExpr:  # noqa: N802
-    """A dimension nothing is known about."""
+    """Return an unknown dimension."""
     return AnyDim(dtype)
 
 
 def truncmod(a: ExprLike, b: ExprLike) -> PrimExpr:
-    """The rest of the division that truncates towards zero: `a - truncdiv(a, b) * b`."""
+    """Return the remainder of truncating division: `a - truncdiv(a, b) * b`."""
     return prim.binary(prim.Sub, a, prim.binary(prim.Mul, prim.binary(Div, a, b), b))
 
 
 def _integers(dtype: str) -> tuple[int, int]:
-    """The smallest and the largest value."""
+    """Return the smallest and the largest value of an integer dtype."""
     if dtype == "bool":
         return 0, 1
     bits = dt.SCALAR_BITS[dtype]
@@ -339,26 +346,26 @@ def _integers(dtype: str) -> tuple[int, int]:
 
 
 def max_value(dtype: str) -> PrimExpr:
-    """The largest finite value of a dtype."""
+    """Return the largest finite value of a dtype."""
     if dt.is_float(dtype):
         return const(float(ml_dtypes.finfo(dt.to_numpy(dtype)).max), dtype)
     return const(_integers(dtype)[1], dtype)
 
 
 def min_value(dtype: str) -> PrimExpr:
-    """The smallest finite value of a dtype: what a maximum starts from."""
+    """Return the smallest finite value of a dtype: the identity element of max."""
     if dt.is_float(dtype):
         return const(float(ml_dtypes.finfo(dt.to_numpy(dtype)).min), dtype)
     return const(_integers(dtype)[0], dtype)
 
 
 def infinity(dtype: str) -> PrimExpr:
-    """The infinity of a floating-point dtype."""
+    """Return positive infinity of a floating-point dtype."""
     return const(float("inf"), dtype)
 
 
 def ceildiv(a: ExprLike, b: ExprLike) -> PrimExpr:
-    """The quotient rounded up, for b > 0."""
+    """Return the quotient rounded up, for b > 0."""
     return (prim.convert(a) + b - 1) // b
 
 
@@ -368,9 +375,10 @@ def _intrinsic(op: str) -> Callable[..., PrimExpr]:
         return lambda *args, dtype=None: call_intrin(dtype or row.dtype or "int32", op, *args)
 
     def call(*args: Argument, dtype: str | None = None) -> PrimExpr:
-        """The call, of a dtype that follows from the arguments where none is given; TVM's form with
-        the dtype as the first argument is taken too. Raises TypeError for another number of
-        arguments.
+        """Return the call with an inferred dtype unless one is given.
+
+        TVM's form with the dtype as the first argument is accepted too. Raises TypeError for
+        another number of arguments.
         """
         if dtype is None and len(args) == row.arity + 1 and isinstance(args[0], str):
             dtype, *args = args  # type: ignore[assignment]  # T.reinterpret("float32", x)
@@ -384,9 +392,9 @@ def _intrinsic(op: str) -> Callable[..., PrimExpr]:
 
 
 def _numbers(args: Sequence[Argument]) -> Sequence[PrimExpr]:
-    """Arguments as expressions; integers beside floats become floats."""
-    found = [a for a in args if isinstance(a, PrimExpr) and dt.is_float(a.dtype)]
-    like = found[0].dtype if found else None
+    """Return arguments as expressions; integers among floats become floats."""
+    floats = [a for a in args if isinstance(a, PrimExpr) and dt.is_float(a.dtype)]
+    like = floats[0].dtype if floats else None
     return [
         literal(a, like)
         if like is not None and isinstance(a, (int, float)) and not isinstance(a, bool)
@@ -396,7 +404,7 @@ def _numbers(args: Sequence[Argument]) -> Sequence[PrimExpr]:
 
 
 def _shift(op: str, a: ExprLike, b: ExprLike, dtype: str | None) -> PrimExpr:
-    """A shift; numbers take the other side's dtype, or that which is asked for."""
+    """Return a shift; Python numbers take the other side's dtype, or the requested one."""
     like = next((x.dtype for x in (a, b) if isinstance(x, PrimExpr)), dtype)
     x, y = (v if isinstance(v, PrimExpr) else literal(v, like) for v in (a, b))
     return Intrinsic(op, (x, y), dtype or x.dtype)
@@ -441,7 +449,7 @@ _FORMS = (
 
 
 class Namespace:
-    """`T`: its attributes are made when they are first used."""
+    """The namespace `T`; its attributes are created on first use."""
 
     prim_func: object
     """The decorator; set where it is defined."""
@@ -456,19 +464,19 @@ class Namespace:
             evaluate, infinity, llvm_lookup_intrinsic_id, max_value, min_value, truncmod,
         ):  # fmt: skip
             setattr(self, function.__name__, function)
-        for name, made in _NAMES.items():
-            setattr(self, name, made)
+        for name, builtin in _NAMES.items():
+            setattr(self, name, builtin)
         self.env_thread = EnvThread
 
     def __getattr__(self, name: str) -> object:
         if name in intrinsic.INTRINSICS:
-            found: object = _intrinsic(name)
+            attribute: object = _intrinsic(name)
         elif dt.element(name) in dt.SCALAR_BITS and _has_lanes(name):
-            found = DType(name)
+            attribute = DType(name)
         else:
             raise AttributeError(f"T has no {name!r}")
-        setattr(self, name, found)
-        return found
+        setattr(self, name, attribute)
+        return attribute
 
     def __repr__(self) -> str:
         return "T"
@@ -479,20 +487,24 @@ def _has_lanes(name: str) -> bool:
 
 
 class ModuleNamespace:
-    """`I`: what modules are made with; `relay` and `module_attrs` mean something in their class."""
+    """The namespace `I`, for building modules; `relay` and `module_attrs` are used in their class
+    body.
+    """
 
     def __init__(self) -> None:
         self.ir_module: object = None
         """The decorator; set where it is defined."""
 
     def relay(self, text: str) -> IRModule:
-        """Relay functions and types as text. Raises ValueError before `ekiden.relay` is loaded."""
+        """Parse Relay functions and types from text. Raises ValueError before `ekiden.relay` is
+        loaded.
+        """
         if IRModule.relay_reader is None:
             raise ValueError("I.relay: import ekiden.relay first")
         return IRModule.relay_reader(text)
 
     def module_attrs(self, attrs: Mapping[str, object]) -> ModuleAttrs:
-        """The attributes of a module."""
+        """Return the attributes of a module."""
         return ModuleAttrs(attrs_of(attrs))
 
     def __repr__(self) -> str:
@@ -501,7 +513,7 @@ class ModuleNamespace:
 
 @dataclass(frozen=True, slots=True)
 class ModuleAttrs:
-    """What I.module_attrs says."""
+    """The attributes that I.module_attrs declares."""
 
     values: Mapping[str, object]
 
@@ -511,7 +523,9 @@ I = ModuleNamespace()  # noqa: E741
 
 
 def attrs_of(values: Mapping[str, object]) -> dict[str, object]:
-    """The attributes a script gives: lists as tuples, constants (`T.bool(True)`) as Python's."""
+    """Return a script's attributes: lists as tuples, constants (`T.bool(True)`) as Python
+    values.
+    """
     return {key: _attribute(value) for key, value in values.items()}
 
 
@@ -522,8 +536,8 @@ def _attribute(value: object) -> object:
         case IntImm(value=number) | FloatImm(value=number):
             return number
         case list() | tuple():
-            return tuple(_attribute(each) for each in value)
+            return tuple(_attribute(element) for element in value)
         case dict():
-            return {key: _attribute(each) for key, each in value.items()}
+            return {key: _attribute(element) for key, element in value.items()}
         case _:
             return value

@@ -1,4 +1,4 @@
-"""`@T.prim_func` and `@I.ir_module` on Python source."""
+"""The decorators `@T.prim_func` and `@I.ir_module`, which parse Python source."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ def prim_func(
 def prim_func(
     func: PythonFunction | None = None, /, private: bool = False, check_well_formed: bool = True
 ) -> PrimFunc | Callable[[PythonFunction], PrimFunc]:
-    """Read a Python function as a loop program; it is never run.
+    """Parse a Python function as a loop program; it is never run.
 
-    It sees the names around it: numbers, dtypes, buffers' shapes. With `private` it gets no
-    symbol; `check_well_formed` is TVM's, `tir.verify` checks. Raises ParseError at the line of the
-    file.
+    It can refer to names in scope: numbers, dtypes, buffers' shapes. With `private` it gets no
+    symbol; `check_well_formed` is accepted as in TVM, `tir.verify` checks. Raises ParseError at the
+    line of the file.
     """
     del private, check_well_formed  # the first is read from the source
     frame = inspect.currentframe()
@@ -60,24 +60,25 @@ def _parse(func: PythonFunction, caller: FrameType | None) -> PrimFunc:
 
 
 def _enclosed(func: PythonFunction) -> dict[str, object]:
-    """The names of enclosing functions that a function uses; without those that have no value yet,
-    such as the name of the class that it stands in."""
-    found: dict[str, object] = {}
+    """Return the enclosing functions' variables that a function uses, without unassigned ones such
+    as the name of the class being defined.
+    """
+    names: dict[str, object] = {}
     for name, cell in zip(func.__code__.co_freevars, func.__closure__ or (), strict=True):
         with suppress(ValueError):  # the cell is empty
-            found[name] = cell.cell_contents
-    return found
+            names[name] = cell.cell_contents
+    return names
 
 
 def _outer(caller: FrameType | None) -> dict[str, object]:
-    """The names where the decorator stands, those of enclosing functions last."""
-    found: dict[str, object] = {}
+    """Return the names visible at the decorator, innermost frame first."""
+    names: dict[str, object] = {}
     while caller is not None:
-        found = {**caller.f_locals, **found}
+        names = {**caller.f_locals, **names}
         if caller.f_code.co_name == "<module>":
             break
         caller = caller.f_back
-    return found
+    return names
 
 
 @overload
@@ -89,22 +90,22 @@ def ir_module(
 def ir_module(
     cls: type | None = None, /, check_well_formed: bool = True
 ) -> IRModule | Callable[[type], IRModule]:
-    """A class whose attributes are functions, as a module of them; `relay = I.relay(...)` adds
-    Relay's. `check_well_formed` is TVM's, `tir.verify` checks.
+    """Return a module of the functions among a class's attributes; `relay = I.relay(...)` adds
+    Relay functions. `check_well_formed` is accepted as in TVM, `tir.verify` checks.
     """
     if cls is None:
         return ir_module
     del check_well_formed
     functions: dict[GlobalVar | str, BaseFunc] = {}
-    found = IRModule()
+    relay_module = IRModule()
     for name, value in vars(cls).items():
         if isinstance(value, BaseFunc):
             functions[name] = value
         elif isinstance(value, IRModule):
-            found = value
-    merged: dict[GlobalVar | str, BaseFunc] = dict(found.functions.items())
+            relay_module = value
+    merged: dict[GlobalVar | str, BaseFunc] = dict(relay_module.functions.items())
     merged.update(functions)
-    return IRModule(merged, found.type_definitions, found.attrs)
+    return IRModule(merged, relay_module.type_definitions, relay_module.attrs)
 
 
 I.ir_module = ir_module

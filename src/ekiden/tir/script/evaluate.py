@@ -1,7 +1,7 @@
-"""Python expressions of a script, evaluated to scalar expressions exactly as they are written.
+"""Evaluation of a script's Python expressions to scalar expressions exactly as they are written.
 
-`a + b` of expressions makes an Add and folds nothing; numbers, strings, tuples and whatever the
-surrounding Python program defines stay what they are.
+`a + b` of expressions builds an Add without folding; numbers, strings, tuples and the surrounding
+program's values stay Python values.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _FAILURES = (TypeError, ValueError, KeyError, IndexError, AttributeError, ZeroDi
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A text, its name in messages, and where in its file it begins."""
+    """A script's text, its name in messages, and its position in its file."""
 
     text: str
     name: str = "script"
@@ -60,28 +60,30 @@ class Source:
     indent: int = 0
 
     def fail(self, node: ast.AST, message: str) -> NoReturn:
-        """Raise ParseError with the line and a caret under the place."""
+        """Raise ParseError with the line and a caret under the node."""
         line = getattr(node, "lineno", 1)
         shown = self.text.split("\n")[line - 1]
         column = len(shown.encode()[: getattr(node, "col_offset", 0)].decode())
         self.fail_at(line, column, message)
 
     def warn(self, node: ast.AST, message: str) -> None:
-        """Warn of something at a node, by its place."""
-        place = f"{self.name}:{getattr(node, 'lineno', 1) + self.first_line - 1}"
-        warnings.warn(f"{place}: {message}", UserWarning, stacklevel=2)
+        """Warn of something at a node, with its file position."""
+        position = f"{self.name}:{getattr(node, 'lineno', 1) + self.first_line - 1}"
+        warnings.warn(f"{position}: {message}", UserWarning, stacklevel=2)
 
     def fail_at(self, line: int, column: int, message: str) -> NoReturn:
-        """The same for a line (from 1) and a column (from 0) of the text. Raises ParseError."""
+        """Raise ParseError at a line (from 1) and a column (from 0) of the text."""
         lines = self.text.split("\n")
         shown = lines[line - 1] if line <= len(lines) else ""
-        place = f"{self.name}:{line + self.first_line - 1}:{column + self.indent + 1}"
+        position = f"{self.name}:{line + self.first_line - 1}:{column + self.indent + 1}"
+        # Tabs are copied, so that the caret stays under its column whatever the terminal's tab
+        # width.
         caret = "".join("\t" if c == "\t" else " " for c in shown[:column]) + "^"
-        raise ParseError(f"{place}: {message}\n{shown}\n{caret}")
+        raise ParseError(f"{position}: {message}\n{shown}\n{caret}")
 
 
 class Evaluator:
-    """Evaluates expressions under the names in scope."""
+    """An evaluator of expressions under the names in scope."""
 
     def __init__(self, source: Source, names: Mapping[str, object]) -> None:
         self.source = source
@@ -94,18 +96,18 @@ class Evaluator:
         self.source.fail(node, message)
 
     def value(self, node: ast.expr) -> object:
-        """What an expression is."""
+        """Return the value of an expression."""
         method = _METHODS.get(type(node))
         if method is None:
             return self._as_python(node)
         return method(self, node)
 
     def expr(self, node: ast.expr, dtype: str | None = None) -> PrimExpr:
-        """An expression that must be a scalar; a number gets `dtype` or its default."""
+        """Return an expression that must be a scalar; a number gets `dtype` or its default."""
         return self.scalar(node, self.value(node), dtype)
 
     def scalar(self, node: ast.AST, value: object, dtype: str | None = None) -> PrimExpr:
-        """A value as a scalar expression."""
+        """Return a value as a scalar expression."""
         if isinstance(value, PrimExpr):
             return value
         if isinstance(value, prim.Comparison):
@@ -118,7 +120,7 @@ class Evaluator:
         self.fail(node, f"expected a scalar expression, got {_described(value)}")
 
     def call(self, node: ast.AST, function: Callable[..., object], *args: object) -> object:
-        """Call a Python function, its error told at the node."""
+        """Call a Python function; report its error at the node."""
         try:
             return function(*args)
         except _FAILURES as error:
@@ -144,8 +146,8 @@ class Evaluator:
         try:
             return getattr(owner, node.attr)
         except AttributeError:
-            what = "T" if owner is script.T else _described(owner)
-            self.fail(node, f"{what} has no '{node.attr}'")
+            subject = "T" if owner is script.T else _described(owner)
+            self.fail(node, f"{subject} has no '{node.attr}'")
 
     def _call(self, node: ast.Call) -> object:
         function = self.value(node.func)
@@ -158,14 +160,14 @@ class Evaluator:
         return self.call(node, lambda: function(*args, **keywords))
 
     def sequence(self, nodes: Sequence[ast.expr]) -> list[object]:
-        """The values of arguments or elements; `*x` is spread."""
-        found: list[object] = []
-        for each in nodes:
-            if isinstance(each, ast.Starred):
-                found.extend(self.value(each.value))  # type: ignore[arg-type]
+        """Return the values of arguments or elements; `*x` is unpacked."""
+        values: list[object] = []
+        for element in nodes:
+            if isinstance(element, ast.Starred):
+                values.extend(self.value(element.value))  # type: ignore[arg-type]
             else:
-                found.append(self.value(each))
-        return found
+                values.append(self.value(element))
+        return values
 
     def _tuple(self, node: ast.Tuple) -> object:
         return tuple(self.sequence(node.elts))
@@ -180,8 +182,8 @@ class Evaluator:
         return dict(zip(keys, map(self.value, node.values), strict=True))
 
     def _slice(self, node: ast.Slice) -> object:
-        parts = (node.lower, node.upper, node.step)
-        return slice(*(None if p is None else self.value(p) for p in parts))
+        bounds = (node.lower, node.upper, node.step)
+        return slice(*(None if p is None else self.value(p) for p in bounds))
 
     def _subscript(self, node: ast.Subscript) -> object:
         owner = self.value(node.value)
@@ -196,8 +198,8 @@ class Evaluator:
         while isinstance(spine[-1].left, ast.BinOp):
             spine.append(spine[-1].left)
         value = self.value(spine[-1].left)
-        for each in reversed(spine):
-            value = self._operator(each, value, self.value(each.right))
+        for operation in reversed(spine):
+            value = self._operator(operation, value, self.value(operation.right))
         return value
 
     def _operator(self, node: ast.BinOp, a: object, b: object) -> object:
@@ -205,10 +207,12 @@ class Evaluator:
             return self.call(node, _PYTHON[type(node.op)], a, b)
         kind = _BINARY.get(type(node.op))
         if kind is not None:
-            made = self._exact(node, kind, a, b)
-            if isinstance(made, prim.Div) and not dt.is_float(made.dtype):
+            result = self._exact(node, kind, a, b)
+            if isinstance(result, prim.Div) and not dt.is_float(result.dtype):
+                # prim.Div truncates integers as C does, Python's '/' divides exactly: neither is
+                # meant silently.
                 self.fail(node, "'/' of integers: write '//' (rounds down) or T.truncdiv")
-            return made
+            return result
         name = _BITS.get(type(node.op))
         if name is None:
             self.fail(node, f"'{ast.unparse(node)}' has no meaning for scalar expressions")
@@ -217,9 +221,9 @@ class Evaluator:
         return script.call_intrin(args[0].dtype, name, *args)
 
     def _exact(self, node: ast.AST, kind: type[BinaryExpr], a: object, b: object) -> PrimExpr:
-        for each in (a, b):
-            if not isinstance(each, (PrimExpr, bool, int, float)):
-                self.fail(node, f"expected a scalar expression, got {_described(each)}")
+        for operand in (a, b):
+            if not isinstance(operand, (PrimExpr, bool, int, float)):
+                self.fail(node, f"expected a scalar expression, got {_described(operand)}")
         try:
             return script.exact(kind, a, b)  # type: ignore[arg-type]
         except TypeError as error:
@@ -243,12 +247,12 @@ class Evaluator:
     def _boolean(self, node: ast.BoolOp) -> object:
         values = [self.value(v) for v in node.values]
         if not any(isinstance(v, PrimExpr) for v in values):
-            keep = all if isinstance(node.op, ast.And) else any
-            return keep(bool(v) for v in values)
+            combine = all if isinstance(node.op, ast.And) else any
+            return combine(bool(v) for v in values)
         kind = prim.And if isinstance(node.op, ast.And) else prim.Or
         total = self.scalar(node, values[0], "bool")
-        for each in values[1:]:
-            total = self._exact(node, kind, total, each)
+        for operand in values[1:]:
+            total = self._exact(node, kind, total, operand)
         return total
 
     def _compare(self, node: ast.Compare) -> object:
@@ -261,6 +265,7 @@ class Evaluator:
             if kind is None:
                 self.fail(node, f"'{ast.unparse(node)}' has no meaning for scalar expressions")
             one = self._exact(node, kind, values[n], values[n + 1])
+            # A chained comparison `a < b < c` is a conjunction, as in Python.
             total = one if total is None else self._exact(node, prim.And, total, one)
         return total
 
@@ -272,7 +277,7 @@ class Evaluator:
         return self.call(node, script.T.if_then_else, test, yes, no)  # type: ignore[arg-type]
 
     def _as_python(self, node: ast.expr) -> object:
-        """Comprehensions, lambdas, strings with holes: what Python says, where names allow it."""
+        """Evaluate comprehensions, lambdas and f-strings by Python itself, under the same names."""
         code = compile(ast.Expression(node), self.source.name, "eval")
         scope = {**self.globals, **self.names}
         return self.call(node, lambda: eval(code, scope))
@@ -280,11 +285,11 @@ class Evaluator:
     # Buffers.
 
     def indices(self, node: ast.AST, index: object) -> tuple[PrimExpr, ...]:
-        """The indices in brackets; `a:b` of a known length is a Ramp."""
-        many = index if isinstance(index, tuple) else (index,)
+        """Return the indices in brackets; `a:b` of a known length is a Ramp."""
+        index_list = index if isinstance(index, tuple) else (index,)
         return tuple(
             self._ramp(node, i) if isinstance(i, slice) else self.scalar(node, i, "int64")
-            for i in many
+            for i in index_list
         )
 
     def _ramp(self, node: ast.AST, index: slice) -> PrimExpr:
@@ -298,28 +303,28 @@ class Evaluator:
         return Ramp(low, stride, lanes.value, dt.with_lanes(low.dtype, lanes.value))
 
     def load(self, node: ast.AST, buffer: Buffer | Bytes, index: object) -> BufferLoad:
-        """An element, or a vector of them."""
-        at = self.indices(node, index)
+        """Return a load of an element or a vector."""
+        indices = self.indices(node, index)
         if isinstance(buffer, Bytes):
-            return self.call(node, buffer.__getitem__, *at)  # type: ignore[return-value]
+            return self.call(node, buffer.__getitem__, *indices)  # type: ignore[return-value]
         rank = len(buffer.shape)
-        if len(at) not in (rank, 1):
-            self.fail(node, f"buffer '{buffer.name}' has {rank} axes, got {len(at)} indices")
-        return BufferLoad(buffer, at, dt.gathered(buffer.dtype, (i.dtype for i in at)))
+        if len(indices) not in (rank, 1):
+            self.fail(node, f"buffer '{buffer.name}' has {rank} axes, got {len(indices)} indices")
+        return BufferLoad(buffer, indices, dt.gathered(buffer.dtype, (i.dtype for i in indices)))
 
     def region(self, node: ast.expr) -> BufferRegion:
-        """`A[i, 0:16]`, or `A` for all of it, as a box."""
+        """Return the region `A[i, 0:16]`, or all of `A`."""
         owner = self.value(node.value if isinstance(node, ast.Subscript) else node)
         if not isinstance(owner, Buffer):
             self.fail(node, f"expected a region of a buffer, got {_described(owner)}")
         if not isinstance(node, ast.Subscript):
             return BufferRegion(owner, tuple(map(Range, owner.shape)))
         index = self.value(node.slice)
-        many = index if isinstance(index, tuple) else (index,)
-        if len(many) != len(owner.shape):
+        ranges = index if isinstance(index, tuple) else (index,)
+        if len(ranges) != len(owner.shape):
             rank = len(owner.shape)
-            self.fail(node, f"buffer '{owner.name}' has {rank} axes, got {len(many)} ranges")
-        return BufferRegion(owner, tuple(self._range(node, i) for i in many))
+            self.fail(node, f"buffer '{owner.name}' has {rank} axes, got {len(ranges)} ranges")
+        return BufferRegion(owner, tuple(self._range(node, i) for i in ranges))
 
     def _range(self, node: ast.AST, index: object) -> Range:
         if not isinstance(index, slice):

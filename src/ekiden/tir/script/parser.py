@@ -1,6 +1,6 @@
-"""Scripts to PrimFuncs: Python's own parser gives the tree, this reads its statements.
+"""Parser of scripts to PrimFuncs: converts the statements of Python's own syntax tree.
 
-What limits a text is Python's parser: 100 levels of indentation and 200 brackets inside each other.
+Python's parser limits a script to 100 levels of indentation and 200 nested brackets.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ KINDS = {
 
 
 class FunctionParser(BufferReader):
-    """Reads one function."""
+    """A parser of one function."""
 
     def __init__(self, source: Source, names: Mapping[str, object]) -> None:
         super().__init__(source, names)
@@ -58,20 +58,20 @@ class FunctionParser(BufferReader):
     # Functions.
 
     def function(self, node: ast.FunctionDef, private: bool) -> PrimFunc:
-        """A function with its decorator taken off. Raises ParseError."""
+        """Parse a function without its decorator. Raises ParseError."""
         if node.args.posonlyargs or node.args.kwonlyargs or node.args.vararg or node.args.kwarg:
             self.fail(node, "a prim_func takes plain parameters only")
         self.offsets = {
-            each.value.id
-            for each in ast.walk(node)
-            if isinstance(each, ast.Attribute)
-            and each.attr == "elem_offset"
-            and isinstance(each.value, ast.Name)
+            attribute.value.id
+            for attribute in ast.walk(node)
+            if isinstance(attribute, ast.Attribute)
+            and attribute.attr == "elem_offset"
+            and isinstance(attribute.value, ast.Name)
         }
-        given = [self._parameter(each) for each in node.args.args]
+        declared = [self._parameter(arg) for arg in node.args.args]
         body = self.body(node.body)
         matched = {handle: buffer for handle, buffer in self.handles.items() if buffer is not None}
-        params = [matched.get(p, p) if isinstance(p, Var) else p for p in given]
+        params = [matched.get(p, p) if isinstance(p, Var) else p for p in declared]
         attrs = self.attrs
         if not private:
             attrs = {"global_symbol": node.name, **(attrs or {})}
@@ -84,20 +84,22 @@ class FunctionParser(BufferReader):
             )
         kind = self.evaluator.value(node.annotation)
         if isinstance(kind, str):
+            # Under `from __future__ import annotations`, and in quotes, an annotation is a string:
+            # it is parsed as an expression.
             kind = self.evaluator.value(self._forward(node.annotation, kind))
-        made: Buffer | Var
+        parameter: Buffer | Var
         match kind:
             case script.DType():
-                made = Var(node.arg, kind.dtype)
+                parameter = Var(node.arg, kind.dtype)
             case Buffer() | Var(name=""):
-                made = kind.with_fields(name=node.arg)
+                parameter = kind.with_fields(name=node.arg)
             case _:
-                wanted = "a T.Buffer, a dtype such as T.int64, or a T.handle"
-                self.fail(node, f"parameter '{node.arg}' must be {wanted}, got {kind!r}")
-        self.names[node.arg] = made
-        if made.dtype == "handle" and isinstance(made, Var):
-            self.handles[made] = None
-        return made
+                expected = "a T.Buffer, a dtype such as T.int64, or a T.handle"
+                self.fail(node, f"parameter '{node.arg}' must be {expected}, got {kind!r}")
+        self.names[node.arg] = parameter
+        if parameter.dtype == "handle" and isinstance(parameter, Var):
+            self.handles[parameter] = None
+        return parameter
 
     def _forward(self, node: ast.AST, text: str) -> ast.expr:
         try:
@@ -108,7 +110,7 @@ class FunctionParser(BufferReader):
     # Statements.
 
     def body(self, nodes: Sequence[ast.stmt]) -> Stmt:
-        """The statements of one indented block; its names end with it."""
+        """Parse the statements of one indented block; its names are local to it."""
         before = dict(self.names)
         opened: list[tuple[list[Stmt], Wrap]] = []
         current: list[Stmt] = []
@@ -117,25 +119,27 @@ class FunctionParser(BufferReader):
             if method is None:
                 kind = type(node).__name__.lower()
                 self.fail(node, f"a prim_func has no such statement: {kind}")
-            found = method(self, node)
-            if isinstance(found, Stmt):
-                current.append(found)
-            elif found is not None:
-                opened.append((current, found))
+            parsed = method(self, node)
+            if isinstance(parsed, Stmt):
+                current.append(parsed)
+            elif parsed is not None:
+                # A binding form such as alloc_buffer covers the rest of the block: statements so
+                # far are set aside and the remainder is wrapped at the end.
+                opened.append((current, parsed))
                 current = []
-        made = _sequence(current)
+        stmt = _sequence(current)
         for outer, wrap in reversed(opened):
-            outer.append(wrap(made))
-            made = _sequence(outer)
+            outer.append(wrap(stmt))
+            stmt = _sequence(outer)
         self.names.clear()
         self.names.update(before)
-        return made
+        return stmt
 
     def _pass(self, _: ast.Pass) -> Stmt:
         return NOTHING
 
     def _form(self, node: ast.expr) -> tuple[str, Arguments] | None:
-        """The name and arguments of a call that makes a statement."""
+        """Return the name and arguments of a statement form's call, or None."""
         if not isinstance(node, ast.Call) or not isinstance(node.func, (ast.Attribute, ast.Name)):
             return None
         function = self.evaluator.value(node.func)
@@ -152,11 +156,11 @@ class FunctionParser(BufferReader):
                 return self._vector_store(node.value, self.evaluator.value(owner))
         form = self._form(node.value)
         if form is not None:
-            name, given = form
+            name, arguments = form
             method = _CALLS.get(name)
             if method is None:
                 self.fail(node, f"T.{name} is no statement of its own")
-            return method(self, node.value, given)
+            return method(self, node.value, arguments)
         value = self.evaluator.value(node.value)
         if isinstance(value, Stmt):
             return value
@@ -165,13 +169,13 @@ class FunctionParser(BufferReader):
     def _vector_store(self, node: ast.Call, buffer: object) -> Stmt:
         if not isinstance(buffer, Buffer):
             self.fail(node, f"cannot store into {type(buffer).__name__}")
-        given = Arguments(node.args, {k.arg: k.value for k in node.keywords if k.arg})
-        at, value = given.take(0, "indices"), given.take(1, "value")
-        if at is None or value is None:
+        arguments = Arguments(node.args, {k.arg: k.value for k in node.keywords if k.arg})
+        indices_node, value = arguments.take(0, "indices"), arguments.take(1, "value")
+        if indices_node is None or value is None:
             self.fail(node, "vstore takes indices and a value")
-        index = self.evaluator.value(at)
+        index = self.evaluator.value(indices_node)
         index = tuple(index) if isinstance(index, list) else index
-        mask = given.take(2, "predicate")
+        mask = arguments.take(2, "predicate")
         return BufferStore(
             buffer,
             self.evaluator.expr(value, buffer.dtype),
@@ -210,49 +214,51 @@ class FunctionParser(BufferReader):
             case ast.Name():
                 self.names[target.id] = value
             case ast.Tuple() | ast.List():
-                many = list(value) if isinstance(value, (tuple, list)) else []
-                if len(many) != len(target.elts):
-                    self.fail(target, f"expected {len(target.elts)} values, got {len(many)}")
-                for each, one in zip(target.elts, many, strict=True):
-                    self._unpack(each, one)
+                values = list(value) if isinstance(value, (tuple, list)) else []
+                if len(values) != len(target.elts):
+                    self.fail(target, f"expected {len(target.elts)} values, got {len(values)}")
+                for element, element_value in zip(target.elts, values, strict=True):
+                    self._unpack(element, element_value)
             case _:
                 self.fail(target, "cannot assign to this")
 
     def _assign_form(
-        self, node: ast.Assign, target: ast.expr, name: str, given: Arguments
+        self, node: ast.Assign, target: ast.expr, name: str, arguments: Arguments
     ) -> Wrap | None:
         if name.startswith("axis."):
-            self._axis(node, target, name[5:], given)
+            self._axis(node, target, name[5:], arguments)
             return None
         if not isinstance(target, ast.Name):
             self.fail(target, f"T.{name} gives one value")
         if name == "meta_var":
-            if len(given.args) != 1:
+            if len(arguments.args) != 1:
                 self.fail(node, "T.meta_var takes one value")
-            self.names[target.id] = self.evaluator.value(given.args[0])
+            self.names[target.id] = self.evaluator.value(arguments.args[0])
             return None
         opening = _OPENINGS.get(name)
         if opening is None:
             self.fail(node, f"T.{name} gives no value")
-        made, wrap = opening(self, node, target.id, given)
-        self.names[target.id] = made
+        bound_value, wrap = opening(self, node, target.id, arguments)
+        self.names[target.id] = bound_value
         return wrap
 
     def _view(self, node: ast.expr) -> tuple[str, Arguments] | None:
-        """`T.Buffer(shape, data=A.data)` in a body declares a buffer."""
+        """Return `T.Buffer(shape, data=A.data)` as decl_buffer's arguments, or None for another
+        expression.
+        """
         match node:
             case ast.Call(func=ast.Attribute(attr="Buffer"), args=args, keywords=keywords):
                 named = {k.arg: k.value for k in keywords if k.arg is not None}
-                lies = "data" in named or len(args) > 2
-                return ("decl_buffer", Arguments(args, named)) if lies else None
+                has_data = "data" in named or len(args) > 2
+                return ("decl_buffer", Arguments(args, named)) if has_data else None
         return None
 
-    def _launch(self, node: ast.AST, name: str, given: Arguments) -> Opened:
-        """A loop over threads, for the rest of the block."""
-        axis = self.evaluator.value(given.args[0]) if given.args else None
-        if len(given.args) != 2 or not isinstance(axis, (str, script.EnvThread)):
+    def _launch(self, node: ast.AST, name: str, arguments: Arguments) -> Opened:
+        """Bind a thread axis: the rest of the block becomes a loop over threads."""
+        axis = self.evaluator.value(arguments.args[0]) if arguments.args else None
+        if len(arguments.args) != 2 or not isinstance(axis, (str, script.EnvThread)):
             self.fail(node, 'expected T.launch_thread("threadIdx.x", extent)')
-        extent = self.evaluator.expr(given.args[1], "int32")
+        extent = self.evaluator.expr(arguments.args[1], "int32")
         var = Var(name, extent.dtype) if isinstance(axis, str) else self.threads[axis]
         notes = {"thread": axis if isinstance(axis, str) else axis.axis}
         low = const(0, extent.dtype)
@@ -285,13 +291,15 @@ class FunctionParser(BufferReader):
     def _augmented(self, node: ast.AugAssign) -> Stmt:
         if not isinstance(node.target, ast.Subscript):
             self.fail(node, "only an element of a buffer can be updated in place")
-        whole = ast.BinOp(node.target, node.op, node.value)
-        ast.copy_location(whole, node)
-        return self._store(node.target, whole)
+        expanded = ast.BinOp(node.target, node.op, node.value)
+        ast.copy_location(expanded, node)
+        return self._store(node.target, expanded)
 
     def _assert(self, node: ast.Assert) -> Stmt:
-        said = None if node.msg is None else self.evaluator.value(node.msg)
-        kind, message, *shown = said if isinstance(said, tuple) else ("RunError", said or "")
+        message_value = None if node.msg is None else self.evaluator.value(node.msg)
+        kind, message, *shown = (
+            message_value if isinstance(message_value, tuple) else ("RunError", message_value or "")
+        )
         test = self.evaluator.expr(node.test)
         return AssertStmt(test, str(message), str(kind), tuple(map(convert, shown)))
 
@@ -332,33 +340,33 @@ class FunctionParser(BufferReader):
             form = ("serial", Arguments(node.iter.args, keywords))
         if form is None or form[0] not in KINDS or len(names) != 1:
             self.fail(node.iter, "expected range(...), T.grid(...), T.serial(...), ...")
-        kind, given = KINDS[form[0]], form[1]
-        bounds = self._bounds(node.iter, given)
-        return self._nest(node, names, [bounds], kind, self._annotations(given))
+        kind, arguments = KINDS[form[0]], form[1]
+        bounds = self._bounds(node.iter, arguments)
+        return self._nest(node, names, [bounds], kind, self._annotations(arguments))
 
-    def _bounds(self, node: ast.AST, given: Arguments) -> tuple[PrimExpr, PrimExpr]:
-        parts = [self.evaluator.value(a) for a in given.args]
-        if len(parts) > 1 and isinstance(parts[-1], str):  # the thread axis
-            given.keywords.setdefault("thread", given.args[-1])
-            del parts[-1]
-        extent = given.keywords.get("extent")
-        if extent is not None and len(parts) == 1:
+    def _bounds(self, node: ast.AST, arguments: Arguments) -> tuple[PrimExpr, PrimExpr]:
+        values = [self.evaluator.value(a) for a in arguments.args]
+        if len(values) > 1 and isinstance(values[-1], str):  # the thread axis
+            arguments.keywords.setdefault("thread", arguments.args[-1])
+            del values[-1]
+        extent = arguments.keywords.get("extent")
+        if extent is not None and len(values) == 1:
             size = self.evaluator.expr(extent, "int64")
-            return self.evaluator.scalar(node, parts[0], size.dtype), size
-        if len(parts) == 1:
-            size = self.evaluator.scalar(node, parts[0], "int64")
+            return self.evaluator.scalar(node, values[0], size.dtype), size
+        if len(values) == 1:
+            size = self.evaluator.scalar(node, values[0], "int64")
             return const(0, size.dtype), size
-        if len(parts) != 2:
+        if len(values) != 2:
             self.fail(node, "a loop takes (extent) or (start, stop)")
-        if not any(isinstance(p, PrimExpr) for p in parts):
-            low, high = (self.evaluator.scalar(node, p, "int64") for p in parts)
+        if not any(isinstance(p, PrimExpr) for p in values):
+            low, high = (self.evaluator.scalar(node, p, "int64") for p in values)
         else:
-            dtype = next(p.dtype for p in parts if isinstance(p, PrimExpr))
-            low, high = (self.evaluator.scalar(node, p, dtype) for p in parts)
+            dtype = next(p.dtype for p in values if isinstance(p, PrimExpr))
+            low, high = (self.evaluator.scalar(node, p, dtype) for p in values)
         return low, simplify(high - low)
 
-    def _annotations(self, given: Arguments) -> dict[str, object] | None:
-        node, thread = given.keywords.get("annotations"), given.keywords.get("thread")
+    def _annotations(self, arguments: Arguments) -> dict[str, object] | None:
+        node, thread = arguments.keywords.get("annotations"), arguments.keywords.get("thread")
         notes = None if node is None else self.evaluator.value(node)
         if notes is not None and not isinstance(notes, dict):
             self.fail(node, "annotations must be a dictionary")  # type: ignore[arg-type]
@@ -378,12 +386,12 @@ class FunctionParser(BufferReader):
         variables = [Var(n, e.dtype) for n, (_, e) in zip(names, loops, strict=True)]
         self.names.update(zip(names, variables, strict=True))
         self.loops.update(zip(variables, loops, strict=True))
-        made = self.body(node.body)
+        stmt = self.body(node.body)
         self.names.clear()
         self.names.update(before)
         for var, (low, extent) in zip(reversed(variables), reversed(loops), strict=True):
-            made = For(var, low, extent, kind, made, notes)
-        return made
+            stmt = For(var, low, extent, kind, stmt, notes)
+        return stmt
 
     # Blocks.
 
@@ -394,11 +402,11 @@ class FunctionParser(BufferReader):
         form = self._form(item.context_expr)
         if form is None:
             self.fail(node, "expected T.block, T.init, T.LetStmt or T.alloc_buffer")
-        name, given = form
+        name, arguments = form
         if name == "block":
-            return self._block(node, given)
+            return self._block(node, arguments)
         if name == "attr":
-            return self._attr(item.context_expr, given)(self.body(node.body))
+            return self._attr(item.context_expr, arguments)(self.body(node.body))
         if name == "init":
             if not self.blocks:
                 self.fail(node, "T.init stands in a block")
@@ -410,58 +418,62 @@ class FunctionParser(BufferReader):
             self.fail(node, "expected T.block, T.init, T.LetStmt or T.alloc_buffer")
         if not isinstance(target, ast.Name) and name != "launch_thread":
             self.fail(node, f"T.{name} needs 'as name'")
-        called = target.id if isinstance(target, ast.Name) else ""
+        target_name = target.id if isinstance(target, ast.Name) else ""
         if opening is None:
-            return self._let(node, called, given)
-        made, wrap = opening(self, node, called, given)
-        body = self._named(called, made, node.body)
+            return self._let(node, target_name, arguments)
+        bound_value, wrap = opening(self, node, target_name, arguments)
+        body = self._named(target_name, bound_value, node.body)
         return body if wrap is None else wrap(body)
 
-    def _let(self, node: ast.With, name: str, given: Arguments) -> Stmt:
-        if not given.args:
+    def _let(self, node: ast.With, name: str, arguments: Arguments) -> Stmt:
+        if not arguments.args:
             self.fail(node, "T.LetStmt takes a value")
-        value = self.evaluator.expr(given.args[0])
-        kind = given.take(1, "dtype")
+        value = self.evaluator.expr(arguments.args[0])
+        kind = arguments.take(1, "dtype")
         var = Var(name, value.dtype if kind is None else str(self.evaluator.value(kind)))
         return LetStmt(var, value, self._named(name, var, node.body))
 
     def _named(self, name: str, value: object, nodes: Sequence[ast.stmt]) -> Stmt:
-        """A body in which a name means something."""
+        """Parse a body in which a name is bound."""
         before = dict(self.names)
         self.names[name] = value
-        made = self.body(nodes)
+        stmt = self.body(nodes)
         self.names.clear()
         self.names.update(before)
-        return made
+        return stmt
 
-    def _launch_here(self, node: ast.Call, given: Arguments) -> Wrap | None:
-        """T.launch_thread of a variable that T.env_thread made."""
-        var, wrap = self._launch(node, "", given)
+    def _launch_here(self, node: ast.Call, arguments: Arguments) -> Wrap | None:
+        """Parse T.launch_thread of a variable that T.env_thread declared."""
+        var, wrap = self._launch(node, "", arguments)
         for name, value in list(self.names.items()):
             if isinstance(value, script.EnvThread) and self.threads[value] is var:
                 self.names[name] = var
         return wrap
 
-    def _attr(self, node: ast.AST, given: Arguments) -> Wrap:
-        """T.attr(node, key, value): a note on the rest of the block; of a thread axis a loop."""
-        if len(given.args) != 3:
+    def _attr(self, node: ast.AST, arguments: Arguments) -> Wrap:
+        """Parse T.attr(node, key, value): an attribute of the rest of the block; on a thread axis a
+        thread loop.
+        """
+        if len(arguments.args) != 3:
             self.fail(node, "T.attr takes what it is of, a key and a value")
-        held, key, value = (self.evaluator.value(a) for a in given.args)
+        attr_node, key, value = (self.evaluator.value(a) for a in arguments.args)
         if not isinstance(key, str):
-            self.fail(given.args[1], "the key of T.attr is a text")
-        if isinstance(held, script.EnvThread):
-            axis = Arguments([given.args[0], given.args[2]], {})
+            self.fail(arguments.args[1], "the key of T.attr is a text")
+        if isinstance(attr_node, script.EnvThread):
+            axis = Arguments([arguments.args[0], arguments.args[2]], {})
             wrap = self._launch_here(node, axis)  # type: ignore[arg-type]
             return wrap or (lambda body: body)
-        made = StringImm(value) if isinstance(value, str) else self.evaluator.scalar(node, value)
-        return lambda body: AttrStmt(held, key, made, body)
+        attr_value = (
+            StringImm(value) if isinstance(value, str) else self.evaluator.scalar(node, value)
+        )
+        return lambda body: AttrStmt(attr_node, key, attr_value, body)
 
-    def _func_attr(self, node: ast.Call, given: Arguments) -> None:
-        self.attrs = {**(self.attrs or {}), **self._mapping(node, given)}
+    def _func_attr(self, node: ast.Call, arguments: Arguments) -> None:
+        self.attrs = {**(self.attrs or {}), **self._mapping(node, arguments)}
 
-    def _prefetch(self, node: ast.Call, given: Arguments) -> Stmt:
-        place, level = given.take(0, "element"), given.take(1, "locality")
-        load = None if place is None else self.evaluator.value(place)
+    def _prefetch(self, node: ast.Call, arguments: Arguments) -> Stmt:
+        element_node, level = arguments.take(0, "element"), arguments.take(1, "locality")
+        load = None if element_node is None else self.evaluator.value(element_node)
         if not isinstance(load, BufferLoad):
             self.fail(node, "T.prefetch takes an element of a buffer")
         locality = 3 if level is None else self.evaluator.value(level)
@@ -475,7 +487,7 @@ def _sequence(statements: Sequence[Stmt]) -> Stmt:
 
 
 def _without_root(body: Stmt) -> Stmt:
-    """TVM's text may put a block "root" around everything; it says nothing."""
+    """Return the body without TVM's implicit block "root", which carries no information."""
     match body:
         case BlockRealize(
             iter_values=(), block=Block(name="root", init=None, annotations=None, body=inner)
@@ -517,7 +529,7 @@ _CALLS: dict[str, Callable[..., Stmt | Wrap | None]] = {
 
 
 def parse_tree(text: str, source: Source) -> ast.Module:
-    """Python's tree of a text, its syntax errors told as ParseError."""
+    """Return Python's syntax tree of a text; report its syntax errors as ParseError."""
     try:
         return ast.parse(text)
     except SyntaxError as error:
@@ -538,7 +550,7 @@ def _is_private(node: ast.FunctionDef) -> bool:
 
 
 def parse_function(node: ast.FunctionDef, source: Source, names: Mapping[str, object]) -> PrimFunc:
-    """The function of a tree. Raises ParseError."""
+    """Return the PrimFunc of a function's syntax tree. Raises ParseError."""
     try:
         return FunctionParser(source, names).function(node, _is_private(node))
     except RecursionError:
@@ -551,22 +563,30 @@ def from_source(
     name: str = "script",
     check_well_formed: bool = True,
 ) -> PrimFunc | IRModule:
-    """The function, or the module of functions (a class), that a text defines.
+    """Parse the function, or the module of functions (a class), that a text defines.
 
-    `names` is what it may use besides T. Imports in it give names to T. With `check_well_formed`
-    TVM checks what this parser refuses anyway; the rest is checked by `tir.verify`. Raises
-    ParseError with the line, the column and a caret.
+    Args:
+        text: Python source with one or more functions or a class; the last one is returned.
+        names: what the text may use besides T. Its imports of `tir` and `ir` name T and I.
+        name: the text's name in error messages.
+        check_well_formed: accepted as in TVM; the parser always checks, and so does `tir.verify`.
+
+    Returns:
+        The PrimFunc, or an IRModule for a class.
+
+    Raises:
+        ParseError: with the line, the column and a caret.
     """
     del check_well_formed
     source = Source(text, name)
     scope: dict[str, object] = {"T": script.T, "I": script.I, **(names or {})}
-    found: PrimFunc | IRModule | None = None
+    parsed: PrimFunc | IRModule | None = None
     for node in parse_tree(text, source).body:
         match node:
             case ast.FunctionDef():
-                found = parse_function(node, source, scope)
+                parsed = parse_function(node, source, scope)
             case ast.ClassDef():
-                found = _parse_class(node, source, scope)
+                parsed = _parse_class(node, source, scope)
             case ast.ImportFrom() | ast.Import():
                 for alias in node.names:
                     if alias.name in ("tir", "T"):
@@ -575,27 +595,27 @@ def from_source(
                         scope[alias.asname or alias.name] = script.I
             case _:
                 source.fail(node, "expected a function under @T.prim_func or a class of them")
-    if found is None:
+    if parsed is None:
         source.fail_at(1, 0, "the text defines no function")
-    return found
+    return parsed
 
 
 def _parse_class(node: ast.ClassDef, source: Source, scope: Mapping[str, object]) -> IRModule:
     functions: dict[GlobalVar | str, BaseFunc] = {}
     relay, attrs = IRModule(), script.ModuleAttrs({})
     evaluator = Evaluator(source, scope)
-    for each in node.body:
-        match each:
+    for member in node.body:
+        match member:
             case ast.FunctionDef():
-                functions[each.name] = parse_function(each, source, scope)
+                functions[member.name] = parse_function(member, source, scope)
             case ast.Assign(value=value) | ast.Expr(value=value):
-                said = evaluator.value(value)
-                relay = said if isinstance(said, IRModule) else relay
-                attrs = said if isinstance(said, script.ModuleAttrs) else attrs
+                member_value = evaluator.value(value)
+                relay = member_value if isinstance(member_value, IRModule) else relay
+                attrs = member_value if isinstance(member_value, script.ModuleAttrs) else attrs
             case ast.Pass():
                 pass
             case _:
-                source.fail(each, "a module has functions under @T.prim_func, and I.relay(text)")
+                source.fail(member, "a module has functions under @T.prim_func, and I.relay(text)")
     merged: dict[GlobalVar | str, BaseFunc] = dict(relay.functions.items())
     merged.update(functions)
     return IRModule(merged, relay.type_definitions, attrs.values)

@@ -1,8 +1,9 @@
-"""Tensor intrinsics: what an instruction computes, and how it is written.
+"""Tensor intrinsics: the semantics of an instruction and its implementation.
 
     desc   for i in 16: block: C[i] = C[i] + A[i] * B[i]      the meaning, as a loop program
     impl   C[0:16] = vpdpbusd(C[0:16], A[0:16], B[0:16])      the same over the same buffers
-`Schedule.tensorize` finds the first in a program and puts the second in its place.
+
+`Schedule.tensorize` matches the first in a program and replaces it by the second.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ BESIDE = ("lanes", "x86", "cuda")
 
 @dataclass(frozen=True, slots=True)
 class TensorIntrin:
-    """A description and an implementation over equal parameters."""
+    """A pair of description and implementation over equal parameters."""
 
     name: str
     desc: PrimFunc
@@ -31,9 +32,10 @@ class TensorIntrin:
 
     @staticmethod
     def register(name: str, desc: PrimFunc, impl: PrimFunc, override: bool = False) -> TensorIntrin:
-        """Declare an intrinsic; the buffers of both functions agree in number, shape and dtype.
+        """Register an intrinsic; the buffers of both functions agree in number, shape and dtype.
 
-        Raises ValueError when they don't, or when the name is taken and not to be overridden.
+        Raises ValueError where they do not, or when the name is registered and `override` is not
+        set.
         """
         if name in TensorIntrin._table and not override:
             raise ValueError(f"TensorIntrin.register {name!r}: the name is taken")
@@ -51,29 +53,29 @@ class TensorIntrin:
                     f"{_sizes(a.shape)} in the description and {b.dtype}{_sizes(b.shape)} in the "
                     "implementation"
                 )
-        made = TensorIntrin._table[name] = TensorIntrin(name, desc, impl)
-        return made
+        intrin = TensorIntrin._table[name] = TensorIntrin(name, desc, impl)
+        return intrin
 
     @staticmethod
     def get(name: str) -> TensorIntrin:
-        """The intrinsic of a name. Raises ScheduleError listing the names there are.
+        """Return the intrinsic of a name. Raises ScheduleError listing the names there are.
 
-        Those of the modules beside are there in every process: one that applies a trace has not
-        made it, and imports what a trace names by nothing else.
+        The modules of this folder are imported on demand: a process that replays a trace knows an
+        intrinsic by its name only.
         """
         if name not in TensorIntrin._table:
             for module in BESIDE:
                 load_module(f"{__name__}.{module}")
-        found = TensorIntrin._table.get(name)
-        if found is None:
+        intrin = TensorIntrin._table.get(name)
+        if intrin is None:
             raise ScheduleError(
                 f"tensor intrinsic {name!r}: there is none; there are {sorted(TensorIntrin._table)}"
             )
-        return found
+        return intrin
 
 
 def _sizes(shape: tuple[object, ...]) -> list[object]:
-    """The constant sizes of a shape; a symbol is only itself."""
+    """Return a shape with constants as numbers; symbols stay themselves."""
     return [d.value if isinstance(d, IntImm) else d for d in shape]
 
 

@@ -1,10 +1,11 @@
-"""Tensor intrinsics of NVIDIA's tensor cores: importing this module registers them, by TVM's names.
+"""Tensor intrinsics of NVIDIA's tensor cores (WMMA); importing this module registers them, by TVM's
+names.
 
     from ekiden.tir.tensor_intrin.cuda import WMMA_SYNC_16x16x16_f16f16f32_INTRIN
     schedule.tensorize(loop, WMMA_SYNC_16x16x16_f16f16f32_INTRIN)
 
-Each is about matrices of 16 x 16 in buffers of the scopes wmma.*, which the threads of a warp hold
-together.
+Each works on 16 x 16 fragments in buffers of the scopes wmma.*, which the threads of a warp hold
+jointly.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ from ekiden.tir.tensor_intrin import TensorIntrin
 
 @dataclass(frozen=True, slots=True)
 class _Factors:
-    """What a tensor core multiplies: TVM's word in names, the type, the word and type of sums."""
+    """The types of a WMMA product: TVM's abbreviation and dtype of the factors, abbreviation and
+    dtype of the accumulator.
+    """
 
     word: str
     dtype: str
@@ -38,13 +41,17 @@ _ROWS = (
 
 
 def _load(dtype: str, which: str, memory: str, is_turned: bool) -> tuple[PrimFunc, PrimFunc]:
-    """is_turned: memory has the transposed factor, and so has the buffer, as the product says."""
+    """Return description and implementation of a fragment load. is_turned: memory holds the
+    transposed factor, and so does the fragment.
+    """
     scope = f"wmma.matrix_{which}"
+    # tvm_load_matrix_sync takes the layout as text, after CUDA's nvcuda::wmma::row_major and
+    # col_major.
     layout = "col_major" if is_turned else "row_major"
 
     @T.prim_func
     def desc(a: T.handle, c: T.handle) -> None:
-        """What it means: a copy of 16 x 16 elements to a fragment."""
+        """Describe the load: a copy of 16 x 16 elements to a fragment."""
         A = T.match_buffer(a, (16, 16), dtype, scope=memory)
         C = T.match_buffer(c, (16, 16), dtype, scope=scope)
         for i, j in T.grid(16, 16):
@@ -54,9 +61,9 @@ def _load(dtype: str, which: str, memory: str, is_turned: bool) -> tuple[PrimFun
 
     @T.prim_func
     def impl(a: T.handle, c: T.handle) -> None:
-        """As an instruction; memory's rows are s1 apart. `at` in the fragments' buffer is
-        that of the first element, from which the fragment's number follows: rows of d1 / 16
-        fragments.
+        """Implement the load; memory's rows are s1 elements apart. `at` is the offset of the first
+        element in the fragments' buffer, from which the fragment's number follows: rows of d1 /
+        16 fragments.
         """
         s0, s1, d0, d1, at = T.int64(), T.int64(), T.int64(), T.int64(), T.int64()
         A = T.match_buffer(a, (16, 16), dtype, scope=memory, strides=[s1, s0])
@@ -82,7 +89,7 @@ def _fill(dtype: str) -> tuple[PrimFunc, PrimFunc]:
 
     @T.prim_func
     def desc(c: T.handle) -> None:
-        """What it means: zeros in a fragment."""
+        """Describe the fill: zeros in a fragment."""
         C = T.match_buffer(c, (16, 16), dtype, scope="wmma.accumulator")
         for i, j in T.grid(16, 16):
             with T.block("init"):
@@ -91,7 +98,7 @@ def _fill(dtype: str) -> tuple[PrimFunc, PrimFunc]:
 
     @T.prim_func
     def impl(c: T.handle) -> None:
-        """As an instruction on the fragment in which the buffer's first element is."""
+        """Implement the fill on the fragment that contains the buffer's first element."""
         d0, d1, at = T.int64(), T.int64(), T.int64()
         C = T.match_buffer(
             c, (16, 16), dtype, scope="wmma.accumulator", strides=[d1, d0], elem_offset=at
@@ -113,7 +120,7 @@ def _fill(dtype: str) -> tuple[PrimFunc, PrimFunc]:
 def _multiply(dtype: str, total: str, is_turned: bool) -> tuple[PrimFunc, PrimFunc]:
     @T.prim_func
     def straight(a: T.handle, b: T.handle, c: T.handle) -> None:
-        """What it means, with B as it is multiplied."""
+        """Describe the product with B untransposed."""
         A = T.match_buffer(a, (16, 16), dtype, scope="wmma.matrix_a")
         B = T.match_buffer(b, (16, 16), dtype, scope="wmma.matrix_b")
         C = T.match_buffer(c, (16, 16), total, scope="wmma.accumulator")
@@ -124,7 +131,7 @@ def _multiply(dtype: str, total: str, is_turned: bool) -> tuple[PrimFunc, PrimFu
 
     @T.prim_func
     def turned(a: T.handle, b: T.handle, c: T.handle) -> None:
-        """What it means, with B as its transpose."""
+        """Describe the product with B transposed."""
         A = T.match_buffer(a, (16, 16), dtype, scope="wmma.matrix_a")
         B = T.match_buffer(b, (16, 16), dtype, scope="wmma.matrix_b")
         C = T.match_buffer(c, (16, 16), total, scope="wmma.accumulator")
@@ -135,7 +142,7 @@ def _multiply(dtype: str, total: str, is_turned: bool) -> tuple[PrimFunc, PrimFu
 
     @T.prim_func
     def impl(a: T.handle, b: T.handle, c: T.handle) -> None:
-        """As an instruction on the fragments in which the buffers' first elements are."""
+        """Implement the product on the fragments that contain the buffers' first elements."""
         a0, a1, b0, b1, c0, c1 = (
             T.int64(),
             T.int64(),
@@ -173,7 +180,7 @@ def _multiply(dtype: str, total: str, is_turned: bool) -> tuple[PrimFunc, PrimFu
 def _store(dtype: str, memory: str) -> tuple[PrimFunc, PrimFunc]:
     @T.prim_func
     def desc(a: T.handle, c: T.handle) -> None:
-        """What it means: a copy of a fragment to memory."""
+        """Describe the store: a copy of a fragment to memory."""
         A = T.match_buffer(a, (16, 16), dtype, scope="wmma.accumulator")
         C = T.match_buffer(c, (16, 16), dtype, scope=memory)
         for i, j in T.grid(16, 16):
@@ -183,7 +190,7 @@ def _store(dtype: str, memory: str) -> tuple[PrimFunc, PrimFunc]:
 
     @T.prim_func
     def impl(a: T.handle, c: T.handle) -> None:
-        """As an instruction; memory's rows are s1 apart."""
+        """Implement the store; memory's rows are s1 elements apart."""
         s0, s1, d0, d1, at = T.int64(), T.int64(), T.int64(), T.int64(), T.int64()
         A = T.match_buffer(
             a, (16, 16), dtype, scope="wmma.accumulator", strides=[d1, d0], elem_offset=at

@@ -1,11 +1,10 @@
-"""Tensor intrinsics that combine the lanes of a vector: importing this module registers them.
+"""Tensor intrinsics of horizontal vector reductions; importing this module registers them.
 
     from ekiden.tir.tensor_intrin.lanes import lanes_intrin
     schedule.tensorize(loop, lanes_intrin("sum", 16))
-
     for i in range(16): c[0] = c[0] + a[i]   ->   c[0] = c[0] + T.VectorReduce("sum", a[0:16])
 
-A sum takes lanes in another order than from left to right.
+A sum adds lanes in another order than left to right.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ LANES = (4, 8, 16)
 
 
 def lanes_intrin(kind: str, lanes: int) -> str:
-    """The name of the intrinsic for so many lanes of float32."""
+    """Return the name of the intrinsic for a number of float32 lanes."""
     return f"lanes_{kind}_float32x{lanes}"
 
 
@@ -42,19 +41,19 @@ def _register(kind: type[BinaryExpr], lanes: int) -> None:
     c = Buffer("C", (const(1),), "float32")
     zero, v, i = const(0), Var("v"), Var("i")
     old = BufferLoad(c, (zero,), "float32")
-    one = binary(kind, old, BufferLoad(a, (v,), "float32"))
+    update = binary(kind, old, BufferLoad(a, (v,), "float32"))
     block = Block(
         "update",
         (IterVar(v, const(lanes), IterKind.REDUCE),),
-        BufferStore(c, one, (zero,)),
+        BufferStore(c, update, (zero,)),
     )
     nest = For(i, zero, const(lanes), ForKind.SERIAL, BlockRealize((i,), const(True), block))
     vector = BufferLoad(a, (ramp(zero, 1, lanes),), f"float32x{lanes}")
-    whole = binary(kind, old, VectorReduce(vector, KINDS[kind], "float32"))
+    combined = binary(kind, old, VectorReduce(vector, KINDS[kind], "float32"))
     TensorIntrin.register(
         lanes_intrin(KINDS[kind], lanes),
         PrimFunc((a, c), nest),
-        PrimFunc((a, c), BufferStore(c, whole, (zero,))),
+        PrimFunc((a, c), BufferStore(c, combined, (zero,))),
     )
 
 

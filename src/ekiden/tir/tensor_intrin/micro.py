@@ -3,8 +3,8 @@
     for i, j: for k: d[i, j] = d[i, j] + a[i, k] * b[k, j]      register_tile(own=16, unroll=2)
               out[i, j] = f(d[i, j], ...)                  ->   sums in registers, k outside, then f
 
-A row of the table says what the processor must have, what may be set, and writes the statements of
-one tile; `Schedule.tensorize` finds out of a program what the tile is: a `TileNest`.
+A table entry declares the required processor features and the options, and writes the statements of
+one tile; `Schedule.tensorize` matches a program's tile: a `TileNest`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Load = Callable[[PrimExpr, PrimExpr, int], PrimExpr]
 
 @dataclass(frozen=True, slots=True)
 class SumLoop:
-    """A loop of the sums: its steps, and how far a step moves in both factors (elements)."""
+    """A reduction loop of a tile: its extent and its strides in both factors (elements)."""
 
     extent: PrimExpr
     a_stride: PrimExpr
@@ -36,8 +36,9 @@ class SumLoop:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Sums of one part of several: when they begin with what was kept, how that is loaded, and when
-    they are whole; until then `keep` stores them."""
+    """How a tile continues partial sums: when they start from stored ones, how those are loaded,
+    and when the sums are complete; until then `keep` stores them.
+    """
 
     begun: PrimExpr
     load: Load
@@ -47,16 +48,16 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class TileNest:
-    """A tile of sums of products: d[i, j] over `rows` x `columns`, a factor that j does not move
-    and one that i does not.
+    """A tile of a matrix product: d[i, j] over `rows` x `columns`, with one factor invariant in j
+    and one invariant in i.
 
-    dtype: of the sums. a, a_rows: the first factor, and where each row begins. b, b_base,
-    b_columns: the second, where it begins, and how far a column moves; b_width: how many columns
-    there are from there, at least `columns` if it is known. loops: those of the sums,
-    outermost first. store: what is made of a sum; `work` counts the float operations in that.
-    number: which of the tiles with the same b it is, if there are several; following: where the
-    next b begins, from this one. many: the rows there are, of at most `rows`, for a kernel that
-    takes any number; a_stride: how far apart those of the first factor begin.
+    dtype: of the sums. a, a_rows: the first factor, and the offset of each row. b, b_base,
+    b_columns: the second factor, its offset, and the stride of a column; b_width: the columns
+    available from there, at least `columns` if known. loops: the reduction loops, outermost first.
+    store: stores the epilogue of a sum; `work` counts its float operations. number: the tile's
+    index among those with the same b, if there are several; following: the offset of the next b
+    from this one. many: the actual number of rows, at most `rows`, for a kernel that accepts any;
+    a_stride: the distance of rows of the first factor.
     """
 
     dtype: str
@@ -84,8 +85,9 @@ _CALL = re.compile(r"(\w+)\(([^()]*)\)")
 
 @dataclass(frozen=True, slots=True)
 class MicroKernel:
-    """A row: a name, what a processor must have for it, what may be set and is unless it is, what
-    writes a tile, and whether that takes any number of rows: else it writes one for each."""
+    """A table entry: name, required processor features, options with defaults, the writer of a
+    tile, and whether that accepts any number of rows (else it writes one variant per row count).
+    """
 
     name: str
     needs: tuple[str, ...]
@@ -97,42 +99,44 @@ class MicroKernel:
 
     @staticmethod
     def register(kernel: MicroKernel) -> MicroKernel:
-        """Put a row into the table. Raises ValueError when the name is taken."""
+        """Add an entry to the table. Raises ValueError when the name is registered."""
         if kernel.name in MicroKernel._table:
             raise ValueError(f"MicroKernel.register {kernel.name!r}: the name is taken")
         MicroKernel._table[kernel.name] = kernel
         return kernel
 
     def call(self, **options: int) -> str:
-        """The kernel with some options, as `tensorize` takes it."""
-        given = ", ".join(f"{k}={v}" for k, v in options.items())
-        return f"{self.name}({given})"
+        """Return the kernel's name with options, as `tensorize` accepts it."""
+        option_text = ", ".join(f"{k}={v}" for k, v in options.items())
+        return f"{self.name}({option_text})"
 
     @staticmethod
     def parse(text: str) -> tuple[MicroKernel, Options] | None:
-        """What `call` wrote; None for a name without parentheses. Raises ScheduleError for a row or
-        an option that there is not."""
-        found = _CALL.fullmatch(text)
-        if found is None:
+        """Parse what `call` wrote; return None for a name without parentheses. Raises ScheduleError
+        for an unknown kernel or option.
+        """
+        match = _CALL.fullmatch(text)
+        if match is None:
             return None
-        name, given = found.groups()
+        name, option_text = match.groups()
         kernel = MicroKernel._table.get(name)
         if kernel is None:
-            there = ", ".join(sorted(MicroKernel._table))
-            raise ScheduleError(f"micro-kernel {name!r}: there is none; there are {there}")
-        return kernel, kernel.options_of(given)
+            available = ", ".join(sorted(MicroKernel._table))
+            raise ScheduleError(f"micro-kernel {name!r}: there is none; there are {available}")
+        return kernel, kernel.options_of(option_text)
 
     def options_of(self, text: str) -> Options:
-        """All options: those of a text like "own=16, unroll=2", and the defaults. Raises
-        ScheduleError for an option that it does not have."""
+        """Return all options: those of a text like "own=16, unroll=2", and the defaults. Raises
+        ScheduleError for an unknown option.
+        """
         options = dict(self.defaults)
-        for each in filter(None, (part.strip() for part in text.split(","))):
-            key, _, value = each.partition("=")
+        for assignment in filter(None, (item.strip() for item in text.split(","))):
+            key, _, value = assignment.partition("=")
             if key not in options or not re.fullmatch(r"-?\d+", value):
-                there = ", ".join(f"{k}={v}" for k, v in self.defaults.items())
+                available = ", ".join(f"{k}={v}" for k, v in self.defaults.items())
                 raise ScheduleError(
-                    f"micro-kernel {self.name!r}: no option {each!r}; there are, with what they"
-                    f" are unless set: {there}"
+                    f"micro-kernel {self.name!r}: no option {assignment!r}; there are, with what they"
+                    f" are unless set: {available}"
                 )
             options[key] = int(value)
         return options

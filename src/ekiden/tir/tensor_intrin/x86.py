@@ -1,9 +1,9 @@
-"""Tensor intrinsics of x86-64: importing this module registers them.
+"""Tensor intrinsics of x86-64; importing this module registers them.
 
     from ekiden.tir.tensor_intrin.x86 import VNNI_DOT_16x4_INTRIN
     schedule.tensorize(loop, VNNI_DOT_16x4_INTRIN)
 
-Where a machine lacks an instruction, the same computation is done in several.
+A processor without an instruction executes the same computation in several.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Lowering: from a scheduled PrimFunc to the form that code generators take.
+"""Lowering passes: from a scheduled PrimFunc to the form that code generators accept.
 
-That form has no blocks, no vectorized or unrolled loops; every access has one flat index (a Ramp or
+That form has no blocks, no vectorised or unrolled loops; every access has one flat index (a Ramp or
 a vector of offsets for vector accesses); operands agree in dtype; indices of register buffers are
 constants.
 """

@@ -1,4 +1,4 @@
-"""Keep the axes of intermediates apart as `Schedule.storage_align` asked.
+"""Pad the strides of intermediates as `Schedule.storage_align` requested.
 
 align b, axis 0, factor 32, offset 1:
 b = alloc(32, 32); .. b[i, j] ..   ->   b = alloc(1056); .. b[i * 33 + j] ..
@@ -30,19 +30,19 @@ Rule: TypeAlias = tuple[int, int, int]
 
 
 def alignments_of(block: Block) -> dict[str, tuple[Rule, ...]]:
-    """What a block asks of buffers, by their names."""
-    found: dict[str, tuple[Rule, ...]] = {}
-    given = (block.annotations or {}).get(KEY)
-    if isinstance(given, (list, tuple)):
+    """Return a block's alignment rules, by buffer name."""
+    rules: dict[str, tuple[Rule, ...]] = {}
+    annotation = (block.annotations or {}).get(KEY)
+    if isinstance(annotation, (list, tuple)):
         written = buffers_written(block.body)
-        for number, axis, factor, offset in given:
+        for number, axis, factor, offset in annotation:
             name = written[number].name
-            found[name] = (*found.get(name, ()), (axis, factor, offset))
-    return found
+            rules[name] = (*rules.get(name, ()), (axis, factor, offset))
+    return rules
 
 
 class _Strided(ExprRewriter):
-    """Accesses by strides."""
+    """A rewriter of a buffer's accesses to flat indices with given strides."""
 
     def __init__(self, old: Buffer, new: Buffer, strides: Sequence[PrimExpr]) -> None:
         super().__init__(self._load)
@@ -67,11 +67,11 @@ class _Strided(ExprRewriter):
         return e
 
     def _is_of(self, e: PrimExpr) -> bool:
-        """Whether it is the address of a part of the buffer."""
+        """Return whether an expression is an address in the buffer."""
         return isinstance(e, BufferAddress) and e.buffer in (self._old, self._new)
 
     def visit_store(self, stmt: BufferStore) -> Stmt:
-        """t[i, j] = v  ->  t[i * stride + j] = v"""
+        """Rewrite t[i, j] = v to t[i * stride + j] = v."""
         new = super().visit_store(stmt)
         if stmt.buffer is self._old:
             assert isinstance(new, BufferStore)
@@ -84,7 +84,7 @@ class _Align(StmtMutator):
         self._rules = rules
 
     def visit_allocate(self, stmt: Allocate) -> Stmt:
-        """The buffer with gaps between rows; not one that calls take to be without."""
+        """Pad the buffer's rows, unless calls require it to be dense."""
         body = self.visit(stmt.body)
         old = stmt.buffer
         rules = self._rules.get(old.name)
@@ -96,25 +96,25 @@ class _Align(StmtMutator):
 
 
 def _is_handed(body: Stmt, buffer: Buffer) -> bool:
-    """Whether a call gets the buffer, which it takes to be without gaps."""
+    """Return whether a call is passed the buffer, which it requires to be dense."""
     handed = any(isinstance(e, BufferAddress) and e.buffer is buffer for e in all_expressions(body))
     return handed and not are_regions(body, buffer)
 
 
 def _strides(buffer: Buffer, rules: Sequence[Rule]) -> list[PrimExpr]:
-    """Row-major strides, each rounded up to k * factor + offset where that is asked."""
+    """Return row-major strides, rounded up to k * factor + offset where a rule requests it."""
     strides: list[PrimExpr] = [const(1)]
     for axis in reversed(range(len(buffer.shape) - 1)):
         stride = strides[0] * buffer.shape[axis + 1]
-        for wanted, factor, offset in rules:
-            if wanted == axis:
+        for rule_axis, factor, offset in rules:
+            if rule_axis == axis:
                 stride = stride + (const(offset) - stride) % factor
         strides.insert(0, simplify(stride))
     return strides
 
 
 def align_storage(func: PrimFunc) -> PrimFunc:
-    """The function with the strides that were asked for."""
+    """Return the function with the requested strides."""
     attrs = dict(func.attrs or {})
     rules = attrs.pop(KEY, None)
     if not isinstance(rules, Mapping):

@@ -1,12 +1,12 @@
-"""Bring near what a block reads some steps later, where a loop around it asks for that.
+"""Prefetch what a block reads some iterations later, where a loop's annotation requests it.
 
-for k in range(8, annotations={"bring_ahead": [1, 8, 16]}):      for k in range(8):
-    for lane in vectorized(16):                           ->         prefetch(W[k + 8, j])
-        with block("sum"): ... W[k, j + lane] ...                    for lane in vectorized(16): ...
+    for k in range(8, annotations={"bring_ahead": [1, 8, 16]}):      for k in range(8):
+        for lane in vectorized(16):                           ->         prefetch(W[k + 8, j])
+            with block("sum"): ... W[k, j + lane] ...                    for lane in vectorized(16): ...
 
-The annotation says which of the buffers that the block reads, how many steps of its last reduction
-later, and how many neighbouring elements from there on; a line of a cache is brought at a time.
-Processors fetch ahead by themselves within a page, which a row of the data may fill.
+The annotation gives the index of the buffer among the block's reads, the distance in iterations of
+its last reduction, and the number of consecutive elements; one cache line is prefetched at a time.
+Hardware prefetchers stop at page boundaries, and one row may fill a page.
 """
 
 from __future__ import annotations
@@ -25,43 +25,44 @@ LINE = 64
 
 
 def brought_ahead(loop: For) -> For:
-    """The loop with what its annotation asks for; itself where it has none. Raises CompileError for
-    one that asks for what the block does not read."""
+    """Return the loop with the annotated prefetches; itself without the annotation. Raises
+    CompileError where the annotation names nothing that the block reads.
+    """
     notes = dict(loop.annotations or {})
     if KEY not in notes:
         return loop
-    asked, blocks = notes.pop(KEY), [s for s in walk(loop) if isinstance(s, BlockRealize)]
-    is_list = isinstance(asked, (list, tuple)) and len(asked) == 3
-    numbers = [_number(n) for n in asked] if is_list else []  # type: ignore[attr-defined]
+    annotation, blocks = notes.pop(KEY), [s for s in walk(loop) if isinstance(s, BlockRealize)]
+    is_list = isinstance(annotation, (list, tuple)) and len(annotation) == 3
+    numbers = [_number(n) for n in annotation] if is_list else []  # type: ignore[attr-defined]
     if len(blocks) != 1 or not numbers or min(numbers) < 0:
         raise CompileError(
             f"{KEY} of loop '{loop.loop_var.name}': [which buffer a block reads, steps, elements]"
-            f" and one block expected, got {asked!r} and {len(blocks)} blocks"
+            f" and one block expected, got {annotation!r} and {len(blocks)} blocks"
         )
     lines = _lines(loop, blocks[0], *numbers)
     return loop.with_fields(body=sequence(*lines, loop.body), annotations=notes or None)
 
 
 def _number(value: object) -> int:
-    found = getattr(value, "value", value)
-    return found if isinstance(found, int) else -1
+    number = getattr(value, "value", value)
+    return number if isinstance(number, int) else -1
 
 
 def _lines(loop: For, realize: BlockRealize, read: int, steps: int, elements: int) -> list[Stmt]:
-    """A prefetch for each line, of the first turn of the loops inside."""
+    """Return a prefetch per cache line, for the first iteration of the inner loops."""
     block = realize.block
     reads, _ = block_regions(block)
     reduced = [v.var for v in block.iter_vars if v.kind is IterKind.REDUCE]
     if read >= len(reads) or not reduced:
         raise CompileError(f"{KEY}: block '{block.name}' has no read {read} along a reduction")
     first: dict[Var, PrimExpr] = {s.loop_var: s.min for s in walk(loop.body) if isinstance(s, For)}
-    places = zip(block.iter_vars, realize.iter_values, strict=True)
-    values = {v.var: substitute(e, first) for v, e in places}
+    bindings = zip(block.iter_vars, realize.iter_values, strict=True)
+    values = {v.var: substitute(e, first) for v, e in bindings}
     values[reduced[-1]] = values[reduced[-1]] + steps
     buffer = reads[read].buffer
-    *outer, last = (substitute(each.min, values) for each in reads[read].region)
-    each = max(1, LINE // dt.itemsize(buffer.dtype))
-    return [Prefetch(buffer, (*outer, last + n), 3) for n in range(0, elements, each)]
+    *outer, last = (substitute(axis_range.min, values) for axis_range in reads[read].region)
+    elements_per_line = max(1, LINE // dt.itemsize(buffer.dtype))
+    return [Prefetch(buffer, (*outer, last + n), 3) for n in range(0, elements, elements_per_line)]
 
 
 __all__ = ["KEY", "brought_ahead"]

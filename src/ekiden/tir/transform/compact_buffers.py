@@ -1,15 +1,15 @@
-"""Shrink intermediates to what one step of the loops around all their accesses needs, and allocate
-them there; one that stays where it is shrinks to what is touched of it.
+"""Shrink intermediates to what one iteration of the loops around all their accesses needs, and
+allocate them there; one that stays in place shrinks to its accessed region.
 
-t = alloc(64, 32)                      for i in range(64):
-for i in range(64):                        t = alloc(1, 32)
-    for j in range(32):                    for j in range(32):
-        t[i, j] = A[i, j]        ->            t[i - i, j] = A[i, j]
-    for j in range(32):                    for j in range(32):
-        B[i, j] = t[i, 31 - j]                 B[i, j] = t[i - i, 31 - j]
+    t = alloc(64, 32)                      for i in range(64):
+    for i in range(64):                        t = alloc(1, 32)
+        for j in range(32):                    for j in range(32):
+            t[i, j] = A[i, j]        ->            t[i - i, j] = A[i, j]
+        for j in range(32):                    for j in range(32):
+            B[i, j] = t[i, 31 - j]                 B[i, j] = t[i - i, 31 - j]
 
-An allocation moves into a loop only where each step begins by writing all that it reads, so that
-nothing is carried from one step to the next. Indices are simplified by FlattenBuffer later.
+An allocation moves into a loop only where each iteration first writes all that it reads, so that
+nothing is carried between iterations. FlattenBuffer simplifies the indices later.
 """
 
 from __future__ import annotations
@@ -44,15 +44,16 @@ MAX_PRIVATE_BYTES = 1 << 10
 
 
 def _less(index: PrimExpr, low: PrimExpr) -> PrimExpr:
-    """index - low; a line of elements stays one, which is a load, where a difference of vectors is
-    a gather."""
+    """Return index - low; a Ramp stays a Ramp, which is a contiguous load, whereas a difference of
+    vectors is a gather.
+    """
     if isinstance(index, Ramp):
         return index.with_fields(base=index.base - low)
     return index - low
 
 
 class _Shift(ExprRewriter):
-    """Accesses of a buffer become accesses of its compact form."""
+    """A rewriter of a buffer's accesses to accesses of its compact form."""
 
     def __init__(self, old: Buffer, new: Buffer, ranges: Sequence[Range]) -> None:
         super().__init__(self._load)
@@ -68,7 +69,7 @@ class _Shift(ExprRewriter):
         return e
 
     def visit_store(self, stmt: BufferStore) -> Stmt:
-        """t[i] = v  ->  t[i - low] = v"""
+        """Rewrite t[i] = v to t[i - low] = v."""
         if stmt.buffer is not self._old:
             return super().visit_store(stmt)
         indices = self._moved(self.exprs(stmt.indices))
@@ -81,14 +82,14 @@ class _Compact(StmtMutator):
         self._names: set[Var] = set()
 
     def visit_for(self, stmt: For) -> Stmt:
-        """Loops around are noted: an allocation may move into them."""
+        """Track the enclosing loops: an allocation may move into them."""
         self._loops.append(stmt)
         new = super().visit_for(stmt)
         self._loops.pop()
         return new
 
     def visit_let(self, stmt: LetStmt) -> Stmt:
-        """Names around are noted: each thread has its own value of one."""
+        """Track the enclosing lets: each thread has its own value of one."""
         self._names.add(stmt.var)
         new = super().visit_let(stmt)
         self._names.discard(stmt.var)
@@ -96,13 +97,16 @@ class _Compact(StmtMutator):
 
     # The region of such an access is that of one thread, whose part of the memory it is.
     def _is_named_by_thread(self, buffer: Buffer, touched: Sequence[Access]) -> bool:
-        """Whether memory that threads share is indexed by names that each has a value of."""
+        """Return whether memory shared by threads is indexed by variables with a value per
+        thread.
+        """
         used = {v for access in touched for v in free_vars(*access.indices)}
         return not used.isdisjoint(self._names) and any(_shares(buffer, f) for f in self._loops)
 
     def visit_allocate(self, stmt: Allocate) -> Stmt:
-        """Inner buffers first; one that is read as flat memory or by its address stays as it
-        is."""
+        """Compact inner buffers first; leave a buffer with flat accesses or a taken address in
+        place.
+        """
         stmt = stmt.with_fields(body=self.visit(stmt.body))
         touched = accesses(stmt.body, stmt.buffer)
         rank = len(stmt.buffer.shape)
@@ -125,8 +129,9 @@ class _Compact(StmtMutator):
 # Threads that compute the same elements (where a stencil overlaps, or an edge cuts off) would write
 # over what another is still adding to.
 def _is_of_one_thread(s: Stmt, buffer: Buffer, outer: list[For]) -> bool:
-    """Whether each thread of a block begins by writing all that it reads of a small buffer, which
-    is its own then."""
+    """Return whether each thread of a block first writes all that it reads of a small buffer, which
+    can then be thread-private.
+    """
     crosses = False
     while True:
         if isinstance(s, For) and _is_fresh(buffer, accesses(s.body, buffer), [*outer, s]):
@@ -136,22 +141,24 @@ def _is_of_one_thread(s: Stmt, buffer: Buffer, outer: list[For]) -> bool:
         elif isinstance(s, (LetStmt, Allocate)):
             s = s.body
         elif isinstance(s, SeqStmt):
-            touching = [each for each in s.seq if buffer in buffers_inside(each)]
+            touching = [
+                stmt_of_seq for stmt_of_seq in s.seq if buffer in buffers_inside(stmt_of_seq)
+            ]
             if len(touching) != 1:
                 break
             s = touching[0]
         else:
             break
     size = dt.itemsize(buffer.dtype)
-    for each in region(buffer, accesses(s, buffer), outer) if crosses else ():
-        if not isinstance(each.extent, IntImm):
+    for axis_range in region(buffer, accesses(s, buffer), outer) if crosses else ():
+        if not isinstance(axis_range.extent, IntImm):
             return False
-        size *= int(each.extent.value)
+        size *= int(axis_range.extent.value)
     return crosses and size <= MAX_PRIVATE_BYTES
 
 
 def _place(s: Stmt, buffer: Buffer, outer: list[For], crossed: list[For]) -> Stmt:
-    """The statement with the buffer allocated as deep inside as all its accesses allow."""
+    """Return the statement with the buffer allocated as deep inside as all its accesses allow."""
     match s:
         case For() if not _shares(buffer, s) and _is_fresh(
             buffer, accesses(s.body, buffer), [*outer, s]
@@ -162,7 +169,9 @@ def _place(s: Stmt, buffer: Buffer, outer: list[For], crossed: list[For]) -> Stm
         case LetStmt() if not any(_shares(buffer, f) for f in outer if f not in crossed):
             return s.with_fields(body=_place(s.body, buffer, outer, crossed))
         case SeqStmt():
-            touching = [n for n, each in enumerate(s.seq) if buffer in buffers_inside(each)]
+            touching = [
+                n for n, stmt_of_seq in enumerate(s.seq) if buffer in buffers_inside(stmt_of_seq)
+            ]
             if len(touching) == 1:
                 inner = _place(s.seq[touching[0]], buffer, outer, crossed)
                 return sequence(*s.seq[: touching[0]], inner, *s.seq[touching[0] + 1 :])
@@ -170,19 +179,21 @@ def _place(s: Stmt, buffer: Buffer, outer: list[For], crossed: list[For]) -> Stm
 
 
 def _has_view(root: Stmt, buffer: Buffer) -> bool:
-    """Whether another buffer lies in this one."""
+    """Return whether another buffer is a view of this one."""
     return any(isinstance(s, DeclBuffer) and s.source is buffer for s in walk(root))
 
 
 def _thread_of(loop: For) -> str:
-    """Return the axis of the device's threads that a loop is bound to; "" for other loops."""
+    """Return the GPU thread axis that a loop is bound to; "" for other loops."""
     thread = str((loop.annotations or {}).get("thread", ""))
     is_virtual = thread.startswith("vthread")
     return thread if loop.kind is ForKind.THREAD_BINDING and not is_virtual else ""
 
 
 def _shares(buffer: Buffer, loop: For) -> bool:
-    """Whether the threads that a loop is bound to have the buffer together: it stays outside."""
+    """Return whether the threads that a loop is bound to share the buffer, so that it stays
+    outside.
+    """
     thread = _thread_of(loop)
     if not thread:
         return False
@@ -190,8 +201,8 @@ def _shares(buffer: Buffer, loop: For) -> bool:
 
 
 def _is_fresh(buffer: Buffer, touched: Sequence[Access], outer: Sequence[For]) -> bool:
-    """Whether a step begins by writing, and writes all that it reads: nothing is carried from the
-    step before.
+    """Return whether an iteration begins with a write and writes all that it reads: nothing is
+    carried from the previous one.
     """
     if not touched or not touched[0].is_store or touched[0].conditional:
         return False
@@ -201,19 +212,19 @@ def _is_fresh(buffer: Buffer, touched: Sequence[Access], outer: Sequence[For]) -
 
 
 def _by_elements(access: Access) -> Access:
-    """What a call does with a region, as loops over its elements."""
+    """Return a call's access to a region as loops over its elements."""
     if access.extents is None:
         return access
     loops = [
         For(Var("each", e.dtype), const(0, e.dtype), e, ForKind.SERIAL, NOTHING)
         for e in access.extents
     ]
-    at = tuple(i + f.loop_var for i, f in zip(access.indices, loops, strict=True))
-    return replace(access, indices=at, loops=(*access.loops, *loops), extents=None)
+    indices = tuple(i + f.loop_var for i, f in zip(access.indices, loops, strict=True))
+    return replace(access, indices=indices, loops=(*access.loops, *loops), extents=None)
 
 
 def _fills(buffer: Buffer, store: Access, needed: Sequence[Range], outer: Sequence[For]) -> bool:
-    """Whether a store always happens, and to every element of a box."""
+    """Return whether a store is unconditional and covers every element of a box."""
     if store.conditional or not all(map(_same, region(buffer, [store], outer), needed)):
         return False
     moving = {loop.loop_var for loop in store.loops}
@@ -243,5 +254,7 @@ def _whole(buffer: Buffer) -> list[Range]:
 
 
 def compact_buffers(func: PrimFunc) -> PrimFunc:
-    """The function with small intermediates; iterators of blocks inside are not seen through."""
+    """Return the function with compacted intermediates. Blocks must have been lowered: iterators
+    are not resolved.
+    """
     return func.with_fields(body=_Compact().visit(func.body))

@@ -1,7 +1,7 @@
-"""Put what their iterators stand for into blocks, which then have none.
+"""Substitute bindings for block iterators, leaving opaque blocks.
 
-vi = T.axis.spatial(16, i)
-B[vi] = A[vi]                ->  B[i] = A[i]
+    vi = T.axis.spatial(16, i)
+    B[vi] = A[vi]                ->  B[i] = A[i]
 
 TVM: ConvertBlocksToOpaque.
 """
@@ -15,7 +15,7 @@ from ekiden.tir.visitor import StmtMutator, substitute, with_body
 
 class _Convert(StmtMutator):
     def visit_realize(self, stmt: BlockRealize) -> Stmt:
-        """Outer blocks first: the values of inner ones are then over loops."""
+        """Convert outer blocks first, so that bindings of inner ones are over loops."""
         block = stmt.block
         if block.init is not None:
             raise ScheduleError(f"block {block.name!r}: its init must be lowered first")
@@ -26,8 +26,9 @@ class _Convert(StmtMutator):
 
 
 def convert_blocks_to_opaque(func: PrimFunc) -> PrimFunc:
-    """The function whose blocks have no iterators. Raises ScheduleError for a block with an init
-    (see `lower_init_block`)."""
+    """Return the function with blocks without iterators. Raises ScheduleError for a block with an
+    init (see `lower_init_block`).
+    """
     return with_body(func, _Convert().visit(func.body))
 
 

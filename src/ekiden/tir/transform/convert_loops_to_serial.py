@@ -1,6 +1,6 @@
-"""Run every parallel loop on one thread.
+"""Convert parallel loops to serial ones.
 
-for i in T.parallel(8):   ->   for i in range(8):
+    for i in T.parallel(8):   ->   for i in range(8):
 
 TVM: ConvertForLoopsToSerial.
 """
@@ -13,14 +13,14 @@ from ekiden.tir.visitor import StmtMutator, with_body
 
 class _Serial(StmtMutator):
     def visit_for(self, stmt: For) -> Stmt:
-        """A parallel loop becomes a serial one; vectors, threads and unrolled loops stay."""
-        found = super().visit_for(stmt)
-        is_parallel = isinstance(found, For) and found.kind is ForKind.PARALLEL
-        return found.with_fields(kind=ForKind.SERIAL) if is_parallel else found
+        """Convert a parallel loop to a serial one; vectors, threads and unrolled loops stay."""
+        visited = super().visit_for(stmt)
+        is_parallel = isinstance(visited, For) and visited.kind is ForKind.PARALLEL
+        return visited.with_fields(kind=ForKind.SERIAL) if is_parallel else visited
 
 
 def convert_loops_to_serial(func: PrimFunc) -> PrimFunc:
-    """The function without parallel loops."""
+    """Return the function without parallel loops."""
     return with_body(func, _Serial().visit(func.body))
 
 

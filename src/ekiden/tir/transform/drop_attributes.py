@@ -1,4 +1,4 @@
-"""Drop the notes that stand around statements (AttrStmt): nothing that follows reads them.
+"""Remove attributes around statements (AttrStmt): no later pass reads them.
 
 with attr(A, "pragma_unroll", 1): B[0] = A[0]   ->   B[0] = A[0]
 """
@@ -12,12 +12,12 @@ from ekiden.tir.visitor import StmtMutator
 
 class _Drop(StmtMutator):
     def visit_attr(self, stmt: AttrStmt) -> Stmt:
-        """attr { s }  ->  s"""
+        """Rewrite attr { s } to s."""
         return self.visit(stmt.body)
 
 
 def drop_attributes(func: PrimFunc) -> PrimFunc:
-    """The function without AttrStmts."""
+    """Return the function without AttrStmts."""
     if AttrStmt not in contents(func.body).statements:
         return func
     return func.with_fields(body=_Drop().visit(func.body))

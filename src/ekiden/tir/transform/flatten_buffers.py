@@ -1,9 +1,9 @@
-"""Index every buffer by one element offset.
+"""Flatten multi-dimensional accesses to one element offset, simplifying everything on the way.
 
-t: float32[64, 32]      t[i, 31 - j] = A[i, j]   ->   t[i * 32 - j + 31] = A[i * 32 + j]
+    t: float32[64, 32]      t[i, 31 - j] = A[i, j]   ->   t[i * 32 - j + 31] = A[i * 32 + j]
 
 An access with one index is flat already, whatever the buffer's shape: schedule rules may write flat
-accesses directly. Everything is simplified on the way.
+accesses directly.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ from ekiden.tir.transform.simplify import Simplifier
 
 
 def flat_index(buffer: Buffer, indices: Sequence[PrimExpr]) -> PrimExpr:
-    """The offset of an element: ((i0 * d1 + i1) * d2 + i2 ..., or by the buffer's strides."""
+    """Return the offset of an element: ((i0 * d1 + i1) * d2 + i2 ..., or by the buffer's
+    strides.
+    """
     if len(indices) == 1 and not buffer.strides:
         return indices[0]
     total: PrimExpr = const(0)
@@ -33,7 +35,7 @@ def flat_index(buffer: Buffer, indices: Sequence[PrimExpr]) -> PrimExpr:
 
 
 def _laid_out(e: Intrinsic) -> PrimExpr:
-    """How a region lies, of which the address is flat: its first element, or a stride."""
+    """Return the value of region_offset or region_stride for a region with a flat address."""
     region = e.args[0]
     assert isinstance(region, BufferAddress), e
     if e.op == "region_offset":
@@ -49,7 +51,7 @@ def _laid_out(e: Intrinsic) -> PrimExpr:
 
 
 def _plus(total: PrimExpr, index: PrimExpr) -> PrimExpr:
-    """A sum in which either side may be a vector."""
+    """Return a sum in which either side may be a vector."""
     if dt.lanes(total.dtype) > dt.lanes(index.dtype):
         total, index = index, total
     if isinstance(index, Ramp) and dt.lanes(total.dtype) == 1:
@@ -64,15 +66,15 @@ class _Flatten(Simplifier):
         self._kept: list[PrimExpr] = []
 
     def expr(self, expr: PrimExpr) -> PrimExpr:
-        """Loads get one index each before they are simplified, in one walk with what is put in the
-        place of variables."""
+        """Flatten loads, then simplify; variables are substituted in the same walk."""
         if isinstance(expr, (IntImm, FloatImm)):
             return expr
+        # The memo is keyed by id: the expression stays referenced so that its id is not reused.
         self._kept.append(expr)
         return self.analyzer.simplify(rewrite(expr, self._flatten, self._flat))
 
     def replace(self, var: Var, value: PrimExpr) -> None:
-        """What was made with another value does not stand."""
+        """Drop memoised results that used the variable's previous value."""
         super().replace(var, value)
         self._flat.clear()
 
@@ -88,9 +90,7 @@ class _Flatten(Simplifier):
         return expr
 
     def visit_store(self, stmt: BufferStore) -> Stmt:
-        """One index for an element. What updates a register has one already, and nothing to
-        simplify.
-        """
+        """Flatten a store. A register update is flat and simplified already."""
         if _updates_register(stmt):
             return stmt
         return super().visit_store(
@@ -98,15 +98,16 @@ class _Flatten(Simplifier):
         )
 
     def visit_prefetch(self, stmt: Prefetch) -> Stmt:
-        """One index for the place."""
+        """Flatten a prefetch."""
         return super().visit_prefetch(
             stmt.with_fields(indices=(flat_index(stmt.buffer, stmt.indices),))
         )
 
 
 def _updates_register(stmt: BufferStore) -> bool:
-    """Whether a register gets what an operation makes of names and registers, as in every step of a
-    tile: nothing in that is an index to be simplified (a fifth of the time of lowering).
+    """Return whether a store writes an operation on names and registers to a register, as in every
+    step of a tile: it contains no index to simplify, and skipping it saves a fifth of the
+    lowering time.
     """
     if stmt.buffer.scope != "register" or not isinstance(stmt.value, Intrinsic):
         return False
@@ -114,7 +115,7 @@ def _updates_register(stmt: BufferStore) -> bool:
 
 
 def _is_settled(expr: PrimExpr) -> bool:
-    """Whether an operand is a vector by name, or an element of registers at a known place."""
+    """Return whether an operand is a vector variable, or a register element at a constant index."""
     if isinstance(expr, Var):
         return dt.lanes(expr.dtype) > 1
     is_load = isinstance(expr, BufferLoad) and expr.buffer.scope == "register"
@@ -122,5 +123,5 @@ def _is_settled(expr: PrimExpr) -> bool:
 
 
 def flatten_buffers(func: PrimFunc) -> PrimFunc:
-    """The function with one simplified index per access."""
+    """Return the function with one simplified index per access."""
     return func.with_fields(body=_Flatten().visit(func.body))

@@ -1,11 +1,11 @@
-"""Ask once, before a loop, what does not change in it.
+"""Unswitch loops: test loop-invariant conditions once, before the loop.
 
-for i in n:                          if c:
-    if c: s  else: t           ->        for i in n: s
-                                     else:
-                                         for i in n: t
+    for i in n:                          if c:
+        if c: s  else: t           ->        for i in n: s
+                                         else:
+                                             for i in n: t
 
-`tir.HoistIfThenElse={"support_block_scope_hosting": True}`: also of loops over a device's threads.
+`tir.HoistIfThenElse={"support_block_scope_hosting": True}`: also for loops over GPU threads.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class _Hoist(StmtMutator):
         self.has_copied = False
 
     def visit_for(self, stmt: For) -> Stmt:
-        """for i: if c: s  ->  if c: for i: s, where c is the same in all steps."""
+        """Rewrite for i: if c: s to if c: for i: s, where c is loop-invariant."""
         new = super().visit_for(stmt)
         if not isinstance(new, For) or new.kind not in self.kinds:
             return new
@@ -36,12 +36,16 @@ class _Hoist(StmtMutator):
         if not isinstance(branch, IfThenElse) or not is_free_of(branch.condition, new):
             return new
         self.has_copied |= branch.else_case is not None
-        other = None if branch.else_case is None else new.with_fields(body=branch.else_case)
-        return branch.with_fields(then_case=new.with_fields(body=branch.then_case), else_case=other)
+        else_loop = None if branch.else_case is None else new.with_fields(body=branch.else_case)
+        return branch.with_fields(
+            then_case=new.with_fields(body=branch.then_case), else_case=else_loop
+        )
 
 
 def is_free_of(condition: PrimExpr, loop: For) -> bool:
-    """Whether a condition is the same in all steps of a loop, and safe to ask if there are none."""
+    """Return whether a condition is loop-invariant and safe to evaluate if the loop has no
+    iterations.
+    """
     for e in post_order(condition):
         if e is loop.loop_var or isinstance(e, BufferLoad):
             return False
@@ -53,11 +57,12 @@ def is_free_of(condition: PrimExpr, loop: For) -> bool:
 
 
 def hoist_conditions(func: PrimFunc) -> PrimFunc:
-    """The function with conditions outside the loops they do not change in."""
+    """Return the function with loop-invariant conditions outside their loops."""
     if not any(isinstance(s, For) and isinstance(s.body, IfThenElse) for s in walk(func.body)):
         return func
     options = PassContext.current().fields(HOIST_IF)
     threads = (ForKind.THREAD_BINDING,) if options["support_block_scope_hosting"] else ()
     hoist = _Hoist((*KINDS, *threads))
     new = func.with_fields(body=hoist.visit(func.body))
+    # An else branch duplicates the loop: both copies would bind the same variable.
     return distinct(new) if hoist.has_copied else new

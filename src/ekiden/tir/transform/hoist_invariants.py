@@ -1,4 +1,4 @@
-"""Compute what does not change in a loop before it.
+"""Loop-invariant code motion.
 
     for i in range(64):                     value = cast(c, "float32")
         for j in range(768):          ->    for i in range(64):
@@ -6,9 +6,9 @@
                 A[i * 768 + j]                  for j in range(768):
                 * cast(c, "float32")                B[base + j] = A[base + j] * value
 
-Sums of indices are regrouped first, so that what belongs to outer loops is one variable. Each loop
-names what is invariant in it, from the outermost one in: what is invariant in two is named before
-the outer one, and is a variable when the inner one is looked at.
+Sums of indices are reassociated first, so that the part that belongs to outer loops is one
+variable. Each loop names its invariants, from the outermost loop in: what is invariant in two loops
+is named before the outer one, and is a variable when the inner one is processed.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from ekiden.tir.visitor import StmtMutator, buffers_written, guarded_nodes, walk
 
 
 class _Regroup(StmtMutator):
-    """Within one loop: names what is invariant, that is what no variable of the loop or of what is
-    inside it, and no buffer written there, is part of.
+    """A mutator that names, within one loop, the invariants: expressions without variables of the
+    loop or of its inside, and without buffers written there.
 
-    What stands under a condition is only evaluated where that holds, so it may leave it only where
-    evaluating it anywhere does no harm (`_is_safe`).
+    A guarded expression is only evaluated where its condition holds, so it may be hoisted only
+    where evaluating it anywhere is harmless (`_is_safe`).
     """
 
     def __init__(self, loop: For) -> None:
@@ -49,18 +49,20 @@ class _Regroup(StmtMutator):
         self._conditional = 0
 
     def visit_if(self, stmt: IfThenElse) -> Stmt:
-        """What is under a condition may be hoisted over it only if it is safe anywhere."""
+        """Mark both branches as conditional: what is in them may be hoisted only if it is safe
+        anywhere.
+        """
         condition = self.expr(stmt.condition)
         self._conditional += 1
-        other = None if stmt.else_case is None else self.visit(stmt.else_case)
+        else_case = None if stmt.else_case is None else self.visit(stmt.else_case)
         new = stmt.with_fields(
-            condition=condition, then_case=self.visit(stmt.then_case), else_case=other
+            condition=condition, then_case=self.visit(stmt.then_case), else_case=else_case
         )
         self._conditional -= 1
         return new
 
     def visit_while(self, stmt: While) -> Stmt:
-        """A loop that may take no turn is a condition."""
+        """Mark the body as conditional: the loop may have no iterations."""
         condition = self.expr(stmt.condition)
         self._conditional += 1
         body = self.visit(stmt.body)
@@ -68,7 +70,7 @@ class _Regroup(StmtMutator):
         return stmt.with_fields(condition=condition, body=body)
 
     def visit_for(self, stmt: For) -> Stmt:
-        """An inner loop that may take no step is a condition."""
+        """Mark the body of a loop that may have no iterations as conditional."""
         low, extent = self.expr(stmt.min), self.expr(stmt.extent)
         self._conditional += not _steps(stmt)
         body = self.visit(stmt.body)
@@ -76,20 +78,20 @@ class _Regroup(StmtMutator):
         return stmt.with_fields(min=low, extent=extent, body=body)
 
     def expr(self, expr: PrimExpr) -> PrimExpr:
-        """The expression with what does not change in the loop named before it."""
+        """Return the expression with its loop invariants replaced by names."""
         if isinstance(expr, (IntImm, FloatImm, Var)):
             return expr
         self._alive.append(expr)
         order = pending((expr,), self._memo)
         guarded = self._guarded(expr, order)
-        for each in order:
-            self._invariant[id(each)] = self._is_invariant(each)
-            self._memo[id(each)] = self._place(each, guarded)
+        for node in order:
+            self._invariant[id(node)] = self._is_invariant(node)
+            self._memo[id(node)] = self._place(node, guarded)
         return self._root(expr, id(expr) in guarded)
 
     def _guarded(self, root: PrimExpr, order: list[PrimExpr]) -> set[int]:
-        """Ids of the nodes, among those of `order` and their children, that may not be evaluated;
-        the children may have been met before, where they were.
+        """Return the ids of the nodes, among those of `order` and their children, that are
+        evaluated conditionally; children may have been visited before, unconditionally.
         """
         near = [root, *order, *(c for e in order for c in children(e))]
         if self._conditional:
@@ -110,8 +112,8 @@ class _Regroup(StmtMutator):
         return all(self._invariant[id(c)] for c in children(e))
 
     def _place(self, e: PrimExpr, guarded: set[int]) -> PrimExpr:
-        """A node that varies, over names of what does not; an invariant node waits for its
-        consumer.
+        """Rebuild a variant node over names of invariants; an invariant node is returned as it is,
+        for its consumer to name.
         """
         if self._invariant[id(e)]:
             return e
@@ -133,7 +135,7 @@ class _Regroup(StmtMutator):
     # Regrouping sums of int64 keeps their value, as addition of whole numbers modulo 2^64 is
     # associative and commutative; of floats it would not, so they are left.
     def _sum(self, e: PrimExpr) -> PrimExpr:
-        """(invariant terms, named) + (the others) + constant"""
+        """Return a sum reassociated as (invariant terms, named) + (the others) + constant."""
         fixed: list[tuple[PrimExpr, int]] = []
         moving: PrimExpr | None = None
         offset = 0
@@ -151,7 +153,7 @@ class _Regroup(StmtMutator):
         return moving + offset if offset >= 0 else moving - -offset
 
     def _total(self, terms: list[tuple[PrimExpr, int]]) -> PrimExpr:
-        """The sum of invariant terms: one object for the same terms."""
+        """Return the sum of invariant terms, one object per set of terms."""
         key = tuple((id(term), sign) for term, sign in terms)
         if key not in self._totals:
             total: PrimExpr | None = None
@@ -174,8 +176,8 @@ def _plus(total: PrimExpr | None, term: PrimExpr, sign: int) -> PrimExpr:
 
 
 def _terms(root: PrimExpr) -> list[tuple[PrimExpr, int]]:
-    """The summands of a sum with their signs, left to right."""
-    found: list[tuple[PrimExpr, int]] = []
+    """Return the summands of a sum with their signs, left to right."""
+    terms: list[tuple[PrimExpr, int]] = []
     stack = [(root, 1)]
     while stack:
         e, sign = stack.pop()
@@ -183,13 +185,14 @@ def _terms(root: PrimExpr) -> list[tuple[PrimExpr, int]]:
             stack.append((e.b, -sign if isinstance(e, Sub) else sign))
             stack.append((e.a, sign))
         else:
-            found.append((e, sign))
-    return found
+            terms.append((e, sign))
+    return terms
 
 
 def _is_safe(e: PrimExpr) -> bool:
-    """Whether a node may be evaluated where it was not asked for: no load, no division by what may
-    be 0."""
+    """Return whether a node may be evaluated speculatively: no load, no division by a
+    possible 0.
+    """
     if not children(e):
         return True
     return not any(isinstance(x, BufferLoad) or divides_by_unknown(x) for x in post_order(e))
@@ -208,13 +211,15 @@ def _worth_naming(e: PrimExpr) -> bool:
 
 
 def _steps(loop: For) -> bool:
-    """Whether a loop is known to take a step."""
+    """Return whether a loop provably has an iteration."""
     return isinstance(loop.extent, IntImm) and loop.extent.value > 0
 
 
 # Before a loop that takes no step, a load that only its steps made sure of may be out of range.
 def _hoisted(value: PrimExpr, loop: For, scope: Sequence[For | LetStmt]) -> PrimExpr:
-    """The value; 0 where the loop takes no step, if something might be read out of range then."""
+    """Return the value to evaluate before a loop; 0 where the loop has no iterations, if a load
+    might be out of range then.
+    """
     loads = [e for e in post_order(value) if isinstance(e, BufferLoad)]
     if not loads or _steps(loop):
         return value
@@ -226,7 +231,7 @@ def _hoisted(value: PrimExpr, loop: For, scope: Sequence[For | LetStmt]) -> Prim
 
 
 def _is_inside(load: BufferLoad, analyzer: Analyzer) -> bool:
-    """Whether an element is in its buffer wherever the loops around are."""
+    """Return whether a load is in range for all values of the enclosing loops."""
     size = 1
     for extent in load.buffer.shape:
         if not isinstance(extent, IntImm):
@@ -248,16 +253,15 @@ class _Hoist(StmtMutator):
         self._scope: list[For | LetStmt] = []
 
     def visit_let(self, stmt: LetStmt) -> Stmt:
-        """What is inside may be named before the let only where it does not use its variable."""
+        """Track the enclosing lets, whose variables restrict hoisting."""
         self._scope.append(stmt)
         new = super().visit_let(stmt)
         self._scope.pop()
         return new
 
     def visit_for(self, stmt: For) -> Stmt:
-        """Sums are regrouped first, so that their parts which the loop does not change stand
-        together; those are named before the loop, or before a loop around it which does not change
-        them either.
+        """Reassociate sums so that their invariant parts are adjacent, and name those before the
+        loop, or before the outermost enclosing loop in which they are invariant.
         """
         regroup = _Regroup(stmt)
         body = regroup.visit(stmt.body)
@@ -270,18 +274,20 @@ class _Hoist(StmtMutator):
 
 
 def _analyzer(scope: Sequence[For | LetStmt]) -> Analyzer:
-    """What is known of the variables of some loops and lets."""
+    """Return an analyzer with the bounds of the variables of loops and lets."""
     analyzer = Analyzer()
-    for each in scope:
-        if isinstance(each, For):
-            analyzer.bind(each.loop_var, each.min, each.extent)
-        elif each.var.dtype == "int64":
-            low, high = analyzer.const_int_bound(each.value)
+    for binder in scope:
+        if isinstance(binder, For):
+            analyzer.bind(binder.loop_var, binder.min, binder.extent)
+        elif binder.var.dtype == "int64":
+            low, high = analyzer.const_int_bound(binder.value)
             if not math.isinf(low) and not math.isinf(high):
-                analyzer.bind(each.var, const(int(low)), const(int(high - low) + 1))
+                analyzer.bind(binder.var, const(int(low)), const(int(high - low) + 1))
     return analyzer
 
 
 def hoist_invariants(func: PrimFunc) -> PrimFunc:
-    """The function with invariant parts named before the outermost loop they do not change in."""
+    """Return the function with invariants named before the outermost loop in which they do not
+    change.
+    """
     return func.with_fields(body=_Hoist().visit(func.body))

@@ -1,8 +1,9 @@
-"""Fill a buffer for the next step of a loop while this step reads it.
+"""Double buffering: fill a buffer for the next iteration while the current one reads it.
 
-A block with the annotation `double_buffer_scope` fills a buffer that one step of a loop uses. With
-two copies of the buffer, the one for the step after is filled first, so that its loads run beside
-the work (lower_blocks marks the filling by a loop of one step, annotated `double_buffer`):
+A block with the annotation `double_buffer_scope` fills a buffer that one iteration of a loop uses.
+With two copies of the buffer, the copy for the next iteration is filled first, so that its loads
+overlap the computation (lower_blocks marks the fill by a loop of one iteration, annotated
+`double_buffer`):
 
     for i in n:                                t = alloc((2, m))
         t = alloc((m,))                        if n > 0: fill t[0] for step 0
@@ -38,7 +39,7 @@ def _is_mark(s: Stmt) -> bool:
 
 
 class _Slot(ExprRewriter):
-    """t[i] -> t[slot, i]"""
+    """A rewriter of t[i] to t[slot, i]."""
 
     def __init__(self, old: Buffer, new: Buffer, slot: PrimExpr) -> None:
         super().__init__(self._load)
@@ -50,7 +51,7 @@ class _Slot(ExprRewriter):
         return e
 
     def visit_store(self, stmt: BufferStore) -> Stmt:
-        """t[i] = v  ->  t[slot, i] = v"""
+        """Rewrite t[i] = v to t[slot, i] = v."""
         new = super().visit_store(stmt)
         assert isinstance(new, BufferStore)
         if stmt.buffer is not self._old:
@@ -60,21 +61,23 @@ class _Slot(ExprRewriter):
 
 class _Inject(StmtMutator):
     def visit_for(self, stmt: For) -> Stmt:
-        """Where a step allocates, fills, and uses a marked buffer; elsewhere the mark goes."""
+        """Pipeline a loop whose iterations allocate, fill and use a marked buffer; elsewhere drop
+        the mark.
+        """
         if _is_mark(stmt):
             return self.visit(substitute(stmt.body, {stmt.loop_var: stmt.min}))
         body = stmt.body
         ready = isinstance(body, Allocate) and not body.buffer.strides and is_const(stmt.min, 0)
         if ready and stmt.kind is ForKind.SERIAL and isinstance(body, Allocate):
-            parts = _parts(body)
-            if parts is not None:
-                return self.visit(_pipelined(stmt, body.buffer, *parts))
+            fill_and_uses = _parts(body)
+            if fill_and_uses is not None:
+                return self.visit(_pipelined(stmt, body.buffer, *fill_and_uses))
         return super().visit_for(stmt)
 
 
 def _parts(allocation: Allocate) -> tuple[Stmt, Sequence[Stmt]] | None:
-    """(what fills the buffer, what uses it), if the filling may run before the use of the step
-    before: it reads nothing that the use writes.
+    """Return (fill, uses) if the fill may run before the previous iteration's uses: it reads
+    nothing that they write. Else None.
     """
     body = allocation.body
     if not isinstance(body, SeqStmt) or not _is_mark(body.seq[0]):
@@ -87,18 +90,18 @@ def _parts(allocation: Allocate) -> tuple[Stmt, Sequence[Stmt]] | None:
 
 
 def _pipelined(loop: For, buffer: Buffer, fill: Stmt, uses: Sequence[Stmt]) -> Stmt:
-    both = buffer.with_fields(shape=(const(2), *buffer.shape))
+    double_buffer = buffer.with_fields(shape=(const(2), *buffer.shape))
     step = loop.loop_var
-    first = _Slot(buffer, both, const(0)).visit(substitute(fill, {step: const(0)}))
-    after = _Slot(buffer, both, (step + 1) % 2).visit(substitute(fill, {step: step + 1}))
-    current = _Slot(buffer, both, step % 2).visit(sequence(*uses))
+    first = _Slot(buffer, double_buffer, const(0)).visit(substitute(fill, {step: const(0)}))
+    after = _Slot(buffer, double_buffer, (step + 1) % 2).visit(substitute(fill, {step: step + 1}))
+    current = _Slot(buffer, double_buffer, step % 2).visit(sequence(*uses))
     ahead = IfThenElse(step + 1 < loop.extent, after)
     main = loop.with_fields(body=sequence(ahead, current))
-    return Allocate(both, sequence(IfThenElse(loop.extent > 0, first), main))
+    return Allocate(double_buffer, sequence(IfThenElse(loop.extent > 0, first), main))
 
 
 def inject_double_buffer(func: PrimFunc) -> PrimFunc:
-    """The function with marked buffers doubled. Blocks must have been lowered."""
+    """Return the function with marked buffers doubled. Blocks must have been lowered."""
     if not any(_is_mark(s) for s in walk(func.body)):
         return func
     return distinct(func.with_fields(body=_Inject().visit(func.body)))

@@ -1,12 +1,12 @@
-"""Interleave virtual threads: what each of them does at one place stands together there.
+"""Interleave virtual threads: statements of all threads at one place are adjacent.
 
     for v in thread_binding(2, "vthread"):        t = alloc((2, 8))
         t = alloc((8,))                     ->    for i in 8: t[0, i] = a[0, i]; t[1, i] = a[1, i]
         for i in 8: t[i] = a[v, i]                for i in 8: b[0, i] = t[0, i]; b[1, i] = t[1, i]
         for i in 8: b[v, i] = t[i]
 
-Threads do not depend on each other, so the order in which their statements run is free. On a
-device the interleaved accesses hide each other's latency.
+Threads are independent, so their statements may be interleaved in any order. On a GPU the
+interleaved accesses hide each other's latency.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from ekiden.tir.visitor import ExprRewriter, StmtMutator, sequence, substitute, 
 
 
 def is_virtual(stmt: Stmt) -> bool:
-    """Whether a statement is a loop over virtual threads."""
+    """Return whether a statement is a loop over virtual threads."""
     if not isinstance(stmt, For) or stmt.kind is not ForKind.THREAD_BINDING:
         return False
     return str((stmt.annotations or {}).get("thread", "")).startswith("vthread")
 
 
 class _PerThread(ExprRewriter):
-    """A buffer of one thread becomes that of all: t[i] -> t[v, i]"""
+    """A rewriter of a thread's buffer to that of all threads: t[i] -> t[v, i]."""
 
     def __init__(self, old: Buffer, new: Buffer, thread: Var) -> None:
         super().__init__(self._load)
@@ -56,7 +56,7 @@ class _PerThread(ExprRewriter):
         return e
 
     def visit_store(self, stmt: BufferStore) -> Stmt:
-        """t[i] = v  ->  t[thread, i] = v"""
+        """Rewrite t[i] = v to t[thread, i] = v."""
         new = super().visit_store(stmt)
         assert isinstance(new, BufferStore)
         if stmt.buffer is not self._old:
@@ -64,7 +64,7 @@ class _PerThread(ExprRewriter):
         return new.with_fields(buffer=self._new, indices=self._moved(new.indices))
 
     def visit_prefetch(self, stmt: Prefetch) -> Stmt:
-        """As a store."""
+        """Rewrite a prefetch of t[i] to t[thread, i]."""
         new = super().visit_prefetch(stmt)
         assert isinstance(new, Prefetch)
         if stmt.buffer is not self._old:
@@ -74,7 +74,7 @@ class _PerThread(ExprRewriter):
 
 class _Inject(StmtMutator):
     def visit_for(self, stmt: For) -> Stmt:
-        """Virtual threads inside each other become all their combinations."""
+        """Expand nested virtual threads to all combinations."""
         new = super().visit_for(stmt)
         if not is_virtual(new):
             return new
@@ -88,10 +88,12 @@ class _Inject(StmtMutator):
 
 
 def _spread(s: Stmt, thread: Var, first: PrimExpr, count: int) -> Stmt:
-    """The statement for every thread, as deep inside as control flow that they share allows."""
+    """Return the statement for every thread, pushed as deep inside as control flow common to all
+    threads allows.
+    """
     match s:
         case SeqStmt():
-            return sequence(*(_spread(each, thread, first, count) for each in s.seq))
+            return sequence(*(_spread(child, thread, first, count) for child in s.seq))
         case For() if thread not in free_vars(s.min, s.extent) and s.kind is ForKind.SERIAL:
             return s.with_fields(body=_spread(s.body, thread, first, count))
         case IfThenElse() if s.else_case is None and thread not in free_vars(s.condition):
@@ -106,7 +108,7 @@ def _spread(s: Stmt, thread: Var, first: PrimExpr, count: int) -> Stmt:
 
 
 def inject_virtual_threads(func: PrimFunc) -> PrimFunc:
-    """The function without loops over virtual threads. Blocks must have been lowered."""
+    """Return the function without loops over virtual threads. Blocks must have been lowered."""
     if not any(is_virtual(s) for s in walk(func.body)):
         return func
     return distinct(func.with_fields(body=_Inject().visit(func.body)))

@@ -1,20 +1,21 @@
-"""Cut loops where a condition changes, so that it is gone from the part that does the work.
+"""Loop partitioning: peel the iterations in which a tail condition may fail, so that the main loop
+has no condition.
 
-What a split leaves over is marked `likely` by lower_blocks. Such conditions, and extents that are
-minima, are linear in the loops around them. Of a loop that decides one, the steps for which it
-holds whatever the loops inside do become a loop without it:
+lower_blocks marks the predicates of splits as `likely`. Such conditions, and extents that are
+minima, are linear in the enclosing loops. For a loop that decides one, the iterations in which it
+holds whatever the inner loops do become a loop without it:
 
     for i in range((n + 3) // 4):                for i in range(n // 4):
         for j in range(4):                           for j in range(4): s
             if likely(i*4 + j < n): s      ->    if n % 4 > 0:
                                                      for j in range(n % 4): s
 
-Of a loop with the annotation HINT (TVM's) the conditions of `if_then_else` are decided too: most
-tiles of a window read no padding, and a condition on a vector is a branch that keeps what two of
-its readers load apart.
+For a loop with the annotation HINT (TVM's) the conditions of `if_then_else` are decided too: most
+tiles of a window read no padding, and a condition on a vector is a branch that prevents two of its
+readers from sharing loads.
 
-Where the last part has few possible sizes and its loops are to be written out, there is a copy for
-each, so that registers stay registers: `if n % 4 == 3: .. elif n % 4 == 2: .. elif ..`.
+Where the tail has few possible sizes and its loops are to be unrolled, there is a copy per size, so
+that registers stay registers: `if n % 4 == 3: .. elif n % 4 == 2: .. elif ..`.
 """
 
 from __future__ import annotations
@@ -69,8 +70,8 @@ Decisions = Mapping[PrimExpr, PrimExpr]
 
 @dataclass(frozen=True, slots=True)
 class _Bound:
-    """With s the step of a loop: `node` is decided for every step of the loops inside iff
-    s * scale + low > 0, and the other way for every one iff s * scale + high <= 0.
+    """The linear bounds of a condition. With s the iteration of a loop: `node` holds for every
+    iteration of the inner loops iff s * scale + low > 0, and for none iff s * scale + high <= 0.
     """
 
     node: PrimExpr
@@ -88,15 +89,17 @@ def _likely(e: PrimExpr) -> PrimExpr | None:
 def _conjuncts(e: PrimExpr) -> Iterator[PrimExpr]:
     stack = [e]
     while stack:
-        each = stack.pop()
-        if isinstance(each, And):
-            stack += [each.b, each.a]
+        conjunct = stack.pop()
+        if isinstance(conjunct, And):
+            stack += [conjunct.b, conjunct.a]
         else:
-            yield each
+            yield conjunct
 
 
 def _candidates(root: Stmt, guards: bool = False) -> Iterator[PrimExpr]:
-    """Conditions marked likely, and extents that are minima; with `guards` those of values too."""
+    """Yield conditions marked likely, and extents that are minima; with `guards` conditions of
+    if_then_else too.
+    """
     for s in walk(root):
         if guards:
             for e in post_order(*expressions(s)):
@@ -109,7 +112,9 @@ def _candidates(root: Stmt, guards: bool = False) -> Iterator[PrimExpr]:
 
 
 def _positive_when(e: PrimExpr) -> PrimExpr | None:
-    """An expression that is > 0 iff a comparison holds, or a minimum is its constant side."""
+    """Return an expression that is > 0 iff a comparison holds, or iff a minimum equals its constant
+    side; None for other forms.
+    """
     match e:
         case LT(a=a, b=b) if a.dtype == "int64":
             return b - a
@@ -119,13 +124,13 @@ def _positive_when(e: PrimExpr) -> PrimExpr | None:
             return a - b
         case GE(a=a, b=b) if a.dtype == "int64":
             return a - b + 1
-        case Min(a=IntImm() as size, b=rest) | Min(a=rest, b=IntImm() as size):
-            return rest - (size - 1)
+        case Min(a=IntImm() as size, b=variable_side) | Min(a=variable_side, b=IntImm() as size):
+            return variable_side - (size - 1)
     return None
 
 
 class _Decide(StmtMutator):
-    """Puts decisions in the place of conditions and extents."""
+    """A mutator that substitutes decisions for conditions and extents."""
 
     def __init__(self, decisions: Decisions, guards: bool = False) -> None:
         self._decisions = decisions
@@ -133,35 +138,40 @@ class _Decide(StmtMutator):
         self._memo: dict[int, PrimExpr] = {}
 
     def expr(self, expr: PrimExpr) -> PrimExpr:
-        """With the conditions of values that are decided."""
+        """Substitute the decided conditions of if_then_else."""
         if not self._guards:
             return expr
         return rewrite(expr, lambda e: self._decisions.get(e, e), self._memo)
 
     def visit_if(self, stmt: IfThenElse) -> Stmt:
-        """`if likely(a and b)` without what is decided; where that is false what stands behind
-        `else`, nothing where a split left it over."""
+        """Simplify `if likely(a and b)` by the decisions; a false condition leaves the else branch,
+        if any.
+        """
         marked = _likely(stmt.condition)
         if marked is None:
             return super().visit_if(stmt)
-        left: PrimExpr = const(True)
-        for each in _conjuncts(marked):
-            left = logical_and(left, self._decisions.get(each, each))
+        undecided: PrimExpr = const(True)
+        for conjunct in _conjuncts(marked):
+            undecided = logical_and(undecided, self._decisions.get(conjunct, conjunct))
         otherwise = NOTHING if stmt.else_case is None else self.visit(stmt.else_case)
-        if is_const(left, 0):
+        if is_const(undecided, 0):
             return otherwise
         inside = self.visit(stmt.then_case)
-        if is_const(left):
+        if is_const(undecided):
             return inside
-        same = left is marked or all(
-            a is b for a, b in zip(_conjuncts(left), _conjuncts(marked), strict=False)
+        same = undecided is marked or all(
+            a is b for a, b in zip(_conjuncts(undecided), _conjuncts(marked), strict=False)
         )
-        condition = stmt.condition if same and left.dtype else Intrinsic("likely", (left,), "bool")
-        other = None if is_nothing(otherwise) else otherwise
-        return stmt.with_fields(condition=condition, then_case=inside, else_case=other)
+        condition = (
+            stmt.condition
+            if same and undecided.dtype
+            else Intrinsic("likely", (undecided,), "bool")
+        )
+        else_case = None if is_nothing(otherwise) else otherwise
+        return stmt.with_fields(condition=condition, then_case=inside, else_case=else_case)
 
     def visit_for(self, stmt: For) -> Stmt:
-        """With the extent that holds in this part; gone where its body is."""
+        """Substitute the extent of this part; remove the loop if its body is removed."""
         body = self.visit(stmt.body)
         if is_nothing(body):
             return NOTHING
@@ -199,13 +209,15 @@ class _Partition(StmtMutator):
             return []
         inside = {s.loop_var: s for s in walk(loop.body) if isinstance(s, For)}
         hidden = {s.var for s in walk(loop.body) if isinstance(s, LetStmt)}
-        for each in inside.values():  # copies of a loop share its variable: what is here counts
-            self._analyzer.bind(each.loop_var, each.min, each.extent)
-        found = dict.fromkeys(_candidates(loop.body, guards))
+        for (
+            inner_loop
+        ) in inside.values():  # copies of a loop share its variable: what is here counts
+            self._analyzer.bind(inner_loop.loop_var, inner_loop.min, inner_loop.extent)
+        candidates = dict.fromkeys(_candidates(loop.body, guards))
         if loop.kind is ForKind.PARALLEL:  # chunks of work: a short last one is as good
-            found = dict.fromkeys(e for e in found if not isinstance(e, Min))
-        made = (self._bound(node, loop, inside, hidden) for node in found)
-        return [b for b in made if b is not None]
+            candidates = dict.fromkeys(e for e in candidates if not isinstance(e, Min))
+        bounds = (self._bound(node, loop, inside, hidden) for node in candidates)
+        return [b for b in bounds if b is not None]
 
     # A condition d > 0, d linear in the loop's step s and in the variables of loops inside: d is
     # lowest and highest at ends of those, so s * scale + low <= d <= s * scale + high, both linear
@@ -239,7 +251,7 @@ class _Partition(StmtMutator):
         return _Bound(node, scale, simplify(low), simplify(high), inner) if scale else None
 
     def _ends(self, difference: PrimExpr, var: Var, loop: For) -> tuple[PrimExpr, PrimExpr] | None:
-        """The values of an inner variable at which the difference is smallest and largest."""
+        """Return the values of an inner variable that minimise and maximise the difference."""
         scale = self._analyzer.coefficient(difference, var)
         if scale is None or not isinstance(loop.min, IntImm):
             return None
@@ -254,7 +266,7 @@ class _Partition(StmtMutator):
     # cutting
 
     def _cut(self, loop: For, bounds: Sequence[_Bound]) -> Stmt:
-        """[0, begin) and [end, extent) with the conditions, [begin, end) without."""
+        """Return [0, begin) and [end, extent) with the conditions, [begin, end) without."""
         factor = self._left_over(loop, bounds)
         begin, end = self._decided_steps(loop, bounds, factor)
         written_out = loop.kind in (ForKind.UNROLLED, ForKind.VECTORIZED)
@@ -275,34 +287,36 @@ class _Partition(StmtMutator):
         bounds: Sequence[_Bound],
         factor: int | None,
     ) -> Stmt:
-        """A parallel loop stays one, so that what is left over runs beside the rest."""
+        """Return a parallel loop with a branch inside: it stays one loop, so that the tail runs
+        concurrently with the main part.
+        """
         step = loop.loop_var
         decided = {b.node: _decided(b) for b in bounds}
-        whole = self.visit(_Decide(decided, _is_hinted(loop)).visit(loop.body))
+        main_body = self.visit(_Decide(decided, _is_hinted(loop)).visit(loop.body))
         if factor is None:
-            rest = self.visit(loop.body)
+            tail_body = self.visit(loop.body)
         else:
             size = self._analyzer.simplify(bounds[0].high % factor)
-            rest = self._sizes(loop, step, bounds, factor, size) or NOTHING
+            tail_body = self._sizes(loop, step, bounds, factor, size) or NOTHING
         inside = logical_and(step >= begin if not is_const(begin, 0) else const(True), step < end)
-        return loop.with_fields(body=IfThenElse(inside, whole, rest))
+        return loop.with_fields(body=IfThenElse(inside, main_body, tail_body))
 
     # s * scale + low > 0: for scale > 0 from s = -low // scale + 1 on; for scale < 0 as long as
     # s <= (low - 1) // -scale. All bounds at once: the largest begin, the smallest end.
     def _decided_steps(
         self, loop: For, bounds: Sequence[_Bound], factor: int | None
     ) -> tuple[PrimExpr, PrimExpr]:
-        """The first step for which all bounds hold, and the one after the last."""
+        """Return the first iteration for which all bounds hold, and the one after the last."""
         simplify = self._analyzer.simplify
         if factor is not None:
             return const(0), simplify(bounds[0].high // factor)
         begin: PrimExpr = const(0)
         end = loop.extent
-        for each in bounds:
-            if each.scale > 0:
-                begin = self._larger(begin, -each.low // each.scale + 1)
+        for bound in bounds:
+            if bound.scale > 0:
+                begin = self._larger(begin, -bound.low // bound.scale + 1)
             else:
-                end = self._smaller(end, (each.low - 1) // -each.scale + 1)
+                end = self._smaller(end, (bound.low - 1) // -bound.scale + 1)
         begin = simplify(self._smaller(begin, loop.extent))
         return begin, simplify(self._larger(end, begin))
 
@@ -317,7 +331,9 @@ class _Partition(StmtMutator):
         return b if self._analyzer.can_prove(b >= a) else maximum(a, b)
 
     def _never(self, bounds: Sequence[_Bound], step: PrimExpr, above: bool) -> Decisions:
-        """The conditions that hold for no step beyond one: `above` those that grow with steps."""
+        """Return the conditions that hold for no iteration beyond one; with `above` those that grow
+        with the iteration.
+        """
         return {
             b.node: const(False)
             for b in bounds
@@ -327,7 +343,7 @@ class _Partition(StmtMutator):
         }
 
     def _part(self, loop: For, begin: PrimExpr, end: PrimExpr, decisions: Decisions) -> Stmt:
-        """The steps [begin, end), counted from 0, and what is inside them partitioned."""
+        """Return the iterations [begin, end), counted from 0, with their inside partitioned."""
         extent = self._analyzer.simplify(end - begin)
         if self._analyzer.can_prove(extent <= 0):
             return NOTHING
@@ -349,29 +365,31 @@ class _Partition(StmtMutator):
             return NOTHING
         if factor is None:
             return self._part(loop, end, loop.extent, self._never(bounds, end, above=False))
-        rest = self._analyzer.simplify(bounds[0].high % factor)
-        if not is_const(rest) and (factor > MOST_COPIES or not _writes_out(loop.body)):
-            return IfThenElse(rest > 0, self._last_step(loop, end, bounds, rest))
-        return self._sizes(loop, end, bounds, factor, rest) or NOTHING
+        tail_size = self._analyzer.simplify(bounds[0].high % factor)
+        if not is_const(tail_size) and (factor > MOST_COPIES or not _writes_out(loop.body)):
+            return IfThenElse(tail_size > 0, self._last_step(loop, end, bounds, tail_size))
+        return self._sizes(loop, end, bounds, factor, tail_size) or NOTHING
 
     def _sizes(
-        self, loop: For, step: PrimExpr, bounds: Sequence[_Bound], factor: int, rest: PrimExpr
+        self, loop: For, step: PrimExpr, bounds: Sequence[_Bound], factor: int, tail_size: PrimExpr
     ) -> Stmt | None:
-        """The last step, in a copy for each size that it may have if its loops are written out."""
-        if is_const(rest) or factor > MOST_COPIES or not _writes_out(loop.body):
-            return self._last_step(loop, step, bounds, rest)
+        """Return the last iteration, with a copy per size that it may have if its loops are
+        unrolled.
+        """
+        if is_const(tail_size) or factor > MOST_COPIES or not _writes_out(loop.body):
+            return self._last_step(loop, step, bounds, tail_size)
         chain: Stmt | None = None
         for value in range(1, factor):
-            one = self._last_step(loop, step, bounds, const(value))
-            chain = IfThenElse(binary(EQ, rest, const(value)), one, chain)
+            tail = self._last_step(loop, step, bounds, const(value))
+            chain = IfThenElse(binary(EQ, tail_size, const(value)), tail, chain)
         return chain
 
     # The common case: a split of n by `factor` leaves the one bound s * factor + inner < n, with
     # inner in [0, factor). Then the whole steps are n // factor, and what is left is known without
     # any comparison: one step of n % factor.
     def _left_over(self, loop: For, bounds: Sequence[_Bound]) -> int | None:
-        """The factor of the split that the bounds come from, if all come from one: then at most one
-        step is left, of high % factor elements.
+        """Return the factor of the split that all bounds come from, or None: then at most one
+        iteration is left, of high % factor elements.
         """
         first = bounds[0]
         factor = -first.scale
@@ -389,18 +407,18 @@ class _Partition(StmtMutator):
         return factor if alike else None
 
     def _last_step(
-        self, loop: For, step: PrimExpr, bounds: Sequence[_Bound], rest: PrimExpr
+        self, loop: For, step: PrimExpr, bounds: Sequence[_Bound], tail_size: PrimExpr
     ) -> Stmt:
-        """The step after the last whole one, which has `rest` elements."""
+        """Return the iteration after the last full one, which has `rest` elements."""
         decisions: dict[PrimExpr, PrimExpr] = {
-            b.node: rest if isinstance(b.node, Min) else b.inner < rest for b in bounds
+            b.node: tail_size if isinstance(b.node, Min) else b.inner < tail_size for b in bounds
         }
         body = _Decide(decisions, _is_hinted(loop)).visit(loop.body)
         return self.visit(substitute(body, {loop.loop_var: step}))
 
 
 def _decided(bound: _Bound) -> PrimExpr:
-    """What a node is in the part where its bound holds."""
+    """Return the value of a node in the part where its bound holds."""
     if isinstance(bound.node, Min):
         return bound.node.a if isinstance(bound.node.a, IntImm) else bound.node.b
     return const(True)
@@ -416,14 +434,14 @@ def _is_hinted(loop: For) -> bool:
 
 class _Unmark(StmtMutator):
     def visit_if(self, stmt: IfThenElse) -> Stmt:
-        """if likely(c): s  ->  if c: s"""
+        """Rewrite if likely(c): s to if c: s."""
         marked = _likely(stmt.condition)
         return super().visit_if(stmt if marked is None else stmt.with_fields(condition=marked))
 
 
 def loop_partition(func: PrimFunc) -> PrimFunc:
-    """The function without conditions marked likely in the parts of loops that decide them, as the
-    option `tir.LoopPartition` of the current PassContext says.
+    """Return the function with likely conditions removed from the parts of loops that decide them,
+    as the option `tir.LoopPartition` of the current PassContext says.
     """
     hinted = any(isinstance(s, For) and _is_hinted(s) for s in walk(func.body))
     if not hinted and next(_candidates(func.body), None) is None:

@@ -1,15 +1,15 @@
-"""Replace each block by its statements, its iterators by the loop expressions they are bound to.
+"""Lower blocks to their statements, with iterators replaced by their bindings.
 
-for i, k in grid(16, 8):                          for i in range(16):
-    with block("sum"):                                B[i] = 0
-        vi, vk = axis.remap("SR", [i, k])     ->      for k in range(8):
-        with init(): B[vi] = 0                            B[i] = B[i] + A[i, k]
-        B[vi] = B[vi] + A[vi, vk]
+    for i, k in grid(16, 8):                          for i in range(16):
+        with block("sum"):                                B[i] = 0
+            vi, vk = axis.remap("SR", [i, k])     ->      for k in range(8):
+            with init(): B[vi] = 0                            B[i] = B[i] + A[i, k]
+            B[vi] = B[vi] + A[vi, vk]
 
-The init goes before the loops around the block that only the reduction uses, if they begin where
-all its iterators are 0. Where there are none, as for k outside of i, it stays in the body, which
-asks: `if k == 0: B[i] = 0`. A block's predicate becomes a condition marked `likely`, which
-LoopPartition takes out of the part of the loops that does the work.
+The init goes before the enclosing loops that only the reduction uses, if they begin where all
+reduction iterators are 0. Where there are none, as for k outside of i, it stays in the body under a
+condition: `if k == 0: B[i] = 0`. A block's predicate becomes a condition marked `likely`, which
+LoopPartition removes from the main part of the loops.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class _LowerBlocks(StmtMutator):
         self.aligned: dict[str, tuple[Rule, ...]] = {}
 
     def visit_for(self, stmt: For) -> Stmt:
-        """Where all loops from here to a block reduce, its init goes before them; it then runs even
-        if they are empty.
+        """Place a block's init before the loop where all loops from here to the block reduce; it
+        then runs even if they are empty.
         """
         stmt = brought_ahead(stmt)
         filled = _only_block(stmt)
@@ -50,14 +50,16 @@ class _LowerBlocks(StmtMutator):
         return sequence(_guarded(init, _marked(predicate)), loops)
 
     def visit_realize(self, stmt: BlockRealize) -> Stmt:
-        """for ..: block(vi = e): init; body  ->  for ..: if first: init[vi := e]; body[vi := e]"""
+        """Rewrite for ..: block(vi = e): init; body to for ..: if first: init[vi := e]; body[vi :=
+        e].
+        """
         self.aligned |= alignments_of(stmt.block)
         values = {i.var: v for i, v in zip(stmt.block.iter_vars, stmt.iter_values, strict=True)}
         body = substitute(self.visit(stmt.block.body), values)
         if stmt.block.init is not None:
             first: PrimExpr = const(True)
-            for each, value in zip(stmt.block.iter_vars, stmt.iter_values, strict=True):
-                if each.kind is IterKind.REDUCE:
+            for iter_var, value in zip(stmt.block.iter_vars, stmt.iter_values, strict=True):
+                if iter_var.kind is IterKind.REDUCE:
                     first = logical_and(first, binary(EQ, value, 0))
             init = substitute(self.visit(stmt.block.init), values)
             body = sequence(_guarded(init, first), body)
@@ -71,7 +73,7 @@ def _guarded(body: Stmt, condition: PrimExpr) -> Stmt:
 
 
 def _marked(predicate: PrimExpr) -> PrimExpr:
-    """A predicate cuts off what a split leaves over: loop_partition makes it true where it can."""
+    """Return a predicate marked likely, so that loop_partition may peel the tail it masks."""
     return predicate if is_const(predicate) else Intrinsic("likely", (predicate,), "bool")
 
 
@@ -80,12 +82,12 @@ def _is_double_buffered(realize: BlockRealize) -> bool:
 
 
 def _filling(body: Stmt) -> Stmt:
-    """The mark that inject_double_buffer looks for."""
+    """Return the statement in the marked loop that inject_double_buffer looks for."""
     return For(Var("fill"), const(0), const(1), ForKind.SERIAL, body, {MARK: True})
 
 
 def _only_block(stmt: Stmt) -> BlockRealize | None:
-    """The block at the end of a chain of loops."""
+    """Return the block at the end of a perfect loop nest, or None."""
     while isinstance(stmt, For):
         stmt = stmt.body
     return stmt if isinstance(stmt, BlockRealize) else None
@@ -97,7 +99,9 @@ def _spatial_values(realize: BlockRealize) -> dict[Var, PrimExpr]:
 
 
 def _reducing_nest(stmt: For) -> BlockRealize | None:
-    """The block with an init at the end of a chain of loops that only its reduction uses."""
+    """Return the block with an init at the end of a nest of loops that only its reduction uses, or
+    None.
+    """
     loops: dict[Var, PrimExpr] = {}
     inner: Stmt = stmt
     while isinstance(inner, For) and inner.kind in (ForKind.SERIAL, ForKind.UNROLLED):
@@ -113,8 +117,10 @@ def _reducing_nest(stmt: For) -> BlockRealize | None:
 
 
 def _starts_at_zero(realize: BlockRealize, loops: dict[Var, PrimExpr]) -> bool:
-    """Whether the first step of the loops is the first of the reduction, which the rest of a split
-    loop's is not, and no other is: a loop that nothing depends on repeats the whole sum.
+    """Return whether the first iteration of the loops, and no other, starts the reduction.
+
+    In the tail of a split loop it does not; and a loop that nothing depends on repeats the whole
+    reduction.
     """
     pairs = zip(realize.block.iter_vars, realize.iter_values, strict=True)
     reduced = [v for i, v in pairs if i.kind is IterKind.REDUCE]
@@ -135,7 +141,7 @@ def _replace_inner(stmt: Stmt, inner: Stmt) -> For:
 
 
 def lower_blocks(func: PrimFunc) -> PrimFunc:
-    """The function without blocks; the strides they ask for are an attribute of it."""
+    """Return the function without blocks; requested strides become a function attribute."""
     lowering = _LowerBlocks()
     body = lowering.visit(func.body)
     attrs = {**(func.attrs or {}), KEY: lowering.aligned} if lowering.aligned else func.attrs

@@ -1,4 +1,4 @@
-"""Reductions whose steps are threads: each thread reduces its own, then the threads combine.
+"""Cross-thread reductions: each thread reduces its part, then the threads combine their results.
 
     for i in thread_binding(n, "blockIdx.x"):      for i in thread_binding(n, "blockIdx.x"):
         for k in thread_binding(64,                    for k in thread_binding(64, "threadIdx.x"):
@@ -9,8 +9,8 @@
                 b[i] = b[i] + a[i, k]                      if k == 0: b[i] = parts[0]
 
 Serial loops that the block reduces over run in each thread. Other blocks in the reduction's loops,
-as the parts of an rfactor, run before the block as they did. All threads of a block come to every
-barrier: the predicate guards what is added and what is stored, never a barrier. TVM:
+such as an rfactor's partial sums, run before the block as they did. All threads of a block reach
+every barrier: the predicate guards what is added and stored, never a barrier. TVM:
 LowerCrossThreadReduction and LowerThreadAllreduce.
 """
 
@@ -59,8 +59,9 @@ def axis_of(stmt: Stmt) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Nest:
-    """The statements from the outermost loop that a block reduces over to the block, which is the
-    last in each of them."""
+    """The statements from the outermost loop that a block reduces over to the block, which is last
+    in each of them.
+    """
 
     chain: tuple[Stmt, ...]
     realize: BlockRealize
@@ -68,22 +69,22 @@ class _Nest:
 
     @staticmethod
     def of(first: For) -> _Nest | None:
-        """Return the nest that begins at a loop, if threads are to reduce in it."""
+        """Return the nest that begins at a loop if threads reduce in it, else None."""
         chain: list[Stmt] = []
-        at: Stmt = first
-        while not isinstance(at, BlockRealize):
-            chain.append(at)
-            if isinstance(at, (For, Allocate)):
-                at = at.body
-            elif isinstance(at, SeqStmt):
-                at = at.seq[-1]
+        stmt: Stmt = first
+        while not isinstance(stmt, BlockRealize):
+            chain.append(stmt)
+            if isinstance(stmt, (For, Allocate)):
+                stmt = stmt.body
+            elif isinstance(stmt, SeqStmt):
+                stmt = stmt.seq[-1]
             else:
                 return None
-        used = _reduced_over(at)
+        used = _reduced_over(stmt)
         reduced = tuple(s for s in chain if isinstance(s, For) and s.loop_var in used)
-        if at.block.init is None or first not in reduced or not any(map(axis_of, reduced)):
+        if stmt.block.init is None or first not in reduced or not any(map(axis_of, reduced)):
             return None
-        return _Nest(tuple(chain), at, reduced)
+        return _Nest(tuple(chain), stmt, reduced)
 
 
 def _reduced_over(realize: BlockRealize) -> set[Var]:
@@ -102,7 +103,7 @@ class _Lower(StmtMutator):
         """The axes of threads within a block that the kernel has."""
 
     def visit_for(self, stmt: For) -> Stmt:
-        """The outermost loop of a reduction over threads; loops over threads are noted."""
+        """Lower a reduction over threads at its outermost loop; track loops over threads."""
         nest, axis = _Nest.of(stmt), axis_of(stmt)
         if not self._around and (axis or nest is not None):
             axes = map(axis_of, walk(stmt))
@@ -112,12 +113,12 @@ class _Lower(StmtMutator):
         if not axis:
             return super().visit_for(stmt)
         self._around.append(stmt)
-        made = super().visit_for(stmt)
+        visited = super().visit_for(stmt)
         self._around.pop()
-        return made
+        return visited
 
     def visit_realize(self, stmt: BlockRealize) -> Stmt:
-        """A block whose threads are not those of a nest that is known: refused."""
+        """Refuse a block that reduces over threads outside a recognised nest."""
         used = _reduced_over(stmt)
         for loop in self._around:
             if stmt.block.init is not None and loop.loop_var in used:
@@ -134,7 +135,9 @@ class _Lower(StmtMutator):
         )
 
     def _lowered(self, nest: _Nest) -> Stmt:
-        """own = start; for the rest of the loops: own = combine(own, term); combine; store."""
+        """Return own = start; the remaining loops with own = combine(own, term); the combination;
+        the store.
+        """
         realize = nest.realize
         reduction = reduction_of(realize.block)
         if reduction is None:
@@ -146,32 +149,36 @@ class _Lower(StmtMutator):
         values = {
             i.var: v for i, v in zip(realize.block.iter_vars, realize.iter_values, strict=True)
         }
-        places, starts, initial, terms = at_iterators(reduction, values)
+        elements_of_result, starts, initial, terms = at_iterators(reduction, values)
         stored_where = self._stored_where(nest)
-        own = [Buffer(f"own_{b.name}", (const(1),), b.dtype, "local") for b, _ in places]
-        here: Places = [(b, _HERE) for b in own]
-        step = reduction.joined(here, elements(own), terms)
+        own = [
+            Buffer(f"own_{b.name}", (const(1),), b.dtype, "local") for b, _ in elements_of_result
+        ]
+        own_elements: Places = [(b, _HERE) for b in own]
+        step = reduction.joined(own_elements, elements(own), terms)
         if not is_const(realize.predicate, True):
             step = IfThenElse(realize.predicate, step)
         self._around += [*outer, *threads]
         steps = self._rebuilt(nest, [*outer, *threads], step)
         team = self._team(nest, threads)
         # What is read later in the kernel every thread stores, and reads what it stored itself.
-        is_result = all(b in self._results for b, _ in places)
-        whole = team.combined(reduction, own, everywhere=not is_result)
+        is_result = all(b in self._results for b, _ in elements_of_result)
+        combined = team.combined(reduction, own, everywhere=not is_result)
         del self._around[len(self._around) - len(outer) - len(threads) :]
-        store = _stored(reduction, places, whole.values, initial)
+        store = _stored(reduction, elements_of_result, combined.values, initial)
         who = [team.thread.equal(0)] if is_result else []
         condition = conjunction([*who, *stored_where])
         if not is_const(condition, True):
             store = IfThenElse(condition, store)
+        # Each thread starts from the identity element, not from the initial value, which must count
+        # once.
         begin = [BufferStore(b, e, _HERE) for b, e in zip(own, starts, strict=True)]
-        body: Stmt = seq(*begin, steps, *whole.statements, store)
-        for buffer in (*own, *whole.local):
+        body: Stmt = seq(*begin, steps, *combined.statements, store)
+        for buffer in (*own, *combined.local):
             body = Allocate(buffer, body)
         for loop in reversed(threads):
             body = loop.with_fields(body=body)
-        for buffer in whole.shared:
+        for buffer in combined.shared:
             body = Allocate(buffer, body)
         for loop in reversed(outer):
             body = loop.with_fields(body=body)
@@ -221,30 +228,32 @@ class _Lower(StmtMutator):
     def _stored_where(self, nest: _Nest) -> list[PrimExpr]:
         """Return the conditions under which there is an element to store."""
         reduced = {s.loop_var for s in nest.reduced}
-        found: list[PrimExpr] = []
-        for each in init_conditions(nest.realize):
-            used = set(free_vars(each))
+        conditions: list[PrimExpr] = []
+        for condition in init_conditions(nest.realize):
+            used = set(free_vars(condition))
             if not used & reduced:
-                found.append(each)
-            elif used - reduced - _sizes(each, nest):
+                conditions.append(condition)
+            elif used - reduced - _sizes(condition, nest):
                 self._refuse(
                     nest.realize, "its condition mixes loops that it reduces over with others"
                 )
-        return found
+        return conditions
 
     def _rebuilt(self, nest: _Nest, hoisted: Sequence[For], step: Stmt) -> Stmt:
-        """The serial loops and the statements before the block, with the step in its place."""
+        """Return the serial loops and the statements before the block, with the step in the block's
+        place.
+        """
         body = step
         for s in reversed(nest.chain):
             if isinstance(s, SeqStmt):
-                body = seq(*(self.visit(each) for each in s.seq[:-1]), body)
+                body = seq(*(self.visit(sibling) for sibling in s.seq[:-1]), body)
             elif isinstance(s, Allocate) or s not in hoisted:
                 assert isinstance(s, (Allocate, For))
                 body = s.with_fields(body=body)
         return body
 
     def _team(self, nest: _Nest, threads: Sequence[For]) -> _Team:
-        """Return the threads that combine, and their place among those of the block."""
+        """Return the threads that combine and their group within the thread block."""
         sizes: dict[str, int] = {}
         loops: dict[str, For] = {}
         for loop in self._around:
@@ -268,15 +277,17 @@ class _Lower(StmtMutator):
                 " loop around the block to it",
             )
         reducing = [a for a in _AXES if loops.get(a) in nest.reduced]
-        others = [a for a in _AXES if a in loops and a not in reducing]
+        other_axes = [a for a in _AXES if a in loops and a not in reducing]
         thread, count = _linear([(loops[a].loop_var, sizes[a]) for a in reducing])
-        group, groups = _linear([(loops[a].loop_var, sizes[a]) for a in others])
+        group, groups = _linear([(loops[a].loop_var, sizes[a]) for a in other_axes])
         target = self._target
         has_warps = (
             target is not None
             and reducing == ["threadIdx.x"]
             and target.thread_warp_size == WARP
             and target.has(SHUFFLES)
+            # Shuffles need full warps: a reduction uses whole warps, or a power-of-two segment of
+            # one.
             and (count * groups) % WARP == 0
             and (count % WARP == 0 or (count & (count - 1) == 0 and count <= WARP))
         )
@@ -306,20 +317,24 @@ def _linear(axes: Sequence[tuple[Var, int]]) -> tuple[PrimExpr, int]:
 
 def _stored(
     reduction: Reduction,
-    places: Places,
+    elements_of_result: Places,
     values: Sequence[PrimExpr],
     initial: Sequence[PrimExpr],
 ) -> Stmt:
-    """The results, and what they begin with where that is no neutral element."""
+    """Return the stores of the results, combined with the initial values where those are not
+    identity elements.
+    """
     if initial:
-        return reduction.joined(places, initial, values)
-    pairs = zip(places, values, strict=True)
+        return reduction.joined(elements_of_result, initial, values)
+    pairs = zip(elements_of_result, values, strict=True)
     return seq(*(BufferStore(b, value, indices) for (b, indices), value in pairs))
 
 
 @dataclass(frozen=True, slots=True)
 class _Combined:
-    """What threads do, the values that the first of them then has at least, and memory for it."""
+    """The combination: its statements, the values that at least the first thread then has, and its
+    buffers.
+    """
 
     statements: Sequence[Stmt]
     values: Sequence[PrimExpr]
@@ -329,7 +344,7 @@ class _Combined:
 
 @dataclass(frozen=True, slots=True)
 class _Team:
-    """The threads of one reduction, one of `groups` of a block."""
+    """The threads of one reduction, one of `groups` in a thread block."""
 
     thread: PrimExpr
     count: int
@@ -338,8 +353,9 @@ class _Team:
     has_warps: bool
 
     def combined(self, reduction: Reduction, own: Sequence[Buffer], everywhere: bool) -> _Combined:
-        """Return how what threads have in buffers of one element becomes one, which the first of
-        them knows, or all."""
+        """Return how the threads' single-element buffers are combined into one value, known to the
+        first thread or to all.
+        """
         if self.count == 1:
             return _Combined((), elements(own), ())
         if not self.has_warps:
@@ -347,13 +363,16 @@ class _Team:
         near = [Buffer(f"near_{b.name}", (const(1),), b.dtype, "local") for b in own]
         statements: list[Stmt] = []
         lanes = min(self.count, WARP)
-        by = lanes // 2
-        while by:
-            taken = shuffled(own, "tvm_warp_shuffle_down", by, lanes)
-            statements += [BufferStore(b, e, _HERE) for b, e in zip(near, taken, strict=True)]
-            here: Places = [(b, _HERE) for b in own]
-            statements.append(reduction.joined(here, elements(own), elements(near)))
-            by //= 2
+        distance = lanes // 2
+        # Tree reduction within a warp: log2(lanes) shuffles at halving distances.
+        while distance:
+            neighbour_values = shuffled(own, "tvm_warp_shuffle_down", distance, lanes)
+            statements += [
+                BufferStore(b, e, _HERE) for b, e in zip(near, neighbour_values, strict=True)
+            ]
+            own_elements: Places = [(b, _HERE) for b in own]
+            statements.append(reduction.joined(own_elements, elements(own), elements(near)))
+            distance //= 2
         warps = self.count // lanes
         if warps == 1:
             if everywhere:
@@ -361,10 +380,12 @@ class _Team:
                 statements += [BufferStore(b, e, _HERE) for b, e in zip(own, first, strict=True)]
             return _Combined(statements, elements(own), (), near)
         first_lane = (self.thread % WARP).equal(0)
-        made = self._through_memory(
+        through_memory = self._through_memory(
             reduction, own, warps, self.thread // WARP, first_lane, statements
         )
-        return _Combined(made.statements, made.values, made.shared, near)
+        return _Combined(
+            through_memory.statements, through_memory.values, through_memory.shared, near
+        )
 
     def _through_memory(
         self,
@@ -375,33 +396,37 @@ class _Team:
         storing: PrimExpr | None,
         before: Sequence[Stmt],
     ) -> _Combined:
-        """Values of `count` threads, or of those that store, by halves in shared memory."""
+        """Return the tree reduction through shared memory of the values of `count` threads, or of
+        those that store.
+        """
         shape = (const(count * self.groups),)
-        parts = [Buffer(b.name.replace("own_", "parts_"), shape, b.dtype, "shared") for b in own]
+        shared_buffers = [
+            Buffer(b.name.replace("own_", "parts_"), shape, b.dtype, "shared") for b in own
+        ]
         first = self.group * count
         store: Stmt = seq(
             *(
                 BufferStore(p, e, (first + number,))
-                for p, e in zip(parts, elements(own), strict=True)
+                for p, e in zip(shared_buffers, elements(own), strict=True)
             )
         )
         if storing is not None:
             store = IfThenElse(storing, store)
-        place = (first + self.thread,)
+        own_slot = (first + self.thread,)
 
-        def joined(left: Sequence[PrimExpr], right: Sequence[PrimExpr]) -> Stmt:
-            """Combine two partial results into the first's place."""
-            return reduction.joined([(p, place) for p in parts], left, right)
+        def joined(left_values: Sequence[PrimExpr], right: Sequence[PrimExpr]) -> Stmt:
+            """Combine two partial results into the first's slot."""
+            return reduction.joined([(p, own_slot) for p in shared_buffers], left_values, right)
 
-        folds = fold_by_halves(parts, first, self.thread, count, joined)
-        return _Combined([*before, store, *folds], elements(parts, first), parts)
+        folds = fold_by_halves(shared_buffers, first, self.thread, count, joined)
+        return _Combined([*before, store, *folds], elements(shared_buffers, first), shared_buffers)
 
 
 def lower_cross_thread_reduction(func: PrimFunc, target: Target | None = None) -> PrimFunc:
     """Return the function with its reductions over threads as code of each thread.
 
-    With a target whose threads shuffle registers by warps they do; the current target if none is
-    given. Raises CompileError, with the block's name, for what threads cannot reduce.
+    Threads exchange registers by warp shuffles where the target (default: the current one) supports
+    them. Raises CompileError, with the block's name, for what threads cannot reduce.
     """
     if not _has_any(func.body):
         return func
@@ -410,7 +435,7 @@ def lower_cross_thread_reduction(func: PrimFunc, target: Target | None = None) -
 
 
 def _has_any(body: Stmt) -> bool:
-    """Whether any block reduces over threads."""
+    """Return whether any block reduces over threads."""
     threads: set[Var] = set()
     reduced: set[Var] = set()
     for s in walk(body):

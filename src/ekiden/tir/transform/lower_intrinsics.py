@@ -1,4 +1,4 @@
-"""Write intrinsics that no code generator knows in terms of those that all do.
+"""Lower intrinsics that no code generator has to those that all have.
 
 log2(x)   ->   log(x) * 1.4426950408889634
 """
@@ -58,10 +58,10 @@ def _exp10(x: PrimExpr) -> PrimExpr:
 
 
 def _in_lanes(function: Callable[..., PrimExpr]) -> Callable[..., PrimExpr]:
-    """A function of scalars, of vectors too: each of its nodes in as many lanes."""
+    """Return a scalar function extended to vectors, by widening each of its nodes."""
 
     def apply(*args: PrimExpr) -> PrimExpr:
-        """The function over scalar variables, in the places of which the vectors are put."""
+        """Apply the function to scalar variables, then substitute the vectors for them."""
         lanes = dt.lanes(args[0].dtype)
         if lanes == 1:
             return function(*args)
@@ -69,7 +69,7 @@ def _in_lanes(function: Callable[..., PrimExpr]) -> Callable[..., PrimExpr]:
         values = dict(zip(names, args, strict=True))
 
         def widen(e: PrimExpr) -> PrimExpr:
-            """A node in as many lanes: constants are broadcast, variables are the vectors."""
+            """Widen a node: constants are broadcast, variables are the vectors."""
             if isinstance(e, Var):
                 return values[e]
             if isinstance(e, (IntImm, FloatImm)):
@@ -84,7 +84,7 @@ def _in_lanes(function: Callable[..., PrimExpr]) -> Callable[..., PrimExpr]:
 
 
 def _hypot(x: PrimExpr, y: PrimExpr) -> PrimExpr:
-    """The larger times sqrt(1 + ratio**2): squares do not overflow."""
+    """Return the larger times sqrt(1 + ratio**2): squares do not overflow."""
     a, b = _call("abs", x), _call("abs", y)
     high, low = maximum(a, b), minimum(a, b)
     zero = const(0.0, x.dtype)
@@ -96,10 +96,10 @@ def _hypot(x: PrimExpr, y: PrimExpr) -> PrimExpr:
 def _copysign(x: PrimExpr, y: PrimExpr) -> PrimExpr:
     bits = f"int{8 * dt.itemsize(x.dtype)}"
     sign = const(-(2 ** (8 * dt.itemsize(x.dtype) - 1)), bits)
-    rest = const(2 ** (8 * dt.itemsize(x.dtype) - 1) - 1, bits)
+    magnitude_mask = const(2 ** (8 * dt.itemsize(x.dtype) - 1) - 1, bits)
     a, b = (call_intrin("reinterpret", v, dtype=bits) for v in (x, y))
-    both = call_intrin("bitwise_or", _masked(a, rest), _masked(b, sign))
-    return call_intrin("reinterpret", both, dtype=x.dtype)
+    combined = call_intrin("bitwise_or", _masked(a, magnitude_mask), _masked(b, sign))
+    return call_intrin("reinterpret", combined, dtype=x.dtype)
 
 
 def _masked(x: PrimExpr, mask: PrimExpr) -> PrimExpr:
@@ -115,7 +115,7 @@ def _isfinite(x: PrimExpr) -> PrimExpr:
 
 
 def _popcount(x: PrimExpr) -> PrimExpr:
-    """Sums of neighbouring bits, then of pairs, then of fours, ..."""
+    """Count set bits by summing neighbouring bits, then pairs, then fours, ..."""
     bits = 8 * dt.itemsize(x.dtype)
     unsigned = f"uint{bits}"
     total = x if x.dtype == unsigned else call_intrin("reinterpret", x, dtype=unsigned)
@@ -129,7 +129,9 @@ def _popcount(x: PrimExpr) -> PrimExpr:
 
 
 def _clz(x: PrimExpr) -> PrimExpr:
-    """Those that are not set once all bits below the highest are."""
+    """Return the number of leading zeros: the unset bits once all bits below the highest set one
+    are set.
+    """
     bits = 8 * dt.itemsize(x.dtype)
     unsigned = f"uint{bits}"
     filled = x if x.dtype == unsigned else call_intrin("reinterpret", x, dtype=unsigned)
@@ -142,19 +144,19 @@ def _clz(x: PrimExpr) -> PrimExpr:
 
 
 def _q_multiply_shift(x: PrimExpr, y: PrimExpr, q: PrimExpr, s: PrimExpr) -> PrimExpr:
-    """In 64 bits: ((x << max(-s, 0)) * y + half) >> (q + max(s, 0))."""
+    """Return ((x << max(-s, 0)) * y + half) >> (q + max(s, 0)), computed in 64 bits."""
 
-    a, b, places, by = (cast(e, "int64") for e in (x, y, q, s))
-    total = places + maximum(by, 0)
+    a, b, fraction_bits, by = (cast(e, "int64") for e in (x, y, q, s))
+    total = fraction_bits + maximum(by, 0)
     half = _call("left_shift", const(1), total - 1)
-    left = _call("left_shift", a, maximum(0 - by, 0))
-    return cast(_call("right_shift", left * b + half, total), x.dtype)
+    shifted = _call("left_shift", a, maximum(0 - by, 0))
+    return cast(_call("right_shift", shifted * b + half, total), x.dtype)
 
 
 def _q_per_axis(
-    x: PrimExpr, y: PrimExpr, left: PrimExpr, right: PrimExpr, q: PrimExpr, *_: PrimExpr
+    x: PrimExpr, y: PrimExpr, left_shift: PrimExpr, right: PrimExpr, q: PrimExpr, *_: PrimExpr
 ) -> PrimExpr:
-    moved = _call("left_shift", cast(x, "int64"), cast(left, "int64"))
+    moved = _call("left_shift", cast(x, "int64"), cast(left_shift, "int64"))
     return cast(_q_multiply_shift(moved, y, q, right), x.dtype)
 
 
@@ -192,25 +194,30 @@ def _high(x: PrimExpr) -> PrimExpr:
 def _exchanged(op: str, mask: PrimExpr, value: PrimExpr, lane: PrimExpr, *of: PrimExpr) -> PrimExpr:
     if dt.lanes(value.dtype) > 1:
         raise CompileError(f"{op}: threads exchange scalars, got {value.dtype}")
-    given = cast(mask, "uint32"), cast(lane, "int32")
+    mask_and_lane = cast(mask, "uint32"), cast(lane, "int32")
 
     def call(word: PrimExpr) -> PrimExpr:
-        return Intrinsic(op, (given[0], word, given[1], *of), word.dtype)
+        return Intrinsic(op, (mask_and_lane[0], word, mask_and_lane[1], *of), word.dtype)
 
     if value.dtype in WORDS:
         return call(value)
     if value.dtype == "bool" or (dt.is_int(value.dtype) and dt.itemsize(value.dtype) < WORD):
         return cast(call(cast(value, _word(value.dtype))), value.dtype)
     bits = f"uint{8 * dt.itemsize(value.dtype)}"
-    whole = value if value.dtype == bits else call_intrin("reinterpret", value, dtype=bits)
+    bit_pattern = value if value.dtype == bits else call_intrin("reinterpret", value, dtype=bits)
     if dt.itemsize(bits) > WORD:
         up = const(8 * WORD, bits)
-        parts = cast(whole, "uint32"), cast(call_intrin("right_shift", whole, up), "uint32")
-        low, high = (cast(call(part), bits) for part in parts)
-        made = call_intrin("bitwise_or", low, call_intrin("left_shift", high, up))
+        words = (
+            cast(bit_pattern, "uint32"),
+            cast(call_intrin("right_shift", bit_pattern, up), "uint32"),
+        )
+        low, high = (cast(call(word_part), bits) for word_part in words)
+        received = call_intrin("bitwise_or", low, call_intrin("left_shift", high, up))
     else:
-        made = cast(call(cast(whole, "uint32")), bits)
-    return made if value.dtype == bits else call_intrin("reinterpret", made, dtype=value.dtype)
+        received = cast(call(cast(bit_pattern, "uint32")), bits)
+    return (
+        received if value.dtype == bits else call_intrin("reinterpret", received, dtype=value.dtype)
+    )
 
 
 def _word(dtype: str) -> str:
@@ -238,7 +245,7 @@ def _change(e: PrimExpr) -> PrimExpr:
 
 
 def lower_intrinsics(func: PrimFunc) -> PrimFunc:
-    """The function without the intrinsics of LOWERED."""
+    """Return the function without the intrinsics of LOWERED."""
     if LOWERED.keys().isdisjoint(contents(func.body).intrinsics):
         return func
     return func.with_fields(body=ExprRewriter(_change).visit(func.body))

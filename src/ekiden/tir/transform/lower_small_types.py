@@ -1,10 +1,10 @@
-"""Compute with numbers of a byte and less in bytes.
+"""Lower arithmetic on 8-bit and sub-byte types to bytes.
 
-B: float8_e4m3fn[n]    C[i] = cast(B[i], float32)  ->  C[i] = decode(B[i] as a byte)
-B: int4[n]             C[i] = cast(B[i], int8)     ->  C[i] = B as bytes[i // 2] >> 4 * (i % 2) ...
+    B: float8_e4m3fn[n]    C[i] = cast(B[i], float32)  ->  C[i] = decode(B[i] as a byte)
+    B: int4[n]             C[i] = cast(B[i], int8)     ->  C[i] = B as bytes[i // 2] >> 4 * (i % 2) ...
 
-Elements of less than a byte lie together, low bits first, so a store reads the byte it changes:
-loops around such stores run in order.
+Sub-byte elements are packed, low bits first, so a store is a read-modify-write of its byte: loops
+around such stores are serial.
 """
 
 from __future__ import annotations
@@ -22,12 +22,14 @@ from ekiden.tir.visitor import StmtMutator, buffers_written
 
 
 def _is_held(e: PrimExpr) -> bool:
-    """Whether a small number is written as its carrier already."""
+    """Return whether a small number is already written as its carrier."""
     return isinstance(e, Intrinsic) and e.op == "reinterpret" and dt.is_small(e.dtype)
 
 
 def _held(value: PrimExpr, dtype: str) -> PrimExpr:
-    """A small number by its carrier: what every expression of a small type becomes on the way."""
+    """Return a small number by its carrier: the intermediate form of every expression of a small
+    type.
+    """
     return Intrinsic("reinterpret", (value,), dtype)
 
 
@@ -41,6 +43,7 @@ class _Lower(StmtMutator):
         self._alive: list[PrimExpr] = []
 
     def expr(self, expr: PrimExpr) -> PrimExpr:
+        # The memo is keyed by id: the expression stays referenced so that its id is not reused.
         self._alive.append(expr)
         return rewrite(expr, self._change, self._memo)
 
@@ -66,58 +69,56 @@ class _Lower(StmtMutator):
         return e
 
     def _binary(self, e: BinaryExpr) -> PrimExpr:
-        """Arithmetic and comparisons: floats as float32, integers as bytes that wrap."""
+        """Lower arithmetic and comparisons: floats as float32, integers as wrapping bytes."""
         kind = e.a.dtype
         wide = "float32" if kind in dt.SMALL_FLOATS else dt.carrier(kind)
         a, b = (converted(_carrier(x), kind, wide) for x in (e.a, e.b))
         if not dt.is_small(e.dtype):
             return e.with_fields(a=a, b=b)
-        found = e.with_fields(a=a, b=b, dtype=wide)
-        return _held(converted(found, wide, kind), kind)
+        wide_result = e.with_fields(a=a, b=b, dtype=wide)
+        return _held(converted(wide_result, wide, kind), kind)
 
     def visit_store(self, stmt: BufferStore) -> Stmt:
-        """A value goes to memory as its carrier; packed ones change their bits of a byte alone."""
+        """Store a value as its carrier; a packed one changes only its bits of the byte."""
         kind = stmt.buffer.dtype
-        found = super().visit_store(stmt)
-        if not isinstance(found, BufferStore) or not dt.is_small(kind):
-            return found
-        value, (index,) = _carrier(found.value), found.indices
+        visited = super().visit_store(stmt)
+        if not isinstance(visited, BufferStore) or not dt.is_small(kind):
+            return visited
+        value, (index,) = _carrier(visited.value), visited.indices
         if not dt.is_packed(kind):
-            return found.with_fields(value=cast(value, "uint8"))
+            return visited.with_fields(value=cast(value, "uint8"))
         byte, shift = _place(index, kind)
         mask = const((1 << dt.SCALAR_BITS[kind]) - 1, "uint8")
-        old = BufferLoad(found.buffer, (byte,), "uint8")
+        old = BufferLoad(visited.buffer, (byte,), "uint8")
         hole = call_intrin("bitwise_xor", _shl(mask, shift), const(255, "uint8"))
         bits = _shl(call_intrin("bitwise_and", cast(value, "uint8"), mask), shift)
         new = call_intrin("bitwise_or", call_intrin("bitwise_and", old, hole), bits)
-        return found.with_fields(value=new, indices=(byte,))
+        return visited.with_fields(value=new, indices=(byte,))
 
     def visit_for(self, stmt: For) -> Stmt:
-        """A loop that writes packed elements is serial: two neighbours share a byte, and each
-        changes its part by reading and writing all of it.
+        """Serialise a loop that writes packed elements: two neighbours share a byte, whose
+        read-modify-write would race.
         """
         if any(dt.is_packed(b.dtype) for b in buffers_written(stmt.body)):
             stmt = stmt.with_fields(kind=ForKind.SERIAL, annotations={})
         return super().visit_for(stmt)
 
     def visit_let(self, stmt: LetStmt) -> Stmt:
-        """Raises InternalError for a variable of a small type: whoever names values names their
-        carriers.
-        """
+        """Visit a let; raise InternalError for a variable of a small type: lets bind carriers."""
         if dt.is_small(stmt.var.dtype):
             raise InternalError(f"a variable of {stmt.var.dtype} has no carrier: {stmt.var!r}")
         return super().visit_let(stmt)
 
 
 def _coded(value: int | float, dtype: str) -> PrimExpr:
-    """A constant in its carrier."""
+    """Return a constant in its carrier."""
     if dtype in dt.SMALL_FLOATS:
         return const(int(dt.to_numpy(dtype).type(value).view("uint8")), "uint8")
     return const(int(dt.to_numpy(dtype).type(int(value))), dt.carrier(dtype))
 
 
 def _place(index: PrimExpr, dtype: str) -> tuple[PrimExpr, PrimExpr]:
-    """The byte that an element lies in, and by how many bits it is shifted there."""
+    """Return the byte index of an element and its bit shift in that byte."""
     bits = dt.SCALAR_BITS[dtype]
     return index // (8 // bits), cast(index % (8 // bits), "uint8") * const(bits, "uint8")
 
@@ -147,7 +148,7 @@ def _with_dtype(e: PrimExpr, dtype: str) -> PrimExpr:
 
 
 def lower_small_types(func: PrimFunc) -> PrimFunc:
-    """The function without arithmetic on small types; its parameters keep them."""
+    """Return the function without arithmetic on small types; its parameters keep them."""
     params = (dt.element(b.dtype) for b in func.params)
     if not contents(func.body).has_small_types and not any(map(dt.is_small, params)):
         return func

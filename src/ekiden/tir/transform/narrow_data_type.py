@@ -1,10 +1,10 @@
-"""Compute indices in 32 bits where all their values fit: on processors with registers of 32 bits,
-each of 64 takes two and every sum several instructions.
+"""Narrow index computations to 32 bits where all values fit: with 32-bit registers a 64-bit index
+takes two registers and every sum several instructions.
 
-for (i: int64) in 10: a[i * 4] = b[i]    ->    for (i: int32) in 10: a[i * 4] = b[i]
+    for (i: int64) in 10: a[i * 4] = b[i]    ->    for (i: int32) in 10: a[i * 4] = b[i]
 
-Only variables of loops, and what is computed of them and of constants, become narrower; data of 64
-bits stays so. Extents must be constants.
+Only loop variables, and what is computed from them and constants, are narrowed; 64-bit data is not.
+Extents must be constants.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ LOW, HIGH = -(1 << 31), (1 << 31) - 1
 
 
 def _bound(kind: type[BinaryExpr], a: Bound, b: Bound) -> Bound | None:
-    """The values of an operation on integers; None where they are not known."""
+    """Return the interval of an integer operation, or None where it is unknown."""
     if kind is Add:
         return a[0] + b[0], a[1] + b[1]
     if kind is Sub:
@@ -63,7 +63,7 @@ def _bound(kind: type[BinaryExpr], a: Bound, b: Bound) -> Bound | None:
 
 
 class _Narrow(StmtMutator):
-    """Keeps, for each expression that became narrow, the values it may have."""
+    """A mutator that narrows expressions and records the interval of each narrow one."""
 
     def __init__(self) -> None:
         self.variables: dict[Var, tuple[Var, Bound]] = {}
@@ -73,15 +73,15 @@ class _Narrow(StmtMutator):
         """Identity of a new expression -> its values."""
 
     def expr(self, expr: PrimExpr) -> PrimExpr:
-        """The expression in its own dtype, its parts narrow where they can be."""
+        """Return the expression in its own dtype, with narrow sub-expressions where possible."""
         return self._wide(self.narrowed(expr), expr.dtype)
 
     def narrowed(self, expr: PrimExpr) -> PrimExpr:
-        """The expression, itself narrow where it can be."""
+        """Return the expression, itself narrow where possible."""
         self._alive.append(expr)
-        for each in post_order(expr):
-            if id(each) not in self._memo:
-                new = self._memo[id(each)] = self._node(each)
+        for node in post_order(expr):
+            if id(node) not in self._memo:
+                new = self._memo[id(node)] = self._node(node)
                 self._alive.append(new)
         return self._memo[id(expr)]
 
@@ -90,7 +90,7 @@ class _Narrow(StmtMutator):
         return new if new.dtype == dtype else cast(new, dtype)
 
     def bound(self, new: PrimExpr) -> Bound | None:
-        """The values of a new expression that is narrow."""
+        """Return the interval of a new expression if it is narrow, else None."""
         return self._bounds.get(id(new))
 
     def _kept(self, new: PrimExpr, bound: Bound) -> PrimExpr:
@@ -99,53 +99,57 @@ class _Narrow(StmtMutator):
         return new
 
     def _node(self, e: PrimExpr) -> PrimExpr:
-        """A node whose parts have been seen to."""
-        parts = [self._memo[id(c)] for c in children(e)]
+        """Rebuild a node from its narrowed children."""
+        operands = [self._memo[id(c)] for c in children(e)]
         if dt.element(e.dtype) == WIDE:
-            found = self._narrow_node(e, parts)
-            if found is not None and found[1][0] >= LOW and found[1][1] <= HIGH:
-                return self._kept(*found)
+            narrow_and_interval = self._narrow_node(e, operands)
+            if (
+                narrow_and_interval is not None
+                and narrow_and_interval[1][0] >= LOW
+                and narrow_and_interval[1][1] <= HIGH
+            ):
+                return self._kept(*narrow_and_interval)
         takes_any = isinstance(e, (BufferLoad, BufferAddress)) or (
             isinstance(e, BinaryExpr)
             and dt.element(e.dtype) == "bool"
-            and all(self.bound(p) is not None for p in parts)
+            and all(self.bound(p) is not None for p in operands)
         )
         if takes_any and not isinstance(e, BufferAddress):
-            return rebuild(e, parts)
+            return rebuild(e, operands)
         before = children(e)
-        return rebuild(e, [self._wide(p, c.dtype) for p, c in zip(parts, before, strict=True)])
+        return rebuild(e, [self._wide(p, c.dtype) for p, c in zip(operands, before, strict=True)])
 
     # Sound by induction: a part that is narrow has its exact values in `_bounds`, and a node
     # becomes narrow only if all of its own fit. Intervals treat i - i as two variables: they are
     # too wide, and an index may stay wide for that.
-    def _narrow_node(self, e: PrimExpr, parts: list[PrimExpr]) -> tuple[PrimExpr, Bound] | None:
-        """The node in 32 bits and its values; None where it stays as it is."""
-        bounds = [self.bound(p) for p in parts]
-        known = [b for b in bounds if b is not None]
+    def _narrow_node(self, e: PrimExpr, operands: list[PrimExpr]) -> tuple[PrimExpr, Bound] | None:
+        """Return the node in 32 bits with its interval; None where it stays wide."""
+        bounds = [self.bound(p) for p in operands]
+        known_bounds = [b for b in bounds if b is not None]
         match e:
             case IntImm():
                 return IntImm(e.value, NARROW), (e.value, e.value)
             case Var():
                 return self.variables.get(e)
-            case BinaryExpr() if len(known) == 2:
-                values = _bound(type(e), known[0], known[1])
-                return None if values is None else (binary(type(e), *parts), values)
-            case Select() if len(known) == 2:
-                low, high = min(b[0] for b in known), max(b[1] for b in known)
-                return Select(parts[0], parts[1], parts[2]), (low, high)
-            case Intrinsic(op="if_then_else") if len(known) == 2:
-                low, high = min(b[0] for b in known), max(b[1] for b in known)
-                return Intrinsic(e.op, tuple(parts), parts[1].dtype), (low, high)
-            case Broadcast() if known:
-                return Broadcast(parts[0], e.lanes), known[0]
-            case Ramp(lanes=int(lanes)) if len(known) == 2:
-                last = [s * (lanes - 1) for s in known[1]]
-                values = known[0][0] + min(0, *last), known[0][1] + max(0, *last)
-                return Ramp(parts[0], parts[1], e.lanes), values
+            case BinaryExpr() if len(known_bounds) == 2:
+                values = _bound(type(e), known_bounds[0], known_bounds[1])
+                return None if values is None else (binary(type(e), *operands), values)
+            case Select() if len(known_bounds) == 2:
+                low, high = min(b[0] for b in known_bounds), max(b[1] for b in known_bounds)
+                return Select(operands[0], operands[1], operands[2]), (low, high)
+            case Intrinsic(op="if_then_else") if len(known_bounds) == 2:
+                low, high = min(b[0] for b in known_bounds), max(b[1] for b in known_bounds)
+                return Intrinsic(e.op, tuple(operands), operands[1].dtype), (low, high)
+            case Broadcast() if known_bounds:
+                return Broadcast(operands[0], e.lanes), known_bounds[0]
+            case Ramp(lanes=int(lanes)) if len(known_bounds) == 2:
+                last = [s * (lanes - 1) for s in known_bounds[1]]
+                values = known_bounds[0][0] + min(0, *last), known_bounds[0][1] + max(0, *last)
+                return Ramp(operands[0], operands[1], e.lanes), values
         return None
 
     def visit_store(self, stmt: BufferStore) -> Stmt:
-        """Indices may be narrow, what is stored has the type of the buffer."""
+        """Narrow the indices; the value keeps the buffer's dtype."""
         return stmt.with_fields(
             value=self.expr(stmt.value),
             indices=tuple(map(self.narrowed, stmt.indices)),
@@ -153,11 +157,11 @@ class _Narrow(StmtMutator):
         )
 
     def visit_prefetch(self, stmt: Prefetch) -> Stmt:
-        """As of stores."""
+        """Narrow the indices of a prefetch."""
         return stmt.with_fields(indices=tuple(map(self.narrowed, stmt.indices)))
 
     def visit_for(self, stmt: For) -> Stmt:
-        """The variable becomes narrow where its ends are."""
+        """Narrow the loop variable where its bounds fit."""
         low, extent = self.narrowed(stmt.min), self.narrowed(stmt.extent)
         first, count = self.bound(low), self.bound(extent)
         if first is None or count is None or first[1] + count[1] > HIGH:
@@ -168,27 +172,27 @@ class _Narrow(StmtMutator):
         return stmt.with_fields(loop_var=var, min=low, extent=extent, body=body)
 
     def visit_let(self, stmt: LetStmt) -> Stmt:
-        """Let-chains are long: they are gone through in a loop."""
-        made: list[tuple[Var, PrimExpr]] = []
+        """Narrow a chain of lets iteratively: such chains are long."""
+        bindings: list[tuple[Var, PrimExpr]] = []
         inner: Stmt = stmt
         while isinstance(inner, LetStmt):
             value = self.narrowed(inner.value)
             bound = self.bound(value)
             if bound is None:
-                made.append((inner.var, self._wide(value, inner.value.dtype)))
+                bindings.append((inner.var, self._wide(value, inner.value.dtype)))
             else:
                 var = Var(inner.var.name, value.dtype)
                 self.variables[inner.var] = var, bound
-                made.append((var, value))
+                bindings.append((var, value))
             inner = inner.body
         body = self.visit(inner)
-        for var, value in reversed(made):
+        for var, value in reversed(bindings):
             body = LetStmt(var, value, body)
         return body
 
 
 def narrow_data_type(func: PrimFunc) -> PrimFunc:
-    """The lowered function with indices of 32 bits where they fit; buffers stay the same."""
+    """Return the lowered function with 32-bit indices where they fit; buffers stay the same."""
     alone = distinct(func)  # a variable of two loops would have two ranges
     return with_body(alone, _Narrow().visit(alone.body))
 

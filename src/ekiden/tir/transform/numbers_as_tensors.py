@@ -1,12 +1,13 @@
-"""Give a function its numbers in tensors of no dimension: what callers hold whose values are all
-tensors, as Relay's are.
+"""Pass scalar parameters as zero-dimensional tensors, for callers whose values are all tensors,
+such as Relay.
 
     def f(n: int64, A: Buffer((n,))):       def f(n_given: Buffer(()), A: Buffer((m,))):
         body                            ->      assert n_given[()] == m
                                                 n = n_given[()]
                                                 body
 
-A size that is a number's too becomes a size of its own, which must equal the number.
+A size that is also a scalar parameter becomes a size variable of its own, which must equal the
+scalar.
 """
 
 from __future__ import annotations
@@ -19,23 +20,26 @@ from ekiden.tir.visitor import rename
 
 
 def numbers_as_tensors(func: PrimFunc) -> PrimFunc:
-    """A function whose parameters are all buffers; itself where they are."""
+    """Return a function whose parameters are all buffers; itself where they are."""
     if not func.scalars:
         return func
-    held = {v: Buffer(v.name, (), v.dtype) for v in func.scalars}
+    scalar_buffers = {v: Buffer(v.name, (), v.dtype) for v in func.scalars}
     in_shapes = set(free_vars(*(size for b in func.buffers for size in b.sizes())))
-    sizes: dict[Var, PrimExpr] = {v: SizeVar(v.name, v.dtype) for v in held if v in in_shapes}
+    # Sizes are bound from shapes at entry, before any statement can load the scalar.
+    sizes: dict[Var, PrimExpr] = {
+        v: SizeVar(v.name, v.dtype) for v in scalar_buffers if v in in_shapes
+    }
     buffers = {b: _resized(b, sizes) for b in func.buffers}
     body = rename(func.body, {}, buffers)
-    for number, buffer in held.items():
+    for number, buffer in scalar_buffers.items():
         value = BufferLoad(buffer, (), number.dtype)
         body = LetStmt(number, value, body)
         if number in sizes:
             size = sizes[number]
-            what = f"{func.name}: {number.name} is {{}}, and the dimension of that name {{}}"
+            message = f"{func.name}: {number.name} is {{}}, and the dimension of that name {{}}"
             shown = cast(value, "int64"), cast(size, "int64")
-            body = seq(AssertStmt(binary(EQ, value, size), what, "ValueError", shown), body)
-    params = tuple(held[p] if isinstance(p, Var) else buffers[p] for p in func.params)
+            body = seq(AssertStmt(binary(EQ, value, size), message, "ValueError", shown), body)
+    params = tuple(scalar_buffers[p] if isinstance(p, Var) else buffers[p] for p in func.params)
     return func.with_fields(params=params, body=body)
 
 

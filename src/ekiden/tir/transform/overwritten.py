@@ -1,10 +1,10 @@
-"""Drop stores whose elements are all written again before anything reads them.
+"""Dead store elimination: remove stores whose elements are all overwritten before they are read.
 
     for i in 16: a[i] = 1       ->   for i in 16: a[i] = 2
     for i in 16: a[i] = 2
 
 A store is compared with the later statements of its sequence: loops, at most one condition, and one
-store whose indices are loop variables, each of one axis, or what the earlier store has there.
+store whose indices are loop variables, each of one axis, or equal to the earlier store's index.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ekiden.tir.visitor import NOTHING, StmtMutator, all_expressions, sequence, 
 
 @dataclass(frozen=True, slots=True)
 class _Fill:
-    """Loops and conditions around one store."""
+    """A single store with the loops and conditions around it."""
 
     store: BufferStore
     loops: tuple[For, ...]
@@ -29,7 +29,7 @@ class _Fill:
 
 
 def _fill(stmt: Stmt) -> _Fill | None:
-    """A statement that is nothing but one store under loops and conditions."""
+    """Return a statement as a single store under loops and conditions, or None."""
     loops: list[For] = []
     conditions: list[PrimExpr] = []
     while not isinstance(stmt, BufferStore):
@@ -45,7 +45,7 @@ def _fill(stmt: Stmt) -> _Fill | None:
 
 
 def _is_opaque(stmt: Stmt) -> bool:
-    """Whether a statement may read memory that it does not name."""
+    """Return whether a statement may read memory that it does not name."""
     return any(
         isinstance(e, Intrinsic) and row_of(e.op).effects
         for root in all_expressions(stmt)
@@ -54,7 +54,7 @@ def _is_opaque(stmt: Stmt) -> bool:
 
 
 def _read(stmt: Stmt) -> set[Buffer]:
-    """The buffers that a statement reads, or hands on."""
+    """Return the buffers that a statement reads or passes to calls."""
     return {
         e.buffer
         for root in all_expressions(stmt)
@@ -64,33 +64,33 @@ def _read(stmt: Stmt) -> set[Buffer]:
 
 
 def _covers(later: _Fill, earlier: _Fill) -> bool:
-    """Whether one store writes every element that another writes."""
+    """Return whether one store provably writes every element that another writes."""
     analyzer = Analyzer()
     for loop in earlier.loops:
         analyzer.bind(loop.loop_var, loop.min, loop.extent)
     own = {loop.loop_var: loop for loop in later.loops}
     values: dict[Var, PrimExpr] = {}
-    wanted: list[PrimExpr] = []
-    for index, there in zip(later.store.indices, earlier.store.indices, strict=True):
+    obligations: list[PrimExpr] = []
+    for index, earlier_index in zip(later.store.indices, earlier.store.indices, strict=True):
         if isinstance(index, Var) and index in own and index not in values:
-            values[index] = cast(there, index.dtype)
+            values[index] = cast(earlier_index, index.dtype)
             loop = own[index]
-            at, low = cast(there, "int64"), cast(loop.min, "int64")
-            wanted += [GE(at, low), LT(at, low + cast(loop.extent, "int64"))]
-        elif any(v in own for v in post_order(index)) or not _equal(index, there, analyzer):
+            index_value, low = cast(earlier_index, "int64"), cast(loop.min, "int64")
+            obligations += [GE(index_value, low), LT(index_value, low + cast(loop.extent, "int64"))]
+        elif any(v in own for v in post_order(index)) or not _equal(index, earlier_index, analyzer):
             return False
     if len(values) < len(own):  # a loop over what is no axis: it must run at least once
-        wanted += [
+        obligations += [
             LT(const(0), cast(loop.extent, "int64")) for v, loop in own.items() if v not in values
         ]
-    wanted += later.conditions
-    known = const(True)
+    obligations += later.conditions
+    precondition = const(True)
     for condition in earlier.conditions:
-        known = logical_and(known, condition)
-    if any(isinstance(e, BufferLoad) for c in (*wanted, known) for e in post_order(c)):
+        precondition = logical_and(precondition, condition)
+    if any(isinstance(e, BufferLoad) for c in (*obligations, precondition) for e in post_order(c)):
         return False
-    with analyzer.constraint_scope(known):
-        return all(analyzer.can_prove(substitute(c, values)) for c in wanted)
+    with analyzer.constraint_scope(precondition):
+        return all(analyzer.can_prove(substitute(c, values)) for c in obligations)
 
 
 def _equal(a: PrimExpr, b: PrimExpr, analyzer: Analyzer) -> bool:
@@ -99,26 +99,28 @@ def _equal(a: PrimExpr, b: PrimExpr, analyzer: Analyzer) -> bool:
 
 class _Remove(StmtMutator):
     def visit_seq(self, stmt: SeqStmt) -> Stmt:
-        """From the last to the first: what is still to be overwritten, unread, is kept."""
-        kept: list[Stmt] = []
-        coming: list[_Fill] = []
-        for each in reversed(stmt.seq):
-            new = self.visit(each)
+        """Eliminate dead stores from last to first: fills that no statement in between reads are
+        pending.
+        """
+        remaining: list[Stmt] = []
+        pending: list[_Fill] = []
+        for child in reversed(stmt.seq):
+            new = self.visit(child)
             fill = _fill(new)
             if fill is not None and any(
-                f.store.buffer is fill.store.buffer and _covers(f, fill) for f in coming
+                f.store.buffer is fill.store.buffer and _covers(f, fill) for f in pending
             ):
                 value = fill.store.value
                 new = _with_store(fill, Evaluate(value)) if _is_opaque(new) else NOTHING
                 fill = None
             read = _read(new)
-            coming = [] if _is_opaque(new) else [f for f in coming if f.store.buffer not in read]
+            pending = [] if _is_opaque(new) else [f for f in pending if f.store.buffer not in read]
             if fill is not None and fill.store.buffer not in read:
-                coming.append(fill)
+                pending.append(fill)
             elif fill is None and any(not isinstance(s, _PLAIN) for s in walk(new)):
-                coming = []
-            kept.append(new)
-        return sequence(*reversed(kept))
+                pending = []
+            remaining.append(new)
+        return sequence(*reversed(remaining))
 
 
 _PLAIN = (BufferStore, For, IfThenElse, SeqStmt, Evaluate)
@@ -126,7 +128,7 @@ _PLAIN = (BufferStore, For, IfThenElse, SeqStmt, Evaluate)
 
 
 def _with_store(fill: _Fill, inner: Stmt) -> Stmt:
-    """The loops of a fill around another statement."""
+    """Return the loops and conditions of a fill around another statement."""
     for condition in reversed(fill.conditions):
         inner = IfThenElse(condition, inner, None)
     for loop in reversed(fill.loops):
@@ -135,5 +137,5 @@ def _with_store(fill: _Fill, inner: Stmt) -> Stmt:
 
 
 def remove_overwritten(body: Stmt) -> Stmt:
-    """The statements without stores that later ones make useless."""
+    """Return the statements without dead stores."""
     return _Remove().visit(body)

@@ -1,7 +1,8 @@
-"""The passes from a scheduled function to what code generators take, in order.
+"""The lowering pipeline: the passes from a scheduled function to the code generators' input, in
+order.
 
 Each is a function over a PrimFunc in a file of its own, and a Pass over a module by TVM's name:
-`tir.transform.Simplify()(module)`. Instruments of the PassContext see every one of them.
+`tir.transform.Simplify()(module)`. Instruments of the PassContext observe every one of them.
 """
 
 from __future__ import annotations
@@ -58,58 +59,60 @@ _function_pass = prim_func_pass = function_pass_over(PrimFunc)
 
 
 def _factory(name: str, function: Callable[[PrimFunc], PrimFunc]) -> Callable[[], Pass]:
-    """What makes the pass of a function, by TVM's name."""
+    """Return the factory of a function's pass, by TVM's name."""
 
     def run(func: PrimFunc, module: IRModule, context: PassContext) -> PrimFunc:
         return function(func)
 
-    made: Pass = _function_pass(run, opt_level=0, name=f"tir.{name}")
-    return _maker(made)
+    pass_: Pass = _function_pass(run, opt_level=0, name=f"tir.{name}")
+    return _maker(pass_)
 
 
-def _maker(made: Pass) -> Callable[[], Pass]:
-    """What gives a pass, also by its name."""
+def _maker(pass_: Pass) -> Callable[[], Pass]:
+    """Return a factory of a pass and register it by the pass's name."""
 
     def make() -> Pass:
-        """The pass that the table below describes."""
-        return made
+        """Return the pass that the table below describes."""
+        return pass_
 
-    register_pass(made.name, make)
+    register_pass(pass_.name, make)
     return make
 
 
 def _module_factory(name: str, change: Callable[[IRModule], IRModule]) -> Callable[[], Pass]:
-    """What makes the pass of a function over modules, by TVM's name."""
+    """Return the factory of a module function's pass, by TVM's name."""
     return _maker(Pass(f"tir.{name}", lambda module, context: change(module)))
 
 
 def Apply(ftransform: Callable[[PrimFunc], PrimFunc]) -> Pass:  # noqa: N802 - TVM's name
-    """A pass that gives each loop program to a function."""
+    """Return a pass that applies a function to each loop program."""
 
     def run(func: PrimFunc, module: IRModule, context: PassContext) -> PrimFunc:
         return ftransform(func)
 
-    made: Pass = _function_pass(run, opt_level=0, name="tir.Apply")
-    return made
+    pass_: Pass = _function_pass(run, opt_level=0, name="tir.Apply")
+    return pass_
 
 
 def Filter(fcond: Callable[[PrimFunc], bool]) -> Pass:  # noqa: N802
-    """A pass that keeps the loop programs for which a condition holds, and all other functions."""
+    """Return a pass that keeps the loop programs that satisfy a condition, and all other
+    functions.
+    """
 
     def keep(module: IRModule, context: PassContext) -> IRModule:
-        """The module without the loop programs that the condition does not hold for."""
-        kept = {
+        """Return the module without the loop programs that fail the condition."""
+        functions = {
             name: f
             for name, f in module.functions.items()
             if not isinstance(f, PrimFunc) or fcond(f)
         }
-        return module.with_functions(kept)
+        return module.with_functions(functions)
 
     return Pass("tir.Filter", keep)
 
 
 def BindTarget(target: Target) -> Pass:  # noqa: N802
-    """A pass that gives loop programs the attribute "target", unless they have one."""
+    """Return a pass that sets the attribute "target" of loop programs that have none."""
     return Apply(lambda f: f if f.attr("target") is not None else f.with_attr("target", target))
 
 
@@ -117,7 +120,8 @@ _COMPACT = _factory("CompactBufferAllocation", compact_buffers)
 
 
 def CompactBufferAllocation(is_strict: bool = True) -> Pass:  # noqa: N802
-    """Intermediates shrink to what one step of the loops around their accesses needs.
+    """Return the pass that shrinks intermediates to what one iteration of the loops around their
+    accesses needs.
 
     Raises ValueError for `is_strict=False`, by which TVM's may grow.
     """
@@ -127,8 +131,8 @@ def CompactBufferAllocation(is_strict: bool = True) -> Pass:  # noqa: N802
 
 
 def StorageFlatten(cache_line_size: int = 64, create_bound_attribute: bool = False) -> Pass:  # noqa: N802
-    """`FlattenBuffer`, by the name under which TVM has it for programs of tensor expressions. The
-    arguments are promises to TVM's; what `te` lowers to has buffers, as all programs.
+    """Return `FlattenBuffer`, by TVM's name for programs of tensor expressions. The arguments are
+    hints to TVM's pass; `te` here lowers to buffers like all programs.
     """
     del cache_line_size, create_bound_attribute
     return FlattenBuffer()
@@ -138,7 +142,7 @@ _NARROW = _factory("NarrowDataType", narrow_data_type)
 
 
 def NarrowDataType(target_bits: int) -> Pass:  # noqa: N802
-    """Indices of 64 bits whose values fit are computed in 32.
+    """Return the pass that computes 64-bit indices whose values fit in 32 bits.
 
     Raises ValueError for other widths.
     """
@@ -151,9 +155,10 @@ _SYNC = _factory("ThreadSync", thread_sync)
 
 
 def ThreadSync(storage_scope: str = "shared") -> Pass:  # noqa: N802
-    """Threads of a block wait where one reads what another wrote.
+    """Return the pass that inserts barriers where a thread reads what another thread of the block
+    wrote.
 
-    Raises ValueError for other memory than that of a block.
+    Raises ValueError for memory other than a block's shared memory.
     """
     if storage_scope != "shared":
         raise ValueError(f"ThreadSync: 'shared' expected, got {storage_scope!r}")
@@ -291,32 +296,31 @@ def lower(program: IRModule, target: Target | None = None) -> IRModule: ...
 
 
 def lower(program: PrimFunc | IRModule, target: Target | None = None) -> PrimFunc | IRModule:
-    """A function, or each loop program of a module, in the form that code generators take.
+    """Lower a function, or each loop program of a module, to the form that code generators accept.
 
-    Runs PASSES (or TILED_PASSES) in order, under the current PassContext, and what its option
-    "tir.add_lower_pass" adds to them. A reduction over threads becomes code of threads that wait
-    for each other, but for the `target` of a processor, where threads are steps of a loop.
-    TVM: `tvm.lower`.
+    Runs PASSES (or TILED_PASSES) in order, under the current PassContext, with the passes that its
+    option "tir.add_lower_pass" adds. A reduction over threads becomes code of synchronising
+    threads, except for a CPU `target`, where threads are iterations of a loop. TVM: `tvm.lower`.
     """
-    together = target is None or target.kind.has_threads
-    if target is not None and together:
+    has_threads = target is None or target.kind.has_threads
+    if target is not None and has_threads:
         with target:
             return lower(program)
     if isinstance(program, PrimFunc):
-        return _lowered(program, together)
-    made = {
-        name: _lowered(f, together) if isinstance(f, PrimFunc) else f
+        return _lowered(program, has_threads)
+    lowered = {
+        name: _lowered(f, has_threads) if isinstance(f, PrimFunc) else f
         for name, f in program.functions.items()
     }
-    return program.with_functions(made)
+    return program.with_functions(lowered)
 
 
-def _lowered(func: PrimFunc, together: bool) -> PrimFunc:
+def _lowered(func: PrimFunc, has_threads: bool) -> PrimFunc:
     attrs = func.attrs or {}
     passes = TILED_PASSES if attrs.get("tir.tiled") else PASSES
     if attrs.get("tir.tiled") and attrs.get("tir.has_blocks"):
         passes = MIXED_PASSES
-    elif passes is PASSES and together:
+    elif passes is PASSES and has_threads:
         passes = [PASSES[0], LowerCrossThreadReduction(), *PASSES[1:]]
     module = Sequential(_with_added(passes), name="tir.lower")(IRModule({func.name: func}))
     lowered = module[func.name]
@@ -330,18 +334,18 @@ PHASES = ("", "tir.FlattenBuffer", "tir.UnrollLoop")
 
 
 def _with_added(passes: Sequence[Pass]) -> list[Pass]:
-    """The passes, and among them what the PassContext adds, each at its phase."""
+    """Return the passes with those that the PassContext adds, each at its phase."""
     added = PassContext.current().option(ADDED)
     assert isinstance(added, list)
-    made = list(passes)
-    for each in added:
-        name = PHASES[each.phase] if each.phase < len(PHASES) else None
-        places = [n + 1 for n, member in enumerate(made) if member.name == name]
-        at = 0 if name == "" else (places or [len(made)])[0]
-        while at < len(made) and any(made[at] is a.run for a in added):
-            at += 1  # those of one phase run in the order in which they are given
-        made.insert(at, each.run)
-    return made
+    pipeline = list(passes)
+    for addition in added:
+        name = PHASES[addition.phase] if addition.phase < len(PHASES) else None
+        positions = [n + 1 for n, member in enumerate(pipeline) if member.name == name]
+        position = 0 if name == "" else (positions or [len(pipeline)])[0]
+        while position < len(pipeline) and any(pipeline[position] is a.run for a in added):
+            position += 1  # those of one phase run in the order in which they are given
+        pipeline.insert(position, addition.run)
+    return pipeline
 
 
 share_passes(

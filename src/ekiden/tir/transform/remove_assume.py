@@ -1,10 +1,10 @@
-"""What `T.assume` promises, used and then dropped: code generators see no assumptions.
+"""Use and removal of `T.assume`: code generators see no assumptions.
 
     T.assume(n == 0)                 T.assume(n == 0)
     if n == 0: s      -> Simplify -> s                 -> RemoveAssume ->   s
 
-An assumption holds from where it stands to the end of the statements it stands among. What it says
-of memory is not used. TVM: RemoveAssume.
+An assumption holds from its position to the end of the enclosing statements. Assumptions about
+memory are not used. TVM: RemoveAssume.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ class _Remove(StmtMutator):
         self.seen = False
 
     def expr(self, expr: PrimExpr) -> PrimExpr:
-        """Only statements assume."""
+        """Return the expression unchanged: only statements assume."""
         return expr
 
     def visit_evaluate(self, stmt: Evaluate) -> Stmt:
-        """T.assume(c)  ->  nothing"""
+        """Rewrite T.assume(c) to nothing."""
         if assumed(stmt) is None:
             return stmt
         self.seen = True
         return NOTHING
 
     def visit_for(self, stmt: For) -> Stmt:
-        """A loop that only assumed vanishes."""
+        """Remove a loop left empty."""
         new = super().visit_for(stmt)
         return NOTHING if isinstance(new, For) and is_nothing(new.body) else new
 
     def visit_if(self, stmt: IfThenElse) -> Stmt:
-        """As of loops, unless asking has an effect."""
+        """Remove a branch left empty, unless its condition has effects."""
         new = super().visit_if(stmt)
         if isinstance(new, IfThenElse) and is_nothing(new.then_case) and new.else_case is None:
             return new if has_effects(new.condition) else NOTHING
@@ -45,15 +45,16 @@ class _Remove(StmtMutator):
 
 
 def remove_assume(func: PrimFunc) -> PrimFunc:
-    """The function without assumptions; one that has none stays as it is."""
+    """Return the function without assumptions; the same object if it has none."""
     remove = _Remove()
     body = remove.visit(func.body)
     return with_body(func, body) if remove.seen else func
 
 
 def use_assumptions(func: PrimFunc) -> PrimFunc:
-    """The function simplified by what it assumes, then without it; one that assumes nothing stays
-    as it is."""
+    """Return the function simplified by its assumptions and then without them; the same object if
+    it has none.
+    """
     without = remove_assume(func)
     return func if without is func else remove_assume(simplify(func))
 

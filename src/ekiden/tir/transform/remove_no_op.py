@@ -1,10 +1,10 @@
-"""Drop what has no effect: variables and buffers nobody reads, loops and branches with nothing in
-them, values evaluated for nothing.
+"""Remove dead code: unused variables and buffers, empty loops and branches, values evaluated
+without effects.
 
     t = alloc(4); x = i * 2              ->   b[i] = 1.0
     b[i] = 1.0;  for j in 8: pass
 
-`tir.RemoveNoOp={"use_dataflow_analysis": True}` also drops stores that are overwritten unread.
+`tir.RemoveNoOp={"use_dataflow_analysis": True}` also eliminates dead stores.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ from ekiden.tir.visitor import NOTHING, StmtMutator, expressions, is_nothing, se
 
 
 def has_effects(value: PrimExpr) -> bool:
-    """Whether evaluating an expression does more than give its value."""
+    """Return whether evaluating an expression has side effects."""
     return any(isinstance(e, Intrinsic) and row_of(e.op).effects for e in post_order(value))
 
 
 class _Remove(StmtMutator):
-    """Goes through statements from the last to the first, so that a use is seen before what it
-    uses.
+    """A mutator that visits statements from last to first, so that uses are seen before
+    definitions.
     """
 
     def __init__(self) -> None:
         self._read: set[Var | Buffer] = set()
 
     def visit(self, stmt: Stmt) -> Stmt:
-        """What a statement reads or writes is noted when those after it have been seen."""
+        """Record what a statement reads or writes, after the statements behind it."""
         new = super().visit(stmt)
         for e in post_order(*expressions(new)):
             if isinstance(e, Var):
@@ -56,21 +56,21 @@ class _Remove(StmtMutator):
         return new
 
     def visit_let(self, stmt: LetStmt) -> Stmt:
-        """let x = v: s  ->  s, where nothing reads x and v does nothing else."""
+        """Rewrite let x = v: s to s, where nothing reads x and v has no effects."""
         body = self.visit(stmt.body)
         if stmt.var not in self._read:
             return sequence(Evaluate(stmt.value), body) if has_effects(stmt.value) else body
         return stmt.with_fields(body=body)
 
     def visit_allocate(self, stmt: Allocate) -> Stmt:
-        """A buffer that nothing inside uses goes."""
+        """Remove an unused buffer."""
         body = self.visit(stmt.body)
         if is_nothing(body) or stmt.buffer not in self._read:
             return body
         return stmt.with_fields(body=body)
 
     def visit_decl(self, stmt: DeclBuffer) -> Stmt:
-        """A view that nothing inside uses goes."""
+        """Remove an unused view."""
         body = self.visit(stmt.body)
         if is_nothing(body) or stmt.buffer not in self._read:
             return body
@@ -78,42 +78,44 @@ class _Remove(StmtMutator):
         return stmt.with_fields(body=body)
 
     def visit_for(self, stmt: For) -> Stmt:
-        """A loop without statements, or without turns, goes."""
+        """Remove a loop without statements or without iterations."""
         if isinstance(stmt.extent, IntImm) and stmt.extent.value <= 0:
             return NOTHING
         body = self.visit(stmt.body)
         return NOTHING if is_nothing(body) else stmt.with_fields(body=body)
 
     def visit_store(self, stmt: BufferStore) -> Stmt:
-        """a[i] = a[i]  ->  nothing"""
+        """Rewrite a[i] = a[i] to nothing."""
         return NOTHING if stores_itself(stmt) else super().visit_store(stmt)
 
     def visit_if(self, stmt: IfThenElse) -> Stmt:
-        """A condition without statements goes, unless asking it has an effect."""
-        then = self.visit(stmt.then_case)
-        other = None if stmt.else_case is None else self.visit(stmt.else_case)
-        other = None if other is None or is_nothing(other) else other
-        if is_nothing(then) and other is None and not has_effects(stmt.condition):
+        """Remove a branch without statements, unless its condition has effects."""
+        then_case = self.visit(stmt.then_case)
+        else_case = None if stmt.else_case is None else self.visit(stmt.else_case)
+        else_case = None if else_case is None or is_nothing(else_case) else else_case
+        if is_nothing(then_case) and else_case is None and not has_effects(stmt.condition):
             return NOTHING
-        if is_nothing(then) and other is not None:
-            return stmt.with_fields(condition=Not(stmt.condition), then_case=other, else_case=None)
-        return stmt.with_fields(then_case=then, else_case=other)
+        if is_nothing(then_case) and else_case is not None:
+            return stmt.with_fields(
+                condition=Not(stmt.condition), then_case=else_case, else_case=None
+            )
+        return stmt.with_fields(then_case=then_case, else_case=else_case)
 
     def visit_evaluate(self, stmt: Evaluate) -> Stmt:
         return stmt if has_effects(stmt.value) else NOTHING
 
 
 def stores_itself(stmt: BufferStore) -> bool:
-    """a[i] = a[i]"""
+    """Return whether a store is a[i] = a[i]."""
     value = stmt.value
     if not isinstance(value, BufferLoad) or value.buffer is not stmt.buffer:
         return False
-    here, there = value.indices, stmt.indices
-    return len(here) == len(there) and all(map(same, here, there))
+    load_indices, store_indices = value.indices, stmt.indices
+    return len(load_indices) == len(store_indices) and all(map(same, load_indices, store_indices))
 
 
 def remove_no_op(func: PrimFunc) -> PrimFunc:
-    """The function without statements that have no effect. Blocks must have been lowered."""
+    """Return the function without dead code. Blocks must have been lowered."""
     options = PassContext.current().fields(REMOVE_NO_OP)
     body = remove_overwritten(func.body) if options["use_dataflow_analysis"] else func.body
     return func.with_fields(body=_Remove().visit(body))

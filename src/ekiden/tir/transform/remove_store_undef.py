@@ -1,10 +1,10 @@
-"""Drop stores of `T.undef()`: values that nobody reads need not be written.
+"""Remove stores of `T.undef()`: values that nobody reads need not be written.
 
     x = T.undef(dtype="int32")       ->    (nothing)
     a[i] = x + 1
 
-Raises CompileError where an undefined value would decide something: an index, a condition, a loop.
-TVM: RemoveStoreUndef.
+Raises CompileError where an undefined value would determine an index, a condition or a loop. TVM:
+RemoveStoreUndef.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ class _Remove(StmtMutator):
         )
 
     def expr(self, expr: PrimExpr) -> PrimExpr:
-        """What is not stored: nothing undefined may stand in it."""
+        """Check an expression that is not stored: it must not contain undefined values."""
         if self._is_undefined(expr):
             raise CompileError(f"remove store undef: T.undef may only be stored, got {expr}")
         return expr
 
     def visit_store(self, stmt: BufferStore) -> Stmt:
-        """a[i] = undefined  ->  nothing"""
+        """Rewrite a[i] = undefined to nothing."""
         self.exprs(stmt.indices)
         for e in post_order(stmt.value):
             if isinstance(e, BufferLoad):
@@ -45,7 +45,7 @@ class _Remove(StmtMutator):
         return NOTHING
 
     def visit_let(self, stmt: LetStmt) -> Stmt:
-        """let x = undefined: s  ->  s, which may only store x."""
+        """Rewrite let x = undefined: s to s, which may only store x."""
         if not self._is_undefined(stmt.value):
             return super().visit_let(stmt)
         self.seen = True
@@ -53,7 +53,7 @@ class _Remove(StmtMutator):
         return self.visit(stmt.body)
 
     def visit_for(self, stmt: For) -> Stmt:
-        """A loop of such stores vanishes."""
+        """Remove a loop left empty."""
         new = super().visit_for(stmt)
         return NOTHING if isinstance(new, For) and is_nothing(new.body) else new
 
@@ -63,7 +63,7 @@ def _is_undef(e: PrimExpr) -> bool:
 
 
 def remove_store_undef(func: PrimFunc) -> PrimFunc:
-    """The function without stores of undefined values; one that has none stays as it is."""
+    """Return the function without stores of undefined values; the same object if it has none."""
     remove = _Remove()
     body = remove.visit(func.body)
     return with_body(func, body) if remove.seen else func

@@ -1,8 +1,8 @@
-"""Simplify every expression under the ranges of the loops around it; loops of one step become their
-body. The pass also knows the conditions around a statement, and in an expression what its other
-parts say, and what `T.assume` said before a statement among the same statements.
+"""Simplify every expression under the ranges of the enclosing loops; loops of one iteration become
+their body. The pass also uses the conditions around a statement, those within an expression, and
+preceding `T.assume`s.
 
-if i < 5: (if i < 7: s)  ->  if i < 5: s         i < n + 5 and i < n + 9  ->  i < n + 5
+    if i < 5: (if i < 7: s)  ->  if i < 5: s         i < n + 5 and i < n + 9  ->  i < n + 5
 """
 
 from __future__ import annotations
@@ -40,22 +40,26 @@ from ekiden.tir.visitor import NOTHING, StmtMutator, is_nothing, sequence
 # Ranges of loops are bound on the way in and not taken back: outside of its loop a variable is in
 # no expression, and a second loop over it binds it anew.
 class Simplifier(StmtMutator):
-    """Also shares equal expressions: afterwards equal means the same object."""
+    """A mutator that simplifies expressions and hash-conses them: afterwards equal expressions are
+    the same object.
+    """
 
     def __init__(self) -> None:
         self.analyzer = Analyzer()
         self.values: dict[Var, PrimExpr] = {}
 
     def expr(self, expr: PrimExpr) -> PrimExpr:
-        """The simplest form."""
+        """Return the simplified expression."""
         return self.analyzer.simplify(substitute(expr, self.values))
 
     def replace(self, var: Var, value: PrimExpr) -> None:
-        """Put a value in the place of a variable from here on."""
+        """Substitute a value for a variable from here on."""
         self.values[var] = value
 
     def visit_for(self, stmt: For) -> Stmt:
-        """for i in range(a, a + 1): s  ->  s[i := a];  for i in range(a, a): s  ->  nothing"""
+        """Rewrite for i in range(a, a + 1): s to s[i := a], and for i in range(a, a): s to
+        nothing.
+        """
         low, extent = self.expr(stmt.min), self.expr(stmt.extent)
         if isinstance(extent, IntImm) and extent.value <= 0:
             return NOTHING
@@ -67,7 +71,7 @@ class Simplifier(StmtMutator):
         return body if is_nothing(body) else stmt.with_fields(min=low, extent=extent, body=body)
 
     def visit_if(self, stmt: IfThenElse) -> Stmt:
-        """A branch with nothing in it vanishes."""
+        """Remove an empty branch."""
         new = super().visit_if(stmt)
         if isinstance(new, IfThenElse) and is_nothing(new.then_case) and new.else_case is None:
             return NOTHING
@@ -81,7 +85,7 @@ _JOINS = (And, Or)
 
 
 class _Knowing(Simplifier):
-    """A Simplifier that knows the conditions around."""
+    """A Simplifier that uses the surrounding conditions."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -89,66 +93,66 @@ class _Knowing(Simplifier):
         """Variables of type bool that are bound to what no statement changes."""
 
     def expr(self, expr: PrimExpr) -> PrimExpr:
-        """The simplest form where it stands."""
+        """Return the expression simplified in its context."""
         expr = substitute(expr, self.values)
         if any(_is_choice(e) or isinstance(e, COMPARISONS) for e in post_order(expr)):
             expr = self._known(expr, 0)
         return self.analyzer.simplify(expr)
 
     def visit_if(self, stmt: IfThenElse) -> Stmt:
-        """The sides know the condition, or its opposite."""
+        """Simplify the sides under the condition and its negation."""
         condition = self.expr(stmt.condition)
         meaning = self.expr(substitute(condition, self.conditions))
         if isinstance(meaning, IntImm):
             side = stmt.then_case if meaning.value else stmt.else_case
             return NOTHING if side is None else self.visit(side)
         then_case = self._given(meaning, stmt.then_case)
-        other = None
+        else_case = None
         if stmt.else_case is not None:
-            other = self._given(Not(meaning), stmt.else_case)
-            other = None if is_nothing(other) else other
-        if is_nothing(then_case) and other is None:
+            else_case = self._given(Not(meaning), stmt.else_case)
+            else_case = None if is_nothing(else_case) else else_case
+        if is_nothing(then_case) and else_case is None:
             return NOTHING
-        return stmt.with_fields(condition=condition, then_case=then_case, else_case=other)
+        return stmt.with_fields(condition=condition, then_case=then_case, else_case=else_case)
 
     def visit_seq(self, stmt: SeqStmt) -> Stmt:
-        """T.assume(c); s  ->  T.assume(c); s where c is known"""
-        made: list[Stmt] = []
-        with ExitStack() as known:
-            for each in stmt.seq:
-                made.append(self.visit(each))
-                condition = assumed(made[-1])
+        """Visit a sequence; the condition of T.assume(c) is known for the statements behind it."""
+        statements: list[Stmt] = []
+        with ExitStack() as scopes:
+            for child in stmt.seq:
+                statements.append(self.visit(child))
+                condition = assumed(statements[-1])
                 if condition is not None:
                     lasting = _all(_lasting(condition))
-                    known.enter_context(self.analyzer.constraint_scope(lasting))
-        same = all(a is b for a, b in zip(made, stmt.seq, strict=True))
-        return stmt if same else sequence(*made)
+                    scopes.enter_context(self.analyzer.constraint_scope(lasting))
+        same = all(a is b for a, b in zip(statements, stmt.seq, strict=True))
+        return stmt if same else sequence(*statements)
 
     def visit_evaluate(self, stmt: Evaluate) -> Stmt:
-        """An assumption of what is known says nothing."""
+        """Remove an assumption that is already known."""
         new = super().visit_evaluate(stmt)
         condition = assumed(new)
         return NOTHING if isinstance(condition, IntImm) and condition.value else new
 
     def visit_let(self, stmt: LetStmt) -> Stmt:
-        """let c = i < 3: if i < 3: if c: s  ->  let c = i < 3: if i < 3: s"""
+        """Record a bool binding: let c = i < 3: if i < 3: if c: s -> let c = i < 3: if i < 3: s."""
         value = self.expr(stmt.value)
         if value.dtype == "bool" and _lasts(value):
             self.conditions[stmt.var] = value
         return stmt.with_fields(value=value, body=self.visit(stmt.body))
 
     def visit_store(self, stmt: BufferStore) -> Stmt:
-        """A[i] = A[i]  ->  nothing"""
+        """Rewrite A[i] = A[i] to nothing."""
         new = super().visit_store(stmt)
         return NOTHING if isinstance(new, BufferStore) and stores_itself(new) else new
 
     def _given(self, condition: PrimExpr, stmt: Stmt) -> Stmt:
-        """A statement where a condition holds, as far as nothing in the statement may change it."""
+        """Visit a statement under the part of a condition that no statement inside can change."""
         with self.analyzer.constraint_scope(_all(_lasting(condition))):
             return self.visit(stmt)
 
     def _known(self, e: PrimExpr, depth: int) -> PrimExpr:
-        """An expression whose parts know of each other."""
+        """Return an expression with its choices simplified under each other's conditions."""
         if depth == DEPTH:
             return e
         match e:
@@ -156,8 +160,8 @@ class _Knowing(Simplifier):
                 condition, yes, no = children(e)
                 condition = self.analyzer.simplify(self._known(condition, depth + 1))
                 sides = [
-                    self._under(given, side, depth)
-                    for given, side in ((condition, yes), (Not(condition), no))
+                    self._under(holding, side, depth)
+                    for holding, side in ((condition, yes), (Not(condition), no))
                 ]
                 return rebuild(e, (condition, *sides))
             case And() | Or():
@@ -166,37 +170,39 @@ class _Knowing(Simplifier):
         e = rebuild(e, [self._known(c, depth + 1) for c in inside]) if inside else e
         return self._strict(e) if isinstance(e, (LE, NE)) else e
 
-    def _under(self, given: PrimExpr, e: PrimExpr, depth: int) -> PrimExpr:
-        """An expression where a condition holds."""
-        with self.analyzer.constraint_scope(given):
+    def _under(self, condition: PrimExpr, e: PrimExpr, depth: int) -> PrimExpr:
+        """Return an expression simplified under a condition."""
+        with self.analyzer.constraint_scope(condition):
             return self.analyzer.simplify(self._known(e, depth + 1))
 
     # Each part is looked at under all the others, and what it became is what the next is looked at
     # under: of two equal parts only one goes, as the other then has none beside it that says the
     # same.
     def _joined(self, e: BinaryExpr, depth: int) -> PrimExpr:
-        """a and b: each is read where the others hold, and vanishes where they imply it; a or b:
-        where the others do not."""
+        """Simplify a conjunction: each part under the others, removed where they imply it; in a
+        disjunction under their negations.
+        """
         kind = type(e)
-        parts = _parts(e, kind)
-        if len(parts) > PARTS:
+        operands = _parts(e, kind)
+        if len(operands) > PARTS:
             return e
         absorbing = kind is Or
-        for n in range(len(parts) - 1, -1, -1):
-            others = [p for k, p in enumerate(parts) if k != n]
-            given = [Not(p) for p in others] if absorbing else others
-            found = self._under(_all(given), parts[n], depth)
-            if isinstance(found, IntImm) and bool(found.value) == absorbing:
+        for n in range(len(operands) - 1, -1, -1):
+            other_operands = [p for k, p in enumerate(operands) if k != n]
+            assumptions = [Not(p) for p in other_operands] if absorbing else other_operands
+            simplified = self._under(_all(assumptions), operands[n], depth)
+            if isinstance(simplified, IntImm) and bool(simplified.value) == absorbing:
                 return const(absorbing, "bool")
-            if isinstance(found, IntImm):
-                del parts[n]
-            elif found.dtype == "bool":
-                parts[n] = found
-        return reduce(lambda a, b: binary(kind, a, b), parts or [const(not absorbing, "bool")])
+            if isinstance(simplified, IntImm):
+                del operands[n]
+            elif simplified.dtype == "bool":
+                operands[n] = simplified
+        return reduce(lambda a, b: binary(kind, a, b), operands or [const(not absorbing, "bool")])
 
     def _strict(self, e: BinaryExpr) -> PrimExpr:
-        """a <= b where a >= b is known  ->  a == b, where a != b is known  ->  a < b;
-        a != b where a <= b is known  ->  a < b"""
+        """Strengthen comparisons: a <= b with a >= b known -> a == b, with a != b known -> a < b; a
+        != b with a <= b known -> a < b.
+        """
         prove, a, b = self.analyzer.can_prove, e.a, e.b
         if a.dtype not in ("int32", "int64") or prove(e):
             return e
@@ -208,7 +214,7 @@ class _Knowing(Simplifier):
 
 
 def assumed(stmt: Stmt) -> PrimExpr | None:
-    """The condition of a statement `T.assume(condition)`; None of any other."""
+    """Return the condition of a statement `T.assume(condition)`; None for any other."""
     value = stmt.value if isinstance(stmt, Evaluate) else None
     return value.args[0] if isinstance(value, Intrinsic) and value.op == "assume" else None
 
@@ -218,26 +224,26 @@ def _is_choice(e: PrimExpr) -> bool:
 
 
 def _parts(e: PrimExpr, kind: type[BinaryExpr]) -> list[PrimExpr]:
-    """What a chain of one kind joins, in order."""
-    found: list[PrimExpr] = []
+    """Return the operands of a chain of one operator, in order."""
+    operands: list[PrimExpr] = []
     pending = [e]
     while pending:
-        at = pending.pop()
-        if isinstance(at, kind):
-            pending += (at.b, at.a)
+        node = pending.pop()
+        if isinstance(node, kind):
+            pending += (node.b, node.a)
         else:
-            found.append(at)
-    return found
+            operands.append(node)
+    return operands
 
 
 # What reads memory may become false by a store inside of the branch that it guards.
 def _lasting(condition: PrimExpr) -> list[PrimExpr]:
-    """The parts of a condition that hold whatever statements do: those that read no memory."""
+    """Return the conjuncts that hold whatever statements do: those that read no memory."""
     if isinstance(condition, Not) and isinstance(condition.a, Or):
-        parts: list[PrimExpr] = [Not(p) for p in _parts(condition.a, Or)]
+        conjuncts: list[PrimExpr] = [Not(p) for p in _parts(condition.a, Or)]
     else:
-        parts = _parts(condition, And)
-    return [p for p in parts if _lasts(p)]
+        conjuncts = _parts(condition, And)
+    return [p for p in conjuncts if _lasts(p)]
 
 
 def _lasts(condition: PrimExpr) -> bool:
@@ -252,5 +258,5 @@ def _all(conditions: Sequence[PrimExpr]) -> PrimExpr:
 
 
 def simplify(func: PrimFunc) -> PrimFunc:
-    """The function with simple expressions."""
+    """Return the function with simplified expressions."""
     return func.with_fields(body=_Knowing().visit(func.body))

@@ -1,14 +1,13 @@
-"""Cut functions in two: what runs on threads of a device, and the host that starts it.
+"""Split functions into device kernels and the host code that launches them.
 
     def f(a, b):                                        def f(a, b):
         for i in thread_binding(8, "blockIdx.x"):   ->      call_function("f_kernel", a, b)
             b[i] = a[i]                                 def f_kernel(a, b):
                                                             for i in thread_binding(8, ..): ..
 
-Each outermost loop over a thread axis becomes a function of its own, with the attributes of a
-device function: `tir.is_device`, and `tir.thread_axes`. It has a parameter for each buffer that it
-uses; sizes come with their shapes, other variables as numbers. On a processor thread loops run as
-loops.
+Each outermost loop over a thread axis becomes a function with the attributes of a device function:
+`tir.is_device` and `tir.thread_axes`. It has a parameter per buffer that it uses; sizes come with
+the shapes, other variables as scalars. On a CPU thread loops run as loops.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from ekiden.tir.visitor import StmtMutator, rename, used_inside, walk
 
 
 def is_device_loop(stmt: Stmt) -> bool:
-    """Whether a statement is a loop over threads of a device."""
+    """Return whether a statement is a loop over GPU threads."""
     is_thread = isinstance(stmt, For) and stmt.kind is ForKind.THREAD_BINDING
     return is_thread and not is_virtual(stmt)
 
@@ -38,7 +37,7 @@ class _Split(StmtMutator):
         self.kernels: dict[str, PrimFunc] = {}
 
     def visit_for(self, stmt: For) -> Stmt:
-        """The outermost thread loop becomes a call."""
+        """Replace the outermost thread loop by a kernel launch."""
         if not is_device_loop(stmt):
             return super().visit_for(stmt)
         used = used_inside(stmt)
@@ -53,18 +52,19 @@ class _Split(StmtMutator):
         axes = tuple(dict.fromkeys(str((s.annotations or {})["thread"]) for s in threads))
         attrs = {"global_symbol": name, "tir.is_device": True, "tir.thread_axes": axes}
         self.kernels[name] = _with_own_parameters(PrimFunc((*buffers, *numbers), stmt, attrs))
-        given = (*(BufferAddress(b) for b in buffers), *numbers)
-        return Evaluate(Intrinsic("call_function", (StringImm(name), *given), "int32"))
+        arguments = (*(BufferAddress(b) for b in buffers), *numbers)
+        return Evaluate(Intrinsic("call_function", (StringImm(name), *arguments), "int32"))
 
     def _in_order(self, buffers: Sequence[Buffer]) -> list[Buffer]:
-        """Parameters of the function in their order, then buffers of its own."""
+        """Return the function's parameters in their order, then local buffers."""
         own = [b for b in self._func.buffers if b in buffers]
         return own + [b for b in buffers if b not in own]
 
 
 def _with_own_parameters(func: PrimFunc) -> PrimFunc:
-    """Return a function whose parameters, and the sizes of these, are no other function's: what two
-    functions share could not be said of their texts."""
+    """Return a function with fresh parameters and size variables: two functions that share some
+    could not be printed as separate texts.
+    """
     sizes = free_vars(*(size for b in func.buffers for size in b.sizes()))
     own: dict[Var, PrimExpr] = {
         v: type(v)(v.name, v.dtype) for v in dict.fromkeys((*sizes, *func.scalars))
@@ -83,13 +83,15 @@ def _with_own_parameters(func: PrimFunc) -> PrimFunc:
 
 
 def split_host_device(module: IRModule) -> IRModule:
-    """The module with device regions in functions of their own. Blocks must have been lowered."""
-    made: dict[str, BaseFunc] = {}
+    """Return the module with device regions in functions of their own. Blocks must have been
+    lowered.
+    """
+    functions: dict[str, BaseFunc] = {}
     for name, func in module.functions.items():
         if not isinstance(func, PrimFunc) or (func.attrs or {}).get("tir.is_device"):
-            made[name.name_hint] = func
+            functions[name.name_hint] = func
             continue
         split = _Split(func)
-        made[name.name_hint] = func.with_fields(body=split.visit(func.body))
-        made.update(split.kernels)
-    return IRModule(dict(made.items()), module.type_definitions, module.attrs)
+        functions[name.name_hint] = func.with_fields(body=split.visit(func.body))
+        functions.update(split.kernels)
+    return IRModule(dict(functions.items()), module.type_definitions, module.attrs)

@@ -1,13 +1,12 @@
-"""Let buffers that are never needed at the same time share memory.
+"""Share memory between buffers with disjoint live ranges.
 
-a = alloc(64); b = alloc(64)                 a = alloc(64)
-a[..] = ..; c[..] = a[..]              ->    a[..] = ..; c[..] = a[..]
-b[..] = ..; d[..] = b[..]                    a[..] = ..; d[..] = a[..]
+    a = alloc(64); b = alloc(64)                 a = alloc(64)
+    a[..] = ..; c[..] = a[..]              ->    a[..] = ..; c[..] = a[..]
+    b[..] = ..; d[..] = b[..]                    a[..] = ..; d[..] = a[..]
 
-Of the buffers that are allocated directly inside each other, each one's life is from the first to
-the last statement of the sequence below that touches it. In the order of their beginnings a buffer
-takes over the first memory that is free by then, and large enough; registers are the code
-generator's to give.
+Among directly nested allocations, a live range spans the first to the last statement of the
+sequence below that touches the buffer. In order of their starts (linear scan) a buffer takes the
+first memory that is free and large enough; registers are left to the code generator.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ class _Rename(ExprRewriter):
 
 class _Share(StmtMutator):
     def visit_allocate(self, stmt: Allocate) -> Stmt:
-        """Allocations directly inside each other are considered together."""
+        """Process directly nested allocations together."""
         buffers: list[Buffer] = []
         inner: Stmt = stmt
         while isinstance(inner, Allocate):
@@ -55,35 +54,37 @@ class _Share(StmtMutator):
 
 
 def _touched(s: Stmt) -> set[Buffer]:
-    found = {e.buffer for e in all_expressions(s) if isinstance(e, (BufferLoad, BufferAddress))}
-    return found | {x.buffer for x in walk(s) if isinstance(x, (BufferStore, Prefetch))}
+    accessed = {e.buffer for e in all_expressions(s) if isinstance(e, (BufferLoad, BufferAddress))}
+    return accessed | {x.buffer for x in walk(s) if isinstance(x, (BufferStore, Prefetch))}
 
 
 def _shared(buffers: Sequence[Buffer], statements: Sequence[Stmt]) -> dict[Buffer, Buffer]:
-    """Buffer -> the one whose memory it takes over, by first and last use, in their order."""
+    """Return buffer -> the buffer whose memory it takes over, by linear scan over live ranges."""
     touched = [_touched(s) for s in statements]
-    lives = {b: [n for n, each in enumerate(touched) if b in each] for b in buffers}
+    lives = {
+        b: [n for n, buffers_of_stmt in enumerate(touched) if b in buffers_of_stmt] for b in buffers
+    }
     free_from: dict[Buffer, int] = {}
     names: dict[Buffer, Buffer] = {}
     for buffer in sorted((b for b in buffers if lives[b]), key=lambda b: lives[b][0]):
         first, last = lives[buffer][0], lives[buffer][-1]
-        home = next(
+        host = next(
             (h for h, free in free_from.items() if free < first and _fits(buffer, h)), buffer
         )
-        free_from[home] = last
-        if home is not buffer:
-            names[buffer] = home
+        free_from[host] = last
+        if host is not buffer:
+            names[buffer] = host
     return names
 
 
-def _fits(buffer: Buffer, home: Buffer) -> bool:
-    """Whether a buffer's elements fit in another's memory."""
-    if (buffer.dtype, buffer.scope) != (home.dtype, home.scope) or buffer.scope == "register":
+def _fits(buffer: Buffer, host: Buffer) -> bool:
+    """Return whether a buffer's elements fit in another's memory."""
+    if (buffer.dtype, buffer.scope) != (host.dtype, host.scope) or buffer.scope == "register":
         return False
-    needed, given = _size(buffer), _size(home)
-    if isinstance(needed, IntImm) and isinstance(given, IntImm):
-        return needed.value <= given.value
-    return prove_equal(needed, given)
+    needed, available = _size(buffer), _size(host)
+    if isinstance(needed, IntImm) and isinstance(available, IntImm):
+        return needed.value <= available.value
+    return prove_equal(needed, available)
 
 
 def _size(buffer: Buffer) -> PrimExpr:
@@ -94,8 +95,8 @@ def _size(buffer: Buffer) -> PrimExpr:
 
 
 def storage_rewrite(func: PrimFunc) -> PrimFunc:
-    """The function with fewer allocations. Buffers must have been flattened. The option
-    `tir.disable_storage_rewrite` leaves it as it is.
+    """Return the function with fewer allocations. Buffers must have been flattened. The option
+    `tir.disable_storage_rewrite` disables the pass.
     """
     if PassContext.current().option(NO_SHARING):
         return func

@@ -1,4 +1,4 @@
-"""Threads of a block wait for each other where one reads what another wrote.
+"""Insert barriers between threads of a block where one reads what another wrote.
 
     for k in 4:                          for k in 4:
         a_shared[tx] = a[k, tx]              wait                        # until all have read
@@ -6,12 +6,11 @@
                                              wait                        # until all have written
                                              c[tx] += sum(a_shared)
 
-Memory of scope "shared" alone; a buffer counts as a whole. Barriers that stand there count.
-
-One walk from the inside out. Of each statement it keeps what it does before threads first wait
-in it, what after they last did, and whether they do: so the end of a loop's turn meets the begin of
-the next without a second visit, and where an inner loop waits in each of its turns, outer ones need
-not.
+Only memory of scope "shared" counts, a buffer as a whole; existing barriers are taken into account.
+One walk from the inside out: for each statement it records the accesses before its first barrier,
+those after its last, and whether it has one. So the end of a loop's iteration is compared with the
+begin of the next without a second visit, and where an inner loop waits in each iteration, outer
+ones need not.
 """
 
 from __future__ import annotations
@@ -53,18 +52,20 @@ SHARED = ("shared", "shared.dyn")
 
 
 def is_barrier(stmt: Stmt) -> bool:
-    """Whether threads wait for each other at a statement."""
+    """Return whether a statement is a barrier."""
     value = stmt.value if isinstance(stmt, Evaluate) else None
     return isinstance(value, Intrinsic) and value.op == "tvm_storage_sync"
 
 
 def is_thread_loop(stmt: Stmt) -> bool:
-    """Whether a statement is done once by each thread of an axis."""
+    """Return whether a statement runs once per thread of an axis."""
     return isinstance(stmt, For) and stmt.kind is ForKind.THREAD_BINDING
 
 
 def thread_sync(func: PrimFunc) -> PrimFunc:
-    """The function with barriers. Raises CompileError where some threads alone would wait."""
+    """Return the function with barriers. Raises CompileError where a barrier would be reached by
+    some threads only.
+    """
     if not _shared(buffers_read(func.body)) and not _shared(buffers_written(func.body)):
         return func
     return func.with_fields(body=_Sync(func.name).visit(func.body))
@@ -75,19 +76,20 @@ def _shared(buffers: Iterable[Buffer]) -> list[Buffer]:
 
 
 def _is_tuple_store(stmt: Stmt) -> bool:
-    """Whether a statement stores values that are all computed before: as one store, whose elements
-    are each thread's."""
+    """Return whether a statement stores values that were all computed before, so that it acts as
+    one store of per-thread elements.
+    """
     if not isinstance(stmt, LetStmt):
         return False
     while isinstance(stmt, LetStmt):
         stmt = stmt.body
-    parts = stmt.seq if isinstance(stmt, SeqStmt) else (stmt,)
-    return all(isinstance(s, BufferStore) and not buffers_read(s) for s in parts)
+    stores = stmt.seq if isinstance(stmt, SeqStmt) else (stmt,)
+    return all(isinstance(s, BufferStore) and not buffers_read(s) for s in stores)
 
 
 @dataclass(slots=True)
 class _Open:
-    """What is read and written without a barrier between."""
+    """The reads and writes without a barrier in between."""
 
     reads: set[Buffer] = field(default_factory=set)
     writes: dict[Buffer, Stmt | None] = field(default_factory=dict)
@@ -95,21 +97,22 @@ class _Open:
 
     @staticmethod
     def of(stmt: Stmt) -> _Open:
-        """What a statement with nothing inside does to memory of a block."""
+        """Return the accesses of a leaf statement to shared memory."""
         written = _shared(buffers_written(stmt))
         return _Open(set(_shared(buffers_read(stmt))), dict.fromkeys(written, stmt))
 
-    def add(self, other: _Open) -> None:
-        """What else there is, or may be."""
-        self.reads |= other.reads
-        for buffer, by in other.writes.items():
+    def add(self, accesses: _Open) -> None:
+        """Merge further accesses."""
+        self.reads |= accesses.reads
+        for buffer, by in accesses.writes.items():
             self.writes[buffer] = by if self.writes.get(buffer, by) is by else None
 
     # Read after write, write after read, write after write: the three hazards of a pipeline, here
     # between threads. That two threads read needs no order.
     def spoils(self, following: _Open) -> bool:
-        """Whether threads must wait before what follows. One statement in several turns of a loop
-        writes elements of its own."""
+        """Return whether a barrier is needed before the following accesses. One statement in
+        several iterations of a loop writes distinct elements.
+        """
         if not self.reads.isdisjoint(following.writes):
             return True
         if not following.reads.isdisjoint(self.writes):
@@ -122,8 +125,9 @@ class _Open:
 
 @dataclass(slots=True)
 class _Uses:
-    """What a statement does before threads first wait in it, and after they last did; whether they
-    wait whatever happens."""
+    """The accesses of a statement before its first barrier and after its last, and whether it
+    always waits.
+    """
 
     before: _Open = field(default_factory=_Open)
     after: _Open = field(default_factory=_Open)
@@ -131,30 +135,30 @@ class _Uses:
 
     @staticmethod
     def of(stmt: Stmt) -> _Uses:
-        """Of one with nothing inside."""
+        """Return the accesses of a leaf statement."""
         if is_barrier(stmt):
             return _Uses(waits=True)
         does = _Open.of(stmt)
         return _Uses(does, does)
 
     def wait(self) -> None:
-        """Threads wait at its end."""
+        """Record a barrier at the end."""
         self.after, self.waits = _Open(), True
 
-    def then(self, other: _Uses) -> None:
-        """Another after this."""
+    def then(self, following: _Uses) -> None:
+        """Append the accesses of a following statement."""
         if not self.waits:
-            self.before.add(other.before)
-        if other.waits:
+            self.before.add(following.before)
+        if following.waits:
             self.after = _Open()
-        self.after.add(other.after)
-        self.waits = self.waits or other.waits
+        self.after.add(following.after)
+        self.waits = self.waits or following.waits
 
-    def either(self, other: _Uses) -> None:
-        """Another instead of this."""
-        self.before.add(other.before)
-        self.after.add(other.after)
-        self.waits = self.waits and other.waits
+    def either(self, alternative: _Uses) -> None:
+        """Merge the accesses of an alternative branch."""
+        self.before.add(alternative.before)
+        self.after.add(alternative.after)
+        self.waits = self.waits and alternative.waits
 
 
 _Part = tuple[Stmt, _Uses]
@@ -162,7 +166,7 @@ _Part = tuple[Stmt, _Uses]
 
 
 class _Sync(StmtMutator):
-    """Puts barriers where they are needed, innermost statements first."""
+    """A mutator that inserts the necessary barriers, innermost statements first."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -175,7 +179,7 @@ class _Sync(StmtMutator):
         self._added = 0
 
     def visit(self, stmt: Stmt) -> Stmt:
-        """With barriers between its parts."""
+        """Visit a statement and insert barriers between its children."""
         if sub_statements(stmt) and not _is_tuple_store(stmt):
             return super().visit(stmt)
         self._uses = _Uses.of(stmt)
@@ -184,37 +188,41 @@ class _Sync(StmtMutator):
     def _part(self, stmt: Stmt) -> _Part:
         return self.visit(stmt), self._uses
 
-    def _in_order(self, parts: Sequence[_Part], waiting: int | None = None) -> list[Stmt]:
-        """Parts with barriers where what follows needs one, and before the one of that number."""
-        whole, made = _Uses(), []
-        for n, (stmt, uses) in enumerate(parts):
-            if n == waiting or whole.after.spoils(uses.before):
+    def _in_order(self, synced: Sequence[_Part], waiting: int | None = None) -> list[Stmt]:
+        """Return statements with barriers where the next one requires it, and before the one with
+        index `waiting`.
+        """
+        accumulated, statements = _Uses(), []
+        for n, (stmt, uses) in enumerate(synced):
+            if n == waiting or accumulated.after.spoils(uses.before):
                 stmt = seq(BARRIER, stmt)
-                whole.wait()
+                accumulated.wait()
                 self._added += 1
-            made.append(stmt)
-            whole.then(uses)
-        self._uses = whole
-        return made
+            statements.append(stmt)
+            accumulated.then(uses)
+        self._uses = accumulated
+        return statements
 
     def _differs(self, value: PrimExpr) -> bool:
-        """Whether threads of a block may have other values of it."""
+        """Return whether a value may differ between threads of a block."""
         return not self._own.isdisjoint(free_vars(value)) or bool(buffers_read(Evaluate(value)))
 
     def visit_seq(self, stmt: SeqStmt) -> Stmt:
-        """One after another."""
-        parts = [self._part(s) for s in stmt.seq]
-        made = self._in_order(parts)
-        same = all(a is b for a, b in zip(made, stmt.seq, strict=True))
-        return stmt if same else seq(*made)
+        """Insert barriers into a sequence."""
+        synced = [self._part(s) for s in stmt.seq]
+        statements = self._in_order(synced)
+        same = all(a is b for a, b in zip(statements, stmt.seq, strict=True))
+        return stmt if same else seq(*statements)
 
     def visit_block(self, stmt: Block) -> Stmt:
-        """Its first part, where it has one, then its body."""
-        made = self._in_order([self._part(s) for s in sub_statements(stmt)])
-        return stmt.with_fields(body=made[-1], init=made[0] if len(made) > 1 else None)
+        """Insert barriers between a block's init and its body."""
+        statements = self._in_order([self._part(s) for s in sub_statements(stmt)])
+        return stmt.with_fields(
+            body=statements[-1], init=statements[0] if len(statements) > 1 else None
+        )
 
     def visit_let(self, stmt: LetStmt) -> Stmt:
-        """A name of each thread's, if its value is."""
+        """Record a variable as per-thread if its value is divergent."""
         if self._differs(stmt.value):
             self._own.add(stmt.var)
         value: _Part = stmt, _Uses.of(Evaluate(stmt.value))
@@ -222,16 +230,16 @@ class _Sync(StmtMutator):
         return stmt.with_fields(body=body)
 
     def visit_for(self, stmt: For) -> Stmt:
-        """A loop over threads once, another as often as it may run."""
+        """Visit a loop over threads once, another one as iterated."""
         if is_thread_loop(stmt):
             return self._threads(stmt)
         if self._differs(stmt.extent) or self._differs(stmt.min):
             self._own.add(stmt.loop_var)
             return self._by_some(self._again, stmt)
-        made = self._again(stmt)
+        visited = self._again(stmt)
         runs = isinstance(stmt.extent, IntImm) and stmt.extent.value > 0
         self._uses.waits = self._uses.waits and runs
-        return made
+        return visited
 
     def _threads(self, stmt: For) -> Stmt:
         axis = str((stmt.annotations or {})["thread"])
@@ -240,59 +248,64 @@ class _Sync(StmtMutator):
         if axis in self._bound:  # of as many threads as come here, or fewer
             return self._by_some(super().visit_for, stmt)
         self._bound.add(axis)
-        made = super().visit_for(stmt)
+        visited = super().visit_for(stmt)
         self._bound.discard(axis)
-        return made
+        return visited
 
     def visit_while(self, stmt: While) -> Stmt:
-        """As a loop that may not run."""
+        """Visit a while loop, which may have no iterations."""
         if self._differs(stmt.condition):
             return self._by_some(self._again, stmt)
-        made = self._again(stmt)
+        visited = self._again(stmt)
         self._uses.waits = False
-        return made
+        return visited
 
     def _again(self, stmt: Stmt) -> Stmt:
-        """A loop: what ends a turn meets what begins the next, and waits before the first part that
-        needs it."""
+        """Visit a loop: the end of an iteration precedes the begin of the next, with a barrier
+        before the first statement that needs it.
+        """
         assert isinstance(stmt, (For, While)), stmt
         inside = stmt.body.seq if isinstance(stmt.body, SeqStmt) else (stmt.body,)
-        parts, added = [self._part(s) for s in inside], self._added
-        made = self._in_order(parts)
-        turn = self._uses
-        if turn.after.spoils(turn.before):
+        synced, added = [self._part(s) for s in inside], self._added
+        statements = self._in_order(synced)
+        iteration = self._uses
+        if iteration.after.spoils(iteration.before):
             self._added = added
-            waiting = next(n for n, (_, uses) in enumerate(parts) if turn.after.spoils(uses.before))
-            made = self._in_order(parts, waiting)
-        same = all(a is b for a, b in zip(made, inside, strict=True))
-        return stmt if same else stmt.with_fields(body=seq(*made))
+            waiting = next(
+                n for n, (_, uses) in enumerate(synced) if iteration.after.spoils(uses.before)
+            )
+            statements = self._in_order(synced, waiting)
+        same = all(a is b for a, b in zip(statements, inside, strict=True))
+        return stmt if same else stmt.with_fields(body=seq(*statements))
 
     def visit_if(self, stmt: IfThenElse) -> Stmt:
-        """Either part follows what was before."""
+        """Visit a branch: either side follows what was before."""
         if self._differs(stmt.condition):
             return self._by_some(self._sides, stmt)
         return self._sides(stmt)
 
     def _sides(self, stmt: Stmt) -> Stmt:
         assert isinstance(stmt, IfThenElse), stmt
-        then, whole = self._part(stmt.then_case)
-        other, uses = (None, _Uses()) if stmt.else_case is None else self._part(stmt.else_case)
+        then_case, then_uses = self._part(stmt.then_case)
+        else_case, uses = (None, _Uses()) if stmt.else_case is None else self._part(stmt.else_case)
         self._uses = _Uses()
         self._uses.waits = True
-        self._uses.either(whole)
+        self._uses.either(then_uses)
         self._uses.either(uses)
-        return stmt.with_fields(then_case=then, else_case=other)
+        return stmt.with_fields(then_case=then_case, else_case=else_case)
 
     # A barrier that not all threads of a block come to hangs the device, or worse, lets some
     # through.
     def _by_some(self, visit: Callable[..., Stmt], stmt: Stmt) -> Stmt:
-        """What not all threads do, or not as often: they wait before it, never inside."""
+        """Visit a statement that not all threads execute equally often: barriers go before it,
+        never inside.
+        """
         added = self._added
-        made = visit(stmt)
-        asked = _Open()
+        visited = visit(stmt)
+        condition_accesses = _Open()
         for value in expressions(stmt):
-            asked.add(_Open.of(Evaluate(value)))
-        is_asked_again = isinstance(stmt, While) and self._uses.after.spoils(asked)
+            condition_accesses.add(_Open.of(Evaluate(value)))
+        is_asked_again = isinstance(stmt, While) and self._uses.after.spoils(condition_accesses)
         if self._added != added or is_asked_again:
             names = ", ".join(sorted({repr(b.name) for b in _shared(buffers_written(stmt))}))
             raise CompileError(
@@ -301,10 +314,10 @@ class _Sync(StmtMutator):
                 " thread"
             )
         uses, self._uses = self._uses, _Uses(waits=False)
-        self._uses.then(_Uses(asked, asked))
+        self._uses.then(_Uses(condition_accesses, condition_accesses))
         self._uses.then(uses)
         self._uses.waits = False
-        return made
+        return visited
 
 
 __all__ = ["thread_sync"]

@@ -1,4 +1,4 @@
-"""How threads of a block combine values through memory that they share, or registers of a warp.
+"""Tree reduction among threads of a block, through shared memory or registers of a warp.
 
     parts[t] = x                                            barrier
     if t < 3: parts[t] = combine(parts[t], parts[t + 4])    barrier     # of 7
@@ -25,43 +25,49 @@ Combine = Callable[[Sequence[PrimExpr], Sequence[PrimExpr]], Stmt]
 """The statement that combines two tuples into a place it knows."""
 
 
-def elements(buffers: Sequence[Buffer], place: PrimExpr | None = None) -> list[PrimExpr]:
-    """Return loads of one element of each buffer: that at a place, or the first."""
-    at = const(0) if place is None else place
-    return [BufferLoad(b, (at,), b.dtype) for b in buffers]
+def elements(buffers: Sequence[Buffer], index: PrimExpr | None = None) -> list[PrimExpr]:
+    """Return loads of one element of each buffer: at an index, or the first."""
+    position = const(0) if index is None else index
+    return [BufferLoad(b, (position,), b.dtype) for b in buffers]
 
 
 def fold_by_halves(
-    parts: Sequence[Buffer], first: PrimExpr, thread: PrimExpr, count: int, combine: Combine
+    shared_buffers: Sequence[Buffer],
+    first: PrimExpr,
+    thread: PrimExpr,
+    count: int,
+    combine: Combine,
 ) -> list[Stmt]:
-    """Return the steps by which `count` neighbours in shared memory become one, a barrier before
-    each and none behind the last.
+    """Return the tree reduction of `count` consecutive values in shared memory, with a barrier
+    before each step and none behind the last.
 
     Args:
-        parts: shared memory, a buffer for each component of the tuples.
-        first: where the neighbours begin; the result is there.
-        thread: the number of the thread among those that combine.
-        count: how many values there are, each stored by a thread of its own.
-        combine: makes the statement that combines into `parts[first + thread]`.
+        shared_buffers: shared memory, a buffer per tuple component.
+        first: index of the first value; the result is stored there.
+        thread: the index of the thread among those that combine.
+        count: the number of values, each stored by a thread of its own.
+        combine: returns the statement that combines into index `first + thread`.
     """
     statements: list[Stmt] = []
     while count > 1:
         half = (count + 1) // 2
-        place = first + thread
-        join = combine(elements(parts, place), elements(parts, place + half))
+        own_index = first + thread
+        join = combine(
+            elements(shared_buffers, own_index), elements(shared_buffers, own_index + half)
+        )
         statements += [BARRIER, IfThenElse(thread < count - half, join)]
         count = half
     return statements
 
 
 def shuffled(own: Sequence[Buffer], op: str, lane: PrimExpr | int, width: int) -> list[PrimExpr]:
-    """Return what other threads of the warp have in registers.
+    """Return the register values of other threads of the warp.
 
     Args:
-        own: a buffer of one element for each component.
+        own: a single-element buffer per component.
         op: one of `ir.intrinsic.SHUFFLES`.
-        lane: the lane to read, or how far away it is.
-        width: how many neighbours exchange, a power of two.
+        lane: the lane to read, or its distance.
+        width: the number of lanes that exchange, a power of two.
     """
     number = const(lane, "int32") if isinstance(lane, int) else lane
     of = number, const(width, "int32"), const(WARP, "int32")

@@ -1,10 +1,10 @@
-"""One loop for each thread axis, around all that runs on it.
+"""Unify thread loops: one loop per thread axis around everything that runs on it.
 
-for i in thread_binding(8, "blockIdx.x"):         for blockIdx_x in thread_binding(8, "blockIdx.x"):
-    for j in thread_binding(4, "threadIdx.x"):        for threadIdx_x in thread_binding(4, ..):
-        B[i, j] = A[i, j]                     ->          B[blockIdx_x, threadIdx_x] = ..
-    for k in thread_binding(4, "threadIdx.x"):            C[blockIdx_x, threadIdx_x] = ..
-        C[i, k] = B[i, k]
+    for i in thread_binding(8, "blockIdx.x"):         for blockIdx_x in thread_binding(8, "blockIdx.x"):
+        for j in thread_binding(4, "threadIdx.x"):        for threadIdx_x in thread_binding(4, ..):
+            B[i, j] = A[i, j]                     ->          B[blockIdx_x, threadIdx_x] = ..
+        for k in thread_binding(4, "threadIdx.x"):            C[blockIdx_x, threadIdx_x] = ..
+            C[i, k] = B[i, k]
 
 Loops of virtual threads stay. TVM: UnifyThreadBinding.
 """
@@ -28,27 +28,29 @@ class _Unify(StmtMutator):
         self._depth_of_threads = 0
 
     def visit_for(self, stmt: For) -> Stmt:
-        """The outermost loop over threads opens all axes that occur inside of it; loops inside
-        become uses of the axis's variable. Raises ScheduleError where loops of one axis differ in
-        extent, or an extent is only known inside of other loops.
+        """Open all axes at the outermost loop over threads; inner loops become uses of the axis's
+        variable.
+
+        Raises ScheduleError where loops of one axis differ in extent, or an extent is only known
+        inside other loops.
         """
         axis = str((stmt.annotations or {}).get("thread", ""))
         if stmt.kind is not ForKind.THREAD_BINDING or is_virtual(stmt):
             return super().visit_for(stmt)
-        known = self._open.get(axis)
-        if known is None:
+        axis_binding = self._open.get(axis)
+        if axis_binding is None:
             outside = {v for v, _ in self._open.values()}
             inner = set(free_vars(stmt.extent)) - outside
             if self._depth_of_threads and inner:
                 names = ", ".join(sorted(v.name for v in inner))
                 raise ScheduleError(f"{self._name!r}: the extent of {axis} changes with {names}")
             var = Var(axis.replace(".", "_"), stmt.loop_var.dtype)
-            known = self._open[axis] = var, stmt.extent
-        elif not prove_equal(cast(known[1], "int64"), cast(stmt.extent, "int64")):
+            axis_binding = self._open[axis] = var, stmt.extent
+        elif not prove_equal(cast(axis_binding[1], "int64"), cast(stmt.extent, "int64")):
             raise ScheduleError(
-                f"{self._name!r}: loops over {axis} have the extents {known[1]} and {stmt.extent}"
+                f"{self._name!r}: loops over {axis} have the extents {axis_binding[1]} and {stmt.extent}"
             )
-        value = cast(known[0], stmt.loop_var.dtype) + stmt.min
+        value = cast(axis_binding[0], stmt.loop_var.dtype) + stmt.min
         self._depth_of_threads += 1
         body = self.visit(substitute(stmt.body, {stmt.loop_var: value}))
         self._depth_of_threads -= 1
@@ -63,8 +65,9 @@ class _Unify(StmtMutator):
 
 
 def unify_thread_binding(func: PrimFunc) -> PrimFunc:
-    """The function with one loop for each axis. Raises ScheduleError (a ValueError) for loops over
-    one axis of two extents, or of an extent that changes inside."""
+    """Return the function with one loop per axis. Raises ScheduleError (a ValueError) for loops
+    over one axis with two extents, or with an extent that changes inside.
+    """
     return with_body(func, _Unify(func.name).visit(func.body))
 
 

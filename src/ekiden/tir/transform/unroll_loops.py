@@ -1,5 +1,5 @@
-"""Repeat the bodies of unrolled loops, whose extents are constants; and of short serial ones where
-the option `tir.UnrollLoop` asks for it.
+"""Unroll loops marked so, whose extents are constants, and short serial ones where the option
+`tir.UnrollLoop` requests it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from ekiden.tir.visitor import StmtMutator, is_nothing, sequence, substitute, wa
 
 
 class _Unroll(StmtMutator):
-    """Unrolls, from the inside out."""
+    """A mutator that unrolls from the inside out."""
 
     def __init__(self, options: Mapping[str, int]) -> None:
         super().__init__()
@@ -22,7 +22,7 @@ class _Unroll(StmtMutator):
         """How many loops were unrolled inside of each other, in what was last visited."""
 
     def visit_for(self, stmt: For) -> Stmt:
-        """for i in unrolled(2): s  ->  s[i := 0]; s[i := 1]"""
+        """Rewrite for i in unrolled(2): s to s[i := 0]; s[i := 1]."""
         around, self.depth = self.depth, 0
         body = self.visit(stmt.body)
         inside = self.depth
@@ -40,7 +40,7 @@ class _Unroll(StmtMutator):
         )
 
     def _is_short(self, loop: For, body: Stmt) -> bool:
-        """Whether the options ask for a serial loop without loops in it to be unrolled."""
+        """Return whether the options request unrolling a serial innermost loop."""
         steps, extent = self.options["auto_max_step"], self.options["auto_max_extent"]
         if loop.kind is not ForKind.SERIAL or not (steps or extent):
             return False
@@ -53,7 +53,7 @@ class _Unroll(StmtMutator):
 
 
 def unroll_loops(func: PrimFunc) -> PrimFunc:
-    """The function without unrolled loops, as the option `tir.UnrollLoop` of the current
+    """Return the function without unrolled loops, as the option `tir.UnrollLoop` of the current
     PassContext says.
     """
     options = PassContext.current().fields(UNROLL)

@@ -1,17 +1,17 @@
-"""Turn vectorized loops into vectors: whole vectors, then one masked vector for what is left.
+"""Turn vectorised loops into vector operations: full vectors, then one masked vector for the tail.
 
-for i in vectorized(n):      for i in range(n // 16):
-    B[i] = A[i]                  B[i * 16 : +16] = A[i * 16 : +16]
-                        ->   if n % 16 > 0:
-                                 mask = (0, 1, .. 15) < n % 16
-                                 B[n // 16 * 16 : +16] = A[the same] where mask, else not stored
+    for i in vectorized(n):      for i in range(n // 16):
+        B[i] = A[i]                  B[i * 16 : +16] = A[i * 16 : +16]
+                            ->   if n % 16 > 0:
+                                     mask = (0, 1, .. 15) < n % 16
+                                     B[n // 16 * 16 : +16] = A[the same] where mask, else not stored
 
-A masked load gives 0 in lanes that are not there, so nothing outside of a buffer is read. A loop
-of `vscale() * 4` steps is one scalable vector.
+A masked load yields 0 in disabled lanes, so nothing outside of a buffer is read. A loop of
+`vscale() * 4` iterations is one scalable vector.
 
-Inside, what depends on the loop's variable is a vector, all else stays a scalar and is broadcast
-where the two meet: an index `i + 3` is a Ramp, a condition that differs between lanes a mask of
-both sides of the branch.
+Inside, what depends on the loop variable becomes a vector; everything else stays scalar and is
+broadcast where the two meet: an index `i + 3` is a Ramp, a divergent condition a mask of both sides
+of the branch.
 """
 
 from __future__ import annotations
@@ -68,10 +68,10 @@ DEFAULT_LANES = 16
 # lanes to one element. After: nothing depends on the loop's variable; an index that was affine in
 # it is a Ramp, which codegen knows to be one load, and any other vector index a gather.
 class Vectorizer(StmtMutator):
-    """Rewrites what is inside a loop for `lanes` values of its variable at once, base, base + 1,
-    ...
+    """A mutator that rewrites the inside of a loop for `lanes` values of its variable at once:
+    base, base + 1, ...
 
-    `mask` (a bool vector) keeps loads and stores to the lanes that exist. Buffers allocated inside
+    `mask` (a bool vector) restricts loads and stores to the enabled lanes. Buffers allocated inside
     become vectors.
     """
 
@@ -89,18 +89,18 @@ class Vectorizer(StmtMutator):
         """Of those, the ones that a store under a mask changes in some lanes alone."""
 
     def define(self, var: Var, value: PrimExpr) -> None:
-        """Say what another scalar variable is in vectors."""
+        """Bind another scalar variable to a vector."""
         self._values[var] = value
 
     def expr(self, expr: PrimExpr) -> PrimExpr:
-        """The expression, a vector where it depends on the variable."""
+        """Return the expression, as a vector where it depends on the variable."""
         self._alive.append(expr)
-        for each in pending((expr,), self._memo):
-            self._memo[id(each)] = self._node(each, [self._memo[id(c)] for c in children(each)])
+        for node in pending((expr,), self._memo):
+            self._memo[id(node)] = self._node(node, [self._memo[id(c)] for c in children(node)])
         return self._memo[id(expr)]
 
     def buffer(self, buffer: Buffer) -> Buffer:
-        """The vector form of a buffer allocated inside."""
+        """Return the vector form of a buffer allocated inside."""
         return self._buffers.get(buffer, buffer)
 
     def _node(self, e: PrimExpr, new: list[PrimExpr]) -> PrimExpr:
@@ -151,8 +151,10 @@ class Vectorizer(StmtMutator):
         )
 
     def visit_store(self, stmt: BufferStore) -> Stmt:
-        """A store to an element per lane is a vector store; one to a buffer allocated inside stores
-        the vector. Raises ScheduleError where lanes would store different values to one element."""
+        """Turn a store with a per-lane index into a vector store; a store to a buffer allocated
+        inside stores the vector. Raises ScheduleError where lanes would store different values
+        to one element.
+        """
         value, indices = self.expr(stmt.value), self.exprs(stmt.indices)
         if stmt.buffer in self._buffers:
             buffer, wide = self.buffer(stmt.buffer), broadcast(value, self._lanes)
@@ -174,12 +176,16 @@ class Vectorizer(StmtMutator):
             )
         predicate = self._mask if lanes else None
         if stmt.predicate is not None:
-            given = broadcast(self.expr(stmt.predicate), lanes)
-            predicate = given if predicate is None else logical_and(predicate, given)
+            own_predicate = broadcast(self.expr(stmt.predicate), lanes)
+            predicate = (
+                own_predicate if predicate is None else logical_and(predicate, own_predicate)
+            )
         return BufferStore(stmt.buffer, broadcast(value, lanes), indices, predicate)
 
     def visit_let(self, stmt: LetStmt) -> Stmt:
-        """let x = e in s  ->  let xv = vector e in s[x := xv], where e depends on the variable."""
+        """Rewrite let x = e in s to let xv = vector e in s[x := xv], where e depends on the
+        variable.
+        """
         value = self.expr(stmt.value)
         if value.dtype == stmt.var.dtype:
             return LetStmt(stmt.var, value, self.visit(stmt.body))
@@ -188,8 +194,8 @@ class Vectorizer(StmtMutator):
         return LetStmt(wide, value, self.visit(stmt.body))
 
     def visit_if(self, stmt: IfThenElse) -> Stmt:
-        """A condition that differs between lanes becomes the mask of both sides; the part of it
-        that does not stays a branch.
+        """Turn a divergent condition into the mask of both sides; its uniform part stays a
+        branch.
         """
         condition = self.expr(stmt.condition)
         if not dt.vector(condition.dtype):
@@ -201,14 +207,14 @@ class Vectorizer(StmtMutator):
             marked = stmt.condition
             assert isinstance(marked, Intrinsic)
             return self.visit_if(stmt.with_fields(condition=marked.args[0]))
-        then = self._under(condition, stmt.then_case)
+        then_case = self._under(condition, stmt.then_case)
         if stmt.else_case is None:
-            return then
-        return sequence(then, self._under(Not(condition, condition.dtype), stmt.else_case))
+            return then_case
+        return sequence(then_case, self._under(Not(condition, condition.dtype), stmt.else_case))
 
     def visit_for(self, stmt: For) -> Stmt:
-        """A loop inside runs one step after the other; one whose steps differ between lanes runs as
-        often as the longest, under the mask of those that have the step.
+        """Run an inner loop serially; one with divergent bounds runs as often as its longest lane,
+        under the mask of the lanes that have the iteration.
         """
         if stmt.kind in (ForKind.VECTORIZED, ForKind.PARALLEL):
             stmt = stmt.with_fields(kind=ForKind.SERIAL, annotations=None)
@@ -223,7 +229,7 @@ class Vectorizer(StmtMutator):
         return For(step, const(0), longest, ForKind.SERIAL, body)
 
     def visit_while(self, stmt: While) -> Stmt:
-        """A condition must be the same for all lanes. Raises ScheduleError where it is not."""
+        """Visit a while loop; raise ScheduleError for a divergent condition."""
         if dt.vector(self.expr(stmt.condition).dtype):
             raise ScheduleError(
                 "vectorize: the condition of a while loop inside differs between lanes"
@@ -234,7 +240,7 @@ class Vectorizer(StmtMutator):
     # `_has_branched` tells a branch's mask from that of the tail: under the former lanes keep what
     # they had, so stores to buffers of the loop's own must merge; lanes of a tail are nobody's.
     def _under(self, condition: PrimExpr, side: Stmt) -> Stmt:
-        """A statement in the lanes for which a condition holds."""
+        """Visit a statement in the lanes for which a condition holds."""
         outer = self._mask, self._memo, self._has_branched
         self._mask = condition if self._mask is None else logical_and(self._mask, condition)
         self._memo, self._has_branched = {}, True  # a load is another one under another mask
@@ -243,7 +249,7 @@ class Vectorizer(StmtMutator):
         return new
 
     def visit_allocate(self, stmt: Allocate) -> Stmt:
-        """float32[n] in the loop -> float32x16[n]"""
+        """Widen an allocation inside the loop: float32[n] -> float32x16[n]."""
         old = stmt.buffer
         self._buffers[old] = old.with_fields(dtype=dt.with_lanes(old.dtype, self._lanes))
         wide = self._buffers[old]
@@ -252,7 +258,9 @@ class Vectorizer(StmtMutator):
 
 
 def _cleared(buffer: Buffer) -> Stmt:
-    """Zeros in a buffer some of whose lanes may never be stored, but are merged with others."""
+    """Return the zero fill of a buffer some of whose lanes may never be stored, but are merged with
+    others.
+    """
     n = Var("n")
     size: PrimExpr = const(1)
     for extent in buffer.shape:
@@ -263,13 +271,13 @@ def _cleared(buffer: Buffer) -> Stmt:
 
 
 def _widest(values: Sequence[PrimExpr]) -> str:
-    """The lanes of the widest of values, as `dt.vector` says them."""
+    """Return the lanes of the widest of values, in the notation of `dt.vector`."""
     lanes = {dt.vector(v.dtype) for v in values} - {""}
     return max(lanes, key=lambda count: int(count.removeprefix(dt.VSCALE)))
 
 
 def _affine(kind: type[BinaryExpr], a: PrimExpr, b: PrimExpr) -> PrimExpr | None:
-    """Ramp + s, Ramp - s, s + Ramp, Ramp * s, s * Ramp as a Ramp."""
+    """Return Ramp + s, Ramp - s, s + Ramp, Ramp * s or s * Ramp as a Ramp, else None."""
     if kind is Mul:
         a, b = (b, a) if isinstance(b, Ramp) else (a, b)
         if isinstance(a, Ramp) and not dt.vector(b.dtype):
@@ -298,24 +306,28 @@ def _affine(kind: type[BinaryExpr], a: PrimExpr, b: PrimExpr) -> PrimExpr | None
 # The channel of a group, o // 32 for o = i * 16 + (0, 1, .. 7), is one number for all lanes: taken
 # for a vector it would make a gather of every load that it is an index of.
 def _of_a_line(e: BinaryExpr) -> PrimExpr:
-    """Ramp // s, Ramp % s  ->  a scalar where all lanes are in one multiple of s, or a Ramp."""
-    made = combined(e, Analyzer().modular_set)
-    if made is None:
+    """Simplify Ramp // s and Ramp % s to a scalar where all lanes are in one multiple of s, or to a
+    Ramp.
+    """
+    simplified = combined(e, Analyzer().modular_set)
+    if simplified is None:
         return e
-    return made.value if isinstance(made, Broadcast) else made
+    return simplified.value if isinstance(simplified, Broadcast) else simplified
 
 
 # Of 5 elements left of 16, a vector of 8 under a mask, and none of 16.
-def tail_lanes(rest: int, lanes: int) -> int:
-    """The narrowest vector that holds `rest` elements."""
+def tail_lanes(tail: int, lanes: int) -> int:
+    """Return the narrowest power-of-two vector width that holds `rest` elements, at most
+    `lanes`.
+    """
     wide = 1
-    while wide < rest:
+    while wide < tail:
         wide *= 2
     return min(wide, lanes)
 
 
 class _Vectorize(Simplifier):
-    """Simplifies only what it makes: what is outside vectorized loops stays as it is."""
+    """A simplifier of what vectorisation creates; code outside vectorised loops is unchanged."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -325,7 +337,7 @@ class _Vectorize(Simplifier):
         return super().expr(expr) if self._inside else expr
 
     def visit_for(self, stmt: For) -> Stmt:
-        """Vectorized loops become vectors; what is known of other loops is kept for them."""
+        """Vectorise marked loops; bind the ranges of other loops for the analyzer."""
         if stmt.kind is ForKind.VECTORIZED and _calls_out(stmt.body):
             stmt = stmt.with_fields(
                 kind=ForKind.SERIAL, annotations=None
@@ -349,50 +361,52 @@ class _Vectorize(Simplifier):
         if (factor := _times_vscale(extent)) is not None:
             return self.visit(_at(stmt, low, dt.scalable(factor)))
         outer = Var(stmt.loop_var.name)
-        whole = self.analyzer.simplify(extent // lanes)
-        rest = self.analyzer.simplify(extent % lanes)
-        main = For(outer, const(0), whole, ForKind.SERIAL, _at(stmt, low + outer * lanes, lanes))
-        tail = IfThenElse(rest > 0, _at(stmt, low + whole * lanes, lanes, rest))
+        vector_count = self.analyzer.simplify(extent // lanes)
+        tail_count = self.analyzer.simplify(extent % lanes)
+        main = For(
+            outer, const(0), vector_count, ForKind.SERIAL, _at(stmt, low + outer * lanes, lanes)
+        )
+        tail = IfThenElse(tail_count > 0, _at(stmt, low + vector_count * lanes, lanes, tail_count))
         return self.visit(sequence(main, tail))
 
     def _known(self, stmt: For, low: PrimExpr, extent: int, lanes: int) -> Stmt:
-        whole, rest = divmod(extent, lanes)
-        parts: list[Stmt] = []
-        if whole:
+        vector_count, tail = divmod(extent, lanes)
+        statements: list[Stmt] = []
+        if vector_count:
             outer = Var(stmt.loop_var.name)
             body = _at(stmt, low + outer * lanes, lanes)
-            parts.append(For(outer, const(0), const(whole), ForKind.SERIAL, body))
-        if rest:
-            wide = tail_lanes(rest, lanes)
-            parts.append(
-                _at(stmt, low + whole * lanes, wide, None if rest == wide else const(rest))
+            statements.append(For(outer, const(0), const(vector_count), ForKind.SERIAL, body))
+        if tail:
+            wide = tail_lanes(tail, lanes)
+            statements.append(
+                _at(stmt, low + vector_count * lanes, wide, None if tail == wide else const(tail))
             )
-        return self.visit(sequence(*parts))
+        return self.visit(sequence(*statements))
 
 
 def _calls_out(body: Stmt) -> bool:
-    """Return whether a statement calls a function, which is handed numbers and no vectors."""
+    """Return whether a statement calls a function, which accepts scalars and no vectors."""
     return any(isinstance(e, Intrinsic) and row_of(e.op).calls for e in all_expressions(body))
 
 
 def _times_vscale(extent: PrimExpr) -> int | None:
-    """The factor of an extent that is one scalable vector, `vscale() * factor`."""
+    """Return the factor of an extent `vscale() * factor`, or None."""
     value = extent.value if isinstance(extent, Cast) else extent
     if isinstance(value, Intrinsic) and value.op == "vscale":
         return 1
     if isinstance(value, Mul):
-        for one, other in ((value.a, value.b), (value.b, value.a)):
-            if isinstance(other, IntImm) and _times_vscale(one) == 1:
-                return int(other.value)
+        for candidate, factor in ((value.a, value.b), (value.b, value.a)):
+            if isinstance(factor, IntImm) and _times_vscale(candidate) == 1:
+                return int(factor.value)
     return None
 
 
-def _at(stmt: For, base: PrimExpr, lanes: int | str, rest: PrimExpr | None = None) -> Stmt:
-    """The body for the vector at base; only its first `rest` lanes if given."""
+def _at(stmt: For, base: PrimExpr, lanes: int | str, tail: PrimExpr | None = None) -> Stmt:
+    """Return the body for the vector at base; only its first `rest` lanes if given."""
     mask = None
-    if rest is not None and lanes != 1:
+    if tail is not None and lanes != 1:
         wide = dt.with_lanes("bool", lanes)
-        mask = LT(ramp(const(0, "int32"), 1, lanes), broadcast(_int32(rest), lanes), wide)
+        mask = LT(ramp(const(0, "int32"), 1, lanes), broadcast(_int32(tail), lanes), wide)
     return Vectorizer(stmt.loop_var, base, lanes, mask).visit(stmt.body)
 
 
@@ -401,8 +415,8 @@ def _int32(value: PrimExpr) -> PrimExpr:
 
 
 def vectorize_loops(func: PrimFunc) -> PrimFunc:
-    """The function without vectorized loops. `annotations["lanes"]` of a loop says how wide; with
-    the option `tir.disable_vectorize` they are serial ones.
+    """Return the function without vectorised loops. A loop's `annotations["lanes"]` sets the width;
+    with the option `tir.disable_vectorize` they become serial.
     """
     if not any(isinstance(s, For) and s.kind is ForKind.VECTORIZED for s in walk(func.body)):
         return func
@@ -411,10 +425,10 @@ def vectorize_loops(func: PrimFunc) -> PrimFunc:
 
 
 class _Serialize(StmtMutator):
-    """Makes vectorized loops serial."""
+    """A mutator that makes vectorised loops serial."""
 
     def visit_for(self, stmt: For) -> Stmt:
-        """The loop, or one whose steps follow each other."""
-        made = super().visit_for(stmt)
-        is_vector = isinstance(made, For) and made.kind is ForKind.VECTORIZED
-        return made.with_fields(kind=ForKind.SERIAL, annotations=None) if is_vector else made
+        """Convert a vectorised loop to a serial one."""
+        visited = super().visit_for(stmt)
+        is_vector = isinstance(visited, For) and visited.kind is ForKind.VECTORIZED
+        return visited.with_fields(kind=ForKind.SERIAL, annotations=None) if is_vector else visited
