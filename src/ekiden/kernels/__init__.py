@@ -1,4 +1,4 @@
-"""Kernels by families: which loops compute a group of tensor expressions, chosen by the tag of the
+"""Kernel families: schedules of a fused group of tensor expressions, selected by the tag of the
 group's anchor.
 """
 

@@ -1,4 +1,4 @@
-"""The checks of indices that a kernel makes before anything else."""
+"""Range checks of indices that a kernel makes before anything else."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ FEW = 16
 def with_checks(
     function: PrimFunc, inputs: Sequence[Tensor], outputs: Sequence[Tensor], target: Target
 ) -> PrimFunc:
-    """A function with the checks of all computations that its outputs are made of before its body,
-    those of producers first, so that a check reads only at indices that have passed theirs.
+    """Return a function with the checks of all its computations before its body, producers' first,
+    so that a check reads only at indices that have passed theirs.
     """
     ops = dict.fromkeys(t.op for t in te.post_order_tensors(outputs))
     checks = list(dict.fromkeys(c for op in ops for c in checks_of(op)))
@@ -40,17 +40,19 @@ def with_checks(
     is_plain = attrs.get("tir.has_blocks") or not attrs.get("tir.tiled")
     assert is_plain, "tiles have no vectors to be made"
     buffers = dict(zip(inputs, function.buffers, strict=False))
-    made = [_checked(c, inputs, buffers, target) for c in checks]
-    return function.with_fields(body=seq(*(s for s in made if s is not None), function.body))
+    check_stmts = [_checked(c, inputs, buffers, target) for c in checks]
+    return function.with_fields(body=seq(*(s for s in check_stmts if s is not None), function.body))
 
 
 def _checked(
     check: RangeCheck, inputs: Sequence[Tensor], buffers: Mapping[Tensor, Buffer], target: Target
 ) -> Stmt | None:
-    """The statements of one check; None if it cannot fail."""
+    """Return the statements of one check; None if it cannot fail."""
     between = [t for t in te.post_order_tensors([check.values]) if t not in buffers]
-    whole = [t for t in between if not te.is_injective(t)]
-    assert not whole, f"{check.subject}: made by {whole[0].name!r} in the same kernel"
+    non_injective = [t for t in between if not te.is_injective(t)]
+    assert not non_injective, (
+        f"{check.subject}: made by {non_injective[0].name!r} in the same kernel"
+    )
     inliner = Inliner(set(between))
 
     def real(value: PrimExpr) -> PrimExpr:
@@ -60,7 +62,7 @@ def _checked(
         return real(check.values[tuple(at)])
 
     def load(e: PrimExpr) -> PrimExpr:
-        """A read of a tensor as a load from its buffer."""
+        """Return a tensor read as a load from its buffer."""
         if isinstance(e, ProducerLoad):
             return BufferLoad(buffers[e.producer], e.indices, e.dtype)
         return e
@@ -69,13 +71,17 @@ def _checked(
         return None
     if target.kind.has_threads:
         return _by_threads(check.over(real), element)
-    found = search(check.over(real), element)
+    failure_search = search(check.over(real), element)
     sizes = [d.value if isinstance(d, IntImm) else FEW + 1 for d in check.values.shape]
-    return found if prod(sizes) <= FEW else _behind_flag(check, found, inputs, buffers, target)
+    return (
+        failure_search
+        if prod(sizes) <= FEW
+        else _behind_flag(check, failure_search, inputs, buffers, target)
+    )
 
 
 def _by_threads(check: RangeCheck, element: Callable[[Sequence[PrimExpr]], PrimExpr]) -> Stmt:
-    """A thread for each number, in a launch of its own before those that use them."""
+    """Return a launch with a thread per index, before the launches that use them."""
     index, shape = Var("index"), check.values.shape
     at = coordinates(index, shape)
     extent = product(shape) if shape else const(1)
@@ -85,19 +91,21 @@ def _by_threads(check: RangeCheck, element: Callable[[Sequence[PrimExpr]], PrimE
 
 def _behind_flag(
     check: RangeCheck,
-    found: Stmt,
+    failure_search: Stmt,
     inputs: Sequence[Tensor],
     buffers: Mapping[Tensor, Buffer],
     target: Target,
 ) -> Stmt:
-    """The search, made only if a pass over all numbers says that one is wrong."""
+    """Return the search for the wrong index, guarded by a vectorised pass that tells whether there
+    is one.
+    """
     wrong = flag(check)
     counted = schedule_default(list(inputs), [wrong], target, "check")
-    place = Buffer(wrong.name, (const(1),), wrong.dtype, "local")
+    flag_buffer = Buffer(wrong.name, (const(1),), wrong.dtype, "local")
     real = {own: buffers[t] for own, t in zip(counted.buffers, inputs, strict=False)}
-    body = replace_buffers(counted.body, {**real, counted.buffers[-1]: place})
-    test = IfThenElse(BufferLoad(place, (const(0),), place.dtype) > 0, found)
-    return allocated(seq(body, test), [place])
+    body = replace_buffers(counted.body, {**real, counted.buffers[-1]: flag_buffer})
+    test = IfThenElse(BufferLoad(flag_buffer, (const(0),), flag_buffer.dtype) > 0, failure_search)
+    return allocated(seq(body, test), [flag_buffer])
 
 
 __all__ = ["with_checks"]

@@ -27,7 +27,7 @@ _NUMBER = re.compile("[0-9]{1,18}")
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One thing to choose: its name, every value it may have, and what it means."""
+    """Knob of a kernel: its name, every value it may have, and what it means."""
 
     name: str
     domain: tuple[Value, ...]
@@ -36,10 +36,21 @@ class Choice:
     """Whether it is made before there is a kernel, when weights are put in order."""
 
     def check(self, value: Value, of: str) -> None:
-        """Raises CompileError for a value outside the domain; `of` says whose choice it is."""
+        """Check that a value is in the domain.
+
+        Args:
+            value: The value.
+            of: Names the owner of the knob in the message.
+
+        Raises:
+            CompileError: If the value is outside the domain.
+        """
+        # True == 1 would otherwise pass as a number of the domain.
         if value not in self.domain or isinstance(value, bool):
-            there = ", ".join(map(str, self.domain))
-            raise CompileError(f"decisions: {of}: '{self.name}' is one of {there}, got {value!r}")
+            domain_text = ", ".join(map(str, self.domain))
+            raise CompileError(
+                f"decisions: {of}: '{self.name}' is one of {domain_text}, got {value!r}"
+            )
 
 
 Space: TypeAlias = tuple[Choice, ...]
@@ -52,62 +63,76 @@ class Decision(Mapping[str, Value]):
     pairs: tuple[tuple[str, Value], ...] = ()
 
     @staticmethod
-    def of(given: Fixed) -> Decision:
-        """The decision with these values."""
-        return Decision(tuple(given.items()))
+    def of(values: Fixed) -> Decision:
+        """Return the decision with these values."""
+        return Decision(tuple(values.items()))
 
     @staticmethod
     def parse(text: str) -> Decision:
-        """What `str` wrote: "rows=9 order=panel". Raises CompileError for anything else."""
-        found: dict[str, Value] = {}
-        for part in text.split():
-            name, equals, value = part.partition("=")
-            if not (name and equals and value) or name in found:
+        """Read the text form that `str` writes, for instance "rows=9 order=panel".
+
+        Raises:
+            CompileError: For any other text.
+        """
+        values: dict[str, Value] = {}
+        for pair in text.split():
+            name, equals, value = pair.partition("=")
+            if not (name and equals and value) or name in values:
                 raise CompileError(f"decisions: expected 'name=value ...' once each, got {text!r}")
-            found[name] = int(value) if _NUMBER.fullmatch(value) else value
-        return Decision.of(found)
+            values[name] = int(value) if _NUMBER.fullmatch(value) else value
+        return Decision.of(values)
 
     def __getitem__(self, name: str) -> Value:
-        """The value of a choice. Raises KeyError."""
+        """Return the value of a knob. Raises KeyError."""
         return dict(self.pairs)[name]
 
     def __iter__(self) -> Iterator[str]:
-        """The names of the choices."""
+        """Iterate over the names of the knobs."""
         return (name for name, _ in self.pairs)
 
     def __len__(self) -> int:
-        """How many choices there are."""
+        """Return the number of knobs."""
         return len(self.pairs)
 
     def number(self, name: str) -> int:
-        """The value of a choice that is a number."""
+        """Return the value of a knob that is a number."""
         value = self[name]
         assert isinstance(value, int), f"{name} is {value!r}"
         return value
 
     def __str__(self) -> str:
-        """The text form that `parse` reads."""
+        """Return the text form that `parse` reads."""
         return " ".join(f"{name}={value}" for name, value in self.pairs)
 
 
 def check_fixed(space: Space, fixed: Fixed, of: str) -> None:
-    """Raises CompileError for a choice that a space has not, or a value outside its domain. What is
-    chosen early is not looked at: that is over when there is a kernel.
+    """Check overrides against a search space.
+
+    Knobs that are set early are not checked: they are settled before there is a kernel.
+
+    Args:
+        space: The knobs of a kernel.
+        fixed: The overrides.
+        of: Names the kernel in the message.
+
+    Raises:
+        CompileError: For a knob that the space does not have, or a value outside its domain.
     """
     rows = {choice.name: choice for choice in space}
     for name, value in fixed.items():
         if name not in rows:
-            there = ", ".join(rows) or "none"
-            raise CompileError(f"decisions: {of} has no choice '{name}'; there are: {there}")
+            known_names = ", ".join(rows) or "none"
+            raise CompileError(f"decisions: {of} has no choice '{name}'; there are: {known_names}")
+        # One set of overrides serves both the packing of weights and the kernel.
         if not rows[name].is_early:
             rows[name].check(value, of)
 
 
-def steps_down(most: int, least: int = 1) -> tuple[int, ...]:
-    """`most`, ..., `least`."""
-    return tuple(range(most, least - 1, -1))
+def steps_down(maximum: int, minimum: int = 1) -> tuple[int, ...]:
+    """Return the numbers from `maximum` down to `minimum`."""
+    return tuple(range(maximum, minimum - 1, -1))
 
 
-def divisors(total: int, least: int = 1) -> tuple[int, ...]:
-    """The divisors of a number from `least` on, the largest first."""
-    return tuple(d for d in range(total, least - 1, -1) if total % d == 0)
+def divisors(total: int, minimum: int = 1) -> tuple[int, ...]:
+    """Return the divisors of a number from `minimum` on, the largest first."""
+    return tuple(d for d in range(total, minimum - 1, -1) if total % d == 0)

@@ -37,13 +37,17 @@ _HOMES: Mapping[str, str] = {
 
 
 class _Families(Mapping[str, Family]):
-    """The rows by name, each file loaded when a row of it is first asked for: where weights lie
-    is asked of few, and the loops of the others are half of what importing this folder takes."""
+    """Families by name, each module loaded when a row of it is first asked for.
+
+    The layout of weights is asked of few families, and the loops of the others are half of what
+    importing this package takes.
+    """
 
     def __getitem__(self, name: str) -> Family:
-        """The row. Raises KeyError."""
+        """Return the family of a name. Raises KeyError."""
         if name not in _ROWS:
             module = load_module(f"ekiden.kernels.{_HOMES[name]}")
+            # A module may hold several families: all of them are registered at once.
             rows = getattr(module, "FAMILIES", None) or (module.FAMILY,)
             _ROWS.update({row.name: row for row in rows})
         return _ROWS[name]
@@ -60,11 +64,14 @@ FAMILIES: Mapping[str, Family] = _Families()
 
 
 def given_decisions() -> Mapping[str, Fixed]:
-    """What the current PassContext fixes, by family, kernel or node. Raises CompileError for what
-    is no mapping of choices."""
-    found = PassContext.current().option(DECISIONS)
-    assert isinstance(found, dict)
-    return {str(name): _choices(str(name), value) for name, value in found.items()}
+    """Return the overrides of the current PassContext, by family, kernel or node.
+
+    Raises:
+        CompileError: For a value that is no mapping of knobs.
+    """
+    option = PassContext.current().option(DECISIONS)
+    assert isinstance(option, dict)
+    return {str(name): _choices(str(name), value) for name, value in option.items()}
 
 
 def _choices(name: str, value: object) -> Fixed:
@@ -77,24 +84,25 @@ def _choices(name: str, value: object) -> Fixed:
     return dict(value)
 
 
-def fixed_for(names: Iterable[str], given: Mapping[str, Fixed] | None = None) -> Fixed:
-    """What is fixed for what goes by some names: of a choice that several fix, the last."""
-    found: dict[str, Value] = {}
-    known = given_decisions() if given is None else given
+def fixed_for(names: Iterable[str], options: Mapping[str, Fixed] | None = None) -> Fixed:
+    """Return the overrides that apply to several names; the last name wins."""
+    overrides: dict[str, Value] = {}
+    by_name = given_decisions() if options is None else options
     for name in names:
-        found.update(known.get(name, {}))
-    return found
+        overrides.update(by_name.get(name, {}))
+    return overrides
 
 
 def strided(names: Iterable[str]) -> bool:
-    """Whether kernels of some families, of which there is one at least, write their results into
-    longer rows."""
+    """Return whether kernels of all of some families, at least one, write their results into longer
+    rows.
+    """
     rows = [FAMILIES[name] for name in names]
     return bool(rows) and all(row.writes_rows for row in rows)
 
 
 def has_ending(names: Iterable[str], ending: str) -> bool:
-    """Whether kernels of some family may end so."""
+    """Return whether kernels of some family may end in an epilogue of that name."""
     return any(ending in FAMILIES[name].endings for name in names)
 
 

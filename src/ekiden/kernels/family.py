@@ -1,8 +1,8 @@
-"""A family of kernels is one row: which computations it takes, what it needs of a processor, what
-may be chosen, what is chosen unless told otherwise, and how the loops are built.
+"""Rows of the table of kernels: which computations a family takes, what it needs of a processor,
+its search space, its default decision, and how the loops are built.
 
-Relay asks the row too: how weights lie that its kernels read (`panel`), what may follow in the
-same kernel (`endings`), and whether results may be a part of longer rows (`writes_rows`).
+Relay asks the row too: the panels in which its kernels read weights (`panel`), the epilogues that
+the same kernel can have, and whether results may be slices of longer rows (`writes_rows`).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Start: TypeAlias = Callable[[Tensors, Kernel, str], PrimFunc]
 
 
 def program_of_kernel(inputs: Tensors, kernel: Kernel, name: str) -> PrimFunc:
-    """One block for the anchor, and one for what is made of it."""
+    """Return a program with a block for the anchor, and one for its elementwise consumers."""
     return program_of(inputs, list(kernel.outputs), name)
 
 
@@ -55,51 +55,53 @@ class Product:
 
     @staticmethod
     def of(rows: object, columns: object, depth: object, dtype: str = "float32") -> Product:
-        """From dimensions."""
+        """Return the product of these dimensions."""
         return Product(size_of(rows), size_of(columns), size_of(depth), dtype)
 
 
 def size_of(dim: object) -> int | None:
-    """A dimension as a number, if it is known."""
+    """Return a dimension as a number, if it is known."""
     if isinstance(dim, IntImm):
         return dim.value
     return dim if isinstance(dim, int) else None
 
 
 def no_choices(anchor: te.Tensor, target: Target) -> Space:
-    """The space of a family without choices."""
+    """Return the search space of a family without knobs."""
     return ()
 
 
 def decide_nothing(anchor: te.Tensor, target: Target, fixed: Fixed) -> Decision:
-    """The decision of such a family."""
+    """Return the decision of a family without knobs."""
     return Decision()
 
 
 def as_they_are(outputs: Sequence[te.Tensor]) -> list[te.Tensor]:
-    """All outputs follow the anchor."""
+    """Return all outputs: all of them follow the anchor."""
     return list(outputs)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
-    """One row of the table of kernels.
+    """Row of the table of kernels.
 
-    name: the tag of the anchor, the operation that its kernels are made around. accepts: whether
-    an anchor is one it computes. needs: abilities that a target must have (`Target.has`);
-    needs_one: of which it must have one. space: what may be chosen for an anchor on a target.
-    default: what is, given what is fixed.
-    steps: the schedule of a kernel, of the program that `start` gives. build: what writes the loops
-    by hand instead, and why it does; by_hand: the anchors for which it does, where there are steps.
-    ends: of the outputs, what must be elementwise on the anchor (the kernel does the rest).
-    is_whole: the anchor is an operation with outputs of its own that nothing joins.
-    panel, panels: columns of a panel of packed weights for a product, and all that there may be.
-    endings: what may end a kernel beside elementwise operators, by name. writes_rows: whether
-    results may be a part of longer rows. keeps_sums: whether a decision makes kernels that keep
-    something in their result before they have read all inputs. on_threads: kernels are bound to
-    threads, for targets of such devices alone, and anchors are told by `accepts`, not by a tag.
-    together: threads of a block wait for each other, which is of no use where they run one after
-    the other and compute with vectors.
+    The fields are, besides the name, which is the tag of the anchor operation:
+
+        steps           the schedule of the program that `start` gives
+        build, why      builds the loops instead of a schedule, and why; `is_handwritten` says for
+                        which anchors, where there are steps too
+        accepts         whether the family computes an anchor
+        needs           abilities that a target must have (`Target.has`); `needs_one`: at least one
+        space, default  the search space of an anchor on a target, and the default decision
+        ends            the outputs that must be elementwise on the anchor; the kernel does the rest
+        is_whole        the anchor has outputs of its own, and nothing fuses with it
+        panel, panels   columns of a panel of packed weights for a product, and the knob of them
+        epilogues       names of what may end a kernel besides elementwise operators
+        writes_rows     whether results may be slices of longer rows
+        accumulates_in_result   whether a decision stores sums before all inputs have been read
+        on_threads      kernels are bound to GPU threads; anchors are told by `accepts`, not by a tag
+        needs_barriers  threads of a block wait for one another, which is of no use where threads run
+                        one after the other and compute with vectors
     """
 
     name: str
@@ -132,12 +134,25 @@ class Family:
         decision: Decision,
         anchor: te.Tensor | None,
     ) -> Scheduled:
-        """The loops of a kernel, parameters in that order. Raises CompileError for a decision of
-        which there is no kernel."""
+        """Build the loops of a kernel.
+
+        Args:
+            inputs: The parameters that are read, in order.
+            outputs: The parameters that are written, in order.
+            target: The processor.
+            name: The symbol of the kernel.
+            decision: The values of all knobs.
+            anchor: The operation that the kernel is built around.
+
+        Raises:
+            CompileError: For a decision that no kernel follows.
+        """
+        # Handwritten loops come first: a family with both names the anchors that a schedule cannot
+        # build.
         if self.steps is None or (anchor is not None and self.by_hand(anchor)):
             assert self.build is not None, self.name
-            made = self.build(inputs, outputs, target, name, decision)
-            return Scheduled(made, why=self.why)
+            func = self.build(inputs, outputs, target, name, decision)
+            return Scheduled(func, why=self.why)
         assert anchor is not None, self.name
         kernel = Kernel(outputs, anchor, target, decision)
         try:
@@ -146,41 +161,51 @@ class Family:
             raise CompileError(f"decisions: '{self.name}' {decision}: {error}") from error
 
     def serves(self, target: Target) -> bool:
-        """Whether a target has what the kernels need."""
+        """Return whether a target has what the kernels need."""
         has_one = not self.needs_one or any(map(target.has, self.needs_one))
         is_kind = self.on_threads == target.kind.has_threads
+        # Threads that run one after the other would have to give up their registers at each
+        # barrier.
         if self.together and vector_access.has_vectors(target):
             return False
         return is_kind and has_one and all(map(target.has, self.needs))
 
     def decide(self, anchor: te.Tensor, target: Target, fixed: Fixed) -> Decision:
-        """The decision for a kernel. Raises CompileError for a fixed choice that there is not, or a
-        value that it cannot have.
+        """Return the decision for a kernel.
+
+        Args:
+            anchor: The operation that the kernel is built around.
+            target: The processor.
+            fixed: Values that the decision must have.
+
+        Raises:
+            CompileError: For an override that is no knob, or a value outside its domain.
         """
         if fixed:
             check_fixed(self.space(anchor, target), fixed, f"'{self.name}'")
-        made = self.default(anchor, target, fixed)
+        decision = self.default(anchor, target, fixed)
         missing = [
-            c.name for c in self.space(anchor, target) if not c.is_early and c.name not in made
+            c.name for c in self.space(anchor, target) if not c.is_early and c.name not in decision
         ]
-        assert not missing, f"{self.name}: {made} does not say {missing}"
-        return made
+        assert not missing, f"{self.name}: {decision} does not say {missing}"
+        return decision
 
     def panel_of(self, product: Product, target: Target, fixed: Fixed) -> int:
-        """Columns of a panel of packed weights. Raises CompileError for a fixed one that cannot
-        be."""
+        """Return the columns of a panel of packed weights. Raises CompileError for an invalid
+        override.
+        """
         assert self.panel is not None and self.panels is not None, self.name
-        asked = fixed.get("panel")
-        if asked is None:
+        override = fixed.get("panel")
+        if override is None:
             return self.panel(product, target)
         choice = self.panels(target)
-        choice.check(asked, f"'{self.name}'")
-        assert isinstance(asked, int)
-        return narrowed(asked, product, target)
+        choice.check(override, f"'{self.name}'")
+        assert isinstance(override, int)
+        return narrowed(override, product, target)
 
 
 def narrowed(panel: int, product: Product, target: Target) -> int:
-    """The width of a panel where there may be fewer columns than that: whole vectors of them."""
+    """Return the width of a panel, clamped to whole vectors of the columns that there are."""
     lanes = target.lanes("float32")
     return panel if product.columns is None else min(panel, -(-product.columns // lanes) * lanes)
 

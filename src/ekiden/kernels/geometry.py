@@ -59,7 +59,7 @@ class Geometry:
 
     @property
     def is_padded(self) -> bool:
-        """Whether any tap can fall outside the data."""
+        """Return whether any tap can fall outside the data."""
         return any((*self.padding, self.depth.front, self.depth.back))
 
     @property
@@ -70,19 +70,21 @@ class Geometry:
 
     @property
     def windows(self) -> tuple[Window, Window, Window]:
-        """Of slices, lines, and the pixels of a line."""
-        top, left, bottom, right = self.padding
+        """Return the windows of slices, lines, and the pixels of a line."""
+        top, left_pad, bottom, right = self.padding
         deep = self.depth
         slices = deep.size, deep.kernel, deep.stride, deep.dilation, deep.front, deep.back
-        each = zip(self.kernel, self.strides, self.dilation, strict=True)
-        (ky, sy, dy), (kx, sx, dx) = each
+        line_and_pixel = zip(self.kernel, self.strides, self.dilation, strict=True)
+        (ky, sy, dy), (kx, sx, dx) = line_and_pixel
         lines = Window(self.data[1], ky, sy, dy, top, bottom)
-        return Window(*slices), lines, Window(self.data[2], kx, sx, dx, left, right)
+        return Window(*slices), lines, Window(self.data[2], kx, sx, dx, left_pad, right)
 
     @property
     def is_pointwise(self) -> bool:
-        """Whether output pixels are input pixels, one to one and in order; those of a transposed
-        convolution may be fewer."""
+        """Return whether output pixels are input pixels, one to one and in order.
+
+        Those of a transposed convolution may be fewer.
+        """
         one = self.depth.kernel == self.depth.stride == 1
         if not one or not self.kernel == self.strides == (1, 1) or self.is_padded:
             return False
@@ -90,36 +92,43 @@ class Geometry:
 
     def padded(self) -> tuple[PrimExpr, ...]:
         """Height and width of the data as it is read: with zeros around it."""
-        top, left, bottom, right = self.padding
-        return simplify(self.data[1] + top + bottom), simplify(self.data[2] + left + right)
+        top, left_pad, bottom, right = self.padding
+        return simplify(self.data[1] + top + bottom), simplify(self.data[2] + left_pad + right)
 
     def slices(self) -> PrimExpr:
-        """How many images the data have as they are read."""
+        """Return the number of images of the data as they are read."""
         if self.depth is FLAT:
             return self.data[0]
         images = self.out[0] // maximum(self.depth.out, const(1))  # of data that may have no slices
         return simplify(images * self.depth.padded)
 
     def first_slice(self, image: PrimExpr) -> PrimExpr:
-        """The first of the images, with those of zeros, that an image of the result reads."""
+        """Return the first of the images, with those of zeros, that an image of the result
+        reads.
+        """
         if self.depth is FLAT:
             return image
         out, step = self.depth.out, self.depth.stride
         return image // out * self.depth.padded + image % out * step
 
     def unpadded(self, image: PrimExpr) -> tuple[PrimExpr, PrimExpr | None]:
-        """The image of the data that an image among those of zeros is, and whether it is one."""
+        """Return the image of the data that an image among those of zeros is, and whether it is
+        one.
+        """
         if self.depth is FLAT:
             return image, None
         padded, size = self.depth.padded, self.depth.size
         at = image % padded - self.depth.front
-        found = image // padded * size + at
-        return found, logical_and(at >= 0, at < size) if self.is_deep_padded else None
+        data_image = image // padded * size + at
+        return data_image, logical_and(at >= 0, at < size) if self.is_deep_padded else None
 
     def steps(self, slice: PrimExpr | None) -> list[PrimExpr]:
-        """From a pixel of the data as it is read to its neighbour on each of the two axes of a
-        slice; before them from a tap's slice to that of the next tap, which is `slice` if that is
-        given: a copy has the slices that taps read and not those between."""
+        """Return the strides of the data as it is read, along each axis of the kernel.
+
+        The strides of a pixel's neighbours on the two axes of a slice are preceded by the stride
+        from a tap's slice to that of the next tap. That is `slice` if it is not None: a copy has
+        the slices that taps read and not those between.
+        """
         height, width = self.padded()
         row = simplify(width * self.data[3])
         if self.depth is FLAT:
@@ -128,7 +137,7 @@ class Geometry:
         return [far, row, self.data[3]]
 
     def place(self, at: list[PrimExpr]) -> list[PrimExpr]:
-        """The indices of a result in its tensor, by (image, line, column, channel)."""
+        """Return the indices of a result in its tensor, by (image, line, column, channel)."""
         if self.depth is FLAT:
             return at
         image, *inner = at
@@ -136,7 +145,7 @@ class Geometry:
 
     @property
     def is_deep_padded(self) -> bool:
-        """Whether there are slices of zeros."""
+        """Return whether there are slices of zeros."""
         return bool(self.depth.front or self.depth.back)
 
 
@@ -146,20 +155,27 @@ def _geometry(
     windows: tuple[tuple[int, ...], ...],
     groups: int,
 ) -> Geometry:
-    """Of data and results over two or three axes; `windows` are extent, stride, zeros before and
-    after, and dilation of each."""
+    """Return the geometry of data and results over two or three axes.
+
+    Args:
+        data: The shape of the data.
+        out: The shape of the results.
+        windows: The extent, stride, zeros before and after, and dilation of each axis.
+        groups: The groups of channels.
+    """
     if len(windows) == 2:
         kernel, strides, before, after, dilation = zip(*windows, strict=True)
         return Geometry(data, out, kernel, strides, (*before, *after), dilation, groups)
     depth = Depth(data[1], out[1], *windows[0])
     n, size, *image = data
+    # Slices become images: kernels loop over images and need no third axis of their own.
     flat = (simplify(n * size), *image)
-    found = _geometry(flat, (simplify(n * out[1]), *out[2:]), windows[1:], groups)
-    return replace(found, depth=depth)
+    flat_geometry = _geometry(flat, (simplify(n * out[1]), *out[2:]), windows[1:], groups)
+    return replace(flat_geometry, depth=depth)
 
 
 def geometry_of(anchor: te.Tensor) -> Geometry:
-    """The geometry of a convolution's tensor expression, from its attributes."""
+    """Return the geometry of a convolution's tensor expression, from its attributes."""
     attrs = anchor.op.attrs
     data, _ = operands_of(anchor)
     names = ("kernel_size", "strides", "padding", "dilation")
@@ -171,12 +187,15 @@ def geometry_of(anchor: te.Tensor) -> Geometry:
 
 @dataclass(frozen=True, slots=True)
 class Phases:
-    """One axis of a transposed convolution. Its results stride * q + phase are an ordinary
-    convolution over q: with place = stride * q + phase + before, they are the sum over taps of
+    """Axis of a transposed convolution.
 
-        data[(place - tap * dilation) / stride] * weight[tap]     where the division is exact
+    Its results stride * q + phase are an ordinary convolution over q: with position = stride * q +
+    phase + before, they are the sum over taps of
 
-    that is over every `step`-th tap from the first, each `move` elements before the last one.
+        data[(position - tap * dilation) / stride] * weight[tap]     where the division is exact
+
+    that is over every `tap_step`-th tap from the first, each `data_step` elements before the last
+    one.
     """
 
     kernel: int
@@ -194,12 +213,12 @@ class Phases:
 
     @property
     def step(self) -> int:
-        """From a tap of a phase to the next."""
+        """Return the distance from a tap of a phase to the next."""
         return self.stride // self._common
 
     @property
     def move(self) -> int:
-        """How far before the data of a tap those of the next one are."""
+        """Return how far before the data of a tap those of the next one are."""
         return self.dilation // self._common
 
     @property
@@ -209,7 +228,7 @@ class Phases:
 
     @property
     def ahead(self) -> int:
-        """How far behind element q the results from stride * q on read."""
+        """Return how far behind element q the results from stride * q on read."""
         return (self.before + self.stride - 1) // self.stride
 
     @property
@@ -218,33 +237,37 @@ class Phases:
         return max(0, -(-self.extra // self.stride) - 1 + self.ahead)
 
     def count(self, size: PrimExpr) -> PrimExpr:
-        """How many q there are."""
+        """Return the number of values of q."""
         return simplify(size + (-(-self.extra // self.stride) - 1))
 
     def first(self, phase: PrimExpr) -> PrimExpr:
-        """The first tap of a phase, if it has any."""
+        """Return the first tap of a phase, if it has any."""
+        # stride and dilation divided by their gcd are coprime, so the inverse exists.
         inverse = pow(self.move, -1, self.step)
         return simplify((phase + self.before) // self._common * inverse % self.step)
 
     def taps(self, phase: PrimExpr) -> PrimExpr:
-        """How many taps a phase has."""
+        """Return the number of taps of a phase."""
         if self.kernel % self.step == 0:
-            many: PrimExpr = const(self.kernel // self.step)
+            num_taps: PrimExpr = const(self.kernel // self.step)
         else:
-            many = simplify((self.kernel + self.step - 1 - self.first(phase)) // self.step)
+            num_taps = simplify((self.kernel + self.step - 1 - self.first(phase)) // self.step)
         if self._common == 1:
-            return many
+            return num_taps
+        # Where the gcd is not 1, some phases meet no tap at all.
         fits = binary(EQ, (phase + self.before) % self._common, const(0))
-        return if_then_else(fits, many, const(0))
+        return if_then_else(fits, num_taps, const(0))
 
     def origin(self, phase: PrimExpr) -> PrimExpr:
-        """Where the first tap of q = 0 reads, counted from the zeros before the data."""
-        place = phase + (self.before + self.front * self.stride)
-        return simplify((place - self.first(phase) * self.dilation) // self.stride)
+        """Return the element that the first tap of q = 0 reads, counted from the zeros before the
+        data.
+        """
+        position = phase + (self.before + self.front * self.stride)
+        return simplify((position - self.first(phase) * self.dilation) // self.stride)
 
 
 def phases_of(anchor: te.Tensor) -> tuple[Phases, ...]:
-    """The axes of a transposed convolution's tensor expression."""
+    """Return the axes of a transposed convolution's tensor expression."""
     attrs = anchor.op.attrs
     names = ("kernel_size", "strides", "dilation", "padding", "output_padding")
     kernel, strides, dilation, padding, extra = (_ints(attrs[name]) for name in names)
@@ -263,7 +286,7 @@ def phases_of(anchor: te.Tensor) -> tuple[Phases, ...]:
 
 
 def transposed_geometry(anchor: te.Tensor, axes: tuple[Phases, ...]) -> Geometry:
-    """The convolution without strides whose windows hold what all phases read."""
+    """Return the convolution without strides whose windows hold what all phases read."""
     data, _ = operands_of(anchor)
     n, *sizes, _ = data.shape
     counts = [axis.count(size) for axis, size in zip(axes, sizes, strict=True)]

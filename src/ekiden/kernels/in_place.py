@@ -1,14 +1,14 @@
-"""Which inputs of a kernel may lie in the bytes of its output.
+"""Inputs of a kernel that may share the bytes of its output.
 
     out[i, j] = max(conv[i, j] + residual[i, j], 0)        residual: yes, the convolution's data: no
 
-An input may if each element of the output depends on that input's element in its own place alone,
+An input may if each element of the output depends on that input's element at the same index alone,
 and the kernel writes an element once, when it has read what it needs for it. So do nests over one
-injective computation, and the anchors' kernels, which finish an element in registers; rules of
-several stages may keep an intermediate in the output. An output that is a part of a larger tensor
-lies in rows of that one: the same place is elsewhere in bytes.
+injective computation, and the anchors' kernels, which finish an element in registers; kernels of
+several stages may keep an intermediate in the output. An output that is a slice of a larger tensor
+has its pitch of rows: the same index is at another address.
 
-An update says itself which input it changes (UPDATES); in that one's bytes it copies nothing.
+An update names the input that it changes (UPDATES); in the bytes of that input it copies nothing.
 """
 
 from __future__ import annotations
@@ -25,19 +25,26 @@ from ekiden.te.tensor import ComputeOp, ExternOp, PlaceholderOp, ProducerLoad, T
 def in_place_inputs(
     inputs: Sequence[Tensor], outputs: Sequence[Tensor], anchor: Tensor | None = None
 ) -> tuple[int, ...]:
-    """The numbers of those inputs; `anchor` is what the rule computes before all else."""
+    """Return the numbers of the inputs that may share the output's bytes.
+
+    Args:
+        inputs: The inputs of the kernel.
+        outputs: Its outputs.
+        anchor: The operation that the kernel computes before all else.
+    """
     output = outputs[0]
     op = output.op
-    others = [
+    consumers = [
         t
         for t in post_order_tensors(outputs)
         if t is not anchor and not isinstance(t.op, PlaceholderOp)
     ]
-    is_plain = len(outputs) == 1 and output is not anchor and all(map(is_injective, others))
+    is_plain = len(outputs) == 1 and output is not anchor and all(map(is_injective, consumers))
     if not is_plain or output.is_part or not isinstance(op, ComputeOp):
         return ()
-    body = Inliner(set(others)).expr(op.body[output.value_index])
+    body = Inliner(set(consumers)).expr(op.body[output.value_index])
     axes = [a.var for a in op.axis]
+    # The anchor reads its inputs at many indices before the first element is stored.
     elsewhere = set(inputs_of(anchor)) if anchor is not None else set()
     read: set[Tensor] = set()
     for load in post_order(body):
@@ -53,13 +60,16 @@ UPDATES = "updates"
 
 
 def updated_inputs(inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> tuple[int, ...]:
-    """The number of the input that a kernel of one update changes; none where others read it."""
+    """Return the number of the input that a kernel of one update changes; none where others read
+    it.
+    """
     op = outputs[0].op
     if len(outputs) != 1 or not isinstance(op, ExternOp) or UPDATES not in op.attrs:
         return ()
     number = op.attrs[UPDATES]
     assert isinstance(number, int)
     data = op.inputs[number]
+    # Another reader may run after the update and must see the old values.
     readers = [t for t in post_order_tensors(outputs) if data in t.op.input_tensors]
     is_alone = op.inputs.count(data) == 1 and readers == [outputs[0]]
     return (inputs.index(data),) if is_alone and data in inputs else ()
@@ -71,8 +81,8 @@ def _is_own_place(load: ProducerLoad, output: Tensor, axes: Sequence[PrimExpr]) 
         return False
     return all(
         (index is axis or (is_const(extent, 1) and is_const(index, 0)))
-        and prove_equal(extent, wanted)
-        for index, axis, extent, wanted in zip(
+        and prove_equal(extent, output_extent)
+        for index, axis, extent, output_extent in zip(
             load.indices, axes, tensor.shape, output.shape, strict=True
         )
     )

@@ -38,10 +38,16 @@ def choose(
     given: Mapping[str, Fixed] = _NOTHING,
     names: tuple[str, ...] = (),
 ) -> Chosen:
-    """The family and the decision for a group. `given` holds what is fixed, by family or by one of
-    the group's own names.
+    """Select the family and the decision for a group.
 
-    Raises CompileError for a fixed choice that the family has not.
+    Args:
+        outputs: The outputs of the group.
+        target: The processor.
+        given: Overrides by family or by one of the group's own names.
+        names: The group's own names.
+
+    Raises:
+        CompileError: For an override that the family has no knob for.
     """
     family, anchor = _family_of(outputs, target)
     if anchor is None:
@@ -51,7 +57,9 @@ def choose(
 
 
 def _thread_family_of(outputs: list[te.Tensor], target: Target) -> tuple[Family, te.Tensor | None]:
-    """For devices of many threads: of a group whose elementwise producers are substituted."""
+    """Select a family for a device of many threads, of a group whose elementwise producers are
+    inlined.
+    """
     chosen = chosen_stages(own_outputs(outputs))
     anchors = [t for t in stages_of(chosen) if not te.is_injective(t)]
     if len(anchors) == 1 and is_epilogue(anchors[0], chosen):
@@ -62,11 +70,11 @@ def _thread_family_of(outputs: list[te.Tensor], target: Target) -> tuple[Family,
 
 
 def _is_alone(outputs: list[te.Tensor]) -> bool:
-    """Whether the kernel is one operation, of nothing but the kernel's inputs."""
+    """Return whether the kernel is one operation, of nothing but the kernel's inputs."""
     op = outputs[0].op
-    given = op.inputs if isinstance(op, te.ExternOp) else ()
+    operands = op.inputs if isinstance(op, te.ExternOp) else ()
     is_one = all(t.op is op for t in outputs)
-    return is_one and all(isinstance(t.op, te.PlaceholderOp) for t in given)
+    return is_one and all(isinstance(t.op, te.PlaceholderOp) for t in operands)
 
 
 def _is_empty(tensor: te.Tensor) -> bool:
@@ -77,17 +85,19 @@ def _is_empty(tensor: te.Tensor) -> bool:
 def _family_of(outputs: list[te.Tensor], target: Target) -> tuple[Family, te.Tensor | None]:
     if target.kind.has_threads:
         return _thread_family_of(outputs, target)
-    whole = FAMILIES.get(outputs[0].op.tag)
-    if whole is not None and whole.is_whole and _is_alone(outputs):
-        return whole, outputs[0]
+    whole_family = FAMILIES.get(outputs[0].op.tag)
+    if whole_family is not None and whole_family.is_whole and _is_alone(outputs):
+        return whole_family, outputs[0]
     for tensor in te.post_order_tensors(outputs):
         row = FAMILIES.get(tensor.op.tag)
         if row is None or row.is_whole or _is_empty(tensor):
             continue
         if not row.serves(target) or not row.accepts(tensor, target):
             continue
+        # The micro-kernel reads full vectors of a panel without masks.
         if not _fills_vectors(tensor, target):
             continue
+        # All that follows must be elementwise on the anchor, so that it runs on sums in registers.
         if is_epilogue(tensor, row.ends(outputs)):
             return row, tensor
     return FAMILIES["default"], None
@@ -101,7 +111,16 @@ def schedule(
     given: Mapping[str, Fixed] = _NOTHING,
     names: tuple[str, ...] = (),
 ) -> PrimFunc:
-    """The loop program of a group; see `scheduled`."""
+    """Return the loop program of a group; see `scheduled`.
+
+    Args:
+        inputs: The tensors that are read.
+        outputs: The tensors that are written.
+        target: The processor.
+        name: The symbol of the kernel.
+        given: Overrides by family or by one of the group's own names.
+        names: The group's own names.
+    """
     return scheduled(inputs, outputs, target, name, given, names).func
 
 
@@ -113,20 +132,30 @@ def scheduled(
     given: Mapping[str, Fixed] = _NOTHING,
     names: tuple[str, ...] = (),
 ) -> Scheduled:
-    """The loop program of a group, and how it came about; `given` and `names` as in `choose`.
+    """Return the loop program of a group, and its schedule.
 
-    A group that no family's anchor covers gets the default rule of the target's kind. Checks of
+    A group that no family's anchor covers gets the default kernel of the target's kind. Checks of
     indices come first.
+
+    Args:
+        inputs: The tensors that are read.
+        outputs: The tensors that are written.
+        target: The processor.
+        name: The symbol of the kernel.
+        given: Overrides by family or by one of the group's own names.
+        names: The group's own names.
     """
     chosen = choose(outputs, target, given, names)
-    made = chosen.family.make(inputs, outputs, target, name, chosen.decision, chosen.anchor)
+    result = chosen.family.make(inputs, outputs, target, name, chosen.decision, chosen.anchor)
     show_product(
         "schedule.txt",
         f"the family {chosen.family.name}, its decision, and the steps of the schedule",
-        lambda: "\n".join([decision_text(chosen, target), "", schedule_text(made)]),
+        lambda: "\n".join([decision_text(chosen, target), "", schedule_text(result)]),
     )
-    func = with_checks(_with_in_place(made.func, inputs, outputs, chosen), inputs, outputs, target)
-    return replace(made, func=func)
+    func = with_checks(
+        _with_in_place(result.func, inputs, outputs, chosen), inputs, outputs, target
+    )
+    return replace(result, func=func)
 
 
 def decision_text(chosen: Chosen, target: Target) -> str:
@@ -149,30 +178,32 @@ def schedule_text(made: Scheduled) -> str:
 
 
 def _fills_vectors(anchor: te.Tensor, target: Target) -> bool:
-    """Whether the panels that a weight is packed in, if it is, hold whole vectors: a layout given
-    by hand may have narrower ones, whose last vector would end behind the weight.
+    """Return whether the panels of a packed weight hold full vectors.
+
+    An explicit layout may have narrower ones, whose last vector would end behind the weight.
     """
     tile = anchor.op.attrs.get("tile")
     return not isinstance(tile, int) or tile % target.lanes("float32") == 0
 
 
 def _with_in_place(
-    made: PrimFunc, inputs: list[te.Tensor], outputs: list[te.Tensor], chosen: Chosen
+    func: PrimFunc, inputs: list[te.Tensor], outputs: list[te.Tensor], chosen: Chosen
 ) -> PrimFunc:
     family = chosen.family
     anchor = chosen.anchor
     if updated := updated_inputs(inputs, outputs):
-        made = _in_place(made, updated)
-        return made.with_fields(attrs={**(made.attrs or {}), "tir.updates": True})
+        func = _in_place(func, updated)
+        return func.with_fields(attrs={**(func.attrs or {}), "tir.updates": True})
+    # Such kernels may store before they have read all of an input.
     if family.is_whole or family.on_threads or family.keeps_sums(chosen.decision):
-        return made
+        return func
     if anchor is not None and family.ends(outputs) != outputs:
-        return made
-    return _in_place(made, in_place_inputs(inputs, outputs, anchor))
+        return func
+    return _in_place(func, in_place_inputs(inputs, outputs, anchor))
 
 
 def _in_place(function: PrimFunc, inputs: tuple[int, ...]) -> PrimFunc:
-    """The function with the numbers of the inputs that its output may replace."""
+    """Attach the numbers of the inputs that the output may replace."""
     if not inputs:
         return function
     return function.with_fields(attrs={**(function.attrs or {}), "tir.in_place": inputs})

@@ -1,4 +1,6 @@
-"""What kernels by hand share: parameters, indices of rows, the function; and sizes of shapes."""
+"""Helpers of handwritten kernels: parameters, indices of rows, the function, and sizes of
+shapes.
+"""
 
 from __future__ import annotations
 
@@ -17,17 +19,18 @@ from ekiden.tir.stmt import PrimFunc, Stmt
 def make_buffers(
     inputs: Sequence[te.Tensor], outputs: Sequence[te.Tensor]
 ) -> dict[te.Tensor, Buffer]:
-    """The parameters of a kernel: inputs, then outputs."""
+    """Return the parameters of a kernel: inputs, then outputs."""
     named = [(t, f"p{i}") for i, t in enumerate(inputs)] + [
         (t, f"out{i}") for i, t in enumerate(outputs)
     ]
+    # A slice of a larger tensor is addressed within the whole.
     return {t: Buffer(name, t.whole_shape, t.dtype) for t, name in named}
 
 
 def extern_buffers(
     inputs: Sequence[te.Tensor], outputs: Sequence[te.Tensor]
 ) -> tuple[dict[te.Tensor, Buffer], list[Buffer], list[Buffer]]:
-    """The parameters of a kernel around statements, then those of them that the operation reads and
+    """Return the parameters of a kernel around statements, then those that the operation reads and
     those that it writes, each in its own order.
     """
     op = outputs[0].op
@@ -38,7 +41,7 @@ def extern_buffers(
 
 
 def product(dims: Sequence[PrimExpr]) -> PrimExpr:
-    """The number of elements of a shape."""
+    """Return the number of elements of a shape."""
     total: PrimExpr = const(1)
     for dim in dims:
         total = total * dim
@@ -46,21 +49,27 @@ def product(dims: Sequence[PrimExpr]) -> PrimExpr:
 
 
 def unflatten(row: PrimExpr, leading: Sequence[PrimExpr], column: PrimExpr) -> list[PrimExpr]:
-    """The indices of an element from its row among all and its column."""
-    found: list[PrimExpr] = []
+    """Return the indices of an element from its row among all and its column."""
+    indices: list[PrimExpr] = []
     for dim in reversed(leading[1:]):
-        found.append(row % dim)
+        indices.append(row % dim)
         row = row // dim
     if leading:
-        found.append(row)
-    return [*reversed(found), column]
+        indices.append(row)
+    return [*reversed(indices), column]
 
 
 def tiled_function(
     name: str, buffers: Mapping[te.Tensor, Buffer], body: Stmt, outputs: int = 1
 ) -> PrimFunc:
-    """A kernel of register tiles, whose loops are as they shall be: parameters are the buffers in
-    their order, the last of them outputs."""
+    """Return a kernel of register tiles, whose loops are final.
+
+    Args:
+        name: The symbol.
+        buffers: The parameters in their order, outputs last.
+        body: The statement.
+        outputs: The number of outputs.
+    """
     attrs = {"global_symbol": name, "num_outputs": outputs, "tir.tiled": 1}
     return PrimFunc((*buffers.values(),), body, attrs)
 

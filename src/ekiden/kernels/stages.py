@@ -1,5 +1,5 @@
-"""What a group of tensor expressions consists of: which computations are inlined, which get loops
-of their own.
+"""Stages of a group of tensor expressions: which computations are inlined, which get loops of their
+own.
 """
 
 from __future__ import annotations
@@ -16,40 +16,43 @@ from ekiden.te.tensor import ComputeOp, PlaceholderOp, ProducerLoad, Tensor
 
 
 def is_epilogue(anchor: Tensor, outputs: Sequence[Tensor]) -> bool:
-    """Whether the group is one output in the anchor's shape whose elements use the anchor's element
-    at the same place.
+    """Return whether the group is one output in the anchor's shape whose elements use the anchor's
+    element at the same index.
     """
     if len(outputs) != 1:
         return False
     output = outputs[0]
-    others = [
+    consumers = [
         t
         for t in post_order_tensors(outputs)
         if t is not anchor and not isinstance(t.op, PlaceholderOp)
     ]
     if any(not isinstance(t.op, PlaceholderOp) for t in inputs_of(anchor)) or not all(
-        map(is_injective, others)
+        map(is_injective, consumers)
     ):
         return False
-    return output is anchor or _reads_in_place(anchor, output, others)
+    return output is anchor or _reads_in_place(anchor, output, consumers)
 
 
 def has_known_weights(anchor: Tensor) -> bool:
-    """Whether every input of an anchor but its data has a constant shape. The data are the first of
-    those it names, or that it reads: a list of places may be read before them, in their indices."""
+    """Return whether every input of an anchor but its data has a constant shape.
+
+    The data are the first of those it names, or that it reads: a list of word indices may be read
+    before them.
+    """
     named = anchor.op.attrs.get("inputs")
     data = named[0] if isinstance(named, tuple) else inputs_of(anchor)[0]
-    others = (t for t in inputs_of(anchor) if t is not data)
-    return all(isinstance(d, IntImm) for t in others for d in t.shape)
+    weights = (t for t in inputs_of(anchor) if t is not data)
+    return all(isinstance(d, IntImm) for t in weights for d in t.shape)
 
 
-def _reads_in_place(anchor: Tensor, output: Tensor, others: Sequence[Tensor]) -> bool:
+def _reads_in_place(anchor: Tensor, output: Tensor, consumers: Sequence[Tensor]) -> bool:
     if output.ndim != anchor.ndim or not all(map(prove_equal, output.shape, anchor.shape)):
         return False
     op = output.op
     assert isinstance(op, ComputeOp)
     axes = [a.var for a in op.axis]
-    body = Inliner(set(others)).expr(op.body[output.value_index])
+    body = Inliner(set(consumers)).expr(op.body[output.value_index])
     return all(
         _same(index, axis, dim)
         for load in post_order(body)
@@ -69,17 +72,16 @@ def _is_expensive(tensor: Tensor) -> bool:
 
 
 def chosen_stages(outputs: Sequence[Tensor]) -> list[Tensor]:
-    """The outputs after inlining: what is left in `post_order_tensors` of them are placeholders and
-    stages.
+    """Return the outputs after inlining: their `post_order_tensors` are placeholders and stages.
 
     An expensive computation with several consumers, one of them a reduction, stays a stage, as does
-    one that says so.
+    one that is marked as stored.
     """
     order = post_order_tensors(outputs)
     consumers: dict[Tensor, list[Tensor]] = {t: [] for t in order}
     for tensor in order:
-        for each in inputs_of(tensor):
-            consumers[each].append(tensor)
+        for producer in inputs_of(tensor):
+            consumers[producer].append(tensor)
     keep = [
         t
         for t in order
@@ -87,6 +89,8 @@ def chosen_stages(outputs: Sequence[Tensor]) -> list[Tensor]:
         or (
             is_injective(t)
             and len(consumers[t]) > 1
+            # A reduction would recompute it for every element; elementwise consumers share one
+            # loop.
             and not all(map(is_injective, consumers[t]))
             and _is_expensive(t)
         )
@@ -96,19 +100,19 @@ def chosen_stages(outputs: Sequence[Tensor]) -> list[Tensor]:
 
 def own_outputs(outputs: Sequence[Tensor]) -> list[Tensor]:
     """Outputs as distinct computations: an input or a repeated tensor among them becomes a copy."""
-    seen: set[Tensor] = set()
-    found: list[Tensor] = []
+    visited: set[Tensor] = set()
+    results: list[Tensor] = []
     for tensor in outputs:
-        if tensor in seen or isinstance(tensor.op, PlaceholderOp):
+        if tensor in visited or isinstance(tensor.op, PlaceholderOp):
             source = tensor
             tensor = te.compute(
                 source.shape, lambda *i, s=source: s[i], name="copy", tag="injective"
             )
-        seen.add(tensor)
-        found.append(tensor)
-    return found
+        visited.add(tensor)
+        results.append(tensor)
+    return results
 
 
 def stages_of(outputs: Sequence[Tensor]) -> list[Tensor]:
-    """The computations of a group after inlining, producers first."""
+    """Return the computations of a group after inlining, producers first."""
     return [t for t in post_order_tensors(outputs) if not isinstance(t.op, PlaceholderOp)]

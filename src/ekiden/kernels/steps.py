@@ -1,13 +1,13 @@
-"""Kernels as schedules: what is computed, as tensor expressions, and the steps to the loops.
+"""Kernels as schedules: the computation, as tensor expressions, and the steps to its loops.
 
     family.steps(sch, kernel)   steps of `tir.Schedule`, by the decision: split, reorder, ...,
                                 tensorize into a micro-kernel
-    Scheduled                   the program before, the steps as a trace, what they leave
+    Scheduled                   the program before, the steps as a trace, the resulting program
 
 The program before is one block for each computation that is not inlined, nothing else. The trace
 holds every decision: `Trace.apply_to_schedule(tir.Schedule(start))` gives the function again, and
-with other numbers in it another one that computes the same, or is refused. What every step proves
-is the schedule's to say; no family writes statements.
+with other numbers in it another one that computes the same, or is refused. The schedule proves
+every step; no family writes statements.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ else:
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """What a schedule is for: the outputs, what the kernel is made around, the decision."""
+    """Kernel that a schedule is for: the outputs, the anchor, the target, the decision."""
 
     outputs: Sequence[te.Tensor]
     anchor: te.Tensor
@@ -58,34 +58,36 @@ class Scheduled:
 
 
 def program_of(inputs: list[te.Tensor], outputs: list[te.Tensor], name: str) -> PrimFunc:
-    """The program before: everything elementwise is inlined."""
-    kept = te.inline_injective(outputs)
-    return te.create_prim_func([*inputs, *kept], name, extern_blocks=True)
+    """Return the program before the schedule: everything elementwise is inlined."""
+    stages = te.inline_injective(outputs)
+    return te.create_prim_func([*inputs, *stages], name, extern_blocks=True)
 
 
 def replaced(outputs: Sequence[te.Tensor], old: te.Tensor, new: te.Tensor) -> list[te.Tensor]:
-    """Outputs that are made of one computation, made of another instead."""
+    """Return outputs that use one computation with another in its stead."""
 
     def change(e: PrimExpr) -> PrimExpr:
-        """A read of the old computation reads the new one."""
+        """Redirect a read of the old computation to the new one."""
         if isinstance(e, te.ProducerLoad) and e.producer is old:
             return new[e.indices]
         return e
 
-    found: list[te.Tensor] = []
-    for each in te.inline_injective(outputs):
-        op = each.op
-        if each is old or not isinstance(op, te.ComputeOp):
-            found.append(new if each is old else each)
+    results: list[te.Tensor] = []
+    for output in te.inline_injective(outputs):
+        op = output.op
+        if output is old or not isinstance(op, te.ComputeOp):
+            results.append(new if output is old else output)
             continue
         body = tuple(rewrite(b, change) for b in op.body)
-        found.append(each.with_fields(op=op.with_fields(body=body)))
-    return found
+        results.append(output.with_fields(op=op.with_fields(body=body)))
+    return results
 
 
 def if_proved(step: Callable[..., None], *arguments: object) -> bool:
-    """Do a step that only makes loops faster, if it can be proved that it keeps the meaning: of
-    shapes whose sizes are expressions that may not be known. Whether it was done."""
+    """Try a step that only makes loops faster, if the schedule can prove that it keeps the meaning.
+
+    Shapes whose sizes are expressions may not be provable. Return whether it was done.
+    """
     try:
         step(*arguments)
     except ScheduleError:
@@ -94,8 +96,9 @@ def if_proved(step: Callable[..., None], *arguments: object) -> bool:
 
 
 def scheduled(start: PrimFunc, steps: Steps, kernel: Kernel) -> Scheduled:
-    """The kernel that some steps make of a program. Raises ScheduleError for a step that cannot
-    be."""
+    """Apply steps to a program, and return the kernel. Raises ScheduleError for a step that is
+    refused.
+    """
     sch = schedule.Schedule(start)
     steps(sch, kernel)
     return Scheduled(sch.func, start, sch.trace)

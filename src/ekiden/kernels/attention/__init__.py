@@ -1,1 +1,1 @@
-"""Attention kernels: scaled dot products, and caches of keys and values in pages."""
+"""Attention kernels: scaled dot-product attention, and paged attention over KV caches."""

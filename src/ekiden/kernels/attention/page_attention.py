@@ -1,4 +1,4 @@
-"""The family of attention over pages: what may be chosen, and how it is built for a dtype."""
+"""The kernel family of paged attention: its knobs and its construction for a cache dtype."""
 
 from __future__ import annotations
 
@@ -27,7 +27,9 @@ def paged_attention_of(
     pages: Pages, inputs: Sequence[Buffer], output: Buffer, lanes: int = LANES,
     cut: Cut | None = None, dots: Sequence[str] = (),
 ) -> PagedAttention:  # fmt: skip
-    """The attention for the dtype of its cache; `dots`: how the target multiplies words."""
+    """Return the attention for the dtype of its cache; `dots`: the target's integer dot-product
+    instructions.
+    """
     row = BY_DTYPE[inputs[1].dtype]
     if not row.group:
         return PagedAttention(pages, inputs, output, lanes, cut)
@@ -36,7 +38,7 @@ def paged_attention_of(
 
 
 def space(anchor: te.Tensor, target: Target) -> Space:
-    """What may be chosen for an attention over pages."""
+    """Return the search space of a paged attention."""
     return (
         Choice("rows", steps_down(most_rows(2, target)), "queries of a tile"),
         Choice("vectors", steps_down(4), "vectors of a tile"),
@@ -45,8 +47,10 @@ def space(anchor: te.Tensor, target: Target) -> Space:
 
 
 def default(anchor: te.Tensor, target: Target, fixed: Fixed) -> Decision:
-    """As many queries as keep the units busy, on as many vectors as registers hold; chunks of twice
-    the keys where these have a byte or less, so that their streams are as long."""
+    """Return the default decision: as many queries as keep the FMA units busy, on as many vectors
+    as registers hold; twice the keys per chunk for 8-bit and narrower caches, so that their
+    memory streams are as long.
+    """
     vectors = int(fixed.get("vectors", 4 if target.registers > LANES else 2))
     rows = fixed.get("rows", max(1, min(DENSE, most_rows(vectors, target))))
     is_narrow = BY_DTYPE[anchor.op.input_tensors[1].dtype].group > 0
@@ -61,14 +65,14 @@ def paged_attention(
     name: str,
     decision: Decision,
 ) -> PrimFunc:
-    """The rule for tag "paged_attention"."""
+    """Build the kernel of tag "paged_attention"."""
     pages = outputs[0].op.attrs["pages"]
     assert isinstance(pages, Pages)
     buffers, operands, (result,) = extern_buffers(inputs, outputs)
     rows, vectors, keys = (decision.number(n) for n in ("rows", "vectors", "keys"))
     cut, lanes = Cut(rows, vectors, keys, SHARES * target.cores), target.lanes("float32")
-    made = paged_attention_of(pages, operands, result, lanes, cut, word_products(target))
-    body = tiled_function(name, buffers, made.body(), len(outputs))
+    attention = paged_attention_of(pages, operands, result, lanes, cut, word_products(target))
+    body = tiled_function(name, buffers, attention.body(), len(outputs))
     return body.with_attr({"tir.has_blocks": 1})  # the checks of places are loops as others
 
 

@@ -1,12 +1,11 @@
-"""Attention over pages of halves of bytes: that over bytes, with scales of 32 places each.
+"""Paged attention over an int4 cache: the int8 attention with a scale per 32 depth elements.
 
-Keys and values are 8 more in the cache than what they stand for: 8 times the numbers that they
-multiply is taken from their sums. Where two products of bytes are added up in int16, those of
-keys and a query stay so over a whole group, 127 * 15 * 2 * 8 at most, and those of shares over 32
-tokens.
+Cached keys and values have a zero point of 8: 8 times the sum of their multiplicands is subtracted
+from the sums. Where two products of bytes are accumulated in int16, sums of keys and a query stay
+in int16 over a whole group, 127 * 15 * 2 * 8 at most, and those of probabilities over 32 tokens.
 
-Shares have one byte, whose rounding is little beside that of the values: of a trained decoder the
-logits are 6.6 percent of their spread away with one or with two.
+Probabilities have one byte, whose rounding error is small beside that of the values: a trained
+decoder's logits deviate by 6.6 percent of their spread with one byte or two.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ LOWEST = 0x000F000F
 
 
 class NibblePages(BytePages):
-    """One such attention."""
+    """The int4 paged attention."""
 
     key_dots = value_dots = (DOT4, SHORT_DOT, MADD)
     zero_by_dot = {DOT4: 8, SHORT_DOT: 8, MADD: 8}  # noqa: RUF012
@@ -40,17 +39,18 @@ class NibblePages(BytePages):
 
     @property
     def value_zero(self) -> int:  # type: ignore[override]
-        """None where a product takes values with their signs."""
+        """Return the zero point of values: 0 where the product takes signed values."""
         return 0 if self.value_dot == DOT4 else 8
 
     @property
     def value_unit(self) -> int:  # type: ignore[override]
-        """There they are the upper halves of bytes."""
+        """Return the scale of values in a product: 16 where they are high nibbles of bytes."""
         return 16 if self.value_dot == DOT4 else 1
 
     def taken(self, words: PrimExpr, dot: str, is_key: bool) -> list[PrimExpr]:
-        """As halves, or the lower halves of bytes and the upper ones; values with their signs as
-        the upper halves of bytes, of which nothing is taken from the sums."""
+        """Return int16 halves, or the low and high nibbles of bytes; signed values as high nibbles,
+        which need no zero-point correction.
+        """
         if dot == MADD:
             return self.as_halves(words)
         if dot == DOT4 and not is_key:
@@ -63,22 +63,23 @@ class NibblePages(BytePages):
         return [self.masked(x, HALF) for x in (words, self._down(words, 4))]
 
     def masked(self, words: PrimExpr, mask: int) -> PrimExpr:
-        """Some bits."""
+        """Return words masked by bits."""
         return call_intrin("bitwise_and", words, self.number(mask), dtype=self.whole)
 
     def _down(self, words: PrimExpr, by: int) -> PrimExpr:
         return call_intrin("right_shift", words, self.number(by), dtype=self.whole)
 
     def as_halves(self, words: PrimExpr) -> list[PrimExpr]:
-        """Every fourth number as int16; what is above the twelfth bit needs no mask but for the
-        bits of the word's other half."""
+        """Return every fourth number as int16; bits above the twelfth need no mask except those of
+        the word's other half.
+        """
         return [self.masked(self._down(words, by) if by else words, LOWEST)
                 for by in (0, 4, 8, 12)]  # fmt: skip
 
     # Sums of keys in int16: 8 of two products of 127 and 15 fit.
 
     def sums(self, count: int) -> Buffer:
-        """Of products of keys, in registers."""
+        """Return the register buffer of key sums, in int16 for the short dot product."""
         if self.key_dot != SHORT_DOT:
             return super().sums(count)
         assert self.plane.group <= 32, self.plane
@@ -86,44 +87,44 @@ class NibblePages(BytePages):
         return Buffer("sums", (const(count),), kind, "register")
 
     def first_sums(self, sums: Buffer, start: PrimExpr) -> PrimExpr:
-        """With nothing, where what they begin with is added at their end."""
+        """Return the start value of the sums: zero where the correction is added at the end."""
         if self.key_dot != SHORT_DOT:
             return start
         return broadcast(const(0, "int16"), 2 * self.lanes)
 
-    def last_sums(self, found: PrimExpr, start: PrimExpr) -> PrimExpr:
-        """The sum of both halves."""
+    def last_sums(self, accumulated: PrimExpr, start: PrimExpr) -> PrimExpr:
+        """Return the sum of both int16 halves in int32, plus the correction."""
         if self.key_dot != SHORT_DOT:
-            return found
-        words = call_intrin("reinterpret", found, dtype=self.whole)
+            return accumulated
+        words = call_intrin("reinterpret", accumulated, dtype=self.whole)
         return call_intrin(MADD, start, words, self.number(ONES), dtype=self.whole)
 
     def picked(self, at: PrimExpr, which: PrimExpr) -> PrimExpr:
-        """One of the eight numbers of each lane of the cache, as floats."""
+        """Return one of the eight numbers of each cache lane, as floats."""
         by = cast(which % TOGETHER * 8 + which // TOGETHER * 4, "int32")
-        found = self.words(at)
-        found = call_intrin("right_shift", found, broadcast(by, self.lanes), dtype=self.whole)
-        found = self.masked(found, 15)
-        return Cast(Sub(found, self.number(self.value_zero), self.whole), self.real)
+        nibbles = self.words(at)
+        nibbles = call_intrin("right_shift", nibbles, broadcast(by, self.lanes), dtype=self.whole)
+        nibbles = self.masked(nibbles, 15)
+        return Cast(Sub(nibbles, self.number(self.value_zero), self.whole), self.real)
 
     # As floats: scales are within the sums.
 
     def keys_at(self, base: PrimExpr, k: PrimExpr, column: PrimExpr | int) -> PrimExpr:
-        """A place of neighbouring keys."""
+        """Return one scaled depth element of consecutive keys."""
         token = const(column) if isinstance(column, int) else column
         scale = self.plane.scales(self.cache, base, token, self.lanes, k // self.plane.group)
         return Mul(super().keys_at(base, k, column), scale, self.real)
 
     def key_scale(self, tile: Rows, row: int, base: PrimExpr, token: PrimExpr) -> PrimExpr:
-        """Of a query alone."""
+        """Return the query's scale alone: keys are scaled within the sums."""
         return self.row_scale(tile, row)
 
     def weighed(self, tile: Rows) -> Stmt:
-        """Shares stay as they are: a value has several scales."""
+        """Leave the probabilities unscaled: a value has several scales."""
         return seq()
 
     def values_at(self, base: PrimExpr, s: PrimExpr, column: int) -> PrimExpr:
-        """Neighbouring numbers of a value."""
+        """Return consecutive scaled elements of a value."""
         scale = self.plane.scales(self.cache, base, s, 1, column // self.plane.group)
         return Mul(super().values_at(base, s, column), self.splat(scale), self.real)
 

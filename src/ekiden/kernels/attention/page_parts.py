@@ -1,12 +1,12 @@
-"""What an attention over some keys alone comes to, and how two such parts become one.
+"""Partial softmax results of attention over a chunk of keys, and their merge (flash decoding).
 
     part of a row   sums of shares * values [depth], the greatest score, the sum of shares;
                     shares are exp(score - greatest)
     of two parts    the greater greatest score; sums of each times exp(its greatest - that)
     result          sums of shares * values / sum of shares
 
-After Dao and others, "Flash-Decoding for long-context inference" (2023). Parts are merged in their
-order and each by the same instructions, so a result does not depend on who computed them.
+After Dao and others, "Flash-Decoding for long-context inference" (2023). Parts are merged in order
+and by the same instructions, so a result does not depend on the thread that computed them.
 """
 
 from __future__ import annotations
@@ -24,97 +24,99 @@ LEAST = -1e30
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """How the part of a row lies in a buffer of float32: `size` numbers, whole vectors of `lanes`.
-    Each lane has a sum of shares of its own, and all have the greatest score."""
+    """The layout of a row's partial result in a float32 buffer: `size` numbers, whole vectors of
+    `lanes`. Each lane has its own sum of probabilities, and all have the maximum score.
+    """
 
     depth: int
     lanes: int
 
     @property
     def size(self) -> int:
-        """Of a row."""
+        """Return the elements of a row."""
         return self.depth + 2 * self.lanes
 
     @property
     def top(self) -> int:
-        """Where the greatest score lies."""
+        """Return the offset of the maximum score."""
         return self.depth
 
     @property
     def total(self) -> int:
-        """Where the sums of shares lie."""
+        """Return the offset of the sums of probabilities."""
         return self.depth + self.lanes
 
     @property
     def vector(self) -> str:
-        """The dtype of a vector."""
+        """Return the dtype of a vector."""
         return f"float32x{self.lanes}"
 
     def load(self, buffer: Buffer, at: PrimExpr) -> PrimExpr:
-        """A vector."""
+        """Load a vector."""
         return BufferLoad(buffer, (ramp(at, 1, self.lanes),), self.vector)
 
     def store(self, buffer: Buffer, at: PrimExpr, value: PrimExpr) -> Stmt:
-        """Keep a vector."""
+        """Store a vector."""
         return BufferStore(buffer, value, (ramp(at, 1, self.lanes),))
 
     def _vectors(self, size: int, body: Stmt, var: Var) -> Stmt:
         return For(var, const(0), const(size // self.lanes), ForKind.SERIAL, body)
 
     def begun(self, into: Buffer, rows: int) -> Stmt:
-        """Rows that have seen no key."""
+        """Initialise rows that have seen no key."""
         row, v = Var("row"), Var("v")
         at = row * self.size
-        zero, least = (broadcast(const(x, "float32"), self.lanes) for x in (0.0, LEAST))
-        each = seq(
+        zero, lowest = (broadcast(const(x, "float32"), self.lanes) for x in (0.0, LEAST))
+        row_init = seq(
             self._vectors(self.size, self.store(into, at + v * self.lanes, zero), v),
-            self.store(into, at + self.top, least),
+            self.store(into, at + self.top, lowest),
         )
-        return For(row, const(0), const(rows), ForKind.SERIAL, each)
+        return For(row, const(0), const(rows), ForKind.SERIAL, row_init)
 
-    def copied(self, into: Buffer, place: PrimExpr, part: Buffer, rows: int) -> Stmt:
-        """Parts of some rows, kept from `place` on."""
+    def copied(self, into: Buffer, offset: PrimExpr, source: Buffer, rows: int) -> Stmt:
+        """Copy the partial results of some rows to `place`."""
         v = Var("v")
-        found = self.load(part, v * self.lanes)
-        return self._vectors(rows * self.size, self.store(into, place + v * self.lanes, found), v)
+        loaded = self.load(source, v * self.lanes)
+        return self._vectors(rows * self.size, self.store(into, offset + v * self.lanes, loaded), v)
 
-    def merged(self, into: Buffer, part: Buffer, place: PrimExpr, rows: int) -> Stmt:
-        """Each of the rows with its part, of those from `place` on."""
+    def merged(self, into: Buffer, source: Buffer, offset: PrimExpr, rows: int) -> Stmt:
+        """Merge each row with its partial result from `place` on."""
         row, v = Var("row"), Var("v")
-        own, other, top = (Var(n, self.vector) for n in ("own", "other", "top"))
-        at, origin = row * self.size, place + row * self.size
+        own_scale, other_scale, top = (Var(n, self.vector) for n in ("own", "other", "top"))
+        at, origin = row * self.size, offset + row * self.size
 
         def grown(where: PrimExpr | int) -> Stmt:
-            """A vector of sums of both."""
-            more = Mul(self.load(part, origin + where), other, self.vector)
+            """Rescale and add a vector of both sums."""
+            more = Mul(self.load(source, origin + where), other_scale, self.vector)
             both = call_intrin(
-                "fma", self.load(into, at + where), own, more, dtype=self.vector
+                "fma", self.load(into, at + where), own_scale, more, dtype=self.vector
             )  # fmt: skip
             return self.store(into, at + where, both)
 
-        made = seq(
+        body = seq(
             self.store(into, at + self.top, top),
             grown(self.total),
             self._vectors(self.depth, grown(v * self.lanes), v),
         )
-        first, second = (self.load(x, y + self.top) for x, y in ((into, at), (part, origin)))
-        made = LetStmt(other, power_at_most_one(Sub(second, top, self.vector)), made)
-        made = LetStmt(own, power_at_most_one(Sub(first, top, self.vector)), made)
-        made = LetStmt(top, Max(first, second, self.vector), made)
-        return For(row, const(0), const(rows), ForKind.SERIAL, made)
+        first, second = (self.load(x, y + self.top) for x, y in ((into, at), (source, origin)))
+        body = LetStmt(other_scale, power_at_most_one(Sub(second, top, self.vector)), body)
+        body = LetStmt(own_scale, power_at_most_one(Sub(first, top, self.vector)), body)
+        body = LetStmt(top, Max(first, second, self.vector), body)
+        return For(row, const(0), const(rows), ForKind.SERIAL, body)
 
-    def ended(self, output: Buffer, to: PrimExpr, row: Var, found: Buffer, rows: int) -> Stmt:
-        """The results of rows, each at `to`."""
-        v, whole, share = Var("v"), Var("whole", "float32"), Var("share", "float32")
+    def ended(self, output: Buffer, to: PrimExpr, row: Var, partial: Buffer, rows: int) -> Stmt:
+        """Normalise rows and store their results, each at `to`."""
+        v, total_sum, reciprocal = Var("v"), Var("whole", "float32"), Var("share", "float32")
         at = row * self.size
         value = Mul(
-            self.load(found, at + v * self.lanes), broadcast(share, self.lanes), self.vector
+            self.load(partial, at + v * self.lanes), broadcast(reciprocal, self.lanes), self.vector
         )
-        made = self._vectors(self.depth, self.store(output, to + v * self.lanes, value), v)
-        least = Max(whole, const(1e-30, "float32"), "float32")
-        made = LetStmt(share, Div(const(1.0, "float32"), least, "float32"), made)
-        total = VectorReduce(self.load(found, at + self.total), "sum", "float32")
-        return For(row, const(0), const(rows), ForKind.SERIAL, LetStmt(whole, total, made))
+        body = self._vectors(self.depth, self.store(output, to + v * self.lanes, value), v)
+        # A row without keys has sum 0: its result is 0, not NaN.
+        divisor = Max(total_sum, const(1e-30, "float32"), "float32")
+        body = LetStmt(reciprocal, Div(const(1.0, "float32"), divisor, "float32"), body)
+        total = VectorReduce(self.load(partial, at + self.total), "sum", "float32")
+        return For(row, const(0), const(rows), ForKind.SERIAL, LetStmt(total_sum, total, body))
 
 
 __all__ = ["LEAST", "Parts"]

@@ -1,15 +1,14 @@
-"""Shares of values as whole numbers, and the sums of values that they weigh.
+"""Quantised attention probabilities, and the sums of values that they weigh.
 
     share   exp(score - max) * a value's scale, in steps of the greatest
-
     by words    steps of each page's greatest, 65,535 of them or 255: two bytes or one, of which
                 each multiplies four tokens at once; of 127 where halves of bytes are multiplied
                 two at a time and sums of a few such products fit int16
     by halves   steps of each chunk's greatest, 32,767 of them, as int16 that multiply two tokens;
                 sums stay whole over all pages of a chunk
 
-Of few steps those of a page keep what many small shares add up to: of a whole text in 255 steps
-those below a thousandth of the greatest would be lost.
+With few steps, quantising per page keeps what many small probabilities add up to: over a whole text
+in 255 steps those below a thousandth of the maximum would be lost.
 """
 
 from __future__ import annotations
@@ -58,7 +57,7 @@ Body = Callable[[int, PrimExpr], Stmt]
 
 
 class Shares:
-    """What both ways have: of each row of a tile and group of places a line of shares."""
+    """The base of quantised probabilities: a line per tile row and scale group."""
 
     def __init__(self, kernel: BytePages) -> None:
         self.kernel = kernel
@@ -66,52 +65,55 @@ class Shares:
         self.factors = Buffer("factors", (ZERO,))
 
     def lines(self, tile: Rows) -> list[tuple[int, int]]:
-        """(row, group of places) of which each has steps of its own."""
+        """Return the (row, scale group) pairs, each with quantisation steps of its own."""
         groups = range(self.kernel.plane.groups)
         return [(r, g) for r in range(tile.span * self.kernel.together) for g in groups]
 
     def scaled(self, tile: Rows, number: Var, base: Var, v: PrimExpr, body: Body) -> Stmt:
-        """A body for a vector of tokens of each line."""
-        kernel, made = self.kernel, list[Stmt]()
+        """Return a body for a vector of scaled probabilities of each line."""
+        kernel, statements = self.kernel, list[Stmt]()
         scales = [Var(f"scale{g}", kernel.real) for g in range(kernel.plane.groups)]
         for n, (row, group) in enumerate(self.lines(tile)):
             share = kernel.load(tile.scores, kernel.share_place(tile, row, number, v))
-            made.append(body(n, Mul(share, scales[group], kernel.real)))
-        found = seq(*made)
+            statements.append(body(n, Mul(share, scales[group], kernel.real)))
+        stmt = seq(*statements)
         for group, scale in enumerate(scales):
-            found = LetStmt(scale, kernel.value_scales(tile, base, number, v, group), found)
-        return found
+            stmt = LetStmt(scale, kernel.value_scales(tile, base, number, v, group), stmt)
+        return stmt
 
     def greatest(
         self, tile: Rows, find: Callable[[Body], Stmt], body: Callable[[list[Var]], Stmt],
         first: PrimExpr = ZERO,
     ) -> Stmt:  # fmt: skip
-        """A body with how many steps of each line 1 is, after the greatest of its shares was found;
-        the factors of their steps are kept from `first` on."""
+        """Return a body that is passed each line's steps per unit, after the line's maximum was
+        found; the factors of the steps are stored from `first` on.
+        """
         kernel, count = self.kernel, len(self.lines(tile))
         best = Buffer("best", (const(count),), kernel.whole, "register")
         finer = [Var(f"finer{n}", "float32") for n in range(count)]
-        made = body(finer)
+        stmt = body(finer)
         for n in reversed(range(count)):
             top = Var("top", "float32")
             factor = Mul(top, const(1 / (self.steps * kernel.value_unit), "float32"), "float32")
             bound = Max(top, const(LEAST * self.steps, "float32"), "float32")
             steps = Div(const(self.steps, "float32"), bound, "float32")
-            made = LetStmt(finer[n], steps, made)
-            made = seq(BufferStore(self.factors, factor, (first + n,)), made)
+            stmt = LetStmt(finer[n], steps, stmt)
+            stmt = seq(BufferStore(self.factors, factor, (first + n,)), stmt)
             # none is below 0: in the order of their bits
+            # Non-negative floats have the order of their bit patterns, so an integer maximum
+            # serves.
             largest = VectorReduce(best[const(n)], "max", "int32")
-            made = LetStmt(top, call_intrin("reinterpret", largest, dtype="float32"), made)
+            stmt = LetStmt(top, call_intrin("reinterpret", largest, dtype="float32"), stmt)
 
         def grown(n: int, share: PrimExpr) -> Stmt:
             bits = call_intrin("reinterpret", share, dtype=kernel.whole)
             return BufferStore(best, Max(best[const(n)], bits, kernel.whole), (const(n),))
 
         none = [BufferStore(best, kernel.number(0), (const(n),)) for n in range(count)]
-        return Allocate(best, seq(*none, find(grown), made))
+        return Allocate(best, seq(*none, find(grown), stmt))
 
     def level(self, share: PrimExpr, finer: Var) -> PrimExpr:
-        """Shares in steps: the last bits of an int32 each."""
+        """Return probabilities as integers: the last bits of an int32 each."""
         kernel = self.kernel
         near = call_intrin(
             "fma", share, kernel.splat(finer), kernel.splat(NEAREST), dtype=kernel.real
@@ -120,20 +122,20 @@ class Shares:
 
 
 class ShortShares(Shares):
-    """By halves."""
+    """Probabilities as int16, quantised per chunk."""
 
     def __init__(self, kernel: BytePages) -> None:
         super().__init__(kernel)
         self.tokens = kernel.chunk * kernel.pages.page
         row = kernel.plane.format
-        most = int(max(row.most + row.zero, -row.least - row.zero)) if row.group else 1
-        self.steps = float(min((1 << 15) - 1, ((1 << 31) - 1) // (most * self.tokens)))
+        max_value = int(max(row.most + row.zero, -row.least - row.zero)) if row.group else 1
+        self.steps = float(min((1 << 15) - 1, ((1 << 31) - 1) // (max_value * self.tokens)))
         """Of the greatest share of a chunk, so that sums of products with all values fit."""
         self.shares = Buffer("shares", (ZERO,), "int16")
         self.sums = Buffer("sums", (ZERO,), "int32")
 
     def around(self, tile: Rows, body: Callable[[], Stmt]) -> Stmt:
-        """The body of a tile, with buffers for what a chunk has."""
+        """Return the body of a tile, with the buffers of a chunk."""
         count = len(self.lines(tile))
         size = tile.span * self.kernel.together * self.kernel.depth
         self.shares = Buffer("shares", (const(count * self.tokens),), "int16", "local")
@@ -142,7 +144,7 @@ class ShortShares(Shares):
         return Allocate(self.shares, Allocate(self.factors, Allocate(self.sums, body())))
 
     def value_sums(self, tile: Rows) -> Stmt:
-        """Shares are rounded, then pages weighed, then sums become floats."""
+        """Quantise the probabilities, accumulate the pages, then convert the sums to float."""
         kernel, number = self.kernel, Var("p")
         base, after = Var("base", "int64"), Var("after", "int64")
         plane = kernel.plane
@@ -151,8 +153,8 @@ class ShortShares(Shares):
             (g * plane.group + c, v) for g in range(plane.groups)
             for c, v in kernel.blocks(plane.group, tile.span * kernel.together)
         ]  # fmt: skip
-        parts = [self._page_sums(tile, number, base, after, *each) for each in blocks]
-        body = LetStmt(after, kernel.plane_after(tile, number, 1), seq(*ahead, *parts))
+        block_sums = [self._page_sums(tile, number, base, after, *block) for block in blocks]
+        body = LetStmt(after, kernel.plane_after(tile, number, 1), seq(*ahead, *block_sums))
         where = kernel.plane_of(kernel.page_of(tile, number), tile.group, 1)
         pages = serial(number, tile.end - tile.begin, LetStmt(base, where, body), tile.begin)
         return seq(self._rounded(tile), pages, *self._ends(tile))
@@ -160,46 +162,47 @@ class ShortShares(Shares):
     # Shares.
 
     def _rounded(self, tile: Rows) -> Stmt:
-        """The greatest of each line first; sums begin with what all values are more than they stand
-        for."""
+        """Quantise by each line's maximum; sums start with the zero-point correction of
+        the values.
+        """
         kernel, count = self.kernel, len(self.lines(tile))
         total = Buffer("total", (const(count),), kernel.whole, "register")
         has_total = kernel.value_zero > 0
 
         def body(finer: list[Var]) -> Stmt:
-            """Whole numbers, and what sums begin with."""
-            made = self._each(tile, lambda at: lambda n, share: self._kept(
+            """Store the integers, and initialise the sums."""
+            stmt = self._each(tile, lambda at: lambda n, share: self._kept(
                 at, n, self.level(share, finer[n]), total
             ))  # fmt: skip
-            made = seq(made, *self._begin(tile, total if has_total else None))
+            stmt = seq(stmt, *self._begin(tile, total if has_total else None))
             none = [BufferStore(total, kernel.number(0), (const(n),)) for n in range(count)]
-            return Allocate(total, seq(*none, made)) if has_total else made
+            return Allocate(total, seq(*none, stmt)) if has_total else stmt
 
         return self.greatest(tile, lambda grown: self._each(tile, lambda _: grown), body)
 
     def _each(self, tile: Rows, body: Callable[[PrimExpr], Body]) -> Stmt:
-        """A body for each vector of shares of a chunk, made for where its tokens are there."""
+        """Return a body for each vector of a chunk's probabilities, built at its token index."""
         kernel, number, v, base = self.kernel, Var("p"), Var("v"), Var("base", "int64")
         at = (number - tile.begin) * kernel.pages.page + v * kernel.lanes
-        made = self.scaled(tile, number, base, v, body(at))
-        made = serial(v, const(kernel.pages.page // kernel.lanes), made)
+        stmt = self.scaled(tile, number, base, v, body(at))
+        stmt = serial(v, const(kernel.pages.page // kernel.lanes), stmt)
         where = kernel.plane_of(kernel.page_of(tile, number), tile.group, 1)
-        return serial(number, tile.end - tile.begin, LetStmt(base, where, made), tile.begin)
+        return serial(number, tile.end - tile.begin, LetStmt(base, where, stmt), tile.begin)
 
     def _kept(self, at: PrimExpr, n: int, value: PrimExpr, total: Buffer) -> Stmt:
-        """A vector of shares as whole numbers, of each four the first and the third first."""
+        """Store a vector of integers; of each four the first and the third come first."""
         kernel, level = self.kernel, Var("level", self.kernel.whole)
-        place = ramp(simplify(at + n * self.tokens), 1, kernel.lanes)
-        made: Stmt = BufferStore(self.shares, paired(level), (place,))
+        index = ramp(simplify(at + n * self.tokens), 1, kernel.lanes)
+        stmt: Stmt = BufferStore(self.shares, paired(level), (index,))
         if kernel.value_zero:
             more = Sub(level, kernel.number(ADDED), kernel.whole)
             grown = Add(total[const(n)], more, kernel.whole)
-            made = seq(made, BufferStore(total, grown, (const(n),)))
-        return LetStmt(level, value, made)
+            stmt = seq(stmt, BufferStore(total, grown, (const(n),)))
+        return LetStmt(level, value, stmt)
 
     def _begin(self, tile: Rows, total: Buffer | None) -> list[Stmt]:
-        """What the sums of lines begin with."""
-        kernel, made = self.kernel, list[Stmt]()
+        """Initialise the sums of the lines."""
+        kernel, statements = self.kernel, list[Stmt]()
         count = kernel.plane.group // kernel.lanes
         for n in range(len(self.lines(tile))):
             v, start = Var("v"), Var("start", "int32")
@@ -210,58 +213,60 @@ class ShortShares(Shares):
             if total is not None:
                 every = VectorReduce(total[const(n)], "sum", "int32")
                 value = every * const(-kernel.value_zero, "int32")
-            made.append(LetStmt(start, value, serial(v, const(count), put)))
-        return made
+            statements.append(LetStmt(start, value, serial(v, const(count), put)))
+        return statements
 
     # Values.
 
     def _page_sums(
         self, tile: Rows, number: Var, base: Var, after: Var, column: int, vectors: int
     ) -> Stmt:
-        """What a page adds to some columns, whose numbers share scales."""
+        """Accumulate a page's contribution to columns of one scale group."""
         kernel, s = self.kernel, Var("s")
         rows, page, depth = tile.span * kernel.together, kernel.pages.page, kernel.depth
         acc = Buffer("acc", (const(rows * vectors),), kernel.whole, "register")
-        body, parts = kernel.loaded(
+        body, operands = kernel.loaded(
             vectors, lambda v: base + (s * depth + (column + v * kernel.lanes)) * TOGETHER,
             lambda words: kernel.taken(words, kernel.value_dot, False),
         )  # fmt: skip
-        made = kernel.ahead(after + (s * depth + column) * TOGETHER, vectors * TOGETHER)
+        statements = kernel.ahead(after + (s * depth + column) * TOGETHER, vectors * TOGETHER)
         first = (number - tile.begin) * page + s * kernel.held
         for row in range(rows):
             line = row * kernel.plane.groups + column // kernel.plane.group
-            for n, loaded in enumerate(parts):
+            for n, loaded in enumerate(operands):
                 at = line * self.tokens + kernel.first_of(n, kernel.value_dot) + first
                 share = kernel.word(self.shares, at)
-                places = {row * vectors + v: b for v, b in enumerate(loaded)}
-                made.append(kernel.grown(acc, places, share, kernel.value_dot, True))
-        here = minimum(const(page), tile.last + 1 - number * page)
-        loop = serial(s, (here + (kernel.held - 1)) // kernel.held, body(seq(*made)))
+                accumulators = {row * vectors + v: b for v, b in enumerate(loaded)}
+                statements.append(kernel.grown(acc, accumulators, share, kernel.value_dot, True))
+        token_count = minimum(const(page), tile.last + 1 - number * page)
+        loop = serial(s, (token_count + (kernel.held - 1)) // kernel.held, body(seq(*statements)))
         begin, ends = list[Stmt](), list[Stmt]()
         for n in range(rows * vectors):
             row, v = divmod(n, vectors)
-            place = ramp(const(row * depth + column + v * kernel.lanes), 1, kernel.lanes)
-            known = self.sums[place].with_fields(dtype=kernel.whole)
-            begin.append(BufferStore(acc, known, (const(n),)))
-            ends.append(BufferStore(self.sums, acc[const(n)], (place,)))
+            index = ramp(const(row * depth + column + v * kernel.lanes), 1, kernel.lanes)
+            previous = self.sums[index].with_fields(dtype=kernel.whole)
+            begin.append(BufferStore(acc, previous, (const(n),)))
+            ends.append(BufferStore(self.sums, acc[const(n)], (index,)))
         return Allocate(acc, seq(*begin, loop, *ends))
 
     def _ends(self, tile: Rows) -> list[Stmt]:
-        """The sums of a chunk as floats."""
-        kernel, made = self.kernel, list[Stmt]()
+        """Convert a chunk's sums to float."""
+        kernel, statements = self.kernel, list[Stmt]()
         size = kernel.plane.group
         for n, (row, group) in enumerate(self.lines(tile)):
             v, factor = Var("v"), kernel.splat(self.factors[const(n)])
-            place = ramp(n * size + v * kernel.lanes, 1, kernel.lanes)
-            whole = self.sums[place].with_fields(dtype=kernel.whole)
+            index = ramp(n * size + v * kernel.lanes, 1, kernel.lanes)
+            integer_sum = self.sums[index].with_fields(dtype=kernel.whole)
             to = row * kernel.parts.size + group * size + v * kernel.lanes
-            value = Mul(Cast(whole, kernel.real), factor, kernel.real)
-            made.append(serial(v, const(size // kernel.lanes), kernel.store(tile.part, to, value)))
-        return made
+            value = Mul(Cast(integer_sum, kernel.real), factor, kernel.real)
+            statements.append(
+                serial(v, const(size // kernel.lanes), kernel.store(tile.part, to, value))
+            )
+        return statements
 
 
 class ByteShares(Shares):
-    """By words."""
+    """Probabilities as bytes, quantised per page."""
 
     def __init__(self, kernel: BytePages) -> None:
         super().__init__(kernel)
@@ -279,28 +284,31 @@ class ByteShares(Shares):
         self.bases = Buffer("bases", (ZERO,), "int32")
 
     def around(self, tile: Rows, body: Callable[[], Stmt]) -> Stmt:
-        """The body of a tile, with buffers for the shares of a page, and the steps of a chunk's."""
+        """Return the body of a tile, with buffers for a page's probabilities and a chunk's
+        steps.
+        """
         lines, pages = len(self.lines(tile)), self.kernel.chunk
         size = const(self.kernel.share_bytes * lines * self.line)
         self.shares = Buffer("shares", (size,), "uint8", "local")
         self.factors = Buffer("factors", (const(lines * pages),), scope="local")
         self.finer = Buffer("finer", (const(lines * pages),), scope="local")
         self.bases = Buffer("bases", (const(lines),), "int32", "local")
-        made = Allocate(self.finer, Allocate(self.bases, body()))
-        return Allocate(self.shares, Allocate(self.factors, made))
+        stmt = Allocate(self.finer, Allocate(self.bases, body()))
+        return Allocate(self.shares, Allocate(self.factors, stmt))
 
     def value_sums(self, tile: Rows) -> Stmt:
-        """Sums of a page become floats, and these are added up. The steps of the page behind are
-        found before its products: what they wait for, a processor waits for beside these."""
+        """Convert each page's sums to float and add them up. The next page's steps are computed
+        before this page's products, so that out-of-order execution overlaps their latency.
+        """
         kernel, plane, number = self.kernel, self.kernel.plane, Var("p")
         base, after = Var("base", "int64"), Var("after", "int64")
         rows = tile.span * kernel.together
         ahead = kernel.ahead(after + plane.numbers, (plane.size - plane.numbers) // kernel.lanes)
         blocks = kernel.blocks(kernel.depth, kernel.share_bytes * rows)
-        parts = [self._page_sums(tile, number, base, after, *each) for each in blocks]
+        block_sums = [self._page_sums(tile, number, base, after, *block) for block in blocks]
         behind, is_there = number + 1, number + 1 < tile.end
-        found = IfThenElse(is_there, self._steps(tile, behind))
-        body = seq(*ahead, self._rounded(tile, number, base), found, *parts)
+        next_steps = IfThenElse(is_there, self._steps(tile, behind))
+        body = seq(*ahead, self._rounded(tile, number, base), next_steps, *block_sums)
         body = LetStmt(after, kernel.plane_after(tile, number, 1), body)
         where = kernel.plane_of(kernel.page_of(tile, number), tile.group, 1)
         v, row = Var("v"), Var("row")
@@ -316,34 +324,34 @@ class ByteShares(Shares):
     # Shares.
 
     def line_of(self, tile: Rows, number: PrimExpr, n: int) -> PrimExpr:
-        """Where what a line of a page has is kept."""
+        """Return the index of a page's line in the chunk's buffers."""
         return (number - tile.begin) * len(self.lines(tile)) + n
 
     def _steps(self, tile: Rows, number: PrimExpr) -> Stmt:
-        """Those of a page's lines, of which the greatest of each is found."""
+        """Compute the quantisation steps of a page's lines from their maxima."""
         kernel, page, base, v = self.kernel, Var("page", "int64"), Var("base", "int64"), Var("v")
 
-        def kept(finer: list[Var]) -> Stmt:
+        def store_steps(finer: list[Var]) -> Stmt:
             return seq(*(
-                BufferStore(self.finer, each, (self.line_of(tile, page, n),))
-                for n, each in enumerate(finer)
+                BufferStore(self.finer, steps, (self.line_of(tile, page, n),))
+                for n, steps in enumerate(finer)
             ))  # fmt: skip
 
         vectors = const(kernel.pages.page // kernel.lanes)
-        made = self.greatest(
+        stmt = self.greatest(
             tile, lambda grown: serial(v, vectors, self.scaled(tile, page, base, v, grown)),
-            kept, self.line_of(tile, page, 0),
+            store_steps, self.line_of(tile, page, 0),
         )  # fmt: skip
         where = kernel.plane_of(kernel.page_of(tile, page), tile.group, 1)
-        return LetStmt(page, cast(number, "int64"), LetStmt(base, where, made))
+        return LetStmt(page, cast(number, "int64"), LetStmt(base, where, stmt))
 
     def _rounded(self, tile: Rows, number: Var, base: Var) -> Stmt:
-        """The shares of a page as bytes, and what the sums of values begin with."""
+        """Quantise a page's probabilities to bytes, and compute the sums' start values."""
         kernel, v, count = self.kernel, Var("v"), len(self.lines(tile))
         total = Buffer("total", (const(count),), kernel.whole, "register")
         finer = [Var(f"finer{n}", "float32") for n in range(count)]
         vectors = const(kernel.pages.page // kernel.lanes)
-        made = serial(v, vectors, self.scaled(
+        stmt = serial(v, vectors, self.scaled(
             tile, number, base, v,
             lambda n, share: self._kept(v, n, self.level(share, finer[n]), total),
         ))  # fmt: skip
@@ -352,60 +360,64 @@ class ByteShares(Shares):
             ends = [BufferStore(self.bases, VectorReduce(total[const(n)], "sum", "int32")
                                 * const(-kernel.value_zero, "int32"), (const(n),))
                     for n in range(count)]  # fmt: skip
-            made = Allocate(total, seq(*none, made, *ends))
+            stmt = Allocate(total, seq(*none, stmt, *ends))
         for n in reversed(range(count)):
-            made = LetStmt(finer[n], self.finer[self.line_of(tile, number, n)], made)
-        return made
+            stmt = LetStmt(finer[n], self.finer[self.line_of(tile, number, n)], stmt)
+        return stmt
 
     def _kept(self, v: PrimExpr, n: int, value: PrimExpr, total: Buffer) -> Stmt:
-        """The bytes of a vector of shares, the highest first; what is above them falls off."""
-        kernel, level, made = self.kernel, Var("level", self.kernel.whole), list[Stmt]()
+        """Store the bytes of a vector of probabilities, highest first; higher bits are
+        truncated.
+        """
+        kernel, level, statements = self.kernel, Var("level", self.kernel.whole), list[Stmt]()
         count, size = kernel.share_bytes, kernel.lanes
-        for part in range(count):
+        for byte_index in range(count):
             bits: PrimExpr = level
-            if below := 8 * (count - 1 - part):
+            if below := 8 * (count - 1 - byte_index):
                 bits = call_intrin("right_shift", bits, kernel.number(below), dtype=kernel.whole)
-            at = ramp(simplify(v * size + (count * n + part) * self.line), 1, size)
-            made.append(BufferStore(self.shares, Cast(bits, dt.with_lanes("uint8", size)), (at,)))
+            at = ramp(simplify(v * size + (count * n + byte_index) * self.line), 1, size)
+            statements.append(
+                BufferStore(self.shares, Cast(bits, dt.with_lanes("uint8", size)), (at,))
+            )
         if kernel.value_zero:
             more = Sub(level, kernel.number(ADDED), kernel.whole)
             grown = Add(total[const(n)], more, kernel.whole)
-            made.append(BufferStore(total, grown, (const(n),)))
-        return LetStmt(level, value, seq(*made))
+            statements.append(BufferStore(total, grown, (const(n),)))
+        return LetStmt(level, value, seq(*statements))
 
     # Values.
 
     def _page_sums(
         self, tile: Rows, number: Var, base: Var, after: Var, column: int, vectors: int
     ) -> Stmt:
-        """Those of some columns."""
+        """Accumulate a page's contribution to some columns."""
         kernel, s, run = self.kernel, Var("s"), Var("run")
         rows, page, depth = tile.span * kernel.together, kernel.pages.page, kernel.depth
         plane, count = kernel.plane, kernel.share_bytes * rows
         groups = [(column + v * kernel.lanes) // plane.group for v in range(vectors)]
         kind = dt.with_lanes("int16", 2 * kernel.lanes) if self.is_short else kernel.whole
         acc = Buffer("acc", (const(count * vectors),), kind, "register")
-        body, parts = kernel.loaded(
+        body, operands = kernel.loaded(
             vectors, lambda v: base + (s * depth + (column + v * kernel.lanes)) * TOGETHER,
             lambda words: kernel.taken(words, kernel.value_dot, False),
         )  # fmt: skip
-        made = kernel.ahead(after + (s * depth + column) * TOGETHER, vectors * TOGETHER)
+        statements = kernel.ahead(after + (s * depth + column) * TOGETHER, vectors * TOGETHER)
         for n in range(count):
             row, byte = divmod(n, kernel.share_bytes)
-            for part, loaded in enumerate(parts):
+            for part_index, loaded in enumerate(operands):
                 for group in dict.fromkeys(groups):  # those that share scales are multiplied by one
                     line = kernel.share_bytes * (row * plane.groups + group) + byte
-                    place = kernel.first_of(part, kernel.value_dot) + line * self.line
-                    share = kernel.word(self.shares, s * kernel.held + place)
+                    offset = kernel.first_of(part_index, kernel.value_dot) + line * self.line
+                    share = kernel.word(self.shares, s * kernel.held + offset)
                     mine = {v: b for v, b in enumerate(loaded) if groups[v] == group}
                     at = {n * vectors + v: b for v, b in mine.items()}
-                    made.append(kernel.grown(acc, at, share, kernel.value_dot, True))
-        here = minimum(const(page), tile.last + 1 - number * page)
-        words = (here + (kernel.held - 1)) // kernel.held
+                    statements.append(kernel.grown(acc, at, share, kernel.value_dot, True))
+        token_count = minimum(const(page), tile.last + 1 - number * page)
+        words = (token_count + (kernel.held - 1)) // kernel.held
         none = broadcast(const(0, dt.element(kind)), dt.lanes(kind))
         zero = [BufferStore(acc, none, (const(n),)) for n in range(count * vectors)]
         first = run * self.run
-        loop = serial(s, minimum(const(self.run), words - first), body(seq(*made)), first)
+        loop = serial(s, minimum(const(self.run), words - first), body(seq(*statements)), first)
         ends = []
         for n in range(rows * vectors):
             row, v = divmod(n, vectors)
@@ -420,27 +432,28 @@ class ByteShares(Shares):
         self, acc: Buffer, sums: Buffer, n: int, line: int, vectors: int, to: int, run: Var,
         factor: PrimExpr,
     ) -> Stmt:  # fmt: skip
-        """A vector of sums as floats, added up at `to`; what a page's begin with is in those of its
-        first run."""
+        """Add a vector of integer sums to the floats at `to`; the first run of a page adds its
+        start value.
+        """
         kernel = self.kernel
         row, v = divmod(n, vectors)
         first = kernel.share_bytes * row
-        whole: PrimExpr = acc[const(first * vectors + v)]
+        integer_sum: PrimExpr = acc[const(first * vectors + v)]
         start: PrimExpr = kernel.number(0)
         if kernel.value_zero:
             base = Select(EQ(run, const(0)), self.bases[const(line)], const(0, "int32"), "int32")
             start = broadcast(base, kernel.lanes)
         if self.is_short:
-            halves = call_intrin("reinterpret", whole, dtype=kernel.whole)
-            whole = call_intrin(MADD, start, halves, kernel.number(ONES), dtype=kernel.whole)
+            halves = call_intrin("reinterpret", integer_sum, dtype=kernel.whole)
+            integer_sum = call_intrin(MADD, start, halves, kernel.number(ONES), dtype=kernel.whole)
         for lower in range(first + 1, first + kernel.share_bytes):
-            upper = call_intrin("left_shift", whole, kernel.number(8), dtype=kernel.whole)
-            whole = Add(upper, acc[const(lower * vectors + v)], kernel.whole)
+            upper = call_intrin("left_shift", integer_sum, kernel.number(8), dtype=kernel.whole)
+            integer_sum = Add(upper, acc[const(lower * vectors + v)], kernel.whole)
         if kernel.value_zero and not self.is_short:
-            whole = Add(whole, start, kernel.whole)
-        known = kernel.load(sums, const(to))
-        value = Cast(whole, kernel.real)
-        grown = call_intrin("fma", value, kernel.splat(factor), known, dtype=kernel.real)
+            integer_sum = Add(integer_sum, start, kernel.whole)
+        previous = kernel.load(sums, const(to))
+        value = Cast(integer_sum, kernel.real)
+        grown = call_intrin("fma", value, kernel.splat(factor), previous, dtype=kernel.real)
         return kernel.store(sums, const(to), grown)
 
 

@@ -1,11 +1,11 @@
-"""What is known of the values of a row: none is above the row's maximum, and none of its powers is
-above their sum.
+"""Rewrites that use known bounds of softmax rows: no value exceeds the row's maximum, and no
+exponential the row's sum.
 
-exp(x - most), most = max of x    exp(min(x - most, 0)), a power that is at most 1 and needs no
-                                  care for large ones
-power / total, total = sum of     a product by the reciprocal, which is the row's, and what that is
-powers                            off by: processors divide one vector in five cycles or more, and
-                                  make six such steps in three
+    exp(x - most), most = max of x    exp(min(x - most, 0)), a power that is at most 1 and needs no
+                                      care for large ones
+    power / total, total = sum of     a product by the reciprocal, which is the row's, and what that is
+    powers                            off by: processors divide one vector in five cycles or more, and
+                                      make six such steps in three
 """
 
 from __future__ import annotations
@@ -26,13 +26,15 @@ from ekiden.tir.expr import broadcast
 
 
 def with_known_values(expr: PrimExpr, extents: Mapping[Var, PrimExpr], target: Target) -> PrimExpr:
-    """The expression with what is known of rows. The powers of what its row's maximum was taken off
-    are capped at 1, which they never pass: `exp(min(d, 0))` for `exp(d)`; their quotients by their
-    sum are products where a target multiplies and adds in one step. `extents` are of the variables
-    that run from 0 on, but for those of reductions."""
+    """Return the expression simplified by row bounds.
+
+    The argument of exp after subtracting the row's maximum is capped at 0, which it never exceeds:
+    `exp(min(d, 0))` for `exp(d)`; quotients by the row's sum become products where the target has
+    FMA. `extents` are those of the variables that run from 0 on, except reductions.
+    """
 
     def change(e: PrimExpr) -> PrimExpr:
-        """A power or a quotient, if it is of such values."""
+        """Rewrite an exponential or a quotient with known bounds."""
         if isinstance(e, Intrinsic) and _row_of_power(e, extents) is not None:
             return power_at_most_one(e.args[0])
         if isinstance(e, Div) and has_fma and _is_share(e, extents):
@@ -44,31 +46,33 @@ def with_known_values(expr: PrimExpr, extents: Mapping[Var, PrimExpr], target: T
 
 
 def tensors_with_known_values(outputs: Sequence[Tensor], target: Target) -> list[Tensor]:
-    """The same of all computations that outputs are made of, before any of them is scheduled."""
-    made = (t.op for t in post_order_tensors(outputs))
-    extents = {a.var: a.extent for op in made if isinstance(op, ComputeOp) for a in op.axis}
+    """Return outputs with row bounds applied to all their computations, before any of them is
+    scheduled.
+    """
+    ops = (t.op for t in post_order_tensors(outputs))
+    extents = {a.var: a.extent for op in ops if isinstance(op, ComputeOp) for a in op.axis}
     return rebuilt(outputs, lambda body: with_known_values(body, extents, target))
 
 
 def power_at_most_one(x: PrimExpr) -> PrimExpr:
-    """exp(x) for an x that is known not to be above 0, said so that it takes fewer steps; NaN
-    stays."""
+    """Return exp(x) for x <= 0, marked so that it takes fewer instructions; NaN is preserved."""
     zero = broadcast(const(0.0, dt.element(x.dtype)), dt.lanes(x.dtype))
     return call_intrin("exp", minimum(x, zero), dtype=x.dtype)
 
 
 def _row_of_power(e: PrimExpr, extents: Mapping[Var, PrimExpr]) -> Var | None:
-    """What runs along the row if an expression is e to the power of something less the maximum of
-    its row."""
+    """Return the row variable if an expression is exp of a value minus its row's maximum, else
+    None.
+    """
     if not isinstance(e, Intrinsic) or e.op != "exp" or not isinstance(e.args[0], Sub):
         return None
     return _row("max", e.args[0].b, e.args[0].a, extents)
 
 
 def _is_share(quotient: Div, extents: Mapping[Var, PrimExpr]) -> bool:
-    """Whether a quotient is of one of a row's powers and their sum, which has one of 1: it is
-    between 0 and 1, or NaN. A row along the last axis: the quotients of a vector have one
-    reciprocal."""
+    """Return whether a quotient is an exponential by its row's sum: between 0 and 1, or NaN. The
+    row must run along the last axis, so that a vector has one reciprocal.
+    """
     power = quotient.a
     if not isinstance(power, ProducerLoad) or power.dtype not in ("float32", "float64"):
         return False
@@ -81,21 +85,24 @@ def _is_share(quotient: Div, extents: Mapping[Var, PrimExpr]) -> bool:
 
 
 def _corrected_quotient(a: PrimExpr, b: PrimExpr) -> PrimExpr:
-    """a / b by 1 / b: that product is off by an ulp or so, and what it leaves of a is known to the
-    last bit. Rounded as a division is (Markstein, "Computation of elementary functions on the IBM
-    RISC System/6000 processor", 1990), but for subnormal results, which may be off in their last
-    bit."""
+    """Return a / b computed by 1 / b and one correction step.
+
+    The product is off by about an ulp, and the remainder is exact with FMA. Rounded as a division
+    is (Markstein, "Computation of elementary functions on the IBM RISC System/6000 processor",
+    1990), except that subnormal results may be off in their last bit.
+    """
     reciprocal = const(1.0, a.dtype) / b
     about = a * reciprocal
-    left = call_intrin("fma", about, const(0.0, a.dtype) - b, a, dtype=a.dtype)
-    return call_intrin("fma", left, reciprocal, about, dtype=a.dtype)
+    remainder = call_intrin("fma", about, const(0.0, a.dtype) - b, a, dtype=a.dtype)
+    return call_intrin("fma", remainder, reciprocal, about, dtype=a.dtype)
 
 
 def _row(
     kind: str, reduced: PrimExpr, value: PrimExpr, extents: Mapping[Var, PrimExpr]
 ) -> Var | None:
-    """The variable along which an expression is a reduction ("max", "sum") of a value, over all
-    that the value is asked for; None if it is none."""
+    """Return the variable along which an expression is a reduction ("max", "sum") of a value over
+    the value's whole domain; None if it is none.
+    """
     load, x = _uncast(reduced), _uncast(value)
     if not isinstance(load, ProducerLoad) or not isinstance(load.producer.op, ComputeOp):
         return None
@@ -104,26 +111,28 @@ def _row(
     if not isinstance(body, Reduce) or body.kind != kind or len(body.axis) != 1:
         return None
     (along,) = body.axis
-    place = {a.var: i for a, i in zip(op.axis, load.indices, strict=True)}
+    index_by_axis = {a.var: i for a, i in zip(op.axis, load.indices, strict=True)}
     source = _uncast(body.source)
 
     def runs_along(e: Var) -> bool:
-        """Whether a variable has the values that the reduction is over."""
+        """Return whether a variable has the reduction's domain."""
         extent = e.extent if isinstance(e, ReduceAxis) else extents.get(e)
         return extent is not None and prove_equal(extent, along.extent)
 
     inside = dict.fromkeys(e for e in post_order(x) if isinstance(e, Var))
-    found = (
+    candidates = (
         e
         for e in inside
-        if e.dtype == along.dtype and not any(e is p for p in place.values()) and runs_along(e)
-        if structural_equal(substitute(source, {**place, along: e}), x)
+        if e.dtype == along.dtype
+        and not any(e is p for p in index_by_axis.values())
+        and runs_along(e)
+        if structural_equal(substitute(source, {**index_by_axis, along: e}), x)
     )
-    return next(found, None)
+    return next(candidates, None)
 
 
 def _uncast(e: PrimExpr) -> PrimExpr:
-    """What a wider float was made of."""
+    """Return the source of casts between floats."""
     while isinstance(e, Cast) and dt.is_float(e.dtype) and dt.is_float(e.value.dtype):
         e = e.value
     return e

@@ -3,10 +3,10 @@
     for head:  for rows of queries:  scores = q * k^T * scale + bias;  scores = exp(scores - max)
                                      out = (scores * v) / sum
 
-The keys of a head are copied into panels as wide as a register tile (as the right matrix of
-kernels.cpu.batch_matmul); the scores of a tile of rows, and nothing more of them, lie in a small
-buffer that stays in L1: a row has all its scores before its softmax, so it is computed once. Values
-are read where they lie if their rows are whole vectors. Operands may have their axes in any order.
+The keys of a head are packed into panels as wide as a register tile (as the right matrix of
+kernels.cpu.batch_matmul); only a tile of rows of scores exists at a time, in a small buffer that
+stays in L1: a row has all its scores before its softmax, so no online rescaling is needed. Values
+are read in place if their rows are whole vectors. Operands may have their axes in any order.
 """
 
 from __future__ import annotations
@@ -84,10 +84,11 @@ own place, where the last query sees the last key."""
 
 @dataclass(frozen=True, slots=True)
 class Heads:
-    """What is fixed about an attention: the orders of the axes of query, key, value and result
-    (batch, head, sequence, depth), the factor of scores (None: 1 / sqrt(depth)), CAUSAL, the
-    limit to which scores are bent by tanh before the bias (0 for none), and whether shares that are
-    NaN count as 0: those of a row without keys, for one."""
+    """The static parameters of an attention: axis orders of query, key, value and result (batch,
+    head, sequence, depth), the scale of scores (None: 1 / sqrt(depth)), CAUSAL, the softcap
+    before the bias (0 for none), and whether NaN probabilities count as 0, as those of a row
+    without keys.
+    """
 
     layouts: tuple[str, str, str, str] = ("bhsd",) * 4
     scale: float | None = None
@@ -98,7 +99,7 @@ class Heads:
 
 @dataclass(frozen=True, slots=True)
 class Operand:
-    """A tensor with its dimensions and strides by the letters of its layout."""
+    """A tensor with dimensions and strides by the letters of its layout."""
 
     buffer: Buffer
     dims: dict[str, PrimExpr]
@@ -106,7 +107,7 @@ class Operand:
 
     @staticmethod
     def of(buffer: Buffer, layout: str) -> Operand:
-        """A compact buffer whose axes are in the order of a layout."""
+        """Return a compact buffer whose axes are in the order of a layout."""
         step: PrimExpr = const(1)
         strides = {}
         for axis, dim in zip(reversed(layout), reversed(buffer.shape), strict=True):
@@ -117,9 +118,10 @@ class Operand:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """How an attention is cut: queries of a tile, vectors of a whole panel, steps by which what a
-    tile reads is brought to the first cache ahead, those that stand one after the other, whether
-    values are copied, and whether threads share heads or the rows of each."""
+    """The tiling: queries of a tile, vectors of a full panel, prefetch distance into L1 in steps,
+    unroll factor, whether values are copied, and whether threads share heads or the rows of
+    each.
+    """
 
     rows: int = ROWS
     vectors: int = WIDE
@@ -134,8 +136,9 @@ PLAIN = Cut()
 
 
 class Attention:
-    """The statement of one attention. `inputs` are query, key, value and a bias, if there is one:
-    [1 or batch, 1 or heads, 1 or queries, 1 or keys]."""
+    """The builder of an attention. `inputs` are query, key, value and an optional bias [1 or batch,
+    1 or heads, 1 or queries, 1 or keys].
+    """
 
     def __init__(
         self,
@@ -170,83 +173,90 @@ class Attention:
     # Vectors.
 
     def load(self, buffer: Buffer, at: PrimExpr, stride: PrimExpr | int = 1) -> PrimExpr:
-        """`lanes` elements."""
+        """Load `lanes` elements."""
         return BufferLoad(
             buffer, (ramp(at, stride, self.lanes),), dt.with_lanes("float32", self.lanes)
         )
 
     def store(self, buffer: Buffer, at: PrimExpr, value: PrimExpr,
               mask: PrimExpr | None = None) -> Stmt:  # fmt: skip
-        """Keep a vector."""
+        """Store a vector."""
         return BufferStore(buffer, value, (ramp(at, 1, self.lanes),), mask)
 
     def splat(self, value: PrimExpr | float) -> PrimExpr:
-        """A number in every lane."""
+        """Broadcast a number to every lane."""
         number = value if isinstance(value, PrimExpr) else const(value, "float32")
         return broadcast(number, self.lanes)
 
     def below(self, first: PrimExpr, limit: PrimExpr) -> PrimExpr:
-        """The lanes whose number, counted from `first`, is less than `limit`."""
+        """Return the mask of lanes whose index, counted from `first`, is below `limit`."""
         return ramp(first, 1, self.lanes) < broadcast(limit, self.lanes)
 
     # Copies of keys and values.
 
     def split(self) -> tuple[PrimExpr, PrimExpr]:
-        """(whole panels of keys, panels of one vector after them)."""
-        whole = simplify(self.keys // (self.wide * self.lanes))
-        return whole, simplify((self.padded - whole * (self.wide * self.lanes)) // self.lanes)
+        """Return (full panels of keys, panels of one vector after them)."""
+        full_panels = simplify(self.keys // (self.wide * self.lanes))
+        return full_panels, simplify(
+            (self.padded - full_panels * (self.wide * self.lanes)) // self.lanes
+        )
 
     def pack_keys(self, base: PrimExpr, kind: ForKind) -> Stmt:
-        """keys[c * depth + d * panel width + i] = k[c + i, d] for the panel that begins at key c;
-        zeros beyond the last key."""
-        whole, narrow = self.split()
+        """Pack keys[c * depth + d * panel width + i] = k[c + i, d] for the panel that begins at key
+        c, with zeros beyond the last key.
+        """
+        full_panels, narrow = self.split()
         in_rows = is_const(self.k.strides["d"], 1) and not is_const(self.k.strides["s"], 1)
 
         def panels(count: PrimExpr, first: PrimExpr, vectors: int) -> Stmt:
-            """A loop over panels of so many vectors of keys: whole ones of keys that lie in rows
-            are transposed in registers where the processor shuffles; others are copied element by
-            element.
+            """Loop over panels of that many vectors of keys: full panels of row-major keys are
+            transposed in registers where the processor has shuffles; others are copied element
+            by element.
             """
             panel = Var("p")
             key = first + panel * (vectors * self.lanes)
             is_whole = vectors == self.wide or is_const(simplify(self.keys % self.lanes), 0)
-            turns = in_rows and is_whole and self.has_shuffles
-            body = (self._turn if turns else self._copy)(base, key, vectors)
+            transposes = in_rows and is_whole and self.has_shuffles
+            body = (self._turn if transposes else self._copy)(base, key, vectors)
             return For(panel, const(0), count, kind, body, {"grain": 1})
 
-        rest = whole * (self.wide * self.lanes)
-        return seq(panels(whole, const(0), self.wide), panels(narrow, rest, 1))
+        first_narrow = full_panels * (self.wide * self.lanes)
+        return seq(panels(full_panels, const(0), self.wide), panels(narrow, first_narrow, 1))
 
     def _turn(self, base: PrimExpr, key: PrimExpr, vectors: int) -> Stmt:
-        """A whole panel of keys that lie in rows: square tiles of them transposed in registers."""
+        """Transpose a full panel of row-major keys, in square register tiles."""
         width, steps = vectors * self.lanes, self.k.strides
-        blocks, block, at = simplify(self.depth // self.lanes), Var("block"), Var("vector")
-        first = key + at * self.lanes
+        blocks, block, vector_index = (
+            simplify(self.depth // self.lanes),
+            Var("block"),
+            Var("vector"),
+        )
+        first = key + vector_index * self.lanes
 
         def row(i: int) -> PrimExpr:
             start = base + (first + i) * steps["s"] + block * self.lanes
             return self.load(self.k.buffer, simplify(start))
 
         def keep(n: int, value: PrimExpr) -> Stmt:
-            """Column n of a block of the depth, as a row of the panel."""
+            """Store column n of a depth block as a row of the panel."""
             d = block * self.lanes + n
-            place = key * self.depth + d * width + at * self.lanes
-            return self.store(self.panels, simplify(place), value)
+            offset = key * self.depth + d * width + vector_index * self.lanes
+            return self.store(self.panels, simplify(offset), value)
 
         tile = turned([row(i) for i in range(self.lanes)], keep)
         i, d = Var("i"), Var("d")
         one = self.k.buffer[base + (key + i) * steps["s"] + d]
-        left = BufferStore(self.panels, one, (key * self.depth + d * width + i,))
+        copy_one = BufferStore(self.panels, one, (key * self.depth + d * width + i,))
         done = simplify(blocks * self.lanes)
         return seq(
-            For(at, const(0), const(vectors), ForKind.SERIAL,
+            For(vector_index, const(0), const(vectors), ForKind.SERIAL,
                 For(block, const(0), blocks, ForKind.SERIAL, tile)),
             For(i, const(0), const(width), ForKind.SERIAL,
-                For(d, done, simplify(self.depth - done), ForKind.SERIAL, left)),
+                For(d, done, simplify(self.depth - done), ForKind.SERIAL, copy_one)),
         )  # fmt: skip
 
     def _copy(self, base: PrimExpr, key: PrimExpr, vectors: int) -> Stmt:
-        """A panel, a step of the depth at a time."""
+        """Copy a panel, one depth step at a time."""
         d, steps = Var("d"), self.k.strides
         moves = []
         for v in range(vectors):
@@ -259,12 +269,12 @@ class Attention:
         return For(d, const(0), self.depth, ForKind.SERIAL, seq(*moves))
 
     def reads_values(self) -> bool:
-        """Whether values are read where they lie."""
+        """Return whether values are read in place."""
         is_whole = is_const(self.v.strides["d"], 1) and self.columns == self.width
         return is_whole and self.cut.values == "direct"
 
     def pack_values(self, base: PrimExpr, kind: ForKind) -> Stmt:
-        """values[t * columns + i] = v[t, i], with zeros after the last column."""
+        """Pack values[t * columns + i] = v[t, i], with zeros after the last column."""
         t, steps = Var("t"), self.v.strides
         moves = []
         for first in range(0, self.columns, self.lanes):
@@ -279,7 +289,7 @@ class Attention:
     # A tile of rows.
 
     def seen(self, row: PrimExpr) -> PrimExpr:
-        """How many keys a query sees, of those from the first."""
+        """Return how many keys from the first a query sees."""
         if not self.heads.causal:
             return self.keys
         shift = self.keys - self.queries if self.heads.causal == "end" else const(0)
@@ -287,7 +297,7 @@ class Attention:
 
     def score(self, b: PrimExpr, h: PrimExpr, row: PrimExpr, key: PrimExpr, value: PrimExpr,
               is_last: bool) -> PrimExpr:  # fmt: skip
-        """What a vector of products becomes before the softmax; -inf for keys that are not seen."""
+        """Return a vector of products as scores before the softmax; -inf for masked keys."""
         scale = self.heads.scale
         if scale is not None:
             factor = const(scale, "float32")
@@ -317,19 +327,19 @@ class Attention:
         return value if mask is None else if_then_else(mask, value, self.splat(0.0))
 
     def scored(self, b: PrimExpr, h: PrimExpr, first: PrimExpr, rows: int) -> Stmt:
-        """The scores of a tile of rows, as far as its last row sees keys."""
-        whole, narrow = self.split()
+        """Compute the scores of a tile of rows, as far as its last row sees keys."""
+        full_panels, narrow = self.split()
         if self.heads.causal:
             vectors = (self.seen(first + (rows - 1)) + (self.lanes - 1)) // self.lanes
-            seen = minimum((vectors + (self.wide - 1)) // self.wide, whole)
-            narrow = maximum(minimum(vectors - seen * self.wide, narrow), const(0))
+            visible_panels = minimum((vectors + (self.wide - 1)) // self.wide, full_panels)
+            narrow = maximum(minimum(vectors - visible_panels * self.wide, narrow), const(0))
         else:
-            seen = whole
-        rest = whole * (self.wide * self.lanes)
-        parts = [self._panels(b, h, first, rows, *each)
-                 for each in ((seen, const(0), self.wide), (narrow, rest, 1))
-                 if not is_const(each[0], 0)]  # fmt: skip
-        return seq(*parts)
+            visible_panels = full_panels
+        first_narrow = full_panels * (self.wide * self.lanes)
+        panel_loops = [self._panels(b, h, first, rows, *panel_range)
+                 for panel_range in ((visible_panels, const(0), self.wide), (narrow, first_narrow, 1))
+                 if not is_const(panel_range[0], 0)]  # fmt: skip
+        return seq(*panel_loops)
 
     def _panels(self, b: PrimExpr, h: PrimExpr, first: PrimExpr, rows: int, count: PrimExpr,
                 begin: PrimExpr, vectors: int) -> Stmt:  # fmt: skip
@@ -343,10 +353,10 @@ class Attention:
         is_last = vectors == 1 and not is_const(simplify(self.keys % self.lanes), 0)
 
         def keep(i: PrimExpr, column: PrimExpr, value: PrimExpr, _: PrimExpr | None) -> Stmt:
-            """A score, masked and scaled, to its place in the rows' scores."""
+            """Scale and mask a score, and store it in the rows' scores."""
             at = key + column
-            made = self.score(b, h, first + i, at, value, is_last)
-            return self.store(self.scores, i * self.stride + at, made)
+            masked = self.score(b, h, first + i, at, value, is_last)
+            return self.store(self.scores, i * self.stride + at, masked)
 
         near = self._near(self.panels, const(shape.valid), shape.valid)
         tile = compute_tile(
@@ -356,31 +366,31 @@ class Attention:
         return For(panel, const(0), count, ForKind.SERIAL, tile)
 
     def _near(self, panel: Buffer, step: PrimExpr, row: int) -> Ahead | None:
-        """Prefetches of the row that a tile reads `own` steps later."""
+        """Return prefetches of the row that a tile reads `own` steps later, or None."""
         if not self.cut.own:
             return None
 
-        def ahead(origin: PrimExpr, k: PrimExpr, place: int) -> list[Stmt]:
+        def ahead(origin: PrimExpr, k: PrimExpr, column: int) -> list[Stmt]:
             at = origin + (k + self.cut.own) * step
             return [Prefetch(panel, (simplify(at + n),), 3) for n in range(0, row, LINE)]
 
         return ahead
 
     def softmax(self, first: PrimExpr, rows: int) -> Stmt:
-        """scores = exp(scores - max) in each row of a tile, totals = 1 / their sum."""
+        """Compute scores = exp(scores - max) per row of a tile, and totals = 1 / their sum."""
         row, i, j = Var("row"), Var("i"), Var("j")
         vector, zero = dt.with_lanes("float32", self.lanes), const(0)
         best, total = (Buffer(n, (const(1),), vector, "register") for n in ("best", "total"))
         start = row * self.stride
         count = simplify((self.seen(first + (rows - 1)) + (self.lanes - 1)) // self.lanes)
-        top, made = Var("top", "float32"), Var("made", vector)
+        top, exponentials = Var("top", "float32"), Var("made", vector)
         high = Max(best[zero], self.load(self.scores, start + i * self.lanes), vector)
         highest = For(i, zero, count, ForKind.SERIAL, BufferStore(best, high, (zero,)))
-        place = start + j * self.lanes
-        shifted = Sub(self.load(self.scores, place), self.splat(top), vector)
-        keep = LetStmt(made, power_at_most_one(shifted), seq(
-            self.store(self.scores, place, made),
-            BufferStore(total, Add(total[zero], made, vector), (zero,)),
+        offset = start + j * self.lanes
+        shifted = Sub(self.load(self.scores, offset), self.splat(top), vector)
+        keep = LetStmt(exponentials, power_at_most_one(shifted), seq(
+            self.store(self.scores, offset, exponentials),
+            BufferStore(total, Add(total[zero], exponentials, vector), (zero,)),
         ))  # fmt: skip
         total_sum = Var("total_sum", "float32")
         share = Div(const(1.0, "float32"), total_sum, "float32")
@@ -399,22 +409,22 @@ class Attention:
             For(j, zero, count, ForKind.SERIAL, keep),
             weigh,
         ))  # fmt: skip
-        both = Allocate(best, seq(
+        passes = Allocate(best, seq(
             BufferStore(best, self.splat(-math.inf), (zero,)),
             highest,
             LetStmt(top, VectorReduce(best[zero], "max", "float32"), second),
         ))  # fmt: skip
-        return For(row, zero, const(rows), ForKind.SERIAL, both)
+        return For(row, zero, const(rows), ForKind.SERIAL, passes)
 
     def mixed(self, b: PrimExpr, h: PrimExpr, base: PrimExpr, first: PrimExpr, rows: int) -> Stmt:
-        """The product of a tile of rows with the values."""
+        """Compute the product of a tile of rows with the values."""
         direct = self.reads_values()
         source = self.v.buffer if direct else self.values
         step = self.v.strides["s"] if direct else const(self.columns)
         out = self.out.strides
         starts = [const(i) * self.stride for i in range(rows)]
         origin = b * out["b"] + h * out["h"]
-        parts = []
+        column_blocks = []
         for column in range(0, self.columns, self.wide * self.lanes):
             vectors = min(self.wide, (self.columns - column) // self.lanes)
             valid = min(vectors * self.lanes, self.width - column)
@@ -422,32 +432,32 @@ class Attention:
 
             def keep(i: PrimExpr, at: PrimExpr, value: PrimExpr, mask: PrimExpr | None,
                      column: int = column) -> Stmt:  # fmt: skip
-                """A mixed vector divided by its row's total of exponentials, to the result."""
+                """Scale a vector by the reciprocal of its row's sum, and store it in the result."""
                 share = Mul(value, self.splat(self.totals[i]), value.dtype)
-                place = origin + (first + i) * out["s"] + (at + column) * out["d"]
-                index = ramp(simplify(place), out["d"], self.lanes)
+                offset = origin + (first + i) * out["s"] + (at + column) * out["d"]
+                index = ramp(simplify(offset), out["d"], self.lanes)
                 return BufferStore(self.out.buffer, share, (index,), mask)
 
             loops = [KLoop(self.seen(first + (rows - 1)), const(1), step)]
             begin = (base if direct else const(0)) + column
             near = self._near(source, step, vectors * self.lanes)
-            parts.append(compute_tile(
+            column_blocks.append(compute_tile(
                 shape, loops, self.scores, starts, source, begin, keep,
                 ahead=near, unroll=self.cut.unroll,
             ))  # fmt: skip
-        return seq(*parts)
+        return seq(*column_blocks)
 
     # The whole.
 
     def head(self, image: PrimExpr, kind: ForKind) -> Stmt:
-        """One head: copies, then tiles of rows."""
+        """Process one head: copies, then tiles of rows."""
         heads, groups = self.q.dims["h"], self.k.dims["h"]
         b, h = Var("b"), Var("h")
         shared = h if heads is groups else simplify(h // simplify(heads // groups))
         k_base, v_base = (b * o.strides["b"] + shared * o.strides["h"] for o in (self.k, self.v))
 
         def rows(count: int, first: PrimExpr) -> Stmt:
-            """Scores, softmax and mix of some rows, which stay in the thread's own memory."""
+            """Compute scores, softmax and product of some rows, whose scores are thread-local."""
             steps = seq(
                 self.scored(b, h, first, count),
                 self.softmax(first, count),
@@ -459,13 +469,13 @@ class Attention:
         copies = [self.pack_keys(k_base, kind)]
         if not self.reads_values():
             copies.append(self.pack_values(v_base, kind))
-        made = Allocate(self.panels, seq(*copies, tiles))
+        stmt = Allocate(self.panels, seq(*copies, tiles))
         if not self.reads_values():
-            made = Allocate(self.values, made)
-        return LetStmt(b, image // heads, LetStmt(h, image % heads, made))
+            stmt = Allocate(self.values, stmt)
+        return LetStmt(b, image // heads, LetStmt(h, image % heads, stmt))
 
     def body(self) -> Stmt:
-        """Heads in parallel, or the rows of each."""
+        """Run heads in parallel, or the rows of each."""
         images = simplify(self.q.dims["b"] * self.q.dims["h"])
         outer, inner = ForKind.PARALLEL, ForKind.SERIAL
         if self.cut.split == "rows":
@@ -475,7 +485,7 @@ class Attention:
 
 
 def sizes_of(anchor: te.Tensor) -> tuple[Heads, dict[str, int | None], dict[str, int | None]]:
-    """(what is fixed, sizes of the query by letter, those of the value)."""
+    """Return (configuration, sizes of the query by letter, those of the value)."""
     op = anchor.op
     heads = op.attrs["heads"]
     assert isinstance(heads, Heads) and isinstance(op, te.ExternOp)
@@ -487,8 +497,9 @@ def sizes_of(anchor: te.Tensor) -> tuple[Heads, dict[str, int | None], dict[str,
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """What a decision depends on, as far as it is known: how many queries and keys there are, the
-    depth of both, and vectors of a value."""
+    """The sizes that a decision depends on, as far as they are known: queries, keys, depth, and
+    vectors of a value.
+    """
 
     queries: int | None
     keys: int | None
@@ -500,7 +511,7 @@ class Sizes:
 
     @staticmethod
     def of(anchor: te.Tensor, target: Target) -> Sizes:
-        """Of an attention."""
+        """Return the sizes of an attention."""
         _, query, value = sizes_of(anchor)
         width, count = value["d"], query["b"] and query["h"] and query["b"] * query["h"]
         assert width is not None
@@ -508,38 +519,39 @@ class Sizes:
         return Sizes(query["s"], value["s"], query["d"], columns, count, target)
 
     def rows(self, vectors: int) -> int:
-        """Queries of a tile: as many as registers hold, whose scores fit half of the first cache;
-        few where their number is not known, as there is code for every number."""
-        most = min(MOST_ROWS if self.queries else ROWS, most_rows(vectors, self.target))
+        """Return the queries of a tile: as many as registers hold whose scores fit half of L1; few
+        where their number is unknown, since there is code for every number.
+        """
+        limit = min(MOST_ROWS if self.queries else ROWS, most_rows(vectors, self.target))
         if self.keys:
             row = 4 * (self.keys + self.target.lanes("float32"))
-            most = min(most, max(ROWS, self.target.caches[0].size // 2 // row))
-        return max(1, most)
+            limit = min(limit, max(ROWS, self.target.caches[0].size // 2 // row))
+        return max(1, limit)
 
     def cycles(self, vectors: int) -> float:
-        """Of the products of one query, on panels of so many vectors."""
+        """Return the cycles of the products of one query, on panels of that many vectors."""
         rows, lanes = self.rows(vectors), self.target.lanes("float32")
         if self.queries:
             rows = -(-self.queries // -(-self.queries // rows))
         keys, depth = self.keys or MANY, self.depth or MANY
-        whole = keys // (vectors * lanes)
-        narrow = -(-keys // lanes) - whole * vectors
-        full, rest = divmod(self.columns, vectors)
+        full_panels = keys // (vectors * lanes)
+        narrow = -(-keys // lanes) - full_panels * vectors
+        full, tail_vectors = divmod(self.columns, vectors)
 
         def step(wide: int) -> float:
             return step_cycles(rows, wide, self.target)
 
-        scores = depth * (whole * step(vectors) + narrow * step(1))
-        mixed = keys * (full * step(vectors) + (step(rest) if rest else 0))
+        scores = depth * (full_panels * step(vectors) + narrow * step(1))
+        mixed = keys * (full * step(vectors) + (step(tail_vectors) if tail_vectors else 0))
         return (scores + mixed) / rows
 
     def vectors(self) -> int:
-        """Of a whole panel: what takes the least time."""
+        """Return the fastest panel width in vectors."""
         return min(range(MOST_VECTORS, 1, -1), key=lambda wide: round(self.cycles(wide), 6))
 
 
 def space(anchor: te.Tensor, target: Target) -> Space:
-    """What may be chosen for an attention."""
+    """Return the search space of an attention."""
     return (
         Choice("vectors", steps_down(MOST_VECTORS, 2), "vectors of a panel"),
         Choice("rows", steps_down(most_rows(2, target)), "queries of a tile"),
@@ -551,17 +563,17 @@ def space(anchor: te.Tensor, target: Target) -> Space:
 
 
 def default(anchor: te.Tensor, target: Target, fixed: Fixed) -> Decision:
-    """What is chosen for an attention."""
+    """Return the default decision for an attention."""
     sizes = Sizes.of(anchor, target)
     vectors = int(fixed.get("vectors", sizes.vectors()))
-    few = sizes.heads is not None and sizes.heads < target.cores
+    has_few_heads = sizes.heads is not None and sizes.heads < target.cores
     chosen: dict[str, Value] = {
         "vectors": vectors,
         "rows": sizes.rows(vectors),
         "own": 0,
         "unroll": 1,
         "values": "direct",
-        "split": "rows" if few else "heads",
+        "split": "rows" if has_few_heads else "heads",
     }
     return Decision.of({**chosen, **fixed})
 
@@ -573,13 +585,13 @@ def attention(
     name: str,
     decision: Decision,
 ) -> PrimFunc:
-    """The rule for tag "attention"."""
+    """Build the kernel of tag "attention"."""
     heads, _, _ = sizes_of(outputs[0])
     buffers, operands, (result,) = extern_buffers(inputs, outputs)
     cut = Cut(**dict(decision))  # type: ignore[arg-type]  # a field for each choice
     lanes, shuffles = target.lanes("float32"), target.has("shuffles")
-    made = Attention(heads, operands, result, lanes, cut, shuffles)
-    return tiled_function(name, buffers, made.body(), len(outputs))
+    builder = Attention(heads, operands, result, lanes, cut, shuffles)
+    return tiled_function(name, buffers, builder.body(), len(outputs))
 
 
 FAMILY = Family(

@@ -1,1 +1,1 @@
-"""Kernel families for processors: matrix products, convolutions, reductions, elementwise nests."""
+"""Kernel families for CPUs: matrix products, convolutions, reductions, elementwise nests."""

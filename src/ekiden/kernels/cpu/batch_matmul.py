@@ -2,20 +2,20 @@
 
     out[i, m, n] = sum over k of a[i, m, k] * b[i, k, n]        either may be stored transposed
 
-The right matrix is copied into panels, as wide as a register tile, unless it already is one panel:
-that makes every step of k read neighbouring memory, undoes a transposition, and pads the last
-vector with zeros. The first row tile of a whole panel makes the copy while it multiplies. Panels
-are some vectors wide; columns left over make panels of one vector, of which the last is stored
-under a mask, so that the number of columns need not be known. Threads share out the batch, or the
-panels: each is multiplied as soon as it is copied, and stays in the core's cache; with too few
-panels, the rows. Few rows are bound by memory, and read the matrix as it lies (see `streaming`, and
-`dot_products` where it is transposed).
+The right matrix is packed into panels as wide as a register tile, unless it already is one panel:
+then every step of k reads contiguous memory, a transposition is undone, and the last vector is
+padded with zeros. The first row tile of a full panel packs while it multiplies. Panels are several
+vectors wide; remaining columns make panels of one vector, of which the last is stored under a mask,
+so that the number of columns need not be known. Threads share the batch, or the panels: each is
+multiplied as soon as it is packed, and stays in the core's cache; with too few panels, the rows.
+Few rows are memory-bound, and read the matrix in place (see `streaming`, and `dot_products` where
+it is transposed).
 
     how=streamed    line by line            how=panels      a panel is copied, then multiplied
     how=direct      as it lies, in tiles    how=whole       the matrix is copied, then multiplied
     how=dots        line by line, each of which makes an element
 
-With one column it is the left matrix that is read, and the rows of the result are its columns.
+With one column the left matrix is streamed, and the rows of the result are its columns.
 """
 
 from __future__ import annotations
@@ -64,8 +64,9 @@ STEPS = (3, 1)
 
 @dataclass(frozen=True, slots=True)
 class Operand:
-    """A matrix in memory: strides in elements of a row, a column, and the next of the batch (0 if
-    it is shared)."""
+    """A matrix in memory: strides in elements of a row, a column, and a batch item (0 if
+    shared).
+    """
 
     buffer: Buffer
     row: PrimExpr
@@ -74,7 +75,7 @@ class Operand:
 
 
 def _operand(buffer: Buffer, transposed: bool, batch: PrimExpr | None) -> Operand:
-    """Return a matrix of a product of `batch` images; None where there is no batch."""
+    """Return a matrix of a product of `batch` images; without a batch its batch stride is 0."""
     rows, columns = (const(1), *buffer.shape)[-2:]  # a vector is one row
     step = const(0) if batch is None else _image_stride(buffer, simplify(rows * columns), batch)
     return (
@@ -85,8 +86,8 @@ def _operand(buffer: Buffer, transposed: bool, batch: PrimExpr | None) -> Operan
 
 
 def _image_stride(buffer: Buffer, image: PrimExpr, batch: PrimExpr) -> PrimExpr:
-    """Return the elements between two images: 0 for a batch of 1, which perhaps the run alone
-    knows.
+    """Return the elements between two batch items: 0 for a broadcast batch of 1, which may be known
+    at run time only.
     """
     own = buffer.shape[0]
     if is_const(own, 1):
@@ -97,7 +98,7 @@ def _image_stride(buffer: Buffer, image: PrimExpr, batch: PrimExpr) -> PrimExpr:
 
 
 class _Product:
-    """One kernel being built."""
+    """The builder of one matrix product kernel."""
 
     def __init__(
         self,
@@ -133,7 +134,7 @@ class _Product:
         self.transpose_b = transpose_b
 
     def indices(self, image: PrimExpr, row: PrimExpr, column: PrimExpr) -> list[PrimExpr]:
-        """The indices of an element of the output."""
+        """Return the indices of an output element."""
         if self.turned:
             row, column = column, row
         if self.batched:
@@ -148,7 +149,7 @@ class _Product:
         value: PrimExpr,
         mask: PrimExpr | None,
     ) -> Stmt:
-        """A vector of the result, from a column on, through the epilogue."""
+        """Store a vector of the result, from a column on, through the epilogue."""
         flat = (image * self.rows + row) * self.columns + column
         axis = -2 if self.turned else -1
         return self.epilogue.store(self.indices(image, row, column), flat, value, mask, axis)
@@ -156,31 +157,33 @@ class _Product:
     # the panels
 
     def split(self) -> tuple[PrimExpr, PrimExpr]:
-        """(whole panels, panels of one vector after them)."""
+        """Return (full panels, panels of one vector after them)."""
         width = self.wide * self.lanes
-        whole = simplify(self.columns // width)
-        rest = self.columns - whole * width
-        return whole, simplify((rest + (self.lanes - 1)) // self.lanes)
+        full_panels = simplify(self.columns // width)
+        tail_columns = self.columns - full_panels * width
+        return full_panels, simplify((tail_columns + (self.lanes - 1)) // self.lanes)
 
     def pack(self, packed: Buffer, image: PrimExpr, kind: ForKind) -> Stmt:
-        """packed[c * K + k * width + i] = b[k, c + i] for the panel that begins at column c."""
-        whole, narrow = self.split()
+        """Pack packed[c * K + k * width + i] = b[k, c + i] for the panel that begins at
+        column c.
+        """
+        full_panels, narrow = self.split()
         width = self.wide * self.lanes
 
         def panels(count: PrimExpr, first: PrimExpr, vectors: int) -> Stmt:
-            """A loop over panels of so many vectors of columns, from column `first` on."""
+            """Loop over panels of that many vectors of columns, from column `first` on."""
             panel = Var("p")
             column = first + panel * (vectors * self.lanes)
             body = self.pack_panel(packed, column * self.k, image, column, vectors)
             return For(panel, const(0), count, kind, body, {"grain": 1})
 
-        return seq(panels(whole, const(0), self.wide), panels(narrow, whole * width, 1))
+        return seq(panels(full_panels, const(0), self.wide), panels(narrow, full_panels * width, 1))
 
     def pack_panel(
         self, packed: Buffer, base: PrimExpr, image: PrimExpr, column: PrimExpr, vectors: int
     ) -> Stmt:
-        """packed[base + k * width + i] = b[k, column + i] for one panel; columns beyond the matrix
-        become zeros.
+        """Pack packed[base + k * width + i] = b[k, column + i] for one panel, with zeros beyond the
+        matrix.
         """
         if self.transpose_b and vectors == self.wide:
             return self._turned(packed, base, image, column)
@@ -196,34 +199,40 @@ class _Product:
         return For(k, const(0), self.k, ForKind.SERIAL, seq(*steps))
 
     def brought(self, origin: PrimExpr, k: PrimExpr, width: int) -> list[Stmt]:
-        """What brings near what is copied some steps after step k."""
+        """Return prefetches of what is packed some steps after step k."""
         steps, locality = AHEAD[str(self.decision["ahead"])]
         at = origin + (k + steps) * self.b.row
         return [Prefetch(self.b.buffer, (at + n,), locality) for n in range(0, width, self.line)]
 
     def _turned(self, packed: Buffer, base: PrimExpr, image: PrimExpr, column: PrimExpr) -> Stmt:
-        """A whole panel of a transposed matrix, a cache line of each column after the other: a
-        gather costs several times as many loads.
+        """Pack a full panel of a transposed matrix, one cache line of each column after the other:
+        a gather costs several times as many loads.
         """
-        block, i, left, rest = (Var(n) for n in ("block", "i", "left", "rest"))
+        block, i, tail_k, tail_column = (Var(n) for n in ("block", "i", "left", "rest"))
         width = self.wide * self.lanes
         origin = image * self.b.batch + column * self.b.column
 
-        def one(k: PrimExpr, at: Var) -> Stmt:
+        def copy_element(k: PrimExpr, at: Var) -> Stmt:
             value = BufferLoad(self.b.buffer, (origin + at * self.b.column + k,), self.dtype)
             return BufferStore(packed, value, (base + k * width + at,))
 
-        whole, size = simplify(self.k // self.line), self.line
-        line = seq(*(one(block * size + n, i) for n in range(size)))
+        full_lines, size = simplify(self.k // self.line), self.line
+        line = seq(*(copy_element(block * size + n, i) for n in range(size)))
         columns = For(i, const(0), const(width), ForKind.SERIAL, line)
-        tail = For(rest, const(0), const(width), ForKind.SERIAL, one(whole * size + left, rest))
+        tail = For(
+            tail_column,
+            const(0),
+            const(width),
+            ForKind.SERIAL,
+            copy_element(full_lines * size + tail_k, tail_column),
+        )
         return seq(
-            For(block, const(0), whole, ForKind.SERIAL, columns),
-            For(left, const(0), simplify(self.k - whole * size), ForKind.SERIAL, tail),
+            For(block, const(0), full_lines, ForKind.SERIAL, columns),
+            For(tail_k, const(0), simplify(self.k - full_lines * size), ForKind.SERIAL, tail),
         )
 
     def _copy(self, packed: Buffer, to: PrimExpr, at: PrimExpr, mask: PrimExpr | None) -> Stmt:
-        """One vector of a panel."""
+        """Copy one vector of a panel."""
         vector = dt.with_lanes(self.dtype, self.lanes)
         value: PrimExpr = BufferLoad(self.b.buffer, (ramp(at, self.b.column, self.lanes),), vector)
         if mask is not None:
@@ -231,7 +240,7 @@ class _Product:
         return BufferStore(packed, value, (ramp(to, 1, self.lanes),))
 
     def mask(self, first: PrimExpr) -> PrimExpr:
-        """The lanes of a vector of columns that exist."""
+        """Return the mask of a vector's existing columns."""
         return ramp(first, 1, self.lanes) < broadcast(self.columns, self.lanes)
 
     # the tiles
@@ -247,14 +256,15 @@ class _Product:
         ahead: Ahead | None = None,
         unroll: int = 1,
     ) -> Stmt:
-        """A tile of rows on one panel. `source` is the copy, whose batch step is 0, or the matrix
-        itself."""
+        """Return a tile of rows on one panel. `source` is the packed copy, whose batch stride is 0,
+        or the matrix itself.
+        """
         masked = vectors == 1 and source.buffer is not self.b.buffer
         shape = Tile(rows, vectors, self.lanes, vectors * self.lanes, self.dtype)
 
         def store(i: PrimExpr, offset: PrimExpr, value: PrimExpr, _: PrimExpr | None) -> Stmt:
-            """A vector of the result through the epilogue; masked where the last panel is not
-            whole.
+            """Store a vector of the result through the epilogue, masked where the last panel is
+            partial.
             """
             at = column + offset
             return self.store(image, first + i, at, value, self.mask(at) if masked else None)
@@ -277,12 +287,11 @@ class _Product:
         )
 
     def limit(self, vectors: int) -> int:
-        """Most rows of a tile."""
+        """Return the maximal rows of a tile."""
         return self.decision.number("rows") if vectors == self.wide else NARROW_ROWS
 
     def near(self, packed: Buffer) -> tuple[Ahead | None, int]:
-        """What a tile brings near of a whole panel that is copied, and how many of its steps stand
-        one after the other."""
+        """Return the prefetches of a packed full panel for a tile, and its unroll factor."""
         own, unroll = self.decision.number("own"), self.decision.number("unroll")
         row = self.wide * self.lanes
         plan = Prefetches(packed, row, self.line, self.k, const(0), own, 0, unroll)
@@ -291,11 +300,11 @@ class _Product:
     def panels(
         self, source: Operand, image: PrimExpr, count: PrimExpr, begin: PrimExpr, vectors: int
     ) -> Callable[[int, PrimExpr], Stmt]:
-        """The body of a row tile: `count` panels from column `begin`."""
+        """Return the body of a row tile: `count` panels from column `begin`."""
         panel = Var("p")
 
         def body(rows: int, first: PrimExpr) -> Stmt:
-            """For the rows of a tile all panels one after the other."""
+            """Run all panels for the rows of a tile."""
             column = simplify(begin + panel * (vectors * self.lanes))
             one = self.tile(source, image, first, rows, column, vectors)
             return For(panel, const(0), count, ForKind.SERIAL, one)
@@ -303,30 +312,30 @@ class _Product:
         return body
 
     def row_tiles(self, limit: int, body: Callable[[int, PrimExpr], Stmt], kind: ForKind) -> Stmt:
-        """All rows in tiles of at most `limit`; balanced where the rows are known."""
+        """Return all rows in tiles of at most `limit`; balanced where the rows are known."""
         if isinstance(self.rows, IntImm):
             return balanced_rows(self.rows, limit, body, kind)
         sizes = [limit, *(size for size in STEPS if size < limit)]
         return stepped_rows(self.rows, sizes, body, kind)
 
     def product(self, source: Operand, image: PrimExpr, kind: ForKind) -> Stmt:
-        """All tiles of one matrix."""
-        whole, narrow = self.split()
-        parts = []
+        """Return all tiles of one matrix."""
+        full_panels, narrow = self.split()
+        loops = []
         for count, begin, vectors in (
-            (whole, const(0), self.wide),
-            (narrow, whole * (self.wide * self.lanes), 1),
+            (full_panels, const(0), self.wide),
+            (narrow, full_panels * (self.wide * self.lanes), 1),
         ):
             if isinstance(count, IntImm) and count.value == 0:
                 continue
             limit = self.limit(vectors)
-            parts.append(
+            loops.append(
                 self.row_tiles(limit, self.panels(source, image, count, begin, vectors), kind)
             )
-        return seq(*parts)
+        return seq(*loops)
 
     def one(self, image: PrimExpr, kind: ForKind) -> Stmt:
-        """One matrix of the batch: pack, multiply."""
+        """Return one matrix of the batch: pack, multiply."""
         how = self.decision["how"]
         if how in ("streamed", "dots"):
             return self.of_few_rows(image, kind)
@@ -342,15 +351,15 @@ class _Product:
         )
 
     def by_panels(self, image: PrimExpr, kind: ForKind) -> Stmt:
-        """Each panel is copied, and then all rows are multiplied by it."""
-        whole, narrow = self.split()
+        """Pack each panel, then multiply all rows by it."""
+        full_panels, narrow = self.split()
         width = self.wide * self.lanes
         return seq(
             *(
                 self.panel_run(image, count, begin, vectors, kind)
                 for count, begin, vectors in (
-                    (whole, const(0), self.wide),
-                    (narrow, whole * width, 1),
+                    (full_panels, const(0), self.wide),
+                    (narrow, full_panels * width, 1),
                 )
                 if not (isinstance(count, IntImm) and count.value == 0)
             )
@@ -359,7 +368,7 @@ class _Product:
     def panel_run(
         self, image: PrimExpr, count: PrimExpr, begin: PrimExpr, vectors: int, kind: ForKind
     ) -> Stmt:
-        """`count` panels from column `begin`."""
+        """Return `count` panels from column `begin`."""
         panel, width = Var("p"), vectors * self.lanes
         column = simplify(begin + panel * width)
         packed = Buffer("packed", (simplify(self.k * width),), self.dtype)
@@ -370,29 +379,27 @@ class _Product:
         return For(panel, const(0), count, kind, Allocate(packed, body), {"grain": 1})
 
     def copied_panel(self, packed: Buffer, image: PrimExpr, column: PrimExpr, vectors: int) -> Stmt:
-        """A panel is copied, then all rows are multiplied by it."""
+        """Pack a panel, then multiply all rows by it."""
         source = Operand(packed, const(0), const(0), const(0))
         ahead, unroll = self.near(packed) if vectors == self.wide else (None, 1)
 
         def body(rows: int, first: PrimExpr) -> Stmt:
             return self.tile(source, image, first, rows, column, vectors, ahead, unroll)
 
-        made = self.pack_panel(packed, const(0), image, column, vectors)
-        return seq(made, self.row_tiles(self.limit(vectors), body, ForKind.SERIAL))
+        packing = self.pack_panel(packed, const(0), image, column, vectors)
+        return seq(packing, self.row_tiles(self.limit(vectors), body, ForKind.SERIAL))
 
     def read_panel(self, packed: Buffer, image: PrimExpr, column: PrimExpr) -> Stmt:
-        """A panel whose first row tile reads the matrix as it lies, and copies it for the others:
-        waiting for memory hides behind multiplying.
+        """Let a panel's first row tile read the matrix in place and pack it for the others: memory
+        latency hides behind multiplying.
         """
         source = Operand(packed, const(0), const(0), const(0))
         width = self.wide * self.lanes
         origin = image * self.b.batch + column
         ahead, unroll = self.near(packed)
 
-        def copy(_: PrimExpr, k: PrimExpr, place: int) -> list[Stmt]:
-            """At step k of the first rows: the panel's line is copied as it is read, so that rows
-            below find it packed.
-            """
+        def copy(_: PrimExpr, k: PrimExpr, column: int) -> list[Stmt]:
+            """Pack the panel's line at step k of the first rows, as it is read."""
             line = origin + k * self.b.row
             return [
                 *self.brought(origin, k, width),
@@ -403,7 +410,7 @@ class _Product:
             ]
 
         def body(rows: int, first: PrimExpr) -> Stmt:
-            """The first rows read what is not packed and pack it; all others read the panel."""
+            """Read and pack in the first row tile; read the panel in all others."""
             early = self.tile(self.b, image, first, rows, column, self.wide, copy)
             later = self.tile(source, image, first, rows, column, self.wide, ahead, unroll)
             return IfThenElse(first.equal(0), early, later)
@@ -411,11 +418,11 @@ class _Product:
         return self.row_tiles(self.limit(self.wide), body, ForKind.SERIAL)
 
     def of_few_rows(self, image: PrimExpr, kind: ForKind) -> Stmt:
-        """The matrix is read line by line."""
+        """Stream the matrix line by line for few rows."""
         assert isinstance(self.rows, IntImm)
 
         def store(row: int, column: PrimExpr, value: PrimExpr, mask: PrimExpr | None) -> Stmt:
-            """A vector of the result through the epilogue, for products of few rows."""
+            """Store a vector of the result through the epilogue."""
             return self.store(image, const(row), column, value, mask)
 
         rows = [image * self.a.batch + self.a.row * i for i in range(self.rows.value)]
@@ -427,19 +434,19 @@ class _Product:
         return streamed_product(shape, self.a.buffer, self.b.buffer, store, self.target, kind)
 
     def direct(self, image: PrimExpr, kind: ForKind) -> Stmt:
-        """Multiply by the matrix as it lies; its columns are whole vectors."""
+        """Multiply by the matrix in place; its columns are whole vectors."""
         assert isinstance(self.columns, IntImm)
-        parts, begin = [], 0
+        column_blocks, begin = [], 0
         while begin < self.columns.value:
             vectors = min(self.wide, (self.columns.value - begin) // self.lanes)
             body = self.panels(self.b, image, const(1), const(begin), vectors)
             limit = min(MOST_ROWS, most_rows(vectors, self.target))
-            parts.append(self.row_tiles(limit, body, kind))
+            column_blocks.append(self.row_tiles(limit, body, kind))
             begin += vectors * self.lanes
-        return seq(*parts)
+        return seq(*column_blocks)
 
     def body(self) -> Stmt:
-        """The batch in parallel; a single matrix by rows in parallel."""
+        """Run the batch in parallel; a single matrix by rows in parallel."""
         if isinstance(self.batch, IntImm) and self.batch.value == 1:
             return self.one(const(0), ForKind.PARALLEL)
         image = Var("image")
@@ -454,8 +461,9 @@ class _Product:
 
 
 def accepts(anchor: te.Tensor, target: Target) -> bool:
-    """Whether the rule covers a product: of one type of floats throughout; a transposed left
-    operand has two or three dimensions."""
+    """Return whether the rule covers a product: one float dtype throughout; a transposed left
+    operand has two or three dimensions.
+    """
     a, b = operands_of(anchor)
     plain = (
         not anchor.op.attrs.get("transpose_a", False)

@@ -1,24 +1,23 @@
-"""Convolutions in NHWC or NDHWC with packed constant weights, as matrix products over output
-pixels.
+"""Convolutions in NHWC or NDHWC with packed constant weights, as implicit matrix products over
+output pixels.
 
     out[n, y, x, o] = sum over i, j, c of data[n, y*sy + i*dy - top, x*sx + j*dx - left, c] *
     weight[o // tile, i, j, c, o % tile]
 
 The rows of a register tile are neighbouring output pixels. A 1x1 convolution without stride and
-padding is a dense layer over all pixels. Others read from copies of the data with its border of
-zeros (padding.py): of bands of lines, or of all where threads share out the weights. Without
-dilation the taps of one kernel row are contiguous, so k is two loops. Slices and rows of taps that
-read zeros alone are left out (windows.py), and so are taps of a row that are loops of their own:
-zeros times weights that are no numbers do not count.
+padding is a dense layer over all pixels. Others read from zero-padded copies of the data
+(padding.py): of bands of lines, or of all where threads share the weights. Without dilation the
+taps of one kernel row are contiguous, so k is two loops. Slices and rows of taps that read zeros
+only are skipped (windows.py), and so are taps of a row that are loops of their own: zeros times
+non-finite weights do not count.
 
     order=panel, a run of panels in parallel     order=row, lines or tiles of pixels in parallel
       for a block of k, for a panel:               for all panels:
         all tiles of pixels                          a tile of pixels, or a line of them
 
-Blocks of k are parts of the innermost loop; their sums are kept in the result until the last one.
-
+Blocks of k are parts of the innermost loop; their sums are stored in the result until the last one.
 Data of uint8 and weights of int8 [o // tile, i, j, c // 4, o % tile, c % 4] give int32, of bfloat16
-in words of two float32; such data have their border already. Groups come first in a weight.
+in words of two float32; such data are padded already. Groups come first in a weight.
 """
 
 from __future__ import annotations
@@ -71,7 +70,7 @@ ALL: Taps = {}
 
 
 class Conv:
-    """One convolution kernel being built."""
+    """The builder of one convolution kernel."""
 
     def __init__(
         self,
@@ -114,20 +113,21 @@ class Conv:
         self.near = Prefetches(self.weight, row, line, steps, size, own, spread, unroll)
 
     def function(self, name: str) -> PrimFunc:
-        """The kernel as a function."""
+        """Return the kernel as a function."""
         return tiled_function(name, self.buffers, self.body())
 
     def find_geometry(self) -> Geometry:
-        """The numbers of the anchor."""
+        """Return the anchor's convolution geometry."""
         return geometry_of(self.anchor)
 
     def count_taps(self) -> int:
-        """Of the weight."""
+        """Return the number of kernel taps (window positions) of the weight."""
         return math.prod(self.geometry.kernel) * self.geometry.depth.kernel
 
     def k_loops(self, panel: Panel, taps: Taps) -> list[KLoop]:
-        """The reduction: slices, kernel rows, then taps and channels, as one loop where they are
-        contiguous; of axes of which it is known, the taps that read data."""
+        """Return the reduction loops: slices, kernel rows, then taps and channels, as one loop
+        where they are contiguous; restricted to `taps` that read data.
+        """
         depth, (kh, kw), (dy, dx) = (
             self.geometry.depth,
             self.geometry.kernel,
@@ -136,13 +136,13 @@ class Conv:
         *slices, row, pixel = self.geometry.steps(self.slice)
         per_tap = self.group_in * self.width
 
-        def over(axis: int, many: int, data: PrimExpr, weights: PrimExpr) -> KLoop:
-            begin, count = taps.get(axis, (const(0), const(many)))
+        def over(axis: int, tap_count: int, data: PrimExpr, weights: PrimExpr) -> KLoop:
+            begin, count = taps.get(axis, (const(0), const(tap_count)))
             return KLoop(count, data, weights, begin)
 
         if self.blocks > 1:
-            part = const(self.decision.number("k_block"))
-            return [KLoop(part, const(self.word), const(self.width * self.word))]
+            block_extent = const(self.decision.number("k_block"))
+            return [KLoop(block_extent, const(self.word), const(self.width * self.word))]
         loops: list[KLoop] = []
         if depth.kernel > 1:
             loops.append(over(SLICES, depth.kernel, slices[0], per_tap * (kh * kw)))
@@ -153,37 +153,38 @@ class Conv:
         return [*loops, over(PIXELS, kw, pixel * dx, per_tap), self.channel_loop(1)]
 
     def row_loop(self) -> KLoop:
-        """The loop over the taps of a kernel row, where they are contiguous, and channels."""
+        """Return the loop over contiguous taps of a kernel row and channels."""
         return self.channel_loop(self.geometry.kernel[1] if self.has_whole_rows else 1)
 
     @property
     def has_whole_rows(self) -> bool:
-        """Whether the taps of a kernel row are contiguous."""
+        """Return whether the taps of a kernel row are contiguous."""
         return self.geometry.dilation[1] == 1 and self.geometry.groups == 1
 
-    def taps_inside(self, places: Places, results: int = 1) -> tuple[Lets, Taps]:
-        """Of the axes at whose places some taps may read data for none of `results` neighbours, the
-        names of those that do, where they are loops of their own."""
+    def taps_inside(self, positions: Places, results: int = 1) -> tuple[Lets, Taps]:
+        """Return lets and ranges of the taps that read data for any of `results` neighbours, for
+        axes where some taps may read only padding and are loops of their own.
+        """
         windows = self.geometry.windows
         if self.blocks > 1 or not self.geometry.is_padded:
             return [], {}
-        kept = {n: at for n, at in places.items() if windows[n].leaves_out(results)}
+        padded_axes = {n: at for n, at in positions.items() if windows[n].leaves_out(results)}
         if self.has_whole_rows:
-            kept.pop(PIXELS, None)
-        return taps_inside(windows, kept)
+            padded_axes.pop(PIXELS, None)
+        return taps_inside(windows, padded_axes)
 
     def begin(self) -> tuple[PrimExpr, PrimExpr]:
-        """How far into the data of a pixel, and into a panel, the block of k begins."""
+        """Return the offsets of the block of k in a pixel's data and in a panel."""
         if self.blocks == 1:
             return const(0), const(0)
-        inner, part = self.row_loop().extent, self.decision.number("k_block")
-        each = simplify(inner // part)
+        inner, block_size = self.row_loop().extent, self.decision.number("k_block")
+        blocks_per_row = simplify(inner // block_size)
         row = self.geometry.steps(self.slice)[-2] * self.geometry.dilation[0]
-        data = self.block // each * row + self.block % each * part
-        return simplify(data), simplify(self.block * (part * self.width))
+        data = self.block // blocks_per_row * row + self.block % blocks_per_row * block_size
+        return simplify(data), simplify(self.block * (block_size * self.width))
 
     def channel_loop(self, taps: int) -> KLoop:
-        """The loop over the channels of neighbouring taps."""
+        """Return the loop over the channels of neighbouring taps."""
         steps = simplify(self.group_in * taps // self.word)
         return KLoop(steps, const(self.word), const(self.width * self.word))
 
@@ -197,8 +198,10 @@ class Conv:
         number: PrimExpr | None = None,
         taps: Taps = ALL,
     ) -> Stmt:
-        """A tile of pixels: `a_rows` are their data offsets, `out` is the number of the first;
-        `number` is the tile's among those of the panel, if the next tile has the same panel."""
+        """Return a tile of pixels: `a_rows` are their data offsets, `out` is the index of the
+        first; `number` is the tile's index within the panel, if the next tile has the same
+        panel.
+        """
         lanes = self.lanes if self.word > 1 else fitting_lanes(panel.valid, self.target)
         shape = Tile(rows, -(-panel.valid // lanes), lanes, panel.valid, self.anchor.dtype)
 
@@ -211,18 +214,16 @@ class Conv:
             return self.epilogue.put((out + i) * self.channels + at, at, value, mask)
 
         def load(i: PrimExpr, column: PrimExpr, mask: PrimExpr | None) -> PrimExpr:
-            """The sums so far of a later part of the channels: loaded from the result, or, in the
-            first part (block 0), zeros.
-            """
+            """Load the partial sums of previous blocks of k from the result; zeros in block 0."""
             at, begun = panel.column + column, broadcast(self.block > 0, lanes)
             both = begun if mask is None else logical_and(begun, mask)
             return self.epilogue.kept((out + i) * self.channels + at, at, lanes, both)
 
-        data, part = self.begin()
+        data, panel_begin = self.begin()
         base = Var("base")
         lets, ahead = self.near.of(base, number)
         is_last = self.block.equal(self.blocks - 1)
-        made = compute_tile(
+        tile = compute_tile(
             shape,
             self.k_loops(panel, taps),
             self.source,
@@ -235,47 +236,51 @@ class Conv:
             self.near.unroll,
             Parts(is_last, load, put) if self.blocks > 1 else None,
         )
-        return bound([(base, simplify(panel.offset + part)), *lets], made)
+        return bound([(base, simplify(panel.offset + panel_begin)), *lets], tile)
 
     def matrix_tile(
         self,
-        many: PrimExpr,
+        pixel_count: PrimExpr,
         indices: Callable[[PrimExpr], list[PrimExpr]],
         base: PrimExpr,
         step: PrimExpr,
         out: PrimExpr,
         panel: Panel,
     ) -> Stmt:
-        """A tile of `many` pixels whose data begin at an offset, and are `step` apart, with sums in
-        registers that hold matrices."""
+        """Return a tile of `many` pixels, whose data begin at an offset with stride `step`, with
+        sums in matrix registers.
+        """
 
         def store(i: PrimExpr, column: PrimExpr, value: PrimExpr, mask: PrimExpr | None) -> Stmt:
             at = panel.column + column
             return self.keep([*indices(i), at], (out + i) * self.channels + at, value, mask, panel)
 
-        shape = MatrixTile(self.decision.number("rows"), many, panel.valid, self.anchor.dtype)
+        shape = MatrixTile(
+            self.decision.number("rows"), pixel_count, panel.valid, self.anchor.dtype
+        )
         factors = Factors(self.source, base, step, self.weight, simplify(panel.offset))
         return compute_matrix_tile(shape, self.k_loops(panel, ALL), factors, store)
 
     def keep(
         self,
-        place: list[PrimExpr],
+        output_index: list[PrimExpr],
         flat: PrimExpr,
         value: PrimExpr,
         mask: PrimExpr | None,
         panel: Panel,
     ) -> Stmt:
-        """Store a vector of results of a panel; `flat` is the offset of `place`."""
-        return self.epilogue.store(self.geometry.place(place), flat, value, mask)
+        """Store a vector of a panel's results; `flat` is the offset of the output index."""
+        return self.epilogue.store(self.geometry.place(output_index), flat, value, mask)
 
     def is_flat(self) -> bool:
-        """Whether tiles run over all output pixels: pointwise, or lines too short to be cut into
-        good tiles."""
+        """Return whether tiles run over all output pixels: pointwise, or lines too short for good
+        tiles.
+        """
         width = self.geometry.out[2]
         return self.geometry.is_pointwise or (is_short(width) and not self.in_matrices)
 
     def pixel(self, at: PrimExpr) -> list[PrimExpr]:
-        """(image, line, column) of an output pixel by its number."""
+        """Return (image, line, column) of an output pixel index."""
         _, height, width, _ = self.geometry.out
         area = simplify(height * width)
         return [at // area, at % area // width, at % width]
@@ -283,7 +288,7 @@ class Conv:
     def flat_tile(
         self, rows: int, first: PrimExpr, panel: Panel, number: PrimExpr | None = None
     ) -> Stmt:
-        """A tile of output pixels from number `first`, wherever their lines end."""
+        """Return a tile of output pixels from index `first`, across line ends."""
         pixel = self.geometry.data[3]
 
         def indices(i: PrimExpr) -> list[PrimExpr]:
@@ -294,38 +299,37 @@ class Conv:
             return self.tile(rows, indices, a_rows, first, panel, number)
         starts = [Var(f"row{i}") for i in range(rows)]
         lets, taps = self.taps_inside({SLICES: self.slices_between(first, first + (rows - 1))})
-        made = self.tile(rows, indices, list(starts), first, panel, number, taps)
-        made = bound(lets, made)
+        tile = self.tile(rows, indices, list(starts), first, panel, number, taps)
+        tile = bound(lets, tile)
         for i in reversed(range(rows)):
-            made = LetStmt(starts[i], self.start(*indices(const(i))) + panel.channel, made)
-        return made
+            tile = LetStmt(starts[i], self.start(*indices(const(i))) + panel.channel, tile)
+        return tile
 
     def slices_between(self, first: PrimExpr, last: PrimExpr) -> tuple[PrimExpr, PrimExpr]:
-        """The slices from one pixel to another, by numbers; all of them if they are of two items of
-        the batch."""
+        """Return the slices between two pixels; all of them if they belong to two batch items."""
         deep = maximum(self.geometry.depth.out, const(1))
-        low, high = (self.pixel(each)[0] for each in (first, last))
+        low, high = (self.pixel(pixel_index)[0] for pixel_index in (first, last))
         is_one = (low // deep).equal(high // deep)
         begin = if_then_else(is_one, low % deep, const(0))
         return begin, if_then_else(is_one, high % deep, deep - 1)
 
     def start(self, n: PrimExpr, y: PrimExpr, x: PrimExpr) -> PrimExpr:
-        """The data offset of the first tap of an output pixel."""
+        """Return the data offset of an output pixel's first tap."""
         sy, sx = self.geometry.strides
         height, width = self.geometry.padded()
         image = self.geometry.first_slice(n)
         return ((image * height + y * sy) * width + x * sx) * self.geometry.data[3]
 
     def pixel_rows(self, panel: Panel) -> int:
-        """Rows of a tile for a panel; of a narrow one as many as there are registers for."""
+        """Return the rows of a tile for a panel; for a narrow one as many as registers allow."""
         rows = self.decision.number("rows")
         if panel.valid == self.width:
             return rows
-        most = most_rows(-(-panel.valid // self.lanes), self.target, self.data.dtype)
-        return max(rows, min(NARROW_ROWS, most))
+        register_limit = most_rows(-(-panel.valid // self.lanes), self.target, self.data.dtype)
+        return max(rows, min(NARROW_ROWS, register_limit))
 
     def flat_tiles(self, panel: Panel, kind: ForKind) -> Stmt:
-        """All output pixels as one run (pointwise)."""
+        """Return all output pixels as one run (pointwise)."""
         n, height, width, _ = self.geometry.out
         total, number = simplify(n * height * width), Var("t")
         if self.in_matrices:
@@ -341,14 +345,15 @@ class Conv:
     def flat_matrices(
         self, total: PrimExpr, kind: ForKind, panel: Panel, around: Callable[[Stmt], Stmt]
     ) -> Stmt:
-        """All output pixels as one run (pointwise), with sums in registers that hold matrices; what
-        stands around each tile."""
+        """Return all output pixels as one run (pointwise), with sums in matrix registers; `around`
+        wraps each tile.
+        """
         pixel = self.geometry.data[3]
 
-        def body(many: PrimExpr, first: PrimExpr) -> Stmt:
-            """Of `many` pixels from `first` on a tile of the matrix unit."""
+        def body(pixel_count: PrimExpr, first: PrimExpr) -> Stmt:
+            """Return a matrix-unit tile of `many` pixels from `first` on."""
             tile = self.matrix_tile(
-                many,
+                pixel_count,
                 lambda i: self.pixel(first + i),
                 first * pixel + panel.channel,
                 pixel,
@@ -360,7 +365,7 @@ class Conv:
         return short_rows(total, self.decision.number("rows"), body, kind)
 
     def whole_line(self, line: PrimExpr) -> tuple[PrimExpr, PrimExpr, PrimExpr]:
-        """(image, line, offset of its first tap in all the data) of a line by its number."""
+        """Return (image, line, offset of its first tap in the data) of a line index."""
         _, height, _, _ = self.geometry.out
         padded_height, padded_width = self.geometry.padded()
         n, y = line // height, line % height
@@ -369,7 +374,7 @@ class Conv:
         return n, y, (image * padded_height + y * self.geometry.strides[0]) * row
 
     def line_tiles(self, panel: Panel, n: PrimExpr, y: PrimExpr, offset: PrimExpr) -> Stmt:
-        """One line of output pixels, whose first tap is at an offset of the source."""
+        """Return one line of output pixels, whose first tap is at an offset of the source."""
         _, height, width, _ = self.geometry.out
         sx = self.geometry.strides[1]
         pixel = self.geometry.data[3]
@@ -381,8 +386,8 @@ class Conv:
             return short_rows(
                 width,
                 self.decision.number("rows"),
-                lambda many, first: self.matrix_tile(
-                    many,
+                lambda pixel_count, first: self.matrix_tile(
+                    pixel_count,
                     lambda i: [n, y, first + i],
                     start + first * step,
                     step,
@@ -392,23 +397,24 @@ class Conv:
             )
 
         def body(rows: int, first: PrimExpr) -> Stmt:
-            """Of `rows` pixels of a line a tile of registers: a row of it begins a stride behind
-            the last.
+            """Return a register tile of `rows` pixels of a line; consecutive rows are a stride
+            apart.
             """
             base, step = start + first * (pixel * sx), simplify(pixel * sx)
             a_rows = [base + step * i for i in range(rows)]
             own, across = self.taps_inside({PIXELS: (first, first + (rows - 1))}, rows)
             number, all_taps = line * width + first, {**taps, **across}
-            made = self.tile(
+            tile = self.tile(
                 rows, lambda i: [n, y, first + i], a_rows, number, panel, taps=all_taps
             )
-            return bound(own, made)
+            return bound(own, tile)
 
         return bound(lets, balanced_rows(width, self.pixel_rows(panel), body))
 
     def panel_region(self, panels: int, make: Callable[[PrimExpr], Panel]) -> Stmt:
-        """All pixels of some panels: threads share out the panels, the lines, or with few lines
-        the panels of each."""
+        """Return all pixels of some panels: threads share the panels, the lines, or with few lines
+        the panels of each.
+        """
         _, height, _, _ = self.geometry.out
         lines = simplify(self.geometry.out[0] * height)
         line, index = Var("line"), Var("p")
@@ -416,7 +422,7 @@ class Conv:
         if self.by_panels(panels):
 
             def pixels(at: PrimExpr) -> Stmt:
-                """All pixels of one panel: panels are what threads share out here."""
+                """Return all pixels of one panel: threads share the panels here."""
                 panel = make(at)
                 if flat:
                     return self.flat_tiles(panel, ForKind.SERIAL)
@@ -426,17 +432,19 @@ class Conv:
             return self.each_panel(panels, index, pixels)
         if flat:
             return self.flat_with_panels(panels, make)
-        each = self.line_tiles(make(index), *self.whole_line(line))
+        line_tiles = self.line_tiles(make(index), *self.whole_line(line))
         if self.has_few_lines():
-            part = Var("part")
-            inside = LetStmt(line, part // panels, LetStmt(index, part % panels, each))
+            line_and_panel = Var("part")
+            inside = LetStmt(
+                line, line_and_panel // panels, LetStmt(index, line_and_panel % panels, line_tiles)
+            )
             total = simplify(lines * panels)
-            return For(part, const(0), total, ForKind.PARALLEL, inside, {"grain": 1})
-        row = For(index, const(0), const(panels), ForKind.SERIAL, each)
+            return For(line_and_panel, const(0), total, ForKind.PARALLEL, inside, {"grain": 1})
+        row = For(index, const(0), const(panels), ForKind.SERIAL, line_tiles)
         return For(line, const(0), lines, ForKind.PARALLEL, row, {"grain": 1})
 
     def each_panel(self, panels: int, index: Var, inside: Callable[[PrimExpr], Stmt]) -> Stmt:
-        """All panels in parallel; with blocks of k runs of them, block by block."""
+        """Run all panels in parallel; with blocks of k runs of panels, block by block."""
         if self.blocks == 1:
             body = inside(index)
             return For(index, const(0), const(panels), ForKind.PARALLEL, body, {"grain": 1})
@@ -448,30 +456,32 @@ class Conv:
         return For(chunk, const(0), const(count), ForKind.PARALLEL, body, {"grain": 1})
 
     def has_few_lines(self) -> bool:
-        """Whether the lines of an image are fewer than the threads: those of one axis, say."""
+        """Return whether an image has fewer lines than there are threads, as with one
+        spatial axis.
+        """
         height = simplify(self.geometry.out[1] * self.geometry.depth.out)
         return isinstance(height, IntImm) and height.value < self.target.cores
 
     def by_panels(self, panels: int) -> bool:
-        """Whether threads share out the panels."""
+        """Return whether threads share the panels."""
         return self.blocks > 1 or (
             panels >= self.target.cores and self.decision["order"] == "panel"
         )
 
     def flat_with_panels(self, panels: int, make: Callable[[PrimExpr], Panel]) -> Stmt:
-        """Tiles of pixels outside, panels inside."""
+        """Return tiles of pixels outside, panels inside."""
         n, height, width, _ = self.geometry.out
         total, index = simplify(n * height * width), Var("p")
         panel = make(index)
         if self.in_matrices:
 
-            def each(tile: Stmt) -> Stmt:
+            def around_tile(tile: Stmt) -> Stmt:
                 return For(index, const(0), const(panels), ForKind.SERIAL, tile)
 
-            return self.flat_matrices(total, ForKind.PARALLEL, panel, each)
+            return self.flat_matrices(total, ForKind.PARALLEL, panel, around_tile)
 
         def body(rows: int, first: PrimExpr) -> Stmt:
-            """For the pixels of a tile all panels one after the other."""
+            """Run all panels for the pixels of a tile."""
             return For(
                 index, const(0), const(panels), ForKind.SERIAL, self.flat_tile(rows, first, panel)
             )
@@ -479,16 +489,16 @@ class Conv:
         return balanced_rows(total, self.pixel_rows(panel), body, ForKind.PARALLEL)
 
     def parts(self) -> list[tuple[int, Callable[[PrimExpr], Panel]]]:
-        """Whole panels, then the last one if it is narrower, for every group: how many, and which
-        is which.
+        """Return full panels, then the narrower last one, for every group: their number, and the
+        panel of an index.
         """
-        whole, rest = divmod(self.group_out, self.width)
-        parts = []
-        if whole:
-            parts.append(self._per_group(whole, 0, self.width))
-        if rest:
-            parts.append(self._per_group(1, whole, rest))
-        return parts
+        full_panels, tail_columns = divmod(self.group_out, self.width)
+        groups_of_panels = []
+        if full_panels:
+            groups_of_panels.append(self._per_group(full_panels, 0, self.width))
+        if tail_columns:
+            groups_of_panels.append(self._per_group(1, full_panels, tail_columns))
+        return groups_of_panels
 
     def _per_group(
         self, panels: int, first: int, valid: int
@@ -498,8 +508,8 @@ class Conv:
         per_group = -(-self.group_out // self.width)
 
         def make(index: PrimExpr) -> Panel:
-            """The panel of a number: group and place in it. `first` is how many the parts before
-            have.
+            """Return the panel of an index: its group and position in it. `first` counts the panels
+            of earlier parts.
             """
             group, within = index // panels, index % panels + first
             if groups == 1:
@@ -511,12 +521,12 @@ class Conv:
         return panels * groups, make
 
     def banded(self) -> Stmt:
-        """All lines, each band from a padded copy of what it reads."""
+        """Return all lines, each band from a padded copy of its input."""
         bands = Bands(self.data, self.geometry, band_lines(self.geometry, self.target), self.lanes)
         self.source, self.slice = bands.source, bands.slice
 
         def line(n: PrimExpr, y: PrimExpr, offset: PrimExpr) -> Stmt:
-            """A line of the result: each part's panels, whole ones and then the last."""
+            """Return a line of the result: each part's panels."""
             index = Var("p")
             return seq(
                 *(
@@ -534,28 +544,35 @@ class Conv:
         return bands.loop(line)
 
     def body(self) -> Stmt:
-        """The kernel: copies that are padded, or of bytes widened, if needed, and all tiles."""
-        parts = self.parts()
+        """Return the kernel: padded copies, or widened bytes, if needed, and all tiles."""
+        panel_parts = self.parts()
         if (pairs := pairs_of(self.data, self.decision)) is not None:
             size = product(list(self.data.shape))
             self.source, wide = pairs, widen(self.data, pairs, size, self.lanes)
-            return Allocate(pairs, seq(wide, *(self.panel_region(*part) for part in parts)))
+            return Allocate(
+                pairs, seq(wide, *(self.panel_region(*panel_part) for panel_part in panel_parts))
+            )
         if not self.geometry.is_padded:
-            return seq(*(self.panel_region(*part) for part in parts))
-        shares_panels = self.has_few_lines() or any(self.by_panels(count) for count, _ in parts)
+            return seq(*(self.panel_region(*panel_part) for panel_part in panel_parts))
+        shares_panels = self.has_few_lines() or any(
+            self.by_panels(count) for count, _ in panel_parts
+        )
         if not self.is_flat() and not shares_panels:
             return self.banded()
         height, width = self.geometry.padded()
         shape = (self.geometry.slices(), height, width, self.geometry.data[3])
         self.source = Buffer("padded", shape, "float32")
         copy = pad_copy(self.data, self.source, self.geometry, self.lanes)
-        return Allocate(self.source, seq(copy, *(self.panel_region(*part) for part in parts)))
+        return Allocate(
+            self.source, seq(copy, *(self.panel_region(*panel_part) for panel_part in panel_parts))
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class Panel:
     """A panel of weights: its offset, the output channel of its first column, the first input
-    channel, columns in use."""
+    channel, columns in use.
+    """
 
     offset: PrimExpr
     column: PrimExpr
@@ -570,7 +587,7 @@ def build(
     name: str,
     decision: Decision,
 ) -> PrimFunc:
-    """The loops of a convolution."""
+    """Build the kernel of a convolution."""
     return Conv(inputs, outputs, target, TAG, decision).function(name)
 
 

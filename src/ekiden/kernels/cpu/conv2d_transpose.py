@@ -4,8 +4,8 @@
 
 The results at one phase, stride * q + phase on each axis, are an ordinary convolution over q with
 the taps that reach them (geometry.py): no tap is multiplied with a zero between the data. The loops
-are those of conv2d.py, where a panel of weights is one of a phase, and results are stored at every
-stride-th place.
+are those of conv2d.py, where a panel of weights belongs to one phase, and results are stored with
+the stride.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ LAST = ("NHWC", "NDHWC")
 
 
 def accepts(anchor: te.Tensor, target: Target) -> bool:
-    """Whether the rules of this file cover a transposed convolution of packed weights."""
+    """Return whether the rules of this file cover a transposed convolution of packed weights."""
     attrs = anchor.op.attrs
     data, weight = operands_of(anchor)
     if not has_known_weights(anchor) or {data.dtype, weight.dtype, anchor.dtype} != {"float32"}:
@@ -61,8 +61,9 @@ def accepts(anchor: te.Tensor, target: Target) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _At:
-    """A phase: where its results are on each axis, how many taps it has, the offset of its first
-    data, and the number of its first tap."""
+    """A phase: the position of its results on each axis, its number of taps, the offset of its
+    first data, and the index of its first tap.
+    """
 
     place: tuple[PrimExpr, ...]
     taps: tuple[PrimExpr, ...]
@@ -71,7 +72,7 @@ class _At:
 
 
 class _Output:
-    """The results of a transposed convolution by their phases."""
+    """The results of a transposed convolution by phase."""
 
     def __init__(self, anchor: te.Tensor) -> None:
         self.anchor, self.axes = anchor, phases_of(anchor)
@@ -80,44 +81,50 @@ class _Output:
         self.taps = math.prod(axis.kernel for axis in self.axes)
 
     def phase(self, index: PrimExpr, steps: list[PrimExpr]) -> _At:
-        """A phase by its number, where pixels of the source are so far apart."""
-        place: list[PrimExpr] = []
+        """Return a phase by its index, for a source with the given pixel strides."""
+        position: list[PrimExpr] = []
         for axis in reversed(self.axes):
-            place.insert(0, simplify(index % axis.number))
+            position.insert(0, simplify(index % axis.number))
             index = simplify(index // axis.number)
         origin = first = const(0)
-        for axis, at, step in zip(self.axes, place, steps, strict=True):
+        for axis, at, step in zip(self.axes, position, steps, strict=True):
             origin = simplify(origin + axis.origin(at) * step)
             first = simplify(first * axis.kernel + axis.first(at))
-        taps = tuple(axis.taps(at) for axis, at in zip(self.axes, place, strict=True))
-        return _At(tuple(place), taps, origin, first)
+        taps = tuple(axis.taps(at) for axis, at in zip(self.axes, position, strict=True))
+        return _At(tuple(position), taps, origin, first)
 
     def loops(self, at: _At, steps: list[PrimExpr], weights: PrimExpr) -> list[KLoop]:
-        """The taps of a phase, where those of the weight are `weights` apart."""
-        made: list[KLoop] = []
+        """Return the tap loops of a phase, with a weight stride of `weights` per tap."""
+        tap_loops: list[KLoop] = []
         for axis, taps, step in reversed(list(zip(self.axes, at.taps, steps, strict=True))):
-            made.insert(0, KLoop(taps, simplify(step * -axis.move), simplify(weights * axis.step)))
+            tap_loops.insert(
+                0, KLoop(taps, simplify(step * -axis.move), simplify(weights * axis.step))
+            )
             weights = simplify(weights * axis.kernel)
-        return made
+        return tap_loops
 
     def store(
-        self, at: _At, place: list[PrimExpr], keep: Callable[[list[PrimExpr], PrimExpr], Stmt]
+        self,
+        at: _At,
+        result_index: list[PrimExpr],
+        keep: Callable[[list[PrimExpr], PrimExpr], Stmt],
     ) -> Stmt:
-        """`keep(indices, offset)` for a place among the results of a phase, if it is inside: the
-        last results of some phases are not."""
-        n, *inner, channel = self.geometry.place(place)
+        """Return `keep(indices, offset)` for a position within a phase's results, guarded where the
+        last results of some phases are outside.
+        """
+        n, *inner, channel = self.geometry.place(result_index)
         steps = zip(inner, self.axes, at.place, strict=True)
         indices = [n, *(q * axis.stride + phase for q, axis, phase in steps), channel]
         flat: PrimExpr = const(0)
         for index, extent in zip(indices, self.anchor.shape, strict=True):
             flat = flat * extent + index
-        made = keep(indices, flat)
+        stmt = keep(indices, flat)
         sizes = operands_of(self.anchor)[0].shape[1:-1]
         extents = self.anchor.shape[1:-1]
         for index, axis, size, extent in zip(indices[1:-1], self.axes, sizes, extents, strict=True):
             if not prove_equal(axis.count(size) * axis.stride, extent):
-                made = IfThenElse(index < extent, made)
-        return made
+                stmt = IfThenElse(index < extent, stmt)
+        return stmt
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,23 +135,23 @@ class _PhasePanel(Panel):
 
 
 class _Transposed(Conv):
-    """One kernel being built."""
+    """The builder of one transposed convolution kernel."""
 
     def find_geometry(self) -> Geometry:
-        """The numbers of the convolutions of all phases."""
+        """Return the geometry of the convolutions of all phases."""
         self.output = _Output(self.anchor)
         return self.output.geometry
 
     def count_taps(self) -> int:
-        """Of the weight."""
+        """Return the number of kernel taps of the weight."""
         return self.output.taps
 
     def is_flat(self) -> bool:
-        """Whether lines are too short to be cut into good tiles."""
+        """Return whether lines are too short for good tiles."""
         return is_short(self.geometry.out[2])
 
     def by_panels(self, panels: int) -> bool:
-        """Whether threads share out the panels: weights larger than the data are read once."""
+        """Return whether threads share the panels: weights larger than the data are read once."""
         depth = self.geometry.depth.size
         pixels = size_of(simplify(math.prod(self.geometry.data[1:], start=depth)))
         weights = size_of(simplify(self.group_in * (self.taps * self.channels)))
@@ -152,32 +159,32 @@ class _Transposed(Conv):
         return panels >= self.target.cores and pixels is not None and weights >= pixels
 
     def k_loops(self, panel: Panel, taps: Taps) -> list[KLoop]:
-        """The taps of a phase, then channels."""
+        """Return the tap loops of a phase, then the channel loop."""
         assert isinstance(panel, _PhasePanel)
         assert not taps
         per_tap = self.group_in * self.width
-        made = self.output.loops(panel.at, self.geometry.steps(self.slice), per_tap)
-        return [*_several(made), self.channel_loop(1)]
+        tap_loops = self.output.loops(panel.at, self.geometry.steps(self.slice), per_tap)
+        return [*_several(tap_loops), self.channel_loop(1)]
 
-    def taps_inside(self, places: Places, results: int = 1) -> tuple[Lets, Taps]:
-        """None: windows hold the taps of all phases."""
+    def taps_inside(self, positions: Places, results: int = 1) -> tuple[Lets, Taps]:
+        """Return no restriction: windows hold the taps of all phases."""
         return [], {}
 
     def line_tiles(self, panel: Panel, n: PrimExpr, y: PrimExpr, offset: PrimExpr) -> Stmt:
-        """One line of a phase."""
+        """Return one line of a phase."""
         names, lets = _named(panel)
         return bound(lets, super().line_tiles(names, n, y, offset))
 
     def flat_tile(
         self, rows: int, first: PrimExpr, panel: Panel, number: PrimExpr | None = None
     ) -> Stmt:
-        """A tile of the results of a phase, wherever their lines end."""
+        """Return a tile of a phase's results, across line ends."""
         names, lets = _named(panel)
         return bound(lets, super().flat_tile(rows, first, names, number))
 
     def keep(
         self,
-        place: list[PrimExpr],
+        output_index: list[PrimExpr],
         flat: PrimExpr,
         value: PrimExpr,
         mask: PrimExpr | None,
@@ -186,19 +193,21 @@ class _Transposed(Conv):
         """Store results at their phase."""
         assert isinstance(panel, _PhasePanel)
         return self.output.store(
-            panel.at, place, lambda indices, at: self.epilogue.store(indices, at, value, mask)
+            panel.at,
+            output_index,
+            lambda indices, at: self.epilogue.store(indices, at, value, mask),
         )
 
     def parts(self) -> list[tuple[int, Callable[[PrimExpr], Panel]]]:
-        """The panels of all phases."""
-        return [self._of_phases(*part) for part in super().parts()]
+        """Return the panels of all phases."""
+        return [self._of_phases(*panel_part) for panel_part in super().parts()]
 
     def _of_phases(
         self, panels: int, make: Callable[[PrimExpr], Panel]
     ) -> tuple[int, Callable[[PrimExpr], Panel]]:
-        def made(index: PrimExpr) -> Panel:
-            """A panel of a phase: the phase's taps stand together in the weight, so that its panel
-            begins behind those of the phases before.
+        def phase_panel(index: PrimExpr) -> Panel:
+            """Return a panel of a phase: the phase's taps are contiguous in the weight, so its
+            panel begins behind those of earlier phases.
             """
             at = self.output.phase(index // panels, self.geometry.steps(self.slice))
             panel = make(index % panels)
@@ -206,59 +215,63 @@ class _Transposed(Conv):
             start = simplify(panel.channel + at.origin)
             return _PhasePanel(offset, panel.column, start, panel.valid, at)
 
-        return panels * self.output.number, made
+        return panels * self.output.number, phase_panel
 
 
 def _named(panel: Panel) -> tuple[_PhasePanel, list[tuple[Var, PrimExpr]]]:
-    """A panel by names, and what these are: each is computed once, not in every step of k."""
+    """Return a panel with its values bound to variables, and the bindings: each is computed once,
+    not in every step of k.
+    """
     assert isinstance(panel, _PhasePanel)
     lets: list[tuple[Var, PrimExpr]] = []
 
     def named(name: str, value: PrimExpr) -> PrimExpr:
-        """A name for a value that is not a number."""
+        """Return a variable for a value that is not constant."""
         if isinstance(value, IntImm):
             return value
         lets.append((Var(name), value))
         return lets[-1][0]
 
-    place = tuple(named("phase", each) for each in panel.at.place)
-    taps = tuple(named("taps", each) for each in panel.at.taps)
+    position = tuple(named("phase", coordinate) for coordinate in panel.at.place)
+    taps = tuple(named("taps", tap_count) for tap_count in panel.at.taps)
     offset, channel = named("weights", panel.offset), named("start", panel.channel)
-    at = replace(panel.at, place=place, taps=taps)
+    at = replace(panel.at, place=position, taps=taps)
     column = named("column", panel.column)
     return replace(panel, offset=offset, column=column, channel=channel, at=at), lets
 
 
 def _several(loops: list[KLoop]) -> list[KLoop]:
-    """Without loops over one tap."""
+    """Return the loops without those over one tap."""
     return [k for k in loops if not (isinstance(k.extent, IntImm) and k.extent.value == 1)]
 
 
 class _TransposedDepthwise(Depthwise):
-    """One depthwise kernel being built."""
+    """The builder of one transposed depthwise kernel."""
 
     def find_geometry(self) -> Geometry:
-        """The numbers of the convolutions of all phases."""
+        """Return the geometry of the convolutions of all phases."""
         self.output = _Output(self.anchor)
         return self.output.geometry
 
     def line(
         self, n: PrimExpr, y: PrimExpr, start: PrimExpr, channel: PrimExpr, mask: PrimExpr | None
     ) -> Stmt:
-        """One line of every phase for one vector of channels."""
+        """Return one line of every phase for one vector of channels."""
         width, index, steps = self.geometry.out[2], Var("phase"), self.geometry.steps(self.slice)
         at = self.output.phase(index, steps)
         loops = self.output.loops(at, steps, const(self.channels))
         weights = at.first * self.channels + channel
 
         def body(pixels: int, first: PrimExpr) -> Stmt:
-            """Tiles of pixels of one phase."""
+            """Return tiles of pixels of one phase."""
 
             def store(p: int, value: PrimExpr) -> Stmt:
-                """A pixel's vector to where its phase puts it in the result."""
-                place = [n, y, first + p, channel]
+                """Store a pixel's vector at its phase's position in the result."""
+                result_index = [n, y, first + p, channel]
                 return self.output.store(
-                    at, place, lambda indices, at: self.epilogue.store(indices, at, value, mask)
+                    at,
+                    result_index,
+                    lambda indices, at: self.epilogue.store(indices, at, value, mask),
                 )
 
             base = start + channel + at.origin + first * self.channels
@@ -275,7 +288,7 @@ def conv_transpose(
     name: str,
     decision: Decision,
 ) -> PrimFunc:
-    """The rule for tag "conv_transpose_pack"."""
+    """Build the kernel of tag "conv_transpose_pack"."""
     return _Transposed(inputs, outputs, target, PACKED, decision).function(name)
 
 
@@ -286,13 +299,13 @@ def depthwise_conv_transpose(
     name: str,
     decision: Decision,
 ) -> PrimFunc:
-    """The rule for tag "depthwise_conv_transpose"."""
+    """Build the kernel of tag "depthwise_conv_transpose"."""
     kernel = _TransposedDepthwise(inputs, outputs, target, "depthwise_conv_transpose", decision)
     return kernel.function(name)
 
 
 def _panel_and_depth(anchor: te.Tensor) -> tuple[int, int]:
-    """Columns of a panel, and input channels of a group."""
+    """Return the columns of a panel and the input channels of a group."""
     weight = operands_of(anchor)[1]
     depth = size_of(weight.shape[-2])
     assert depth is not None, "weights are known"
@@ -300,7 +313,7 @@ def _panel_and_depth(anchor: te.Tensor) -> tuple[int, int]:
 
 
 def space(anchor: te.Tensor, target: Target) -> Space:
-    """What may be chosen for a transposed convolution."""
+    """Return the search space of a transposed convolution."""
     panel, _ = _panel_and_depth(anchor)
     rows = steps_down(most_rows(-(-panel // target.lanes("float32")), target))
     return (
@@ -312,7 +325,7 @@ def space(anchor: te.Tensor, target: Target) -> Space:
 
 
 def default(anchor: te.Tensor, target: Target, fixed: Fixed) -> Decision:
-    """What is chosen for one."""
+    """Return the default decision for a transposed convolution."""
     panel, depth = _panel_and_depth(anchor)
     product = Product(MANY, panel, depth)
     rows = int(fixed.get("rows", tile_rows(-(-panel // target.lanes("float32")), product, target)))

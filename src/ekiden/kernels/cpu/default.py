@@ -1,5 +1,5 @@
-"""The rule for everything without a kernel of its own: injective groups, reductions, rows of
-several stages.
+"""The default kernel family, for everything without a family of its own: injective groups,
+reductions, row-wise multi-stage groups.
 
     injective        one nest over the output, neighbouring axes fused where every access allows,
                      cut where conditions change
@@ -46,7 +46,7 @@ first cache."""
 
 
 class _Kernel:
-    """One function being built.
+    """The builder of one function.
 
     `prefix` are the outer axes that all stages share; buffers of a row lack them.
     """
@@ -69,7 +69,7 @@ class _Kernel:
     # Elements of stages as flat accesses.
 
     def axes(self, tensor: Tensor) -> tuple[list[Axis], dict[Var, PrimExpr]]:
-        """The stage's own axes within the prefix, and what its variables are called there."""
+        """Return the stage's own axes within the prefix, and the substitution of its variables."""
         op = tensor.op
         assert isinstance(op, ComputeOp)
         shared = len(self.prefix)
@@ -77,15 +77,15 @@ class _Kernel:
             a.var: p.var for a, p in zip(op.axis, self.prefix, strict=False)
         }
         own: list[Axis] = []
-        for each in op.axis[shared:]:
-            axis = Axis(Var(each.var.name), each.extent)
+        for op_axis in op.axis[shared:]:
+            axis = Axis(Var(op_axis.var.name), op_axis.extent)
             self.analyzer.bind(axis.var, 0, axis.extent)
-            values[each.var] = axis.var
+            values[op_axis.var] = axis.var
             own.append(axis)
         return own, values
 
     def flat(self, tensor: Tensor, indices: Sequence[PrimExpr]) -> tuple[Buffer, PrimExpr]:
-        """Where an element is."""
+        """Return the buffer and flat index of an element."""
         buffer = self.map.buffers[tensor]
         at = tuple(indices)
         if tensor in self.rows:
@@ -95,10 +95,10 @@ class _Kernel:
         return buffer, self.analyzer.simplify(index)
 
     def loads(self, expr: PrimExpr, values: dict[Var, PrimExpr]) -> PrimExpr:
-        """The expression over flat loads."""
+        """Return the expression with tensor reads as flat loads."""
 
         def change(e: PrimExpr) -> PrimExpr:
-            """A variable's value; a read of a tensor as a load with one flat index."""
+            """Substitute a variable, or a tensor read by a load with one flat index."""
             if isinstance(e, Var):
                 return values.get(e, e)
             if isinstance(e, ProducerLoad):
@@ -111,7 +111,7 @@ class _Kernel:
     # Stages.
 
     def stage(self, tensor: Tensor) -> Stmt:
-        """The loops of one output of a computation."""
+        """Return the loops of one output of a computation."""
         op = tensor.op
         assert isinstance(op, ComputeOp)
         axes, values = self.axes(tensor)
@@ -132,7 +132,7 @@ class _Kernel:
         body: Reduce,
         values: dict[Var, PrimExpr],
     ) -> Stmt:
-        """The loops of a reduction, axes fused where possible."""
+        """Return the loops of a reduction, with axes fused where possible."""
         reduced = self._reduced_axes(body, values)
         source = self.loads(body.source, values)
         axes, step = fuse(axes, Accesses([index], [source]), self.analyzer)
@@ -146,15 +146,17 @@ class _Kernel:
 
     def _reduced_axes(self, body: Reduce, values: dict[Var, PrimExpr]) -> list[Axis]:
         reduced: list[Axis] = []
-        for each in body.axis:
-            axis = Axis(Var(each.name), each.extent)
+        for reduce_axis in body.axis:
+            axis = Axis(Var(reduce_axis.name), reduce_axis.extent)
             self.analyzer.bind(axis.var, 0, axis.extent)
-            values[each] = axis.var
+            values[reduce_axis] = axis.var
             reduced.append(axis)
         return reduced
 
     def row_stages(self) -> list[Stmt]:
-        """The stages of one row, in order; one that a reduction reads first is made on its way."""
+        """Return the stages of one row, in order; a stage whose first reader is a reduction is
+        computed within it.
+        """
         statements: list[Stmt] = []
         waiting: Tensor | None = None
         for n, tensor in enumerate(self.stages):
@@ -171,36 +173,40 @@ class _Kernel:
         return statements
 
     def _streams(self, tensor: Tensor, reader: Tensor) -> bool:
-        """Whether a reduction over one axis reads each element of a row of `tensor` once."""
-        op, made = reader.op, tensor.op
+        """Return whether a reduction over one axis reads each element of a row of `tensor` once."""
+        op, producer_op = reader.op, tensor.op
         assert isinstance(op, ComputeOp)
-        assert isinstance(made, ComputeOp)
-        if len(op.reduce_axis) != 1 or made.reduce_axis or tensor.ndim != len(self.prefix) + 1:
+        assert isinstance(producer_op, ComputeOp)
+        if (
+            len(op.reduce_axis) != 1
+            or producer_op.reduce_axis
+            or tensor.ndim != len(self.prefix) + 1
+        ):
             return False
         reads = [e for e in te.tensor_loads(op) if e.producer is tensor]
         in_order = bool(reads) and all(e.indices[-1] is op.reduce_axis[0] for e in reads)
         return in_order and prove_equal(op.reduce_axis[0].extent, tensor.shape[-1])
 
     def _streamed(self, tensor: Tensor, reader: Tensor) -> Stmt | None:
-        """`tensor` stored and reduced in one loop; None where vectors do not run along the row."""
-        op, made = reader.op, tensor.op
+        """Store and reduce `tensor` in one loop; None where vectors do not run along the row."""
+        op, producer_op = reader.op, tensor.op
         assert isinstance(op, ComputeOp)
-        assert isinstance(made, ComputeOp)
+        assert isinstance(producer_op, ComputeOp)
         axes, values = self.axes(reader)
         body = op.body[reader.value_index]
         assert isinstance(body, Reduce)
         (last,) = self._reduced_axes(body, values)
         element = Var("element", tensor.dtype)
 
-        def place(e: PrimExpr) -> PrimExpr:
+        def substitute_element(e: PrimExpr) -> PrimExpr:
             return element if isinstance(e, ProducerLoad) and e.producer is tensor else e
 
         at = [p.var for p in self.prefix] + [last.var]
-        inside: dict[Var, PrimExpr] = {a.var: v for a, v in zip(made.axis, at, strict=True)}
-        value = self.loads(made.body[tensor.value_index], inside)
+        inside: dict[Var, PrimExpr] = {a.var: v for a, v in zip(producer_op.axis, at, strict=True)}
+        value = self.loads(producer_op.body[tensor.value_index], inside)
         stream = Stream(element, value, *self.flat(tensor, at))
         buffer, index = self.flat(reader, [values[a.var] for a in op.axis])
-        source = self.loads(rewrite(body.source, place), values)
+        source = self.loads(rewrite(body.source, substitute_element), values)
         unit = {a.var: const(0) for a in axes}
         nest = ReduceNest(
             buffer,
@@ -217,7 +223,7 @@ class _Kernel:
         return nest.build(False) if single and nest.along_reduced() else None
 
     def combination(self, group: Sequence[Tensor], body: Reduce) -> Stmt:
-        """The loops of all outputs of a reduction that is of no built-in kind."""
+        """Return the loops of all outputs of a reduction with a user-defined reducer."""
         op = group[0].op
         assert isinstance(op, ComputeOp)
         axes, values = self.axes(group[0])
@@ -229,7 +235,7 @@ class _Kernel:
     # Groups.
 
     def rows_body(self, shared: int) -> Stmt:
-        """All stages per step of the leading `shared` axes."""
+        """Return all stages per iteration of the leading `shared` axes."""
         first = self.stages[-1]
         names = first.op.axis[:shared] if isinstance(first.op, ComputeOp) else ()
         self.prefix = [Axis(Var(a.var.name), a.extent) for a in names]
@@ -253,8 +259,9 @@ class _Kernel:
         return parallel_outer(axes, work * rows, body)
 
     def _rows_together(self, shared: int) -> int:
-        """How many rows a stage takes before the next: ROWS, or as many of them as there are for
-        each core and stay near, of their data and of all that is made of them."""
+        """Return how many rows a stage processes before the next: ROWS, or as many of them as each
+        core has and L1 holds, with their data and intermediates.
+        """
         if len(self.stages) < 2 or not any(map(_is_reduction, self.stages)):
             return 1
         size = sum(estimate(t.shape[shared:]) * dt.itemsize(t.dtype) for t in self.stages)
@@ -263,11 +270,14 @@ class _Kernel:
             for t in {i for t in self.stages for i in inputs_of(t)} - set(self.stages)
         )
         count = estimate([a.extent for a in self.prefix]) // self.target.cores
+        # Half of L1: the other half holds what the rows read.
         near = levels(self.target)[0].size // 2
         return max(1, min(ROWS, count, near // max(size, 1)))
 
     def _fused_prefix(self) -> tuple[list[Axis], dict[Var, PrimExpr]]:
-        """The shared axes as few loops as every access allows, and what the old variables are."""
+        """Return the shared axes fused as far as every access allows, and the substitution of the
+        old variables.
+        """
         indices: list[PrimExpr] = []
         values: list[PrimExpr] = []
         for tensor in self.stages:
@@ -280,17 +290,19 @@ class _Kernel:
         return fuse(self.prefix, Accesses(indices, values), self.analyzer)
 
     def _share_outputs(self) -> None:
-        """An intermediate whose last reader replaces it element by element lives in that reader's
-        output.
+        """Store an intermediate in its last reader's output where that replaces it element by
+        element.
         """
-        taken: set[Tensor] = set()
+        shared_outputs: set[Tensor] = set()
         for n, tensor in enumerate(self.stages):
             readers = [t for t in self.stages[n + 1 :] if tensor in inputs_of(t)]
             last = readers[-1] if readers else tensor
-            free = tensor not in self.outputs and last in self.outputs and last not in taken
+            free = (
+                tensor not in self.outputs and last in self.outputs and last not in shared_outputs
+            )
             free = free and not last.is_part
             if free and _replaces(last, tensor):
-                taken.add(last)
+                shared_outputs.add(last)
                 self.map.buffers[tensor] = self.map.buffers[last]
 
     def _reduced(self) -> list[PrimExpr]:
@@ -312,7 +324,7 @@ class _Kernel:
         return buffer
 
     def sequential_body(self) -> Stmt:
-        """One stage after the other, intermediates in full."""
+        """Return the stages one after the other, with full intermediates."""
         statements: list[Stmt] = []
         buffers: list[Buffer] = []
         for group in whole_operations(self.stages):
@@ -330,7 +342,7 @@ class _Kernel:
         return allocated(sequence(*statements), buffers)
 
     def body(self) -> Stmt:
-        """The whole function."""
+        """Return the body of the function."""
         shared = shared_axes(self.stages) if len(self.stages) > 1 else 0
         if shared == 0:
             return self.sequential_body()
@@ -344,14 +356,18 @@ def _is_reduction(tensor: Tensor) -> bool:
 def _together(
     axes: Sequence[Axis], row: Var, rows: int, stages: Sequence[Stmt]
 ) -> tuple[list[Axis], list[Stmt]]:
-    """Loops over the last axis that take so many of its steps in every stage."""
+    """Return loops over blocks of the last axis, with a loop over the block's rows around every
+    stage.
+    """
     *outer, last = axes
     group = Axis(Var("rows"), simplify((last.extent + (rows - 1)) // rows))
     is_even = isinstance(last.extent, IntImm) and last.extent.value % rows == 0
-    left = const(rows) if is_even else minimum(const(rows), last.extent - group.var * rows)
+    row_count = const(rows) if is_even else minimum(const(rows), last.extent - group.var * rows)
     step: dict[Var, PrimExpr] = {last.var: group.var * rows + row}
-    each = [For(row, const(0), left, ForKind.SERIAL, substitute_statement(s, step)) for s in stages]
-    return [*outer, group], list(each)
+    row_loops = [
+        For(row, const(0), row_count, ForKind.SERIAL, substitute_statement(s, step)) for s in stages
+    ]
+    return [*outer, group], list(row_loops)
 
 
 def _bodies(tensor: Tensor) -> tuple[PrimExpr, ...]:
@@ -359,7 +375,7 @@ def _bodies(tensor: Tensor) -> tuple[PrimExpr, ...]:
 
 
 def _replaces(output: Tensor, tensor: Tensor) -> bool:
-    """Whether an element of the output reads of the tensor only the element in its own place."""
+    """Return whether an output element reads of the tensor only the element at its own index."""
     op = output.op
     assert isinstance(op, ComputeOp)
     if output.dtype != tensor.dtype or len(output.shape) != len(tensor.shape) or op.reduce_axis:
@@ -373,7 +389,9 @@ def _replaces(output: Tensor, tensor: Tensor) -> bool:
 def _leading_match(
     consumer: Tensor, producer: Tensor, indices: Sequence[PrimExpr], limit: int
 ) -> int:
-    """How many leading indices of a read are the consumer's own axes in the same places."""
+    """Return how many leading indices of a read are the consumer's own axes at the same
+    positions.
+    """
     assert isinstance(consumer.op, ComputeOp)
     count = 0
     for axis, index, dim in zip(consumer.op.axis, indices, producer.shape, strict=False):
@@ -385,13 +403,15 @@ def _leading_match(
 
 
 def _combines(op: ComputeOp) -> bool:
-    """Whether a computation is a reduction of no built-in kind, which has a nest of its own."""
+    """Return whether a computation is a reduction with a user-defined reducer, which has a nest of
+    its own.
+    """
     return isinstance(op.body[0], Reduce) and not op.body[0].kind
 
 
 def shared_axes(stages: Sequence[Tensor]) -> int:
-    """The number of leading axes that all stages have and read each other at; one less where the
-    last should be a vector.
+    """Return the number of leading axes that all stages have and read each other at; one less where
+    the last should be vectorised.
     """
     if any(not isinstance(t.op, ComputeOp) or _combines(t.op) for t in stages):
         return 0
@@ -420,7 +440,7 @@ def shared_axes(stages: Sequence[Tensor]) -> int:
 def schedule_default(
     inputs: list[Tensor], outputs: list[Tensor], target: Target, name: str
 ) -> PrimFunc:
-    """The default rule."""
+    """Build the function by the default rule."""
     distinct = own_outputs(outputs)
     chosen = chosen_stages(distinct)
     kernel = _Kernel(inputs, chosen, target)

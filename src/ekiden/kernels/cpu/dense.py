@@ -3,9 +3,9 @@
     out[m, n] = sum over k of data[m, k] * weight[n // tile, k, n % tile]
 
 or, of uint8 and int8 with int32 results, weight[n // tile, k // 4, n % tile, k % 4]; of bfloat16
-with float32 results, two steps of k side by side. Of words there may be a weight for each of a
-batch, which threads share out first. Panels of bytes that have rows behind those, with
-a list of the words of data that they are multiplied with, are `dense_listed`.
+with float32 results, two steps of k side by side. Word weights may be batched; threads share the
+batch first. Panels of bytes with additional rows, and a list of the data words that multiply those,
+are `dense_listed`.
 
     for a run of panels, or one, in parallel:
       for a block of k:
@@ -14,8 +14,8 @@ a list of the words of data that they are multiplied with, are `dense_listed`.
                    (where rows are not known, in tiles of enough of them)
           spread:  the first so many tiles bring the next panel to the second, a line at a time
 
-Sums of a block of k are kept in the result until the last one. With few panels threads share out
-the row tiles instead.
+Partial sums of a block of k are stored in the result until the last one. With few panels threads
+share the row tiles instead.
 """
 
 from __future__ import annotations
@@ -66,13 +66,13 @@ UNROLLS = (1, 2, 4)
 
 
 def steps(sch: Schedule, kernel: Kernel) -> None:
-    """The schedule of a dense layer."""
+    """Schedule a dense layer."""
     decision, target, anchor = kernel.decision, kernel.target, kernel.anchor
     data, weight = operands_of(anchor)
     sizes, width = _sizes(anchor)
     in_matrices = decision.get("dot") in MATRIX_DOTS
     product_block = sch.get_block(anchor.op.name)
-    endings = sch.get_consumers(product_block)
+    epilogues = sch.get_consumers(product_block)
     *leading, columns, k = sch.get_loops(product_block)
     batch, leading = leading[: _batched(weight)], leading[_batched(weight) :]
     rows = sch.fuse(*leading) if len(leading) > 1 else _single(sch, product_block, leading)
@@ -85,8 +85,8 @@ def steps(sch: Schedule, kernel: Kernel) -> None:
     if decision.number("k_block"):
         outer, k = sch.split(k, [None, decision.number("k_block")])
         block = [outer]
-    parts = _parts_of_word(weight, decision)
-    depth = sch.split(k, [None, *parts]) if parts else [k]
+    word_loops = _parts_of_word(weight, decision)
+    depth = sch.split(k, [None, *word_loops]) if word_loops else [k]
     by_rows = decision["split"] == "rows" or bool(batch)
     is_outer = decision["order"] == "panel" and not by_rows
     chunk: list[LoopRV] = []
@@ -95,14 +95,16 @@ def steps(sch: Schedule, kernel: Kernel) -> None:
         chunk, panel = _chunks(sch, panel, min(target.cores, panels))
     order = [panel, tile] if is_outer else [tile, panel]
     sch.reorder(*batch, *chunk, *block, *order, row, column, *depth)
-    for each in endings:
-        sch.reverse_compute_at(each, column)
+    for epilogue_block in epilogues:
+        sch.reverse_compute_at(epilogue_block, column)
+    # Equally spaced rows conflict in L1: the copy is padded by a cache line to spread them over the
+    # sets.
     if block and decision["copy"]:
         copy = sch.read_at(block[0], product_block, 0, "global", pad=LINE)
         sch.vectorize(sch.get_loops(copy)[-1], target.lanes(data.dtype))
     if chunk or by_rows or (is_outer and not block):
         if_proved(sch.parallel, (*batch, *chunk, *order)[0])
-    if block and endings and kernel.outputs[0].dtype == anchor.dtype:
+    if block and epilogues and kernel.outputs[0].dtype == anchor.dtype:
         sch.reuse_buffer(product_block, 0)
     if in_matrices:
         sch.tensorize(row, MATRIX_TILE.call())
@@ -114,8 +116,9 @@ def steps(sch: Schedule, kernel: Kernel) -> None:
 
 
 def start(inputs: list[te.Tensor], kernel: Kernel, name: str) -> PrimFunc:
-    """The program before: the product, and what is made of it; bytes that are multiplied in pairs
-    are widened first."""
+    """Return the program to schedule: the product and its epilogues; bytes that are multiplied in
+    pairs are widened first.
+    """
     anchor = kernel.anchor
     if kernel.decision.get("dot") != MADD:
         return program_of(inputs, list(kernel.outputs), name)
@@ -133,14 +136,15 @@ def start(inputs: list[te.Tensor], kernel: Kernel, name: str) -> PrimFunc:
 
 
 def of_pairs(anchor: te.Tensor, pairs: te.Tensor) -> te.Tensor:
-    """A product of words of bytes over data that were widened: of a word the first and the third
-    come first."""
+    """Return a product of byte words over widened data: of a word the first and the third come
+    first.
+    """
     op = anchor.op
     assert isinstance(op, te.ComputeOp)
 
     def change(e: PrimExpr) -> PrimExpr:
-        """A read of the data as one of its pairs: element k of a word of four bytes comes 0, 2, 1,
-        3.
+        """Redirect a data read to the widened pairs: the elements of a word of four bytes are in
+        the order 0, 2, 1, 3.
         """
         if isinstance(e, te.ProducerLoad) and e.producer is operands_of(anchor)[0]:
             *row, k = e.indices
@@ -151,7 +155,7 @@ def of_pairs(anchor: te.Tensor, pairs: te.Tensor) -> te.Tensor:
 
 
 def _parts_of_word(weight: te.Tensor, decision: Decision) -> list[int]:
-    """The loops over a word: pairs are two of two."""
+    """Return the extents of the loops over a word: pairs are two of two."""
     word = _word(weight)
     if word == 1:
         return []
@@ -159,12 +163,12 @@ def _parts_of_word(weight: te.Tensor, decision: Decision) -> list[int]:
 
 
 def _single(sch: Schedule, block: BlockRV, leading: Sequence[LoopRV]) -> LoopRV:
-    """The loop over rows, of one step where there are none."""
+    """Return the loop over rows; a unit loop where there are none."""
     return leading[0] if leading else sch.add_unit_loop(sch.get_loops(block)[0])
 
 
 def _chunks(sch: Schedule, panel: LoopRV, count: int) -> tuple[list[LoopRV], LoopRV]:
-    """Runs of panels for threads, and the panels of a run."""
+    """Return the loop over runs of panels for threads, and the loop over a run's panels."""
     if count < 2:
         return [], panel
     chunk, inside = sch.split(panel, [count, None], tail="balanced")
@@ -172,24 +176,31 @@ def _chunks(sch: Schedule, panel: LoopRV, count: int) -> tuple[list[LoopRV], Loo
 
 
 def _rows_of(sizes: Product, width: int, kernel: Kernel) -> int:
-    """Most rows of a tile: of panels narrower than others as many as there are registers for."""
+    """Return the maximal rows of a tile; for panels narrower than others as many as registers
+    allow.
+    """
     rows = kernel.decision.number("rows")
     if sizes.columns is not None and sizes.columns < width:
         lanes = kernel.target.lanes("float32")
-        most = most_rows(-(-sizes.columns // lanes), kernel.target, sizes.dtype)
-        rows = max(rows, min(NARROW_ROWS, most))
+        register_limit = most_rows(-(-sizes.columns // lanes), kernel.target, sizes.dtype)
+        rows = max(rows, min(NARROW_ROWS, register_limit))
     return min(rows, DYNAMIC_ROWS) if sizes.rows is None else rows
 
 
 def _own_rows(sizes: Product, width: int, target: Target) -> dict[str, int]:
-    """Fewest rows of tiles that have time to bring their panel ahead, if it is whole or not."""
+    """Return the minimal rows of tiles that have time to prefetch their panel, for full and narrow
+    ones.
+    """
 
     def fewest(columns: int) -> int:
-        """The fewest rows that hide their panel's prefetches, as any more up to DYNAMIC_ROWS do."""
+        """Return the minimal rows that hide their panel's prefetches, as do any more up to
+        DYNAMIC_ROWS.
+        """
         vectors = -(-columns // target.lanes("float32"))
-        many = range(1, DYNAMIC_ROWS + 1)
+        row_counts = range(1, DYNAMIC_ROWS + 1)
         return 1 + max(
-            (r for r in many if not hides_prefetches(r, vectors, target, sizes.dtype)), default=0
+            (r for r in row_counts if not hides_prefetches(r, vectors, target, sizes.dtype)),
+            default=0,
         )
 
     narrow = (sizes.columns or 0) % width
@@ -197,24 +208,24 @@ def _own_rows(sizes: Product, width: int, target: Target) -> dict[str, int]:
 
 
 def _word(weight: te.Tensor) -> int:
-    """Elements of a row that a step takes at a time."""
+    """Return the elements of a row that a step consumes."""
     return WORD_OF[weight.dtype] if len(weight.shape) >= 4 else 1
 
 
 def _batched(weight: te.Tensor) -> int:
-    """Axes of a batch of weights."""
+    """Return the number of batch axes of the weights."""
     return max(len(weight.shape) - 4, 0)
 
 
 def accepts(anchor: te.Tensor, target: Target) -> bool:
-    """Whether the rule covers a product: a weight of words, or float32 throughout."""
+    """Return whether the rule covers a product: a weight of words, or float32 throughout."""
     data, weight = operands_of(anchor)
     plain = {data.dtype, weight.dtype, anchor.dtype} == {"float32"}
     return has_known_weights(anchor) and (plain or len(weight.shape) >= 4)
 
 
 def _sizes(anchor: te.Tensor) -> tuple[Product, int]:
-    """The product of an anchor, in steps of k, and the width of its panels."""
+    """Return the product of an anchor, in steps of k, and the width of its panels."""
     data, weight = operands_of(anchor)
     attrs = anchor.op.attrs
     depth = simplify(data.shape[-1] // _word(weight))
@@ -224,12 +235,12 @@ def _sizes(anchor: te.Tensor) -> tuple[Product, int]:
 
 
 def _matrices(anchor: te.Tensor, target: Target) -> str | None:
-    """How words are multiplied in registers that hold matrices, if they can be."""
+    """Return the matrix-register instruction for words, or None."""
     return None if "places" in anchor.op.attrs else matrix_dot(operands_of(anchor)[1], target)
 
 
 def space(anchor: te.Tensor, target: Target) -> Space:
-    """What may be chosen for a dense layer."""
+    """Return the search space of a dense layer."""
     sizes, panel = _sizes(anchor)
     vectors = -(-panel // target.lanes("float32"))
     blocking = Blocking(sizes, panel, 1, target)
@@ -256,7 +267,7 @@ def space(anchor: te.Tensor, target: Target) -> Space:
 
 
 def default(anchor: te.Tensor, target: Target, fixed: Fixed) -> Decision:
-    """What is chosen for a dense layer."""
+    """Return the default decision for a dense layer."""
     sizes, panel = _sizes(anchor)
     chosen: dict[str, Value] = {"panel": panel, **{n: v for n, v in fixed.items() if n != "panel"}}
     vectors = -(-panel // target.lanes("float32"))
@@ -268,8 +279,8 @@ def default(anchor: te.Tensor, target: Target, fixed: Fixed) -> Decision:
         return _of_matrices(anchor, target, chosen, sizes)
     rows = int(chosen.setdefault("rows", tile_rows(vectors, sizes, target)))
     blocking = Blocking(sizes, panel, rows, target)
-    few = -(-(sizes.columns or 0) // panel) < target.cores
-    split = chosen.setdefault("split", "rows" if few else "panels")
+    has_few_panels = -(-(sizes.columns or 0) // panel) < target.cores
+    split = chosen.setdefault("split", "rows" if has_few_panels else "panels")
     order = str(chosen.setdefault("order", "row" if split == "rows" else blocking.order()))
     chosen.setdefault("k_block", blocking.k_block(order) if sizes.dtype == "float32" else 0)
     own = int(chosen.setdefault("own", blocking.own(order)))
@@ -283,11 +294,12 @@ def default(anchor: te.Tensor, target: Target, fixed: Fixed) -> Decision:
 def _of_matrices(
     anchor: te.Tensor, target: Target, chosen: dict[str, Value], sizes: Product
 ) -> Decision:
-    """What is left to choose for tiles in registers that hold matrices: each panel stays while all
-    rows pass by (Sapphire Rapids, panels of 32, weights from the second cache, 128x768x768: 1.8
-    TOP/s, 1.2 with the other order; 512x768x768 2.5 and 1.0; of dot products 0.7)."""
-    few = -(-(sizes.columns or 0) // int(chosen["panel"])) < target.cores
-    split = "rows" if few else "panels"
+    """Return the decision for tiles in matrix registers: each panel stays while all rows pass by
+    (Sapphire Rapids, panels of 32, weights from L2, 128x768x768: 1.8 TOP/s, 1.2 with the other
+    order; 512x768x768 2.5 and 1.0; with dot products 0.7).
+    """
+    has_few_panels = -(-(sizes.columns or 0) // int(chosen["panel"])) < target.cores
+    split = "rows" if has_few_panels else "panels"
     plain: dict[str, Value] = {"rows": HEIGHTS[0], "order": "panel", "split": split}
     none: dict[str, Value] = {"k_block": 0, "own": 0, "spread": 0, "unroll": 1, "copy": 0}
     chosen = {**plain, **none, **chosen}

@@ -4,8 +4,8 @@
         data[n, y*sy + i*dy - top, x*sx + j*dx - left, c] * weight[i, j, c]
 
 A tile is several neighbouring pixels of one line and one vector of channels, accumulated in
-registers over all taps. Such a convolution is bound by memory; the tile only keeps each weight
-vector in use for several pixels. Data of uint8 become float32 when they are copied or loaded.
+registers over all taps. Such a convolution is memory-bound; the tile only reuses each weight vector
+for several pixels. uint8 data become float32 when they are copied or loaded.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ MOST_PIXELS = 12
 
 
 class Depthwise:
-    """One depthwise kernel being built."""
+    """The builder of one depthwise kernel."""
 
     def __init__(
         self,
@@ -57,24 +57,24 @@ class Depthwise:
         self.slice: PrimExpr | None = None
 
     def function(self, name: str) -> PrimFunc:
-        """The kernel as a function."""
+        """Return the kernel as a function."""
         return tiled_function(name, self.buffers, self.body())
 
     def find_geometry(self) -> Geometry:
-        """The numbers of the anchor."""
+        """Return the anchor's convolution geometry."""
         return geometry_of(self.anchor)
 
     def load(self, buffer: Buffer, at: PrimExpr, mask: PrimExpr | None) -> PrimExpr:
-        """A vector of channels, zero where the mask is off."""
-        found = float_vector(buffer, at, self.lanes)
+        """Load a vector of channels, zero where the mask is off."""
+        loaded = float_vector(buffer, at, self.lanes)
         return (
-            found
+            loaded
             if mask is None
-            else if_then_else(mask, found, broadcast(const(0.0, "float32"), self.lanes))
+            else if_then_else(mask, loaded, broadcast(const(0.0, "float32"), self.lanes))
         )
 
     def taps(self) -> list[KLoop]:
-        """Slices of taps, rows of taps, and the taps of a row."""
+        """Return the loops over slices of taps, rows of taps, and the taps of a row."""
         depth, (kh, kw), (dy, dx) = (
             self.geometry.depth,
             self.geometry.kernel,
@@ -96,8 +96,9 @@ class Depthwise:
         loops: list[KLoop],
         store: Callable[[int, PrimExpr], Stmt],
     ) -> Stmt:
-        """`pixels` pixels from data offset `base` and weight offset `weights`; `store` keeps the
-        result of one."""
+        """Return a tile of `pixels` pixels from data offset `base` and weight offset `weights`;
+        `store` stores the result of one.
+        """
         sx = self.geometry.strides[1]
         acc = Buffer("acc", (const(pixels),), dt.with_lanes("float32", self.lanes), "register")
         w, taps = Var("w", acc.dtype), [Var(f"k{i}") for i in range(len(loops))]
@@ -129,19 +130,21 @@ class Depthwise:
     def line(
         self, n: PrimExpr, y: PrimExpr, start: PrimExpr, channel: PrimExpr, mask: PrimExpr | None
     ) -> Stmt:
-        """One line of output pixels for one vector of channels; `start` is the first tap's."""
+        """Return one line of output pixels for one vector of channels; `start` is the first tap's
+        offset.
+        """
         _, height, width, _ = self.geometry.out
         sx = self.geometry.strides[1]
         line = n * height + y
 
         def body(pixels: int, first: PrimExpr) -> Stmt:
-            """Of some pixels of a line a tile of registers, for one vector of channels."""
+            """Return a register tile of some pixels of a line, for one vector of channels."""
 
             def store(p: int, value: PrimExpr) -> Stmt:
-                """A pixel's vector through the epilogue."""
+                """Store a pixel's vector through the epilogue."""
                 flat = (line * width + first + p) * self.channels + channel
-                place = self.geometry.place([n, y, first + p, channel])
-                return self.epilogue.store(place, flat, value, mask)
+                output_index = self.geometry.place([n, y, first + p, channel])
+                return self.epilogue.store(output_index, flat, value, mask)
 
             base = start + channel + first * (sx * self.channels)
             return self.tile(pixels, base, channel, mask, self.taps(), store)
@@ -149,20 +152,20 @@ class Depthwise:
         return balanced_rows(width, self.pixels, body)
 
     def vectors(self, n: PrimExpr, y: PrimExpr, start: PrimExpr) -> Stmt:
-        """One line of output pixels: vectors of channels, then the rest of them."""
-        whole, rest = divmod(self.channels, self.lanes)
+        """Return one line of output pixels: full vectors of channels, then the tail."""
+        full_vectors, tail_channels = divmod(self.channels, self.lanes)
         vector = Var("v")
-        parts: list[Stmt] = []
-        if whole:
+        loops: list[Stmt] = []
+        if full_vectors:
             body = self.line(n, y, start, vector * self.lanes, None)
-            parts.append(For(vector, const(0), const(whole), ForKind.SERIAL, body))
-        if rest:
-            mask = column_mask(rest, self.lanes)
-            parts.append(self.line(n, y, start, const(whole * self.lanes), mask))
-        return seq(*parts)
+            loops.append(For(vector, const(0), const(full_vectors), ForKind.SERIAL, body))
+        if tail_channels:
+            mask = column_mask(tail_channels, self.lanes)
+            loops.append(self.line(n, y, start, const(full_vectors * self.lanes), mask))
+        return seq(*loops)
 
     def body(self) -> Stmt:
-        """All lines in parallel, padded ones in bands."""
+        """Return all lines in parallel, padded ones in bands."""
         if self.geometry.is_padded:
             lines = band_lines(self.geometry, self.target)
             bands = Bands(self.data, self.geometry, lines, self.lanes)
@@ -180,11 +183,13 @@ class Depthwise:
 
 
 def space(anchor: te.Tensor, target: Target) -> Space:
-    """What may be chosen for a depthwise convolution."""
+    """Return the search space of a depthwise convolution."""
     return (Choice("pixels", steps_down(MOST_PIXELS), "pixels of a tile"),)
 
 
 def default(anchor: te.Tensor, target: Target, fixed: Fixed) -> Decision:
-    """As many sums as hide the latency of a multiply-add, or a quarter of the registers."""
+    """Return the default decision: as many sums as hide the FMA latency, or a quarter of the
+    registers.
+    """
     pixels = max(target.fma_units * target.fma_latency, target.registers // 4)
     return Decision.of({"pixels": fixed.get("pixels", min(MOST_PIXELS, pixels))})

@@ -1,10 +1,10 @@
-"""Products of few rows with a matrix that is stored transposed, bound by reading that matrix.
+"""Products of few rows with a transposed matrix, bound by reading that matrix.
 
     out[m, n] = sum over k of a[m, k] * b[n, k]
 
-Every element is a sum along two rows that lie in order: vectors run along k, of some columns at a
-time, and nothing is copied. The sums of a vector of columns are put side by side before what
-follows them is done to all at once.
+Every element is a dot product of two contiguous rows: vectors run along k, for several columns at a
+time, and nothing is packed. The sums of a vector of columns are gathered before the epilogue is
+applied to all at once.
 
     for columns n0 .. n0 + lanes:                          in parallel
       for some of them:
@@ -34,7 +34,7 @@ MOST_STREAMS = 8
 
 @dataclass(frozen=True, slots=True)
 class Dots:
-    """One product: its sizes, where each row begins in `a`, and where the matrix begins in `b`."""
+    """A product: its sizes, the offset of each row in `a`, and of the matrix in `b`."""
 
     k: PrimExpr
     columns: PrimExpr
@@ -43,15 +43,15 @@ class Dots:
     dtype: str = "float32"
 
     def streams(self, target: Target) -> int:
-        """Columns summed together: their sums, and what they are made of, are in registers."""
+        """Return the columns accumulated together: their sums and operands are in registers."""
         count = len(self.rows)
-        most = min(MOST_STREAMS, (target.registers - count - 1) // count)
+        limit = min(MOST_STREAMS, (target.registers - count - 1) // count)
         lanes = target.lanes(self.dtype)
-        return max(s for s in range(1, lanes + 1) if lanes % s == 0 and s <= max(1, most))
+        return max(s for s in range(1, lanes + 1) if lanes % s == 0 and s <= max(1, limit))
 
 
 class _Columns:
-    """A vector of columns being built."""
+    """The builder of a vector of columns."""
 
     def __init__(self, shape: Dots, a: Buffer, b: Buffer, target: Target) -> None:
         self.shape, self.a, self.b = shape, a, b
@@ -64,13 +64,13 @@ class _Columns:
         self.row = Buffer("row", (const(count * self.lanes),), shape.dtype, "local")
 
     def load(self, buffer: Buffer, at: PrimExpr, mask: PrimExpr | None) -> PrimExpr:
-        """A vector from element `at` on; zeros where the mask is off."""
-        found = buffer[ramp(at, 1, self.lanes)].with_fields(dtype=self.vector)
+        """Load a vector from element `at` on; zeros where the mask is off."""
+        loaded = buffer[ramp(at, 1, self.lanes)].with_fields(dtype=self.vector)
         zero = broadcast(const(0.0, self.shape.dtype), self.lanes)
-        return found if mask is None else if_then_else(mask, found, zero)
+        return loaded if mask is None else if_then_else(mask, loaded, zero)
 
     def step(self, starts: Sequence[PrimExpr], k: PrimExpr, mask: PrimExpr | None) -> Stmt:
-        """The sums grow by a vector of k."""
+        """Accumulate a vector of k."""
         rows = [Var(f"a{r}", self.vector) for r in range(len(self.shape.rows))]
         steps: list[Stmt] = []
         for s, start in enumerate(starts):
@@ -86,27 +86,27 @@ class _Columns:
                 )
             ]
             steps.append(LetStmt(value, self.load(self.b, start + k, mask), seq(*adds)))
-        made = seq(*steps)
+        stmt = seq(*steps)
         for row, begin in zip(rows, self.shape.rows, strict=True):
-            made = LetStmt(row, self.load(self.a, begin + k, mask), made)
-        return made
+            stmt = LetStmt(row, self.load(self.a, begin + k, mask), stmt)
+        return stmt
 
     def some(self, group: PrimExpr) -> Stmt:
-        """The sums of some columns. Those behind the last are the last once more."""
+        """Compute the sums of some columns; those behind the last repeat the last one."""
         shape, lanes = self.shape, self.lanes
         count = len(shape.rows) * self.streams
         zero = broadcast(const(0.0, shape.dtype), lanes)
         columns = [group * self.streams + s for s in range(self.streams)]
         last = shape.columns - 1
         named = [Var(f"start{s}") for s in range(self.streams)]
-        at, whole = Var("at"), simplify(shape.k // lanes)
-        rest = simplify(shape.k % lanes)
-        mask = ramp(const(0), 1, lanes) < broadcast(rest, lanes)
-        tail = self.step(named, whole * lanes, mask)
+        at, full_vectors = Var("at"), simplify(shape.k // lanes)
+        tail_lanes = simplify(shape.k % lanes)
+        mask = ramp(const(0), 1, lanes) < broadcast(tail_lanes, lanes)
+        tail = self.step(named, full_vectors * lanes, mask)
         body = seq(
             *(BufferStore(self.sums, zero, (const(n),)) for n in range(count)),
-            For(at, const(0), whole, ForKind.SERIAL, self.step(named, at * lanes, None)),
-            *([] if _is(rest, 0) else [IfThenElse(rest > 0, tail)]),
+            For(at, const(0), full_vectors, ForKind.SERIAL, self.step(named, at * lanes, None)),
+            *([] if _is(tail_lanes, 0) else [IfThenElse(tail_lanes > 0, tail)]),
             *(
                 BufferStore(
                     self.row,
@@ -123,7 +123,7 @@ class _Columns:
         return Allocate(self.sums, body)
 
     def body(self, store: Store) -> Stmt:
-        """All of them, and what follows."""
+        """Compute all columns and their epilogue."""
         group, lanes = Var("group"), self.lanes
         groups = For(
             group, const(0), const(lanes // self.streams), ForKind.SERIAL, self.some(group)
@@ -149,8 +149,10 @@ def _is(value: PrimExpr, number: int) -> bool:
 def dot_products(
     shape: Dots, a: Buffer, b: Buffer, store: Store, target: Target, kind: ForKind
 ) -> Stmt:
-    """The product; its vectors of columns are a loop of the given kind."""
-    made, number = _Columns(shape, a, b, target), Var("columns")
-    lanes = made.lanes
+    """Return the product; its vectors of columns are a loop of the given kind."""
+    columns, number = _Columns(shape, a, b, target), Var("columns")
+    lanes = columns.lanes
     count = simplify((shape.columns + (lanes - 1)) // lanes)
-    return For(number, const(0), count, kind, LetStmt(made.begin, number * lanes, made.body(store)))
+    return For(
+        number, const(0), count, kind, LetStmt(columns.begin, number * lanes, columns.body(store))
+    )

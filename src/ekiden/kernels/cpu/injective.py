@@ -1,13 +1,13 @@
-"""Nests that write each element of a buffer once.
+"""Loop nests of injective computations, which write each element of a buffer once.
 
     add(%x[n, 8, 16], %b[16])        one loop over n * 8, vectors of 16
     transpose %x[c, h, w] to hwc     tiles of lanes by lanes in registers, turned by shuffles
 
-Axes that are neighbours are fused where every access stays affine in the fused index, so that small
-inner axes still make whole vectors and threads get equal parts. A condition on an axis (padding,
-parts of a concatenation) cuts the loop where it changes, and no part has it inside. What walks an
-outer axis of its data is turned in square tiles: 0.53 of ONNX Runtime's speed an element at a time,
-1.3 to 2.4 times by tiles (NCHW to NHWC, Zen 4).
+Adjacent axes are fused where every access stays affine in the fused index, so that small inner axes
+still make full vectors and threads get equal parts. A condition on an axis (padding, parts of a
+concatenation) splits the loop where it changes, and no part has it inside. A nest that walks an
+outer axis of its data is transposed in square tiles: 0.53 of ONNX Runtime's speed an element at a
+time, 1.3 to 2.4 times by tiles (NCHW to NHWC, Zen 4).
 """
 
 from __future__ import annotations
@@ -67,48 +67,52 @@ class _Region:
     value: PrimExpr
 
 
-def _regions(whole: _Region, analyzer: Analyzer, lanes: int) -> list[_Region]:
-    """The box cut along each axis where a condition changes; along the last one not into less than
-    vectors of so many lanes, which work under masks, unless that would scatter what they load.
+def _regions(box: _Region, analyzer: Analyzer, lanes: int) -> list[_Region]:
+    """Return the box split along each axis where a condition changes.
+
+    Along the last axis parts are at least vectors of that many lanes, which run masked, unless that
+    would turn loads into gathers.
     """
-    done = [whole]
-    places = [i for x in Accesses([], [whole.value]).loads for i in x.indices]
-    if any(e.dtype == "bool" for e in post_order(*places)):
+    done = [box]
+    load_indices = [i for x in Accesses([], [box.value]).loads for i in x.indices]
+    if any(e.dtype == "bool" for e in post_order(*load_indices)):
         lanes = 1
-    for n in range(len(whole.axes)):
-        is_last = n == len(whole.axes) - 1
-        least = (
-            lanes if is_last and analyzer.coefficient(whole.index, whole.axes[n].var) == 1 else 1
+    for n in range(len(box.axes)):
+        is_last = n == len(box.axes) - 1
+        min_extent = (
+            lanes if is_last and analyzer.coefficient(box.index, box.axes[n].var) == 1 else 1
         )
-        done = [part for region in done for part in _cut(region, n, analyzer, least)]
+        done = [
+            sub_region for region in done for sub_region in _cut(region, n, analyzer, min_extent)
+        ]
     return done
 
 
-def _cut(region: _Region, n: int, analyzer: Analyzer, least: int) -> list[_Region]:
+def _cut(region: _Region, n: int, analyzer: Analyzer, min_extent: int) -> list[_Region]:
     axis = region.axes[n]
-    others = {a.var for a in region.axes if a is not axis}
-    points = _at_least(split_points([region.value], axis, others, analyzer), least)
+    other_vars = {a.var for a in region.axes if a is not axis}
+    points = _at_least(split_points([region.value], axis, other_vars, analyzer), min_extent)
     if len(points) == 2:
         return [region]
     return [_part(region, n, low, high, analyzer) for low, high in pairwise(points)]
 
 
-def _at_least(points: list[PrimExpr], least: int) -> list[PrimExpr]:
-    """Where to cut instead, so that no part but the last is shorter: 0, 1, 55, 56 becomes 0, 16,
+def _at_least(points: list[PrimExpr], min_extent: int) -> list[PrimExpr]:
+    """Return split points such that no part but the last is too short: 0, 1, 55, 56 becomes 0, 16,
     48, 56 for 16.
     """
-    places = [p.value for p in points if isinstance(p, IntImm)]
-    if len(places) < len(points) or all(b - a >= least for a, b in pairwise(places)):
+    constants = [p.value for p in points if isinstance(p, IntImm)]
+    if len(constants) < len(points) or all(b - a >= min_extent for a, b in pairwise(constants)):
         return points
-    found = [0]
-    while (here := found[-1]) < places[-1]:
-        following, *later = [p for p in places if p > here]
-        if following - here < least:
-            following = min(here + least, places[-1])
-        elif later and later[0] - following < least:
-            following = here + (following - here) // least * least
-        found.append(following)
-    return [const(p) for p in found]
+    points_kept = [0]
+    while (last_point := points_kept[-1]) < constants[-1]:
+        following, *later = [p for p in constants if p > last_point]
+        if following - last_point < min_extent:
+            following = min(last_point + min_extent, constants[-1])
+        elif later and later[0] - following < min_extent:
+            following = last_point + (following - last_point) // min_extent * min_extent
+        points_kept.append(following)
+    return [const(p) for p in points_kept]
 
 
 def _part(region: _Region, n: int, low: PrimExpr, high: PrimExpr, analyzer: Analyzer) -> _Region:
@@ -121,7 +125,7 @@ def _part(region: _Region, n: int, low: PrimExpr, high: PrimExpr, analyzer: Anal
 
 
 class _Nest:
-    """The loops of one region."""
+    """The loop nest of one region."""
 
     def __init__(self, buffer: Buffer, region: _Region, analyzer: Analyzer, target: Target) -> None:
         accesses = Accesses([region.index], [region.value])
@@ -135,18 +139,20 @@ class _Nest:
         self.lanes = vector_lanes(target, buffer.dtype, loaded, [self.value])
 
     def store(self, values: dict[Var, PrimExpr] | None = None) -> Stmt:
-        """The statement for one element."""
-        given = values or {}
+        """Return the statement for one element."""
+        substitution = values or {}
         return BufferStore(
-            self.buffer, substitute(self.value, given), (substitute(self.index, given),)
+            self.buffer,
+            substitute(self.value, substitution),
+            (substitute(self.index, substitution),),
         )
 
     def build(self, top: bool) -> Stmt:
-        """The loops; with parallel ones at the top of a function."""
+        """Return the loops; with parallel ones at the top of a function."""
         if not self.axes:
             return self.store()
-        if (found := self.woven_load()) is not None:
-            return self.woven(*found, top)
+        if (interleaving := self.woven_load()) is not None:
+            return self.woven(*interleaving, top)
         inner = self.vector_axis()
         walked = self.strided_axis(inner)
         if walked is not None:
@@ -170,14 +176,16 @@ class _Nest:
         return parallel_outer(outer, work, body) if top else serial(outer, body)
 
     def _all_rows(self, inner: Axis, row: Axis) -> Stmt:
-        """Every vector of columns walked down all rows."""
+        """Walk every vector of columns down all rows."""
         weight = min(estimate([row.extent]) * cost([self.value]), CHUNK // (4 * self.lanes))
         return flat_parallel(
             inner, self.lanes, weight, lambda at: serial([row], self.store({inner.var: at}))
         )
 
     def vector_axis(self) -> Axis:
-        """The last axis; the one before it where the last is very short and the other is long."""
+        """Return the last axis; the one before it where the last is very short and the other is
+        long.
+        """
         last = self.axes[-1]
         short = isinstance(last.extent, IntImm) and last.extent.value * 2 < self.lanes
         if not short or len(self.axes) == 1:
@@ -187,14 +195,14 @@ class _Nest:
         return before if wide and self.unit_strides(before) else last
 
     def unit_strides(self, axis: Axis) -> bool:
-        """Whether every load walks an axis contiguously or stays in place."""
+        """Return whether every load has stride 0 or 1 along an axis."""
         return all(
             self.analyzer.coefficient(i, axis.var) in (0, 1) for i in self.loads.load_indices
         )
 
     def picks(self, inner: Axis, row: Axis) -> bool:
-        """Whether a load picks elements along the inner axis by a computation, the same ones in
-        every row: they are then found once for a vector of all rows.
+        """Return whether a load gathers along the inner axis by a computation that is the same in
+        every row, so that it is computed once per vector of all rows.
         """
         if not isinstance(row.extent, IntImm):
             return False
@@ -204,7 +212,9 @@ class _Nest:
         return any(_is_picked(x.indices[0], inner.var, row.var) for x in self.loads.loads)
 
     def strided_axis(self, inner: Axis) -> Axis | None:
-        """An outer axis that a load walks contiguously where it strides along the inner one."""
+        """Return an outer axis that a load walks contiguously where it strides along the inner one,
+        or None.
+        """
         if inner is not self.axes[-1]:
             return None
         for index in self.loads.load_indices:
@@ -216,26 +226,32 @@ class _Nest:
         return None
 
     def transposed(self, inner: Axis, walked: Axis, top: bool) -> Stmt:
-        """Blocks of `walked`; inside, neighbours along `inner`: cache lines are read whole before
-        others come. Tiles in registers where one load is turned; else one element at a time, but
-        vectors where elements take long to compute: a gather costs more than as many loads
-        (512x21x200: 4.8 to 2.1 ms, 1024x1024: 1.0 to 0.66).
+        """Transpose in blocks of `walked`, with neighbours along `inner` inside: cache lines are
+        read fully before others.
+
+        In register tiles where one load is transposed; else one element at a time, but in vectors
+        where elements are expensive: a gather costs more than as many loads (512x21x200: 4.8 to 2.1
+        ms, 1024x1024: 1.0 to 0.66).
         """
         outer = [a for a in self.axes if a is not inner and a is not walked]
         load, size = self.turned_load(inner, walked)
         block = Var(f"{walked.var.name}_block")
-        known = isinstance(walked.extent, IntImm) and walked.extent.value % BLOCK == 0
-        left = const(BLOCK) if known else minimum(const(BLOCK), walked.extent - block * BLOCK)
+        divides_block = isinstance(walked.extent, IntImm) and walked.extent.value % BLOCK == 0
+        row_count = (
+            const(BLOCK) if divides_block else minimum(const(BLOCK), walked.extent - block * BLOCK)
+        )
         blocks = Axis(block, simplify((walked.extent + (BLOCK - 1)) // BLOCK))
 
         def rows(make: Callable[[dict[Var, PrimExpr]], Stmt]) -> Stmt:
             at = Var(walked.var.name)
-            return For(at, const(0), left, ForKind.SERIAL, make({walked.var: block * BLOCK + at}))
+            return For(
+                at, const(0), row_count, ForKind.SERIAL, make({walked.var: block * BLOCK + at})
+            )
 
-        whole = parallel_outer if top else lambda axes, work, body: serial(axes, body)
+        around = parallel_outer if top else lambda axes, work, body: serial(axes, body)
         if load is not None:
-            body = self._tiles(inner, walked, block * BLOCK, left, load, size)
-            return whole([*outer, blocks], BLOCK * estimate([inner.extent]), body)
+            body = self._tiles(inner, walked, block * BLOCK, row_count, load, size)
+            return around([*outer, blocks], BLOCK * estimate([inner.extent]), body)
         heavy = any(isinstance(e, Intrinsic) and e.op in EXPENSIVE for e in post_order(self.value))
         if heavy:
             body = vectorized(inner, self.lanes, rows(self.store))
@@ -247,30 +263,36 @@ class _Nest:
         return serial([*outer, blocks], body)
 
     def turned_load(self, inner: Axis, walked: Axis) -> tuple[BufferLoad | None, int]:
-        """The one load that walks an outer axis, if a tile of it can be transposed in registers,
-        and the tile's rows and columns."""
-        found = [
+        """Return the only load that walks an outer axis, if a tile of it can be transposed in
+        registers, and the tile size.
+        """
+        strided_loads = [
             x for x, i in zip(self.loads.loads, self.loads.load_indices, strict=True)
             if self.analyzer.coefficient(i, inner.var) not in (0, 1)
         ]  # fmt: skip
         guarded = any(
             isinstance(e, Intrinsic) and e.op == "if_then_else" for e in post_order(self.value)
         )
-        if len(found) != 1 or guarded or self.analyzer.coefficient(self.index, inner.var) != 1:
+        if (
+            len(strided_loads) != 1
+            or guarded
+            or self.analyzer.coefficient(self.index, inner.var) != 1
+        ):
             return None, 1
-        (load,) = found
+        (load,) = strided_loads
         if self.analyzer.coefficient(load.indices[0], walked.var) != 1:
             return None, 1
         size = tile_size(load.dtype, self.target)
-        least = max(min(LEAST_TILE, size), 2)
+        min_size = max(min(LEAST_TILE, size), 2)
         extents = [a.extent.value for a in (inner, walked) if isinstance(a.extent, IntImm)]
         while size > 1 and any(e < size for e in extents):
             size //= 2
-        return (load, size) if size >= least else (None, 1)
+        return (load, size) if size >= min_size else (None, 1)
 
     def woven_load(self) -> tuple[BufferLoad, Axis, Axis] | None:
-        """(the load that is the value, pixels, channels) where there are few channels, which lie
-        apart on one side and one after the other on the other."""
+        """Return (the load that is the value, pixels, channels) where there are few channels,
+        planar on one side and interleaved on the other; else None.
+        """
         value = self.value
         if not isinstance(value, BufferLoad) or len(self.axes) < 2:
             return None
@@ -288,44 +310,52 @@ class _Nest:
         return None
 
     def woven(self, load: BufferLoad, pixel: Axis, channel: Axis, top: bool) -> Stmt:
-        """Vectors of pixels from vectors of all channels, or the other way, PIXELS at a time."""
-        outer, apart = self.axes[:-2], channel is not self.axes[-1]
+        """Interleave vectors of all channels to vectors of pixels, or deinterleave, PIXELS at a
+        time.
+        """
+        outer, is_planar = self.axes[:-2], channel is not self.axes[-1]
         block, run, row, column = Var("block"), Var("run"), Var("row"), Var("column")
         begin, channels = block * PIXELS, estimate([channel.extent])
-        known = isinstance(pixel.extent, IntImm) and pixel.extent.value % PIXELS == 0
-        count = const(PIXELS) if known else minimum(const(PIXELS), pixel.extent - begin)
+        divides_task = isinstance(pixel.extent, IntImm) and pixel.extent.value % PIXELS == 0
+        count = const(PIXELS) if divides_task else minimum(const(PIXELS), pixel.extent - begin)
         blocks = Axis(block, simplify((pixel.extent + (PIXELS - 1)) // PIXELS))
         lanes = tile_size(load.dtype, self.target)
         runs = simplify(count // lanes)
 
-        def place(index: PrimExpr, n: int, is_pixels: bool) -> PrimExpr:
-            """The index of a run of vectors whose lanes are pixels, or channels from n vectors
-            on."""
-            given = {pixel.var: begin + run * lanes, channel.var: const(0 if is_pixels else n)}
-            at = substitute(index, given)
+        def vector_index(index: PrimExpr, n: int, is_pixels: bool) -> PrimExpr:
+            """Return the index of a run of vectors whose lanes are pixels, or channels from n
+            vectors on.
+            """
+            substitution = {
+                pixel.var: begin + run * lanes,
+                channel.var: const(0 if is_pixels else n),
+            }
+            at = substitute(index, substitution)
             return ramp(simplify(at + n * lanes if is_pixels else at), 1, lanes)
 
         vectors = [
             BufferLoad(
-                load.buffer, (place(load.indices[0], n, apart),), dt.with_lanes(load.dtype, lanes)
+                load.buffer,
+                (vector_index(load.indices[0], n, is_planar),),
+                dt.with_lanes(load.dtype, lanes),
             )
             for n in range(channels)
         ]
         body = woven(
             vectors,
-            lambda n, v: BufferStore(self.buffer, v, (place(self.index, n, not apart),)),
-            apart,
+            lambda n, v: BufferStore(self.buffer, v, (vector_index(self.index, n, not is_planar),)),
+            is_planar,
         )
         done = simplify(runs * lanes)
-        left = self.store({channel.var: column, pixel.var: begin + done + row})
-        whole = sequence(
+        copy_one = self.store({channel.var: column, pixel.var: begin + done + row})
+        stmt = sequence(
             For(run, const(0), runs, ForKind.SERIAL, body),
             For(row, const(0), simplify(count - done), ForKind.SERIAL,
-                For(column, const(0), channel.extent, ForKind.SERIAL, left)),
+                For(column, const(0), channel.extent, ForKind.SERIAL, copy_one)),
         )  # fmt: skip
         if top:
-            return parallel_outer([*outer, blocks], PIXELS * channels, whole)
-        return serial([*outer, blocks], whole)
+            return parallel_outer([*outer, blocks], PIXELS * channels, stmt)
+        return serial([*outer, blocks], stmt)
 
     def _tiles(
         self,
@@ -336,20 +366,21 @@ class _Nest:
         load: BufferLoad,
         size: int,
     ) -> Stmt:
-        """Tiles transposed in registers for `count` steps of `walked`, and what is left over at two
-        sides of them, an element at a time."""
+        """Transpose register tiles for `count` steps of `walked`, and the remainders at two sides
+        element by element.
+        """
         strip, tile, row, column = Var("strip"), Var("tile"), Var("row"), Var("column")
         strips, tiles = simplify(inner.extent // size), simplify(count // size)
         across, down = simplify(strips * size), simplify(tiles * size)
         serially = ForKind.SERIAL
         first = {inner.var: strip * size, walked.var: begin + tile * size}
-        whole = For(strip, const(0), strips, serially,
+        full_tiles = For(strip, const(0), strips, serially,
                     For(tile, const(0), tiles, serially, self._tile(first, inner, walked, load,
                                                                      size)))  # fmt: skip
         below = self.store({inner.var: column, walked.var: begin + down + row})
         beside = self.store({inner.var: across + column, walked.var: begin + row})
         return sequence(
-            whole,
+            full_tiles,
             For(row, const(0), simplify(count - down), serially,
                 For(column, const(0), across, serially, below)),
             For(row, const(0), count, serially,
@@ -359,7 +390,7 @@ class _Nest:
     def _tile(
         self, first: dict[Var, PrimExpr], inner: Axis, walked: Axis, load: BufferLoad, size: int
     ) -> Stmt:
-        """One tile. What is made of its elements is made of a copy of it."""
+        """Transpose one tile. A computed value is computed from a transposed copy of the tile."""
         vector = dt.with_lanes(load.dtype, size)
 
         def row(n: int) -> PrimExpr:
@@ -375,7 +406,9 @@ class _Nest:
 
             return turned(rows, keep)
         copy = Buffer("tile", (const(size * size),), load.dtype, "local")
-        made = turned(rows, lambda n, v: BufferStore(copy, v, (ramp(const(n * size), 1, size),)))
+        transposition = turned(
+            rows, lambda n, v: BufferStore(copy, v, (ramp(const(n * size), 1, size),))
+        )
         down, across = Var("down"), Var("across")
         at = {walked.var: first[walked.var] + down, inner.var: first[inner.var] + across}
         value = rewrite(
@@ -384,39 +417,43 @@ class _Nest:
         )
         store = BufferStore(self.buffer, substitute(value, at), (substitute(self.index, at),))
         line = vectorized(Axis(across, const(size)), min(size, self.lanes), store)
-        return Allocate(copy, seq(made, For(down, const(0), const(size), ForKind.SERIAL, line)))
+        return Allocate(
+            copy, seq(transposition, For(down, const(0), const(size), ForKind.SERIAL, line))
+        )
 
     def _strips(
         self, inner: Axis, rows: Callable[[Callable[[dict[Var, PrimExpr]], Stmt]], Stmt]
     ) -> Stmt:
-        """STRIP elements along `inner` per row of a block, then the rest of them."""
-        strip, each, left = Var("strip"), Var("each"), Var("left")
-        whole = simplify(inner.extent // STRIP)
-        rest = simplify(inner.extent % STRIP)
+        """Write STRIP elements along `inner` per row of a block, then the tail."""
+        strip, strip_index, tail_index = Var("strip"), Var("each"), Var("left")
+        full_strips = simplify(inner.extent // STRIP)
+        tail_extent = simplify(inner.extent % STRIP)
         short = isinstance(inner.extent, IntImm) and inner.extent.value <= BLOCK
 
-        def one(given: dict[Var, PrimExpr]) -> Stmt:
-            body = self.store(given | {inner.var: strip * STRIP + each})
-            return For(each, const(0), const(STRIP), ForKind.UNROLLED, body)
+        def one(row_values: dict[Var, PrimExpr]) -> Stmt:
+            body = self.store(row_values | {inner.var: strip * STRIP + strip_index})
+            return For(strip_index, const(0), const(STRIP), ForKind.UNROLLED, body)
 
-        def strips(given: dict[Var, PrimExpr]) -> Stmt:
-            return For(strip, const(0), whole, ForKind.SERIAL, one(given))
+        def strips(row_values: dict[Var, PrimExpr]) -> Stmt:
+            return For(strip, const(0), full_strips, ForKind.SERIAL, one(row_values))
 
-        def tail(given: dict[Var, PrimExpr]) -> Stmt:
-            """What is left of a row behind whole strips, an element at a time."""
-            kind = ForKind.UNROLLED if isinstance(rest, IntImm) else ForKind.SERIAL
-            body = self.store(given | {inner.var: whole * STRIP + left})
-            return For(left, const(0), rest, kind, body)
+        def tail(row_values: dict[Var, PrimExpr]) -> Stmt:
+            """Write the tail of a row behind full strips, element by element."""
+            kind = ForKind.UNROLLED if isinstance(tail_extent, IntImm) else ForKind.SERIAL
+            body = self.store(row_values | {inner.var: full_strips * STRIP + tail_index})
+            return For(tail_index, const(0), tail_extent, kind, body)
 
         if short:
-            return rows(lambda given: sequence(strips(given), tail(given)))
-        return sequence(For(strip, const(0), whole, ForKind.SERIAL, rows(one)), rows(tail))
+            return rows(lambda row_values: sequence(strips(row_values), tail(row_values)))
+        return sequence(For(strip, const(0), full_strips, ForKind.SERIAL, rows(one)), rows(tail))
 
 
 def _is_picked(index: PrimExpr, column: Var, row: Var) -> bool:
-    """Whether what an index makes of a column is no multiple of it, and has nothing of the row."""
-    parts = [set(post_order(e)) for e in post_order(index) if isinstance(e, (Cast, Intrinsic))]
-    within = [p for p in parts if column in p]
+    """Return whether an index depends on the column by a computation other than a multiple,
+    independently of the row.
+    """
+    subtrees = [set(post_order(e)) for e in post_order(index) if isinstance(e, (Cast, Intrinsic))]
+    within = [p for p in subtrees if column in p]
     return bool(within) and not any(row in p for p in within)
 
 
@@ -429,8 +466,8 @@ def injective_nest(
     target: Target,
     top: bool,
 ) -> Stmt:
-    """`buffer[index] = value` for all values of the axes; with parallel loops at the top of a
-    function.
+    """Return `buffer[index] = value` for all values of the axes; with parallel loops at the top of
+    a function.
     """
     loaded = [x.dtype for x in Accesses([index], [value]).loads]
     lanes = vector_lanes(target, buffer.dtype, loaded, [value])

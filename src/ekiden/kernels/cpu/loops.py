@@ -59,21 +59,21 @@ class Axis:
 
 
 def estimate(extents: Sequence[PrimExpr]) -> int:
-    """The product of extents, unknown ones taken for UNKNOWN."""
+    """Return the product of extents, with UNKNOWN for each symbolic one."""
     return math.prod(e.value if isinstance(e, IntImm) else UNKNOWN for e in extents)
 
 
 def cost(values: Sequence[PrimExpr]) -> int:
-    """How many copies of an element the computation of one is worth."""
+    """Return the number of copies of an element that the computation of one is worth."""
     expensive = any(isinstance(e, Intrinsic) and e.op in EXPENSIVE for e in post_order(*values))
     return 4 if expensive else 1
 
 
 def product(extents: Sequence[PrimExpr]) -> PrimExpr:
-    """The product of extents."""
+    """Return the product of extents."""
     total: PrimExpr = const(1)
-    for each in extents:
-        total = total * each
+    for extent in extents:
+        total = total * extent
     return simplify(total)
 
 
@@ -85,12 +85,12 @@ class Accesses:
         self.direct: set[Var] = set()
         loads: dict[int, BufferLoad] = {}
         stack = list(values)
-        seen: set[int] = set()
+        visited: set[int] = set()
         while stack:
             e = stack.pop()
-            if id(e) in seen:
+            if id(e) in visited:
                 continue
-            seen.add(id(e))
+            visited.add(id(e))
             if isinstance(e, Var):
                 self.direct.add(e)
             elif isinstance(e, BufferLoad):
@@ -122,8 +122,10 @@ class Accesses:
 def fuse(
     axes: Sequence[Axis], accesses: Accesses, analyzer: Analyzer
 ) -> tuple[list[Axis], dict[Var, PrimExpr]]:
-    """Neighbouring axes that every access walks as one become one: (axes, replacement of the old
-    variables).
+    """Fuse neighbouring axes that every access walks as one.
+
+    Returns:
+        The axes, and the replacements of the old variables.
     """
     fused: list[Axis] = []
     values: dict[Var, PrimExpr] = {}
@@ -157,35 +159,39 @@ def vector_lanes(
     matters, CHAINS of them where the values take long to compute.
     """
     bits = dt.SCALAR_BITS[dt.element(stored)]
-    for each in loaded:
-        if each not in ("int64", "uint64") or stored in ("int64", "uint64", "float64"):
-            bits = max(bits, dt.SCALAR_BITS[dt.element(each)])
+    for load_dtype in loaded:
+        if load_dtype not in ("int64", "uint64") or stored in ("int64", "uint64", "float64"):
+            bits = max(bits, dt.SCALAR_BITS[dt.element(load_dtype)])
     lanes = max(1, target.vector_bits // bits)
     is_long = any(isinstance(e, Intrinsic) and e.op in CHAINED for e in post_order(*values))
     return lanes * CHAINS if is_long and lanes > 1 and not target.kind.has_threads else lanes
 
 
 def serial(axes: Sequence[Axis], body: Stmt) -> Stmt:
-    """The body within serial loops."""
+    """Return the body within serial loops."""
     for axis in reversed(axes):
         body = For(axis.var, const(0), axis.extent, ForKind.SERIAL, body)
     return body
 
 
 def vectorized(axis: Axis, lanes: int, body: Stmt, low: PrimExpr | None = None) -> Stmt:
-    """The body for all values of an axis, lanes at a time."""
+    """Return the body for all values of an axis, `lanes` at a time."""
     start = const(0) if low is None else low
     return For(axis.var, start, axis.extent, ForKind.VECTORIZED, body, {"lanes": lanes})
 
 
 def parallel_outer(axes: Sequence[Axis], work: int, body: Stmt) -> Stmt:
-    """The body within loops over axes, the outer ones fused and parallel when there is enough work.
+    """Return the body within loops over axes, the outer ones fused and parallel when there is
+    enough work.
 
-    `work` estimates the elements that one step of all the axes takes.
+    Args:
+        axes: The loops, outermost first.
+        work: An estimate of the elements that one iteration of all the axes takes.
+        body: The innermost statement.
     """
     total = estimate([a.extent for a in axes]) * work
-    known = all(isinstance(a.extent, IntImm) for a in axes)
-    if not axes or (known and total <= GRAIN):
+    is_static = all(isinstance(a.extent, IntImm) for a in axes)
+    if not axes or (is_static and total <= GRAIN):
         return serial(axes, body)
     count = 1
     while count < len(axes) and estimate([a.extent for a in axes[:count]]) < PARALLEL_STEPS:
@@ -199,12 +205,12 @@ def _parallel(axes: Sequence[Axis], grain: int, body: Stmt) -> Stmt:
     if len(axes) == 1:
         return For(axes[0].var, const(0), axes[0].extent, ForKind.PARALLEL, body, {"grain": grain})
     joint = Var("_".join(a.var.name for a in axes))
-    rest: PrimExpr = joint
+    quotient: PrimExpr = joint
     lets: list[tuple[Var, PrimExpr]] = []
     for axis in reversed(axes[1:]):
-        lets.append((axis.var, rest % axis.extent))
-        rest = rest // axis.extent
-    lets.append((axes[0].var, rest))
+        lets.append((axis.var, quotient % axis.extent))
+        quotient = quotient // axis.extent
+    lets.append((axes[0].var, quotient))
     for var, value in lets:
         body = LetStmt(var, value, body)
     return For(
@@ -213,26 +219,29 @@ def _parallel(axes: Sequence[Axis], grain: int, body: Stmt) -> Stmt:
 
 
 def flat_parallel(axis: Axis, lanes: int, weight: int, body: Callable[[PrimExpr], Stmt]) -> Stmt:
-    """A single long axis: chunks in parallel, vectors inside. `body` gives the statements for an
-    index.
+    """Return a nest over a single long axis: chunks in parallel, vectors inside.
 
-    `weight` is the `cost` of an element.
+    Args:
+        axis: The axis.
+        lanes: Lanes of a vector.
+        weight: The `cost` of an element.
+        body: Gives the statement for an index.
     """
     if isinstance(axis.extent, IntImm) and axis.extent.value * weight <= GRAIN:
         return vectorized(axis, lanes, body(axis.var))
     chunk, size = Var("chunk"), CHUNK // weight
-    known = isinstance(axis.extent, IntImm) and axis.extent.value % size == 0
-    left = const(size) if known else minimum(const(size), axis.extent - chunk * size)
+    is_exact = isinstance(axis.extent, IntImm) and axis.extent.value % size == 0
+    chunk_extent = const(size) if is_exact else minimum(const(size), axis.extent - chunk * size)
     steps = simplify((axis.extent + (size - 1)) // size)
-    nest = vectorized(Axis(axis.var, left), lanes, body(chunk * size + axis.var))
+    nest = vectorized(Axis(axis.var, chunk_extent), lanes, body(chunk * size + axis.var))
     return For(chunk, const(0), steps, ForKind.PARALLEL, nest, {"grain": GRAIN // CHUNK})
 
 
 def _threshold(
-    condition: PrimExpr, axis: Axis, others: set[Var], analyzer: Analyzer
+    condition: PrimExpr, axis: Axis, inner_vars: set[Var], analyzer: Analyzer
 ) -> list[PrimExpr]:
-    """The values of the axis at which a comparison changes, as expressions of what is outside the
-    nest.
+    """Return the values of the axis at which a comparison changes, as expressions of what is
+    outside the nest.
     """
     if not isinstance(condition, (LT, LE, GT, GE, EQ, NE)) or condition.a.dtype != "int64":
         return []
@@ -240,37 +249,45 @@ def _threshold(
     scale = analyzer.coefficient(difference, axis.var)
     if not scale or (isinstance(condition, (EQ, NE)) and scale not in (1, -1)):
         return []
-    rest = analyzer.simplify(substitute(difference, {axis.var: const(0)}))
-    if any(e in others or isinstance(e, BufferLoad) for e in post_order(rest)):
+    intercept = analyzer.simplify(substitute(difference, {axis.var: const(0)}))
+    if any(e in inner_vars or isinstance(e, BufferLoad) for e in post_order(intercept)):
         return []
-    return _edges(type(condition), rest, scale)
+    return _edges(type(condition), intercept, scale)
 
 
-def _edges(kind: type[BinaryExpr], rest: PrimExpr, scale: int) -> list[PrimExpr]:
-    """s*v + rest < 0 iff v < -(rest // s);  -s*v + rest < 0 iff v >= rest // s + 1."""
+def _edges(kind: type[BinaryExpr], intercept: PrimExpr, scale: int) -> list[PrimExpr]:
+    """Return the edges: s*v + intercept < 0 iff v < -(intercept // s); -s*v + intercept < 0 iff v
+    >= intercept // s + 1.
+    """
     if kind in (EQ, NE):
-        root = -rest if scale > 0 else rest
+        root = -intercept if scale > 0 else intercept
         return [simplify(root), simplify(root + 1)]
-    least = rest - 1 if kind in (LE, GT) else rest
-    return [simplify(-(least // scale) if scale > 0 else least // -scale + 1)]
+    bound = intercept - 1 if kind in (LE, GT) else intercept
+    return [simplify(-(bound // scale) if scale > 0 else bound // -scale + 1)]
 
 
 MAX_PARTS = 80
 
 
 def split_points(
-    values: Sequence[PrimExpr], axis: Axis, others: set[Var], analyzer: Analyzer
+    values: Sequence[PrimExpr], axis: Axis, inner_vars: set[Var], analyzer: Analyzer
 ) -> list[PrimExpr]:
-    """Where to cut an axis so that conditions on it are constant in each part: increasing, from 0
-    to its extent.
+    """Return the points that cut an axis so that conditions on it are constant in each segment.
+
+    Returns:
+        The points in increasing order, from 0 to the extent of the axis.
     """
-    found: dict[object, PrimExpr] = {}
+    thresholds: dict[object, PrimExpr] = {}
     for e in post_order(*values):
         if e.dtype == "bool" and isinstance(e, BinaryExpr):
-            for each in _threshold(e, axis, others, analyzer):
-                found[each.value if isinstance(each, IntImm) else each] = each
+            for threshold in _threshold(e, axis, inner_vars, analyzer):
+                thresholds[threshold.value if isinstance(threshold, IntImm) else threshold] = (
+                    threshold
+                )
     inside = [
-        p for p in (_clamped(p, axis.extent, analyzer) for p in found.values()) if p is not None
+        p
+        for p in (_clamped(p, axis.extent, analyzer) for p in thresholds.values())
+        if p is not None
     ]
     ordered = _sorted(inside, analyzer)
     if ordered is None or len(ordered) > MAX_PARTS:
@@ -279,24 +296,26 @@ def split_points(
 
 
 def _clamped(point: PrimExpr, extent: PrimExpr, analyzer: Analyzer) -> PrimExpr | None:
-    """The point within [0, extent]; None at the ends."""
+    """Return the point within [0, extent]; None at the ends."""
     if analyzer.can_prove(point <= 0) or analyzer.can_prove(point >= extent):
         return None
     return analyzer.simplify(maximum(minimum(point, extent), 0))
 
 
 def _sorted(points: Sequence[PrimExpr], analyzer: Analyzer) -> list[PrimExpr] | None:
-    """In increasing order without repetitions; None if two cannot be compared. Numbers need no
-    proofs, of which symbols need one for each that is before them.
+    """Sort in increasing order without repetitions; None if two cannot be compared. None if two
+    cannot be compared. Numbers need no proofs, of which symbols need one for each that is before
+    them.
     """
     numbers = sorted({p.value for p in points if isinstance(p, IntImm)})
     ordered: list[PrimExpr] = [const(n) for n in numbers]
     for point in (p for p in points if not isinstance(p, IntImm)):
+        # Symbols go in by insertion: only proofs order them, so `sorted` has no key to use.
         at = 0
-        for at, other in enumerate([*ordered, None]):  # noqa: B007
-            if other is None or analyzer.can_prove(point <= other):
+        for at, existing in enumerate([*ordered, None]):  # noqa: B007
+            if existing is None or analyzer.can_prove(point <= existing):
                 break
-            if not analyzer.can_prove(point >= other):
+            if not analyzer.can_prove(point >= existing):
                 return None
         if at == len(ordered) or not analyzer.can_prove_equal(point, ordered[at]):
             ordered.insert(at, point)

@@ -38,9 +38,9 @@ def band_lines(geometry: Geometry, target: Target) -> int:
     (kh, _), (sy, _), (dy, _) = geometry.kernel, geometry.strides, geometry.dilation
     line = pixels * channels * geometry.depth.kernel * 4
     room = target.l2 // CACHE_SHARE // max(line, 1)
-    most = max(1, (room - (kh - 1) * dy - 1) // sy + 1)
+    max_lines = max(1, (room - (kh - 1) * dy - 1) // sy + 1)
     total = images * lines
-    rounds = -(-total // (target.cores * most))
+    rounds = -(-total // (target.cores * max_lines))
     return max(1, min(lines, -(-total // (target.cores * max(rounds, 1)))))
 
 
@@ -56,7 +56,7 @@ class Bands:
         """How far apart the slices are that a result reads: all of those are there."""
 
     def rows(self, lines: PrimExpr) -> PrimExpr:
-        """How many lines of data some lines of the output read."""
+        """Return the lines of data that `lines` lines of the output read."""
         (kh, _), (sy, _), (dy, _) = (
             self.geometry.kernel,
             self.geometry.strides,
@@ -65,8 +65,10 @@ class Bands:
         return simplify((lines - 1) * sy + ((kh - 1) * dy + 1))
 
     def loop(self, body: Callable[[PrimExpr, PrimExpr, PrimExpr], Stmt]) -> Stmt:
-        """`body(image, line, offset in the source of its first tap)` for all lines, bands in
-        parallel.
+        """Return the loop nest that runs `body` for all lines, bands in parallel.
+
+        Args:
+            body: Takes the image, the line, and the offset in the source of its first tap.
         """
         n, height, _, _ = self.geometry.out
         (sy, _), top = self.geometry.strides, self.geometry.padding[0]
@@ -113,32 +115,32 @@ def pad_row(
     """Line `y` of an image, which may lie outside of it, to offset `at`, with zeros around it.
     Images of zeros count among them."""
     _, height, width, channels = geometry.data
-    _, left, _, right = geometry.padding
+    _, left_pixels, _, right = geometry.padding
     row = simplify(geometry.padded()[1] * channels)
     source = Var("source")
 
     def zeros(start: PrimExpr, count: PrimExpr) -> Stmt:
-        """`count` zeros from `start` on."""
+        """Store `count` zeros from `start` on."""
 
-        def body(first: PrimExpr, many: int) -> Stmt:
-            zero = broadcast(const(0.0, "float32"), many)
-            return BufferStore(padded, zero, (ramp(start + first, 1, many),))
+        def body(first: PrimExpr, width: int) -> Stmt:
+            zero = broadcast(const(0.0, "float32"), width)
+            return BufferStore(padded, zero, (ramp(start + first, 1, width),))
 
         return span(simplify(count), lanes, body)
 
     def copy(start: PrimExpr, origin: PrimExpr, count: PrimExpr) -> Stmt:
-        """`count` elements of the line, in vectors."""
+        """Copy `count` elements of the line, in vectors."""
 
-        def body(first: PrimExpr, many: int) -> Stmt:
-            load = float_vector(data, origin + first, many)
-            return BufferStore(padded, load, (ramp(start + first, 1, many),))
+        def body(first: PrimExpr, width: int) -> Stmt:
+            load = float_vector(data, origin + first, width)
+            return BufferStore(padded, load, (ramp(start + first, 1, width),))
 
         return span(simplify(count), lanes, body)
 
     inside = seq(
-        zeros(at, left * channels),
-        copy(at + left * channels, source, width * channels),
-        zeros(at + (left + width) * channels, right * channels),
+        zeros(at, left_pixels * channels),
+        copy(at + left_pixels * channels, source, width * channels),
+        zeros(at + (left_pixels + width) * channels, right * channels),
     )
     image, is_image = geometry.unpadded(image)
     origin = (image * height + y) * (width * channels)
@@ -154,9 +156,9 @@ def pad_copy(data: Buffer, padded: Buffer, geometry: Geometry, lanes: int) -> St
     line = Var("line")
     at = line * simplify(width * geometry.data[3])
     y = line % height - geometry.padding[0]
-    each = pad_row(data, padded, at, line // height, y, geometry, lanes)
+    padded_row = pad_row(data, padded, at, line // height, y, geometry, lanes)
     total = simplify(geometry.slices() * height)
-    return For(line, const(0), total, ForKind.PARALLEL, each, {"grain": 8})
+    return For(line, const(0), total, ForKind.PARALLEL, padded_row, {"grain": 8})
 
 
 __all__ = ["Bands", "band_lines", "float_vector", "pad_copy"]

@@ -44,7 +44,7 @@ COLUMNS = 8
 
 
 def reduces_contiguous(tensor: Tensor) -> bool:
-    """Whether the last reduced axis is the last axis of what is read."""
+    """Return whether the last reduced axis is the last axis of what is read."""
     op = tensor.op
     assert isinstance(op, ComputeOp)
     reduced = op.reduce_axis[-1]
@@ -96,20 +96,22 @@ class ReduceNest:
         self.combine: Callable[[PrimExpr, PrimExpr], PrimExpr] = COMBINE[kind]
 
     def build(self, top: bool) -> Stmt:
-        """The loops; with parallel ones at the top of a function."""
+        """Return the loops; with parallel ones at the top of a function."""
         work = estimate([a.extent for a in self.reduced]) * cost(self.values)
         along = self.along_reduced()
         if along or not self.axes:
             body = self.over_reduced() if along else self.element()
             return parallel_outer(self.axes, work, body) if top else serial(self.axes, body)
         inner = self.axes[-1]
-        many = self._columns(inner)
-        if many > 1:
-            return self.over_columns(inner, many, work, top)
+        column_vectors = self._columns(inner)
+        if column_vectors > 1:
+            return self.over_columns(inner, column_vectors, work, top)
         return self._rows(vectorized(inner, self.lanes, self.element()), inner.extent, work, top)
 
     def _rows(self, body: Stmt, columns: PrimExpr, work: int, top: bool) -> Stmt:
-        """The body, which makes so many columns, within the loops over the outer axes."""
+        """Return the body, which computes `columns` columns, within the loops over the
+        outer axes.
+        """
         outer = self.axes[:-1]
         if not top:
             return serial(outer, body)
@@ -124,12 +126,13 @@ class ReduceNest:
         )
         if not in_order or not isinstance(inner.extent, IntImm) or cost(self.values) > 1:
             return 1
+        # With few rows, loading and storing the group costs more than reading rows in order saves.
         few = estimate([a.extent for a in self.reduced]) < COLUMNS
         return 1 if few else min(COLUMNS, inner.extent.value // self.lanes)
 
     def along_reduced(self) -> bool:
-        """Whether vectors run along the last reduced axis: fewer loads stride there, or more walk
-        it.
+        """Return whether vectors run along the last reduced axis: fewer loads stride there, or more
+        walk it.
         """
         if not self.reduced:
             return False
@@ -143,17 +146,18 @@ class ReduceNest:
         return (strided, -walked) < (spatial_strided, -spatial_walked)
 
     def _walks(self, axis: Axis) -> tuple[int, int]:
-        """How many loads are contiguous along an axis, and how many stride along it."""
+        """Count the loads that are contiguous along an axis, and those that stride along it."""
         steps = [self.analyzer.coefficient(i, axis.var) for i in self.accesses.load_indices]
         return steps.count(1), sum(s not in (0, 1) for s in steps)
 
     def start(self, lanes: int = 1) -> PrimExpr:
-        """What an accumulator starts from."""
+        """Return the initial value of an accumulator."""
         return broadcast(identity(self.kind, self.dtype), lanes)
 
     def element(self) -> Stmt:
-        """One element, all reduced axes in loops; a vector loop around it makes it a vector of
-        elements.
+        """Return the reduction of one element, all reduced axes in loops.
+
+        A vector loop around it makes it a vector of elements.
         """
         total = Buffer("total", (const(1),), self.dtype, "register")
         update = BufferStore(total, self.combine(total[0], self.source), (const(0),))
@@ -161,51 +165,68 @@ class ReduceNest:
         begin = BufferStore(total, self.start(), (const(0),))
         return Allocate(total, sequence(begin, serial(self.reduced, update), finish))
 
-    def over_columns(self, inner: Axis, many: int, work: int, top: bool) -> Stmt:
-        """Groups of `many` vectors of columns, each row of a group read before the next; then the
-        columns left, a vector at a time.
+    def over_columns(self, inner: Axis, group_size: int, work: int, top: bool) -> Stmt:
+        """Sum groups of vectors of columns, each row of a group read before the next; then the
+        tail, a vector at a time.
+
+        Args:
+            inner: The axis of the columns.
+            many: Vectors of a group.
+            work: The estimated elements of one result.
+            top: Whether the nest is at the top of a function, where its loops may be parallel.
         """
         assert isinstance(inner.extent, IntImm)
         step, group = (
-            many * self.lanes,
-            Axis(Var("group"), const(inner.extent.value // (many * self.lanes))),
+            group_size * self.lanes,
+            Axis(Var("group"), const(inner.extent.value // (group_size * self.lanes))),
         )
-        sums = Buffer("sums", (const(many),), dt.with_lanes(self.dtype, self.lanes), "register")
-        places = [
+        sums = Buffer(
+            "sums", (const(group_size),), dt.with_lanes(self.dtype, self.lanes), "register"
+        )
+        vectorizers = [
             Vectorizer(inner.var, group.var * step + n * self.lanes, self.lanes)
-            for n in range(many)
+            for n in range(group_size)
         ]
-        begin = [BufferStore(sums, self.start(self.lanes), (const(n),)) for n in range(many)]
-        each = [self._step(sums, n, v, self.lanes, None) for n, v in enumerate(places)]
+        begin = [BufferStore(sums, self.start(self.lanes), (const(n),)) for n in range(group_size)]
+        row_updates = [self._step(sums, n, v, self.lanes, None) for n, v in enumerate(vectorizers)]
         result = Var("result", self.dtype)
         finish: list[Stmt] = []
-        for n, vectors in enumerate(places):
+        for n, vectors in enumerate(vectorizers):
             vectors.define(result, sums[n])
             finish.append(vectors.visit(BufferStore(self.buffer, result, (self.index,))))
-        made = Allocate(sums, sequence(*begin, serial(self.reduced, sequence(*each)), *finish))
+        group_body = Allocate(
+            sums, sequence(*begin, serial(self.reduced, sequence(*row_updates)), *finish)
+        )
         outer = [*self.axes[:-1], group]
-        groups = parallel_outer(outer, work * step, made) if top else serial(outer, made)
+        groups = (
+            parallel_outer(outer, work * step, group_body) if top else serial(outer, group_body)
+        )
         done = const(inner.extent.value // step * step)
-        rest = Axis(inner.var, simplify(inner.extent - done))
-        if is_const(rest.extent, 0):
+        tail_axis = Axis(inner.var, simplify(inner.extent - done))
+        if is_const(tail_axis.extent, 0):
             return groups
-        left = vectorized(rest, self.lanes, self.element(), done)
-        return sequence(groups, self._rows(left, rest.extent, work, top))
+        tail = vectorized(tail_axis, self.lanes, self.element(), done)
+        return sequence(groups, self._rows(tail, tail_axis.extent, work, top))
 
     # Vectors along the reduced axis.
 
     def over_reduced(self) -> Stmt:
-        """One element: accumulator vectors along the last reduced axis, combined at the end."""
+        """Return the reduction of one element: accumulator vectors along the last reduced axis,
+        combined at the end.
+        """
         last = self.reduced[-1]
         lanes = self.lanes
         if isinstance(last.extent, IntImm):
             lanes = min(lanes, tail_lanes(last.extent.value, lanes))
-        many = self._accumulators(last, lanes)
-        sums = Buffer("sums", (const(many),), dt.with_lanes(self.dtype, lanes), "register")
-        begin = [BufferStore(sums, self.start(lanes), (const(n),)) for n in range(many)]
-        loops = serial(self.reduced[:-1], self._row(sums, last, lanes, many))
+        num_accumulators = self._accumulators(last, lanes)
+        sums = Buffer(
+            "sums", (const(num_accumulators),), dt.with_lanes(self.dtype, lanes), "register"
+        )
+        begin = [BufferStore(sums, self.start(lanes), (const(n),)) for n in range(num_accumulators)]
+        loops = serial(self.reduced[:-1], self._row(sums, last, lanes, num_accumulators))
+        # Lanes are combined once, after the accumulators: horizontal operations are slow.
         total: PrimExpr = sums[0]
-        for n in range(1, many):
+        for n in range(1, num_accumulators):
             total = self.combine(total, sums[n])
         value = VectorReduce(total, self.kind, self.dtype) if lanes > 1 else total
         return Allocate(
@@ -219,14 +240,18 @@ class ReduceNest:
             return ACCUMULATORS
         return max(1, min(ACCUMULATORS, last.extent.value // lanes))
 
-    def _row(self, sums: Buffer, last: Axis, lanes: int, many: int) -> Stmt:
-        """All of the last axis: groups of `many` vectors, single vectors, a masked rest."""
-        step = lanes * many
+    def _row(self, sums: Buffer, last: Axis, lanes: int, group_size: int) -> Stmt:
+        """Reduce all of the last axis: groups of vectors, single vectors, a masked tail."""
+        step = lanes * group_size
+        # Several accumulators hide the latency of the operation; singles and the tail use the
+        # first.
         groups = simplify(last.extent // step)
         singles = simplify(last.extent % step // lanes)
-        rest = simplify(last.extent % lanes)
+        tail_lanes_count = simplify(last.extent % lanes)
         k, s = Var("k"), Var("k")
-        together = [self._update(sums, n, last, k * step + n * lanes, lanes) for n in range(many)]
+        together = [
+            self._update(sums, n, last, k * step + n * lanes, lanes) for n in range(group_size)
+        ]
         group = For(k, const(0), groups, ForKind.SERIAL, sequence(*together))
         after = groups * step
         single = For(
@@ -236,20 +261,26 @@ class ReduceNest:
             ForKind.SERIAL,
             self._update(sums, 0, last, after + s * lanes, lanes),
         )
-        if is_const(rest, 0):
+        if is_const(tail_lanes_count, 0):
             return sequence(group, single)
-        tail = self._masked(sums, last, after + singles * lanes, lanes, rest)
-        guarded = tail if isinstance(rest, IntImm) else IfThenElse(rest > 0, tail)
-        return sequence(group, single if many > 1 else NOTHING, guarded)
+        tail = self._masked(sums, last, after + singles * lanes, lanes, tail_lanes_count)
+        guarded = (
+            tail if isinstance(tail_lanes_count, IntImm) else IfThenElse(tail_lanes_count > 0, tail)
+        )
+        return sequence(group, single if group_size > 1 else NOTHING, guarded)
 
     def _update(self, sums: Buffer, n: int, last: Axis, base: PrimExpr, lanes: int) -> Stmt:
-        """`sums[n] = combine(sums[n], the vector at base)`."""
+        """Return `sums[n] = combine(sums[n], the vector at base)`."""
         return self._step(sums, n, Vectorizer(last.var, base, lanes), lanes, None)
 
-    def _masked(self, sums: Buffer, last: Axis, base: PrimExpr, lanes: int, rest: PrimExpr) -> Stmt:
-        """As `_update`, for the first `rest` lanes alone."""
+    def _masked(
+        self, sums: Buffer, last: Axis, base: PrimExpr, lanes: int, tail_width: PrimExpr
+    ) -> Stmt:
+        """Update as `_update` does, for the first `tail_width` lanes alone."""
         wide = dt.with_lanes("bool", lanes)
-        mask = LT(ramp(const(0, "int32"), 1, lanes), broadcast(rest.astype("int32"), lanes), wide)
+        mask = LT(
+            ramp(const(0, "int32"), 1, lanes), broadcast(tail_width.astype("int32"), lanes), wide
+        )
         return self._step(sums, 0, Vectorizer(last.var, base, lanes, mask), lanes, mask)
 
     def _step(
@@ -258,11 +289,11 @@ class ReduceNest:
         stream = self.stream
         if stream is None:
             return self._add(sums, n, vectors, lanes, mask)
-        made = broadcast(vectors.expr(stream.value), lanes)
-        wide = Var(stream.var.name, made.dtype)
+        stream_value = broadcast(vectors.expr(stream.value), lanes)
+        wide = Var(stream.var.name, stream_value.dtype)
         vectors.define(stream.var, wide)
         keep = vectors.visit(BufferStore(stream.buffer, stream.var, (stream.index,)))
-        return LetStmt(wide, made, sequence(keep, self._add(sums, n, vectors, lanes, mask)))
+        return LetStmt(wide, stream_value, sequence(keep, self._add(sums, n, vectors, lanes, mask)))
 
     def _add(
         self, sums: Buffer, n: int, vectors: Vectorizer, lanes: int, mask: PrimExpr | None

@@ -66,7 +66,7 @@ def variables(axes: Sequence[Axis]) -> tuple[PrimExpr, ...]:
 
 
 def copied(source: Buffer, target: Buffer) -> Stmt:
-    """Every element of one buffer into another of its shape, unless both are the same memory."""
+    """Copy every element of one buffer to another of its shape, unless both are the same memory."""
     axes = axes_of(target.shape)
     store: Stmt = BufferStore(target, source[variables(axes)], variables(axes))
     if axes:
@@ -85,14 +85,20 @@ class Slices:
     mode: str
 
     def body(self, inputs: Sequence[Buffer], result: Buffer, ahead: int = 0) -> Stmt:
-        """The statement. `inputs` are data, indices and updates."""
+        """Return the statement.
+
+        Args:
+            inputs: Data, indices and updates.
+            result: Where the updated data goes.
+            ahead: Updates by which rows are prefetched; 0 for no prefetches.
+        """
         data, indices, updates = inputs
         rank = len(indices.shape) - 1
         axes = axes_of(updates.shape)
         lead, columns = axes[:rank], axes[rank:]
-        here = (*self._place(indices, data, variables(lead)), *variables(columns))
-        value = REDUCTIONS[self.mode](result[here], updates[variables(axes)])
-        store: Stmt = BufferStore(result, value, here)
+        target_index = (*self._place(indices, data, variables(lead)), *variables(columns))
+        value = REDUCTIONS[self.mode](result[target_index], updates[variables(axes)])
+        store: Stmt = BufferStore(result, value, target_index)
         if columns:  # whole rows go in: their elements do not meet
             store = serial(columns[:-1], vectorized(columns[-1], LANES, store))
         if ahead and lead:
@@ -102,8 +108,8 @@ class Slices:
     def _place(
         self, indices: Buffer, data: Buffer, lead: Sequence[PrimExpr]
     ) -> tuple[PrimExpr, ...]:
-        found = (indices[(const(n), *lead)] for n in range(self.count))
-        return tuple(from_either_end(p, d) for p, d in zip(found, data.shape, strict=False))
+        coordinates = (indices[(const(n), *lead)] for n in range(self.count))
+        return tuple(from_either_end(p, d) for p, d in zip(coordinates, data.shape, strict=False))
 
     def _near(
         self,
@@ -117,15 +123,15 @@ class Slices:
         """Prefetches of the row of a later update, along the last of the leading axes."""
         last = lead[-1]
         later = minimum(last.var + ahead, last.extent - 1)
-        place = self._place(indices, data, (*variables(lead[:-1]), later))
+        later_index = self._place(indices, data, (*variables(lead[:-1]), later))
         if not columns:
-            return [Prefetch(result, place, 3)]
+            return [Prefetch(result, later_index, 3)]
         elements = LINE // dt.itemsize(result.dtype)
         width = columns[-1].extent
         lines = MOST_LINES if not isinstance(width, IntImm) else -(-width.value // elements)
         start = (const(0),) * (len(columns) - 1)
         return [
-            Prefetch(result, (*place, *start, const(n * elements)), 3)
+            Prefetch(result, (*later_index, *start, const(n * elements)), 3)
             for n in range(min(lines, MOST_LINES))
         ]
 
@@ -139,12 +145,12 @@ def _row(anchor: te.Tensor) -> int | None:
 
 
 def space(anchor: te.Tensor, target: Target) -> Space:
-    """What may be chosen for a scatter of slices."""
+    """Return the search space of a scatter of slices."""
     return (Choice("ahead", DISTANCES, "updates by which rows are brought near"),)
 
 
 def default(anchor: te.Tensor, target: Target, fixed: Fixed) -> Decision:
-    """What is chosen for a scatter of slices."""
+    """Return the default decision for a scatter of slices."""
     return Decision.of({"ahead": fixed.get("ahead", ahead_of(anchor, target))})
 
 
@@ -158,8 +164,8 @@ def ahead_of(anchor: te.Tensor, target: Target) -> int:
             return 0
     # a row is read and written, an update read from memory
     cycles = 3 * (_row(anchor) or LANES) * dt.itemsize(anchor.dtype) / third.bandwidth
-    wanted = HIDDEN * third.latency / max(cycles, 1.0)
-    return next((d for d in DISTANCES[1:] if d >= wanted), DISTANCES[-1])
+    min_distance = HIDDEN * third.latency / max(cycles, 1.0)
+    return next((d for d in DISTANCES[1:] if d >= min_distance), DISTANCES[-1])
 
 
 def scatter(
@@ -169,7 +175,7 @@ def scatter(
     name: str,
     decision: Decision,
 ) -> PrimFunc:
-    """The rule for tag "scatter"."""
+    """Build the kernel of tag "scatter"."""
     slices = outputs[0].op.attrs["slices"]
     assert isinstance(slices, Slices)
     buffers, operands, (result,) = extern_buffers(inputs, outputs)

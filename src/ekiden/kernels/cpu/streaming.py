@@ -69,11 +69,11 @@ class Streamed:
     def run(self, target: Target) -> int:
         """Columns summed together: a part for each thread, of what fits."""
         lanes = target.lanes(self.dtype)
-        most = target.l1 // (dt.itemsize(self.dtype) * SHARE) // len(self.rows)
+        max_columns = target.l1 // (dt.itemsize(self.dtype) * SHARE) // len(self.rows)
         if isinstance(self.columns, IntImm):
-            part = -(-self.columns.value // target.cores)
-            most = min(most, max(part, LEAST_RUN))
-        return -(-most // lanes) * lanes
+            thread_columns = -(-self.columns.value // target.cores)
+            max_columns = min(max_columns, max(thread_columns, LEAST_RUN))
+        return -(-max_columns // lanes) * lanes
 
 
 class _Run:
@@ -91,25 +91,25 @@ class _Run:
         self.vector = dt.with_lanes(self.dtype, self.lanes)
 
     def vectors(self, make: Callable[[PrimExpr, PrimExpr | None], Stmt]) -> Stmt:
-        """`make(first column in the run, mask)` for all vectors; the last may be masked."""
-        at, whole = Var("v"), self.left // self.lanes
-        loop = For(at, const(0), whole, ForKind.SERIAL, make(at * self.lanes, None))
+        """Run `make(first column in the run, mask)` for all vectors; the last may be masked."""
+        at, full_vectors = Var("v"), self.left // self.lanes
+        loop = For(at, const(0), full_vectors, ForKind.SERIAL, make(at * self.lanes, None))
         if isinstance(self.shape.columns, IntImm) and self.shape.columns.value % self.lanes == 0:
             return loop
-        rest = self.left % self.lanes
-        mask = ramp(const(0), 1, self.lanes) < broadcast(rest, self.lanes)
-        return seq(loop, IfThenElse(rest > 0, make(whole * self.lanes, mask)))
+        tail_width = self.left % self.lanes
+        mask = ramp(const(0), 1, self.lanes) < broadcast(tail_width, self.lanes)
+        return seq(loop, IfThenElse(tail_width > 0, make(full_vectors * self.lanes, mask)))
 
     def place(self, row: int, column: PrimExpr) -> PrimExpr:
-        """Where the sums of a vector of columns are."""
+        """Return the index of the sums of a vector of columns."""
         return ramp(column + row * self.width, 1, self.lanes)
 
     def line(self, k: PrimExpr, column: PrimExpr, mask: PrimExpr | None) -> PrimExpr:
-        """A vector of a line of the matrix."""
+        """Load a vector of a line of the matrix."""
         at = self.shape.origin + k * self.shape.columns + self.begin + column
-        found = self.b[ramp(at, 1, self.lanes)].with_fields(dtype=self.vector)
+        load = self.b[ramp(at, 1, self.lanes)].with_fields(dtype=self.vector)
         zero = broadcast(const(0.0, self.dtype), self.lanes)
-        return found if mask is None else if_then_else(mask, found, zero)
+        return load if mask is None else if_then_else(mask, load, zero)
 
     def clear(self, column: PrimExpr, _: PrimExpr | None) -> Stmt:
         """sums = 0."""
@@ -118,13 +118,13 @@ class _Run:
         return seq(*(BufferStore(self.sums, zero, (self.place(r, column),)) for r in rows))
 
     def lines(self, k: PrimExpr, depth: int) -> Stmt:
-        """The sums grow by `depth` lines from number `k`."""
+        """Add `depth` lines from number `k` to the sums."""
         rows = range(len(self.shape.rows))
         factors = [[Var(f"a{r}_{d}", self.vector) for d in range(depth)] for r in rows]
 
         def add(column: PrimExpr, mask: PrimExpr | None) -> Stmt:
-            """`depth` lines of one vector of columns: each row's sum is loaded and stored once for
-            all of them.
+            """Add `depth` lines of one vector of columns: each row's sum is loaded and stored once
+            for all of them.
             """
             values = [Var(f"b{d}", self.vector) for d in range(depth)]
             steps: list[Stmt] = []
@@ -134,33 +134,35 @@ class _Run:
                 for factor, value in zip(factors[r], values, strict=True):
                     total = call_intrin("fma", factor, value, total, dtype=self.vector)
                 steps.append(BufferStore(self.sums, total, (at,)))
-            made = seq(*self.ahead(k + depth, column, depth), *steps)
+            body = seq(*self.ahead(k + depth, column, depth), *steps)
             for d in reversed(range(depth)):
-                made = LetStmt(values[d], self.line(k + d, column, mask), made)
-            return made
+                body = LetStmt(values[d], self.line(k + d, column, mask), body)
+            return body
 
-        made = self.vectors(add)
+        stmt = self.vectors(add)
         for r in rows:
             for d in range(depth):
                 at = self.shape.rows[r] + (k + d) * self.shape.a_step
-                made = LetStmt(factors[r][d], broadcast(self.a[at], self.lanes), made)
-        return made
+                stmt = LetStmt(factors[r][d], broadcast(self.a[at], self.lanes), stmt)
+        return stmt
 
     def ahead(self, k: PrimExpr, column: PrimExpr, depth: int) -> list[Stmt]:
-        """What the next lines need at the same place, to L2: in L1 lines at a distance of a power
-        of two drive each other out (4096 columns: 15 to 27 GB/s, where reading alone has 34).
+        """Prefetch the next lines at the same columns to L2.
+
+        In L1, lines at a distance of a power of two drive each other out (4096 columns: 15 to 27
+        GB/s, where reading alone has 34).
         """
         start = self.shape.origin + self.begin + column
         return [Prefetch(self.b, (start + (k + d) * self.shape.columns,), 2) for d in range(depth)]
 
     def body(self, store: Store) -> Stmt:
         """Clear, add all lines, store."""
-        depth, block, rest = self.shape.depth(self.target), Var("block"), Var("rest")
-        whole = simplify(self.shape.k // depth)
-        left = simplify(self.shape.k - whole * depth)
+        depth, block, tail_line = self.shape.depth(self.target), Var("block"), Var("rest")
+        num_blocks = simplify(self.shape.k // depth)
+        num_tail_lines = simplify(self.shape.k - num_blocks * depth)
 
         def keep(column: PrimExpr, mask: PrimExpr | None) -> Stmt:
-            """The sums of a vector of columns to the result."""
+            """Store the sums of a vector of columns to the result."""
             values = [
                 self.sums[self.place(r, column)].with_fields(dtype=self.vector)
                 for r in range(len(self.shape.rows))
@@ -169,8 +171,14 @@ class _Run:
 
         return seq(
             self.vectors(self.clear),
-            For(block, const(0), whole, ForKind.SERIAL, self.lines(block * depth, depth)),
-            For(rest, const(0), left, ForKind.SERIAL, self.lines(whole * depth + rest, 1)),
+            For(block, const(0), num_blocks, ForKind.SERIAL, self.lines(block * depth, depth)),
+            For(
+                tail_line,
+                const(0),
+                num_tail_lines,
+                ForKind.SERIAL,
+                self.lines(num_blocks * depth + tail_line, 1),
+            ),
             self.vectors(keep),
         )
 
@@ -178,10 +186,19 @@ class _Run:
 def streamed_product(
     shape: Streamed, a: Buffer, b: Buffer, store: Store, target: Target, kind: ForKind
 ) -> Stmt:
-    """The product; its runs of columns are loops of the given kind."""
+    """Return the product; its runs of columns are loops of the given kind.
+
+    Args:
+        shape: The sizes and strides of the operands.
+        a: The few rows.
+        b: The matrix.
+        store: Stores a vector of results.
+        target: The processor.
+        kind: Whether runs of columns are parallel or serial.
+    """
     run, number = _Run(shape, a, b, target), Var("run")
-    each = Allocate(run.sums, run.body(store))
-    left = minimum(const(run.width), shape.columns - number * run.width)
-    bound = LetStmt(run.begin, number * run.width, LetStmt(run.left, left, each))
+    run_body = Allocate(run.sums, run.body(store))
+    extent = minimum(const(run.width), shape.columns - number * run.width)
+    bound = LetStmt(run.begin, number * run.width, LetStmt(run.left, extent, run_body))
     count = simplify((shape.columns + (run.width - 1)) // run.width)
     return For(number, const(0), count, kind, bound, {"grain": 1})

@@ -20,14 +20,21 @@ def combine_nest(
     axes: Sequence[Axis],
     reduced: Sequence[Axis],
 ) -> Stmt:
-    """Every output of a reduction, `targets` in order: one element at a time, accumulators in
+    """Return the nest of every output of a reduction: one element at a time, accumulators in
     registers, the outer axes in parallel.
+
+    Args:
+        targets: The outputs' buffers and indices, in order.
+        reducer: What combines two tuples.
+        sources: The values that are combined.
+        axes: The spatial loops.
+        reduced: The loops of the reduction.
     """
-    here = (const(0),)
+    zero_index = (const(0),)
     totals = [Buffer(f"total_{n}", (const(1),), s.dtype, "register") for n, s in enumerate(sources)]
     starts = zip(totals, reducer.identity_element, strict=True)
-    begin = [BufferStore(t, e, here) for t, e in starts]
-    update = stores(totals, reducer.combine([t[0] for t in totals], sources), here)
+    begin = [BufferStore(t, e, zero_index) for t, e in starts]
+    update = stores(totals, reducer.combine([t[0] for t in totals], sources), zero_index)
     finish = [BufferStore(b, t[0], (i,)) for (b, i), t in zip(targets, totals, strict=True)]
     body: Stmt = sequence(*begin, serial(reduced, update), *finish)
     for total in totals:

@@ -42,7 +42,7 @@ MOST_LANES = 16
 
 
 def accepts(anchor: te.Tensor, target: Target) -> bool:
-    """Whether the rule covers a transposed convolution."""
+    """Return whether the kernel covers a transposed convolution."""
     attrs = anchor.op.attrs
     data, weight = operands_of(anchor)
     if not has_known_weights(anchor) or {data.dtype, weight.dtype, anchor.dtype} != {"float32"}:
@@ -50,6 +50,7 @@ def accepts(anchor: te.Tensor, target: Target) -> bool:
     layouts = attrs["data_layout"], attrs["kernel_layout"], attrs["groups"], attrs["dilation"]
     if layouts != ("NHWC", "IOHW", 1, (1, 1)) or any(attrs["padding"]):  # type: ignore[arg-type]
         return False
+    # Windows of kernel = stride do not overlap, so each output has one tap.
     sizes = zip(anchor.shape[1:3], data.shape[1:3], weight.shape[2:], _pair(anchor), strict=True)
     if not all(is_const(k, s) and prove_equal(out, size * s) for out, size, k, s in sizes):
         return False
@@ -92,18 +93,18 @@ class _Upsample:
         """packed[c][tap, o] of weight[c, o, tap]."""
         tap, c, o = Var("tap"), Var("c"), Var("o")
         source = self.weight[(c * self.channels + o) * self.taps + tap]
-        place = c * self.width + tap * self.channels + o
-        body: Stmt = BufferStore(self.packed, source, (place,))
+        index = c * self.width + tap * self.channels + o
+        body: Stmt = BufferStore(self.packed, source, (index,))
         for var, extent in ((o, self.channels), (c, self.depth), (tap, self.taps)):
             body = For(var, const(0), const(extent), ForKind.SERIAL, body)
         return body
 
     def rows(self, line: PrimExpr, first: PrimExpr, rows: int) -> list[PrimExpr]:
-        """The data offsets of input pixels of a line."""
+        """Return the data offsets of input pixels of a line."""
         return [(line * self.data.shape[2] + first + i) * self.depth for i in range(rows)]
 
     def line(self, line: PrimExpr) -> Stmt:
-        """All taps of a line as one product, then its output lines from a buffer."""
+        """Compute all taps of a line as one product, then its output lines from a buffer."""
         (sy, sx), (_, _, width, _) = self.kernel, self.data.shape
         across = simplify(width * (sx * self.channels))
         # vectors that begin in it are read whole, and what is beyond a line is left
@@ -111,9 +112,7 @@ class _Upsample:
         vectors, valid = self.width // self.lanes, self.taps * self.channels
 
         def body(rows: int, first: PrimExpr) -> Stmt:
-            """Some pixels of a line times all taps at once, put where the taps lie in the stage's
-            lines.
-            """
+            """Multiply some pixels of a line by all taps at once, stored to the stage's lines."""
 
             def store(i: PrimExpr, at: PrimExpr, value: PrimExpr, _: PrimExpr | None) -> Stmt:
                 assert isinstance(at, IntImm)
@@ -135,50 +134,52 @@ class _Upsample:
     def scatter(
         self, stage: Buffer, across: PrimExpr, x: PrimExpr, at: int, value: PrimExpr
     ) -> Stmt:
-        """The columns of one pixel from column `at` on, each to its output line."""
+        """Store the columns of one pixel from column `at` on, each to its output line."""
         run = self.kernel[1] * self.channels
-        parts: list[Stmt] = []
+        stores: list[Stmt] = []
         for i in range(self.kernel[0]):
             low, high = max(i * run - at, 0), min((i + 1) * run - at, self.lanes)
             if low >= high:
                 continue
+            # A vector of columns may span two output lines; each store masks the lanes of one.
             mask = column_mask(high, self.lanes)
             if low:
                 over = broadcast(const(low - 1), self.lanes) < ramp(const(0), 1, self.lanes)
                 mask = logical_and(mask, over)
             start = across * i + x * run + (at - i * run)
-            parts.append(BufferStore(stage, value, (ramp(start, 1, self.lanes),), mask))
-        return seq(*parts)
+            stores.append(BufferStore(stage, value, (ramp(start, 1, self.lanes),), mask))
+        return seq(*stores)
 
     def finish(self, stage: Buffer, across: PrimExpr, line: PrimExpr) -> Stmt:
-        """The output lines from their buffer."""
+        """Finish the output lines from their buffer."""
         i, x = Var("i"), Var("x")
         n, y = line // self.data.shape[1], line % self.data.shape[1] * self.kernel[0] + i
         wide = simplify(self.data.shape[2] * self.kernel[1])
         base = (line * self.kernel[0] + i) * across
 
         def store(at: PrimExpr, column: PrimExpr, mask: PrimExpr | None) -> Stmt:
-            """A vector of the stage through the epilogue."""
-            place = at * self.channels
-            lanes = ramp(across * i + place, 1, self.lanes)
+            """Store a vector of the stage through the epilogue."""
+            offset = at * self.channels
+            lanes = ramp(across * i + offset, 1, self.lanes)
             value = stage[lanes].with_fields(dtype=dt.with_lanes("float32", self.lanes))
+            # With one channel, vectors run along the pixels of a line.
             axis = -2 if self.channels == 1 else -1
-            return self.epilogue.store([n, y, at, column], base + place, value, mask, axis)
+            return self.epilogue.store([n, y, at, column], base + offset, value, mask, axis)
 
         if self.channels > 1:
             mask = column_mask(self.channels, self.lanes)
             inside: Stmt = For(x, const(0), wide, ForKind.SERIAL, store(x, const(0), mask))
         else:
-            whole, rest = simplify(wide // self.lanes), simplify(wide % self.lanes)
+            full_vectors, tail_width = simplify(wide // self.lanes), simplify(wide % self.lanes)
             body = store(x * self.lanes, const(0), None)
-            inside = For(x, const(0), whole, ForKind.SERIAL, body)
-            tail = ramp(const(0), 1, self.lanes) < broadcast(rest, self.lanes)
-            last = store(whole * self.lanes, const(0), tail)
-            inside = seq(inside, IfThenElse(rest > 0, last))
+            inside = For(x, const(0), full_vectors, ForKind.SERIAL, body)
+            tail = ramp(const(0), 1, self.lanes) < broadcast(tail_width, self.lanes)
+            last = store(full_vectors * self.lanes, const(0), tail)
+            inside = seq(inside, IfThenElse(tail_width > 0, last))
         return For(i, const(0), const(self.kernel[0]), ForKind.SERIAL, inside)
 
     def body(self) -> Stmt:
-        """The panel of weights, then all lines."""
+        """Return the copy of the weights to a panel, then all lines."""
         line = Var("line")
         total = simplify(self.data.shape[0] * self.data.shape[1])
         lines = For(line, const(0), total, ForKind.PARALLEL, self.line(line), {"grain": 2})
@@ -186,20 +187,20 @@ class _Upsample:
 
 
 def _vectors(anchor: te.Tensor, target: Target) -> int:
-    """Of the panel that holds all taps."""
+    """Return the vectors of the panel that holds all taps."""
     channels = size_of(operands_of(anchor)[1].shape[1])
     assert channels is not None, "weights are known"
     return -(-channels * math.prod(_pair(anchor)) // target.lanes("float32"))
 
 
 def space(anchor: te.Tensor, target: Target) -> Space:
-    """What may be chosen."""
+    """Return the search space."""
     rows = steps_down(most_rows(_vectors(anchor, target), target))
     return (Choice("rows", rows, "pixels of a tile"),)
 
 
 def default(anchor: te.Tensor, target: Target, fixed: Fixed) -> Decision:
-    """As many as registers hold: the panel stays in the first-level cache."""
+    """Return as many rows as registers hold: the panel stays in the first-level cache."""
     rows = min(MOST_ROWS, most_rows(_vectors(anchor, target), target))
     return Decision.of({"rows": fixed.get("rows", rows)})
 

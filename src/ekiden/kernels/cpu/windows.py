@@ -35,17 +35,21 @@ class Window:
     after: int | PrimExpr
 
     def leaves_out(self, results: int = 1) -> bool:
-        """Whether so many neighbouring results may have a tap that reads data for none of them."""
+        """Return whether `results` neighbouring results may have a tap that reads data for none of
+        them.
+        """
         between = (results - 1) * self.stride
         return self.kernel > 1 and any(
             not isinstance(zeros, int) or zeros > between for zeros in (self.before, self.after)
         )
 
     def taps(self, first: PrimExpr, last: PrimExpr) -> tuple[PrimExpr, PrimExpr]:
-        """The first tap that reads data for one of the results from `first` to `last`, and how many
-        there are from it to the last one that does."""
-        low, high = (each * self.stride - self.before for each in (first, last))
+        """Return the first tap that reads data for one of the results from `first` to `last`, and
+        the number of taps up to the last one that does.
+        """
+        low, high = (result * self.stride - self.before for result in (first, last))
         begin, end = const(0), const(self.kernel)
+        # Without zeros in front, tap 0 always reads data; likewise the last one behind.
         if self.before:
             begin = maximum(begin, (const(self.dilation - 1) - high) // self.dilation)
         if self.before or self.after:
@@ -53,11 +57,11 @@ class Window:
         return simplify(begin), simplify(maximum(const(0), end - begin))
 
 
-def taps_inside(windows: Sequence[Window], places: Places) -> tuple[Lets, Taps]:
-    """The taps of windows that read data for results at some places, and their names."""
+def taps_inside(windows: Sequence[Window], result_ranges: Places) -> tuple[Lets, Taps]:
+    """Return the taps of windows that read data for ranges of results, and their names."""
     lets: Lets = []
     taps: dict[int, tuple[PrimExpr, PrimExpr]] = {}
-    for axis, (first, last) in places.items():
+    for axis, (first, last) in result_ranges.items():
         begin, count = Var("tap"), Var("taps")
         taps[axis] = begin, count
         lets += zip((begin, count), windows[axis].taps(first, last), strict=True)

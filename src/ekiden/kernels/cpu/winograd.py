@@ -75,8 +75,10 @@ BLOCKS_PER_CORE = 2
 
 
 def accepts(anchor: te.Tensor, target: Target) -> bool:
-    """Whether the rule covers a convolution: known channels, vectors of them, float32 or bytes.
-    Relay asks the same before it transforms weights: what it transformed has no other kernel."""
+    """Return whether the kernel covers a convolution: known channels, vectors of them, float32;
+    known channels, vectors of them, float32 or bytes. Relay asks the same before it transforms
+    weights: what it transformed has no other kernel.
+    """
     data, weight = operands_of(anchor)
     if not all(isinstance(d, IntImm) for d in (data.shape[3], *weight.shape, anchor.shape[3])):
         return False
@@ -86,7 +88,9 @@ def accepts(anchor: te.Tensor, target: Target) -> bool:
 
 
 def before_pool(outputs: Sequence[te.Tensor]) -> list[te.Tensor]:
-    """What `outputs` is the maximum over windows of 2x2 of, if it is that; else `outputs`."""
+    """Return the tensor that `outputs` is the maximum over windows of 2x2 of, if it is that; else
+    `outputs`.
+    """
     output = outputs[0]
     if output.is_part:
         (output,) = inputs_of(output)
@@ -95,11 +99,12 @@ def before_pool(outputs: Sequence[te.Tensor]) -> list[te.Tensor]:
         return list(outputs)
     assert isinstance(output.op, te.ComputeOp)
     n, y, x, c = (a.var for a in output.op.axis)
-    found = {
+    offsets = {
         tuple(simplify(i - j) for i, j in zip(e.indices, (n, y * 2, x * 2, c), strict=True))
         for e in te.tensor_loads(output.op)
     }
-    taps = {tuple(map(as_int, each)) for each in found}
+    # An index that is not constant becomes None, which matches no window.
+    taps = {tuple(map(as_int, offset)) for offset in offsets}
     sides = [as_int(d) for d in sources[0].shape[1:3]]
     is_even = all(d is not None and d % 2 == 0 for d in sides)
     return (
@@ -108,14 +113,14 @@ def before_pool(outputs: Sequence[te.Tensor]) -> list[te.Tensor]:
 
 
 def as_int(expr: PrimExpr) -> int | None:
-    """The value of a constant."""
+    """Return the value of a constant."""
     return expr.value if isinstance(expr, IntImm) else None
 
 
 def _values(dims: Sequence[PrimExpr]) -> tuple[int, ...]:
-    found = tuple(d.value for d in dims if isinstance(d, IntImm))
-    assert len(found) == len(dims)
-    return found
+    constants = tuple(d.value for d in dims if isinstance(d, IntImm))
+    assert len(constants) == len(dims)
+    return constants
 
 
 class _Transform:
@@ -129,67 +134,74 @@ class _Transform:
         number = float(value) if dt.is_float(self.dtype) else int(value)
         return broadcast(const(number, self.dtype), self.lanes)
 
-    def combination(self, weights: Sequence[float], parts: Sequence[PrimExpr]) -> PrimExpr | None:
-        """The sum of weighted vectors; None for nothing."""
+    def combination(self, weights: Sequence[float], vectors: Sequence[PrimExpr]) -> PrimExpr | None:
+        """Return the sum of weighted vectors; None if all weights are 0."""
         total: PrimExpr | None = None
-        for weight, part in sorted(zip(weights, parts, strict=True), key=lambda p: abs(p[0]) != 1):
+        for weight, vector in sorted(
+            zip(weights, vectors, strict=True), key=lambda p: abs(p[0]) != 1
+        ):
             if weight == 0:
                 continue
             if total is None:
-                total = part if weight == 1 else binary(Mul, part, self.scaled(weight))
+                total = vector if weight == 1 else binary(Mul, vector, self.scaled(weight))
             elif abs(weight) == 1:
-                total = binary(Add if weight > 0 else Sub, total, part)
+                total = binary(Add if weight > 0 else Sub, total, vector)
             elif dt.is_float(self.dtype):
-                total = call_intrin("fma", part, self.scaled(weight), total, dtype=self.vector)
+                total = call_intrin("fma", vector, self.scaled(weight), total, dtype=self.vector)
             else:
-                scaled = binary(Mul, part, self.scaled(abs(weight)))
+                scaled = binary(Mul, vector, self.scaled(abs(weight)))
                 total = binary(Add if weight > 0 else Sub, total, scaled)
         return total
 
-    def apply(self, parts: Sequence[PrimExpr]) -> tuple[list[tuple[Var, PrimExpr]], list[PrimExpr]]:
-        """(names of shared sums, the combinations). Opposite points share their even and odd sums,
-        whether they are rows of the matrix or columns."""
+    def apply(
+        self, vectors: Sequence[PrimExpr]
+    ) -> tuple[list[tuple[Var, PrimExpr]], list[PrimExpr]]:
+        """Return (names of shared sums, the combinations). Opposite points share their even and odd
+        sums, whether they are rows of the matrix or columns.
+        """
         rows, columns = self.matrix.shape
-        return self._by_rows(parts) if rows == columns else self._by_columns(parts)
+        return self._by_rows(vectors) if rows == columns else self._by_columns(vectors)
 
     def _by_rows(
-        self, parts: Sequence[PrimExpr]
+        self, vectors: Sequence[PrimExpr]
     ) -> tuple[list[tuple[Var, PrimExpr]], list[PrimExpr]]:
         lets: list[tuple[Var, PrimExpr]] = []
-        made: list[PrimExpr] = []
+        results: list[PrimExpr] = []
         last = len(self.matrix) - 1
         for k in (0, *range(1, last, 2), last):
             row = self.matrix[k]
             if k in (0, last):
-                whole = self.combination(row, parts)
-                assert whole is not None
-                made.append(whole)
+                edge_result = self.combination(row, vectors)
+                assert edge_result is not None
+                results.append(edge_result)
                 continue
-            other = self.matrix[k + 1]
+            next_row = self.matrix[k + 1]
+            # Points k and k + 1 are opposite: their rows differ in sign at odd powers alone.
             pair = [
-                self.combination(half, parts) for half in ((row + other) / 2, (row - other) / 2)
+                self.combination(half, vectors)
+                for half in ((row + next_row) / 2, (row - next_row) / 2)
             ]
             even, odd = Var("even", self.vector), Var("odd", self.vector)
             for name, value in zip((even, odd), pair, strict=True):
                 assert value is not None
                 lets.append((name, value))
-            made += [binary(Add, even, odd), binary(Sub, even, odd)]
-        return lets, made
+            results += [binary(Add, even, odd), binary(Sub, even, odd)]
+        return lets, results
 
     def _by_columns(
-        self, parts: Sequence[PrimExpr]
+        self, vectors: Sequence[PrimExpr]
     ) -> tuple[list[tuple[Var, PrimExpr]], list[PrimExpr]]:
         lets: list[tuple[Var, PrimExpr]] = []
-        matrix, values = self.matrix.copy(), list(parts)
+        matrix, values = self.matrix.copy(), list(vectors)
         for k in range(1, len(values) - 1, 2):
-            both, apart = Var("both", self.vector), Var("apart", self.vector)
-            lets.append((both, binary(Add, parts[k], parts[k + 1])))
-            lets.append((apart, binary(Sub, parts[k], parts[k + 1])))
+            total, difference = Var("both", self.vector), Var("apart", self.vector)
+            lets.append((total, binary(Add, vectors[k], vectors[k + 1])))
+            lets.append((difference, binary(Sub, vectors[k], vectors[k + 1])))
             even, odd = (matrix[:, k] + matrix[:, k + 1]) / 2, (matrix[:, k] - matrix[:, k + 1]) / 2
             matrix[:, k], matrix[:, k + 1] = even, odd
-            values[k], values[k + 1] = both, apart
-        made = [self.combination(row, values) for row in matrix]
-        return lets, [each for each in made if each is not None]
+            values[k], values[k + 1] = total, difference
+        results = [self.combination(row, values) for row in matrix]
+        return lets, [result for result in results if result is not None]
 
 
 class _Winograd:
@@ -246,21 +258,22 @@ class _Winograd:
         self.top, self.left = int(padding[0]), int(padding[1])
 
     def is_inside(self, line: PrimExpr, column: PrimExpr) -> PrimExpr:
-        """Whether the patch that begins there has no place outside of the data; a constant where
-        that is so for all.
+        """Return whether the patch that begins there has no point outside of the data; a constant
+        where that is so for all.
         """
         _, height, width, _ = self.data.shape
         reach = [
             (line, self.top, self.down, height),
             (column, self.left, self.across, width),
         ]
-        found: PrimExpr = const(True, "bool")
+        condition: PrimExpr = const(True, "bool")
         for at, before, tiles, extent in reach:
+            # Conditions that hold for every tile stay out of the loop.
             if before:
-                found = logical_and(found, at >= 0)
+                condition = logical_and(condition, at >= 0)
             if not is_const(simplify(tiles * self.m + (TAPS - 1 - before) - extent), 0):
-                found = logical_and(found, at <= extent - self.size)
-        return found
+                condition = logical_and(condition, at <= extent - self.size)
+        return condition
 
     def patch(
         self,
@@ -276,11 +289,13 @@ class _Winograd:
         test = logical_and(line >= 0, line < height)
         test = logical_and(test, logical_and(column >= 0, column < width))
         lanes = self.spread_lanes
-        place = (ramp((i * self.size + j) * lanes, 1, lanes),)
+        stage_index = (ramp((i * self.size + j) * lanes, 1, lanes),)
         load = self.vector(self.data, pixel + (i * width + j) * self.depth, lanes, mask)
         zero = broadcast(const(0, to.dtype), lanes)
-        each = IfThenElse(test, BufferStore(to, load, place), BufferStore(to, zero, place))
-        inner = For(j, const(0), const(self.size), ForKind.SERIAL, each)
+        copy_pixel = IfThenElse(
+            test, BufferStore(to, load, stage_index), BufferStore(to, zero, stage_index)
+        )
+        inner = For(j, const(0), const(self.size), ForKind.SERIAL, copy_pixel)
         return For(i, const(0), const(self.size), ForKind.SERIAL, inner)
 
     def place(self, tile: PrimExpr) -> tuple[PrimExpr, PrimExpr, PrimExpr]:
@@ -294,23 +309,23 @@ class _Winograd:
     def vector(
         self, buffer: Buffer, at: PrimExpr, lanes: int, mask: PrimExpr | None = None
     ) -> PrimExpr:
-        """A vector of a buffer, zero where the mask is off."""
+        """Load a vector of a buffer, zero where the mask is off."""
         vector = buffer[ramp(at, 1, lanes)].with_fields(dtype=dt.with_lanes(buffer.dtype, lanes))
         if mask is None:
             return vector
         return if_then_else(mask, vector, broadcast(const(0, buffer.dtype), lanes))
 
     def pass_over(
-        self, transform: _Transform, parts: list[PrimExpr], to: Buffer, at: list[PrimExpr]
+        self, transform: _Transform, vectors: list[PrimExpr], to: Buffer, at: list[PrimExpr]
     ) -> Stmt:
         """Transform vectors and store the results."""
-        names = [Var("part", transform.vector) for _ in parts]
-        lets, made = transform.apply(names)
+        names = [Var("part", transform.vector) for _ in vectors]
+        lets, results = transform.apply(names)
         stores = [
-            BufferStore(to, value, (ramp(place, 1, transform.lanes),))
-            for value, place in zip(made, at, strict=True)
+            BufferStore(to, value, (ramp(offset, 1, transform.lanes),))
+            for value, offset in zip(results, at, strict=True)
         ]
-        return bound([*zip(names, parts, strict=True), *lets], seq(*stores))
+        return bound([*zip(names, vectors, strict=True), *lets], seq(*stores))
 
     def spread(self, first: PrimExpr, kind: ForKind) -> Stmt:
         """V of a block of tiles."""
@@ -318,18 +333,18 @@ class _Winograd:
         n, y, x = self.place(first + tile)
         corner = line, column = Var("line"), Var("column")
         pixel = Var("pixel")
-        whole, rest = divmod(self.depth, self.spread_lanes)
-        parts: list[Stmt] = []
-        if whole:
+        full_groups, tail_width = divmod(self.depth, self.spread_lanes)
+        stmts: list[Stmt] = []
+        if full_groups:
             body = self.spread_group(tile, corner, pixel, group, None)
-            parts.append(For(group, const(0), const(whole), ForKind.SERIAL, body))
-        if rest:
-            mask = column_mask(rest, self.spread_lanes)
-            parts.append(self.spread_group(tile, corner, pixel, const(whole), mask))
+            stmts.append(For(group, const(0), const(full_groups), ForKind.SERIAL, body))
+        if tail_width:
+            mask = column_mask(tail_width, self.spread_lanes)
+            stmts.append(self.spread_group(tile, corner, pixel, const(full_groups), mask))
         _, height, width, _ = self.data.shape
         start = ((n * height + line) * width + column) * self.depth
         lets = [(line, y - self.top), (column, x - self.left), (pixel, start)]
-        return For(tile, const(0), const(self.block), kind, bound(lets, seq(*parts)), {"grain": 2})
+        return For(tile, const(0), const(self.block), kind, bound(lets, seq(*stmts)), {"grain": 2})
 
     def spread_group(
         self,
@@ -339,7 +354,7 @@ class _Winograd:
         group: PrimExpr,
         mask: PrimExpr | None,
     ) -> Stmt:
-        """One vector of channels of a patch."""
+        """Transform one vector of channels of a patch."""
         i, size, width = Var("i"), self.size, self.data.shape[2]
         lanes = self.spread_lanes
         stage = Buffer("stage", (const(self.places * lanes),), self.v.dtype, "local")
@@ -350,6 +365,7 @@ class _Winograd:
         far = self.spread_columns(patch, const(0), const(size * lanes), lanes, stage)
         fill = self.patch(patch, corner, offset, mask)
         inside = self.is_inside(*corner)
+        # Only patches over the border are copied first: inside, columns are read as they lie.
         columns = near if is_const(inside, 1) else IfThenElse(inside, near, seq(fill, far))
         staged = [self.vector(stage, (i * size + c) * lanes, lanes) for c in range(size)]
         base = tile * self.pitch + group * lanes
@@ -374,22 +390,22 @@ class _Winograd:
             self.vector(source, start + row * r + j * step, lanes, mask) for r in range(size)
         ]
         loads = [cast(column, self.spreading.vector) for column in columns]
-        there = [(j + r * size) * lanes for r in range(size)]
-        transform = self.pass_over(self.spreading, loads, to, there)
+        stage_offsets = [(j + r * size) * lanes for r in range(size)]
+        transform = self.pass_over(self.spreading, loads, to, stage_offsets)
         return For(j, const(0), const(size), ForKind.SERIAL, transform)
 
     def multiply(self, kind: ForKind) -> Stmt:
         """M of a block: a matrix product per place."""
-        whole, rest = divmod(self.channels, self.panel)
-        parts: list[Stmt] = []
-        if whole:
-            parts.append(self.some_panels(whole, 0, self.panel, kind))
-        if rest:
-            parts.append(self.some_panels(1, whole, rest, kind))
-        return seq(*parts)
+        full_panels, tail_columns = divmod(self.channels, self.panel)
+        stmts: list[Stmt] = []
+        if full_panels:
+            stmts.append(self.some_panels(full_panels, 0, self.panel, kind))
+        if tail_columns:
+            stmts.append(self.some_panels(1, full_panels, tail_columns, kind))
+        return seq(*stmts)
 
     def some_panels(self, count: int, first_panel: int, valid: int, kind: ForKind) -> Stmt:
-        """The products with some panels of the weights."""
+        """Multiply by some panels of the weights."""
         step = Var("step")
         e, panel = step // count, step % count + first_panel
         vectors = -(-valid // self.lanes)
@@ -399,24 +415,33 @@ class _Winograd:
         own, unroll = self.decision.number("own"), self.decision.number("unroll")
         steps = const(self.steps)
         line = CACHE_LINE_BYTES // dt.itemsize(self.weight.dtype)
-        near = Prefetches(self.weight, row, line, steps, const(0), own, 0, unroll)
-        ahead = near.of(base, None)[1] if own else None
-        most = most_rows(vectors, self.target, arithmetic_of(self.anchor).dtype)
+        prefetch = Prefetches(self.weight, row, line, steps, const(0), own, 0, unroll)
+        ahead = prefetch.of(base, None)[1] if own else None
+        max_rows = most_rows(vectors, self.target, arithmetic_of(self.anchor).dtype)
         is_whole = vectors * self.lanes >= self.panel
-        limit = self.decision.number("rows") if is_whole else min(NARROW_ROWS, most)
+        limit = self.decision.number("rows") if is_whole else min(NARROW_ROWS, max_rows)
 
         def body(rows: int, first: PrimExpr) -> Stmt:
             """Products of some tiles' transformed data with a panel at one place (u, v)."""
 
             def store(i: PrimExpr, at: PrimExpr, value: PrimExpr, _: PrimExpr | None) -> Stmt:
-                place = to + (first + i) * self.columns + at
-                return BufferStore(self.products, value, (ramp(place, 1, self.lanes),))
+                offset = to + (first + i) * self.columns + at
+                return BufferStore(self.products, value, (ramp(offset, 1, self.lanes),))
 
             valid = vectors * self.lanes
             shape = Tile(rows, vectors, self.lanes, valid, self.anchor.dtype)
             a_rows = [source + (first + i) * self.pitch for i in range(rows)]
             return compute_tile(
-                shape, loops, self.v, a_rows, self.weight, base, store, False, ahead, near.unroll
+                shape,
+                loops,
+                self.v,
+                a_rows,
+                self.weight,
+                base,
+                store,
+                False,
+                ahead,
+                prefetch.unroll,
             )
 
         tiles = balanced_rows(const(self.block), limit, body)
@@ -429,19 +454,19 @@ class _Winograd:
         return For(step, const(0), every, kind, bound(lets, tiles), {"grain": 1})
 
     def gather(self, first: PrimExpr, kind: ForKind) -> Stmt:
-        """The output tiles of a block."""
+        """Transform and finish the output tiles of a block."""
         tile, group = Var("tile"), Var("group")
         corner = n, y, x = Var("n"), Var("y"), Var("x")
-        whole, rest = divmod(self.channels, self.lanes)
-        parts: list[Stmt] = []
-        if whole:
+        full_groups, tail_width = divmod(self.channels, self.lanes)
+        stmts: list[Stmt] = []
+        if full_groups:
             body = self.gather_group(tile, corner, group, None)
-            parts.append(For(group, const(0), const(whole), ForKind.SERIAL, body))
-        if rest:
-            mask = column_mask(rest, self.lanes)
-            parts.append(self.gather_group(tile, corner, const(whole), mask))
-        places = list(zip((n, y, x), self.place(first + tile), strict=True))
-        body = bound(places, seq(*parts))
+            stmts.append(For(group, const(0), const(full_groups), ForKind.SERIAL, body))
+        if tail_width:
+            mask = column_mask(tail_width, self.lanes)
+            stmts.append(self.gather_group(tile, corner, const(full_groups), mask))
+        corner_lets = list(zip((n, y, x), self.place(first + tile), strict=True))
+        body = bound(corner_lets, seq(*stmts))
         if not self.is_even:
             body = IfThenElse(binary(LT, first + tile, self.tiles), body)
         return For(tile, const(0), const(self.block), kind, body, {"grain": 2})
@@ -449,7 +474,7 @@ class _Winograd:
     def gather_group(
         self, tile: PrimExpr, corner: tuple[Var, Var, Var], group: PrimExpr, mask: PrimExpr | None
     ) -> Stmt:
-        """One vector of channels of an output tile."""
+        """Transform one vector of channels of an output tile."""
         (n, y, x), m, size = corner, self.m, self.size
         i, j = Var("i"), Var("j")
         stage = Buffer("stage", (const(m * size * self.lanes),), self.anchor.dtype, "local")
@@ -458,18 +483,19 @@ class _Winograd:
             self.vector(self.products, (r * size + j) * self.m_plane + base, self.lanes)
             for r in range(size)
         ]
-        there = [(j + r * size) * self.lanes for r in range(m)]
-        column = self.pass_over(self.gathering, loads, stage, there)
+        stage_offsets = [(j + r * size) * self.lanes for r in range(m)]
+        column = self.pass_over(self.gathering, loads, stage, stage_offsets)
         columns = For(j, const(0), const(size), ForKind.SERIAL, column)
         staged = [self.vector(stage, (i * size + c) * self.lanes, self.lanes) for c in range(size)]
         names = [Var("part", self.gathering.vector) for _ in staged]
-        lets, made = self.gathering.apply(names)
-        held = [*zip(names, staged, strict=True), *lets]
+        lets, results = self.gathering.apply(names)
+        lets_held = [*zip(names, staged, strict=True), *lets]
+        # The maximum comes before the store, so four pixels become one in registers.
         if self.is_pooled:
-            rows = self.pooled_rows((n, y, x), group, i, (held, made), mask)
+            rows = self.pooled_rows((n, y, x), group, i, (lets_held, results), mask)
             return Allocate(stage, seq(columns, rows))
-        stores = [self.pixel((n, y + i, x + c), group, v, mask) for c, v in enumerate(made)]
-        line = bound(held, seq(*stores))
+        stores = [self.pixel((n, y + i, x + c), group, v, mask) for c, v in enumerate(results)]
+        line = bound(lets_held, seq(*stores))
         if not is_const(simplify(self.height % m), 0):
             line = IfThenElse(binary(LT, y + i, self.height), line)
         rows = For(i, const(0), const(m), ForKind.SERIAL, line)
@@ -489,7 +515,7 @@ class _Winograd:
         return self.if_across(x, stored)
 
     def if_across(self, x: PrimExpr, stored: Stmt) -> Stmt:
-        """A statement for a column, if that is in the image."""
+        """Return a statement for a column, guarded by whether that is in the image."""
         if is_const(simplify(self.width % self.m), 0):
             return stored
         return IfThenElse(binary(LT, x, self.width), stored)
@@ -502,29 +528,37 @@ class _Winograd:
         line: tuple[Sequence[tuple[Var, PrimExpr]], Sequence[PrimExpr]],
         mask: PrimExpr | None,
     ) -> Stmt:
-        """The maxima of windows of 2x2: of two lines of a tile, then of neighbours. `line` says
-        how line `i` is computed.
+        """Store the maxima of windows of 2x2: of two lines of a tile, then of neighbours.
+
+        Args:
+            corner: The image, line and column of the tile's first pixel.
+            group: The vector of channels.
+            i: The line of the tile.
+            line: The names and the values by which line `i` is computed.
+            mask: The valid channels, or None for all.
         """
         (n, y, x), m, channel = corner, self.m, group * self.lanes
-        held, made = line
+        held, line_values = line
         dtype = self.epilogue.output.dtype
         vector = dt.with_lanes(dtype, self.lanes)
         upper = Buffer("upper", (const(m // 2 * self.lanes),), dtype, "local")
         wide = [Var("pair", vector) for _ in range(m // 2)]
         ends = [
-            self.epilogue.finished([n, y + i, x + c, channel], v, mask) for c, v in enumerate(made)
+            self.epilogue.finished([n, y + i, x + c, channel], v, mask)
+            for c, v in enumerate(line_values)
         ]
         pairs = [binary(Max, a, b) for a, b in zip(ends[::2], ends[1::2], strict=True)]
         height, width = simplify(self.height // 2), simplify(self.width // 2)
         first, second = [], []
         for k, pair in enumerate(wide):
-            place = ramp(const(k * self.lanes), 1, self.lanes)
-            first.append(BufferStore(upper, pair, (place,)))
+            offset = ramp(const(k * self.lanes), 1, self.lanes)
+            first.append(BufferStore(upper, pair, (offset,)))
             above = self.vector(upper, const(k * self.lanes), self.lanes)
             at = (n * height + (y + i) // 2) * width + x // 2 + k
             both = binary(Max, above, pair)
             stored = self.epilogue.put(at * self.channels + channel, channel, both, mask)
             second.append(self.if_across(x + 2 * k, stored))
+        # Even lines wait in `upper` for the odd line below them.
         half = IfThenElse(binary(EQ, i % 2, const(0)), seq(*first), seq(*second))
         body = bound([*held, *zip(wide, pairs, strict=True)], half)
         if not is_const(simplify(self.height % m), 0):
@@ -532,16 +566,19 @@ class _Winograd:
         return Allocate(upper, For(i, const(0), const(m), ForKind.SERIAL, body))
 
     def body(self) -> Stmt:
-        """All blocks."""
-        known = isinstance(self.count, IntImm)
-        whole = not known or _values((self.count,))[0] >= BLOCKS_PER_CORE * self.target.cores
+        """Return the loop over all blocks."""
+        is_static = isinstance(self.count, IntImm)
+        # With few blocks, threads share the iterations of each phase instead of whole blocks.
+        is_parallel = (
+            not is_static or _values((self.count,))[0] >= BLOCKS_PER_CORE * self.target.cores
+        )
         kinds = ForKind.PARALLEL, ForKind.SERIAL
-        outer, inner = kinds if whole else kinds[::-1]
+        outer, inner = kinds if is_parallel else kinds[::-1]
         block = Var("block")
         first = block * self.block
         steps = seq(self.spread(first, inner), self.multiply(inner), self.gather(first, inner))
-        each = Allocate(self.v, Allocate(self.products, steps))
-        return For(block, const(0), self.count, outer, each, {"grain": 1})
+        block_body = Allocate(self.v, Allocate(self.products, steps))
+        return For(block, const(0), self.count, outer, block_body, {"grain": 1})
 
 
 FAMILY = Family(

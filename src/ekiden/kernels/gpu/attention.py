@@ -1,17 +1,16 @@
-"""Attention on devices of many threads: no row of scores is ever whole.
+"""Attention on devices of many threads: no row of scores is ever complete in memory.
 
 A block of threads has some queries of one head, and goes along the keys by tiles:
 
-    bring keys and values of the tile into memory of the block
+    load keys and values of the tile into shared memory
     scores: each thread some keys of one query        s[r, c] = q[r] . k[c]
-    the largest score so far rises from m to m', with which all sums so far are rescaled
-    shares: p[r, c] = exp(s[r, c] - m')               total = total * exp(m - m') + sum of p[r]
+    the running maximum rises from m to m', by which all sums are rescaled
+    probabilities: p[r, c] = exp(s[r, c] - m')        total = total * exp(m - m') + sum of p[r]
     results: each thread some columns of one query    acc = acc * exp(m - m') + p[r] . v
 
-Where threads have warps, those of a query tell each other the largest of their own scores
-(`block_reduction`); others read all of the tile's once they are there.
-
-A row of which no key is seen has a total of 0, and as its result what 0 / 0 is.
+Where threads have warps, those of a query exchange the maxima of their own scores
+(`block_reduction`); others read all scores of the tile from shared memory. A row that sees no key
+has a total of 0, and the result 0 / 0.
 """
 
 from __future__ import annotations
@@ -59,7 +58,9 @@ F32 = "float32"
 
 
 def _accepts(anchor: te.Tensor, target: Target) -> bool:
-    """An attention of the kernel's own inputs, of constant depth and width."""
+    """Return whether this is an attention of the kernel's own inputs, of constant depth
+    and width.
+    """
     op = anchor.op
     if op.tag != "attention" or not isinstance(op, te.ExternOp):
         return False
@@ -77,7 +78,9 @@ def _space(anchor: te.Tensor, target: Target) -> Space:
 
 
 def _default(anchor: te.Tensor, target: Target, fixed: Fixed) -> Decision:
-    """What fits memory of a block: of one query as many threads as of several together."""
+    """Return a decision that fits shared memory: of one query as many threads as of several
+    together.
+    """
     _, query, value = sizes_of(anchor)
     depth, width, queries = query["d"], value["d"], query["s"]
     assert depth is not None and width is not None
@@ -87,13 +90,14 @@ def _default(anchor: te.Tensor, target: Target, fixed: Fixed) -> Decision:
         lanes = min(ALONE, LANES * ROWS // rows)
         keys = max(lanes, KEYS)
     room = int(str(target.attrs.get("max_shared_memory_per_block") or LEAST_SHARED))
+    # Fewer keys per tile cost barriers, fewer rows would cost reuse of keys.
     while keys > 1 and 4 * _shared(rows, keys, depth, width) > room:
         keys //= 2
     lanes = min(lanes, keys)
     while rows * lanes > target.max_num_threads:
         lanes, rows = (lanes // 2, rows) if lanes > rows else (lanes, rows // 2)
-    found: dict[str, int | str] = {"rows": rows, "lanes": lanes, "keys": keys}
-    return Decision.of(found | dict(fixed))
+    values: dict[str, int | str] = {"rows": rows, "lanes": lanes, "keys": keys}
+    return Decision.of(values | dict(fixed))
 
 
 def _shared(rows: int, keys: int, depth: int, width: int) -> int:
@@ -149,24 +153,24 @@ class _Kernel:
     # Places
 
     def at(self, operand: Operand, h: PrimExpr, s: PrimExpr, d: PrimExpr) -> tuple[PrimExpr, ...]:
-        """The indices of an element."""
+        """Return the indices of an element."""
         named = {"b": self.b, "h": h, "s": s, "d": d}
         return tuple(named[axis] for axis in operand.dims)
 
     def group(self) -> PrimExpr:
-        """The head of keys and values: several heads of queries may share one."""
+        """Return the head of keys and values: several heads of queries may share one."""
         heads, groups = self.q.dims["h"], self.k.dims["h"]
         return self.h if heads is groups else self.h // simplify(heads // groups)
 
     def seen(self, query: PrimExpr) -> PrimExpr:
-        """How many keys a query sees, of those from the first."""
+        """Return the number of keys that a query sees, of those from the first."""
         if not self.heads.causal:
             return self.keys
         shift = self.keys - self.queries if self.heads.causal == "end" else const(0)
         return maximum(minimum(query + shift + 1, self.keys), const(0))
 
     def query(self) -> PrimExpr:
-        """The query of a thread, of those that there are."""
+        """Return the query of a thread, clamped to those that exist."""
         return minimum(self.first + self.row, self.queries - 1)
 
     # Statements
@@ -175,16 +179,25 @@ class _Kernel:
         self, to: Buffer, lines: int, width: int, pitch: int,
         value: Callable[[PrimExpr, PrimExpr], PrimExpr],
     ) -> Stmt:  # fmt: skip
-        """All threads together fill lines of memory of the block."""
-        turn, threads, count = Var("turn"), self.rows * self.lanes, lines * width
-        at = turn * threads + self.thread
+        """Fill lines of shared memory by all threads together.
+
+        Args:
+            to: The buffer in shared memory.
+            lines: Lines to fill.
+            width: Elements of a line.
+            pitch: Elements from a line to the next.
+            value: Gives the element of a line and a column.
+        """
+        round_index, threads, count = Var("turn"), self.rows * self.lanes, lines * width
+        at = round_index * threads + self.thread
         line, column = at // width, at % width
         store = BufferStore(to, value(line, column), (line * pitch + column,))
         guarded = store if count % threads == 0 else IfThenElse(at < count, store)
-        return serial(turn, -(-count // threads), guarded)
+        return serial(round_index, -(-count // threads), guarded)
 
     def start(self) -> Stmt:
-        """The queries of the block, and sums of nothing."""
+        """Load the queries of the block, and initialize the sums."""
+        # Lines of queries and keys are one element longer than the depth, against bank conflicts.
         zeros = [self.put(self.sums, const(0.0, F32), n) for n in range(self.columns)]
 
         def query(line: PrimExpr, d: PrimExpr) -> PrimExpr:
@@ -200,23 +213,23 @@ class _Kernel:
 
     @staticmethod
     def put(to: Buffer, value: PrimExpr, at: int = 0) -> Stmt:
-        """A number of the thread."""
+        """Store a number of the thread."""
         return BufferStore(to, value, (const(at),))
 
     @staticmethod
     def get(of: Buffer, at: int = 0) -> PrimExpr:
-        """The same."""
+        """Load a number of the thread."""
         return BufferLoad(of, (const(at),), F32)
 
     def near(self, buffer: Buffer, line: PrimExpr, pitch: int, column: PrimExpr) -> PrimExpr:
-        """An element in memory of the block."""
+        """Load an element from shared memory."""
         return BufferLoad(buffer, (line * pitch + column,), F32)
 
     def step(self, begin: PrimExpr) -> Stmt:
-        """A tile of keys."""
+        """Return the statements of a tile of keys."""
 
         def element(operand: Operand) -> Callable[[PrimExpr, PrimExpr], PrimExpr]:
-            """What `bring` reads of keys or values, by line of the tile and place in the row."""
+            """Return the loader of keys or values, by line of the tile and column of the row."""
 
             def value(line: PrimExpr, d: PrimExpr) -> PrimExpr:
                 """Zero behind the last key, which the last tile may reach over."""
@@ -226,6 +239,7 @@ class _Kernel:
 
             return value
 
+        # The first barrier keeps a tile in place until the slowest thread has finished reading it.
         return seq(
             BARRIER,
             self.bring(self.near_k, self.tile, self.depth, self.depth + 1, element(self.k)),
@@ -242,12 +256,12 @@ class _Kernel:
         return [self.put(self.next, self.get(self.best)), self.scores(begin), self.largest.body]
 
     def scores(self, begin: PrimExpr) -> Stmt:
-        """Of the thread's keys of the tile with its query."""
+        """Compute the scores of the thread's keys of the tile with its query."""
         d = Var("d")
 
-        def score_of(turn: PrimExpr) -> Stmt:
-            """One score, where it will be a share, or in registers until then."""
-            line = turn * self.lanes + self.lane
+        def score_of(key_index: PrimExpr) -> Stmt:
+            """Compute one score, stored to shared memory, or to registers by warps."""
+            line = key_index * self.lanes + self.lane
             pair = (
                 self.near(self.near_q, self.row, self.depth + 1, d),
                 self.near(self.near_k, line, self.depth + 1, d),
@@ -255,24 +269,29 @@ class _Kernel:
             more = self.put(self.dot, self.get(self.dot) + pair[0] * pair[1])
             at, score = self.row * (self.tile + 1) + line, self.score(begin + line)
             if self.by_warps:
-                mine = BufferLoad(self.mine, (turn,), F32)
-                larger = self.put(self.next, maximum(self.get(self.next), mine))
-                kept = seq(BufferStore(self.mine, score, (turn,)), larger)
+                own_score = BufferLoad(self.mine, (key_index,), F32)
+                larger = self.put(self.next, maximum(self.get(self.next), own_score))
+                store_score = seq(BufferStore(self.mine, score, (key_index,)), larger)
             else:
-                kept = BufferStore(self.shares, score, (at,))
-            return seq(self.put(self.dot, const(0.0, F32)), serial(d, self.depth, more), kept)
+                store_score = BufferStore(self.shares, score, (at,))
+            return seq(
+                self.put(self.dot, const(0.0, F32)), serial(d, self.depth, more), store_score
+            )
 
         return self.in_turn(score_of)
 
-    def in_turn(self, each: Callable[[PrimExpr], Stmt]) -> Stmt:
-        """What a thread does for each of its keys of a tile; copies, where registers have something
-        for each."""
-        turn = Var("turn")
+    def in_turn(self, body: Callable[[PrimExpr], Stmt]) -> Stmt:
+        """Run `body` for each of a thread's keys of a tile; unrolled, where registers hold
+        something for each.
+        """
+        key_index = Var("turn")
         kind = ForKind.UNROLLED if self.by_warps else ForKind.SERIAL
-        return For(turn, const(0), const(self.tile // self.lanes), kind, each(turn))
+        return For(key_index, const(0), const(self.tile // self.lanes), kind, body(key_index))
 
     def score(self, key: PrimExpr) -> PrimExpr:
-        """What a product becomes before the softmax; -inf for a key that is not seen."""
+        """Return the score that a product becomes before the softmax; -inf for a key that is not
+        seen.
+        """
         scale = self.heads.scale
         value = self.get(self.dot) * const(
             1 / math.sqrt(self.depth) if scale is None else scale, F32
@@ -281,8 +300,8 @@ class _Kernel:
             value = call_intrin("tanh", value * const(1 / cap, F32)) * const(cap, F32)
         if self.bias is not None:
             index = tuple(
-                const(0) if is_const(dim, 1) else each
-                for each, dim in zip(
+                const(0) if is_const(dim, 1) else coordinate
+                for coordinate, dim in zip(
                     (self.b, self.h, self.query(), minimum(key, self.keys - 1)),
                     self.bias.shape,
                     strict=True,
@@ -292,26 +311,27 @@ class _Kernel:
         return Select(key < self.seen(self.query()), value, const(-math.inf, F32))
 
     def rise(self) -> Stmt:
-        """The largest score so far, which every thread of a query finds."""
+        """Compute the running maximum, which every thread of a query finds."""
         c = Var("c")
         score = self.near(self.shares, self.row, self.tile + 1, c)
         larger = self.put(self.next, maximum(self.get(self.next), score))
         return seq(self.put(self.next, self.get(self.best)), serial(c, self.tile, larger))
 
     def shared_out(self) -> Stmt:
-        """Shares by the largest score, and what they add to all sums."""
+        """Compute probabilities by the running maximum, and add their products to all sums."""
         base, factor = Var("base", F32), Var("factor", F32)
         c, share = Var("c"), Var("share", F32)
-        none = self.get(self.next).equal(const(-math.inf, F32))
+        # exp(-inf - -inf) is NaN: a row that has seen no key uses a base of 0 instead.
+        is_empty = self.get(self.next).equal(const(-math.inf, F32))
 
-        def share_of(turn: PrimExpr) -> Stmt:
-            """A share of a score."""
-            line = turn * self.lanes + self.lane
+        def share_of(key_index: PrimExpr) -> Stmt:
+            """Compute the probability of a score."""
+            line = key_index * self.lanes + self.lane
             score = self.near(self.shares, self.row, self.tile + 1, line)
             if self.by_warps:
-                score = BufferLoad(self.mine, (turn,), F32)
-            place = (self.row * (self.tile + 1) + line,)
-            return BufferStore(self.shares, call_intrin("exp", score - base), place)
+                score = BufferLoad(self.mine, (key_index,), F32)
+            index = (self.row * (self.tile + 1) + line,)
+            return BufferStore(self.shares, call_intrin("exp", score - base), index)
 
         added: list[Stmt] = [self.put(self.total, self.get(self.total) + share)]
         for n in range(self.columns):
@@ -328,19 +348,20 @@ class _Kernel:
             serial(c, self.tile, LetStmt(share, read, seq(*added))),
         )
         body = LetStmt(factor, call_intrin("exp", self.get(self.best) - base), body)
-        return LetStmt(base, Select(none, const(0.0, F32), self.get(self.next)), body)
+        return LetStmt(base, Select(is_empty, const(0.0, F32), self.get(self.next)), body)
 
     def all_sums(self) -> list[tuple[Buffer, int]]:
-        """What a thread keeps of its query."""
+        """Return the accumulators of a thread's query."""
         return [(self.total, 0), *((self.sums, n) for n in range(self.columns))]
 
     def finish(self) -> Stmt:
-        """The results of the thread."""
+        """Store the results of the thread."""
         query, total = self.first + self.row, self.get(self.total)
         stores: list[Stmt] = []
         for n in range(self.columns):
             column = self.lane + n * self.lanes
             value = self.get(self.sums, n) / total
+            # A total of 0 means that every key was masked.
             if self.heads.nan_as_zero:
                 value = Select(total > const(0.0, F32), value, const(0.0, F32))
             index = self.at(self.out, self.h, query, column)
@@ -349,18 +370,21 @@ class _Kernel:
         return seq(*stores)
 
     def body(self) -> Stmt:
-        """All of it."""
+        """Return the complete kernel."""
         tile = Var("tile")
         last = minimum(self.first + (self.rows - 1), self.queries - 1)
+        # Under a causal mask, tiles behind the last query's keys are skipped.
         count = simplify((self.seen(last) + (self.tile - 1)) // self.tile)
-        parts = seq(self.start(), serial(tile, count, self.step(tile * self.tile)), self.finish())
-        own = [self.best, self.next, self.total, self.dot, self.sums]
-        own += [self.mine] if self.by_warps else []
-        inner = bound(self.thread, self.rows * self.lanes, "threadIdx.x", allocated(parts, own))
-        near = [self.near_q, self.near_k, self.near_v, self.shares]
-        near += self.largest.shared if self.by_warps else []
+        phases = seq(self.start(), serial(tile, count, self.step(tile * self.tile)), self.finish())
+        local_buffers = [self.best, self.next, self.total, self.dot, self.sums]
+        local_buffers += [self.mine] if self.by_warps else []
+        inner = bound(
+            self.thread, self.rows * self.lanes, "threadIdx.x", allocated(phases, local_buffers)
+        )
+        shared_buffers = [self.near_q, self.near_k, self.near_v, self.shares]
+        shared_buffers += self.largest.shared if self.by_warps else []
         blocks = simplify(product([self.q.dims["b"], self.q.dims["h"], self.tiles]))
-        return bound(self.block, blocks, "blockIdx.x", allocated(inner, near))
+        return bound(self.block, blocks, "blockIdx.x", allocated(inner, shared_buffers))
 
 
 def build(
@@ -370,12 +394,12 @@ def build(
     name: str,
     decision: Decision,
 ) -> PrimFunc:
-    """The kernel of an attention."""
+    """Build the kernel of an attention."""
     heads = outputs[0].op.attrs["heads"]
     assert isinstance(heads, Heads)
     buffers, operands, (result,) = extern_buffers(inputs, outputs)
-    made = _Kernel(heads, operands, result, decision, target)
-    return tiled_function(name, buffers, made.body(), len(outputs))
+    kernel = _Kernel(heads, operands, result, decision, target)
+    return tiled_function(name, buffers, kernel.body(), len(outputs))
 
 
 FAMILY = Family(

@@ -55,7 +55,14 @@ class Team:
 
     @staticmethod
     def of(thread: Var, threads: int, target: Target, size: int | None = None) -> Team:
-        """All of a block, or so many; both are powers of 2."""
+        """Return the team of all of a block, or of `size` neighbours; both are powers of 2.
+
+        Args:
+            thread: The variable of threadIdx.x.
+            threads: Threads of the block.
+            target: The device.
+            size: Threads of a team; None for the block.
+        """
         size = threads if size is None else size
         is_apt = threads % WARP == 0 and size <= WARP * WARP and target.thread_warp_size == WARP
         return Team(thread, threads, size, is_apt and target.has(SHUFFLES))
@@ -63,8 +70,15 @@ class Team:
     def combined(
         self, own: Sequence[Buffer], combine: Combine, everywhere: bool = True
     ) -> Combined:
-        """The values that threads have in buffers of one element, for all threads or for the first
-        at least. Without warps a team is all of a block."""
+        """Reduce the values that threads have in buffers of one element.
+
+        Without warps a team is all of a block.
+
+        Args:
+            own: A buffer per component of the value.
+            combine: Combines two values.
+            everywhere: Whether all threads need the result, or at least the first.
+        """
         if self.has_warps:
             return self._by_warps(own, combine, everywhere)
         assert self.size == self.threads, (self.size, self.threads)
@@ -78,10 +92,12 @@ class Team:
             warps = self.size // WARP
             shared = [_shared(b, self.threads // WARP) for b in own]
             lane = self.thread % WARP
-            part = self.thread // self.size * warps + lane % warps
+            # Lanes beyond the number of warps repeat partial results, so that all lanes load valid
+            # memory.
+            partial_index = self.thread // self.size * warps + lane % warps
             mine = stores(shared, elements(own), (self.thread // WARP,))
             statements += [IfThenElse(lane.equal(0), mine), BARRIER]
-            statements.append(stores(own, elements(shared, part), (const(0),)))
+            statements.append(stores(own, elements(shared, partial_index), (const(0),)))
             statements += self._folds(own, near, combine, warps)
         if everywhere and self.size > 1:  # the first's: of their own, one has 0 and another -0
             first = shuffled(own, AT, 0, min(self.size, WARP))
@@ -89,8 +105,11 @@ class Team:
         return Combined(allocated(seq(*statements), near), elements(own), shared)
 
     def scanned(self, own: Buffer, combine: Callable[[PrimExpr, PrimExpr], PrimExpr]) -> Combined:
-        """Each thread's value combined with those of all threads before, in their order, in its
-        buffer; known to all is that of all threads. Of whole blocks of warps."""
+        """Scan: combine each thread's value with those of all threads before, in their order.
+
+        The result is in each thread's buffer, and the total is known to all. For complete blocks of
+        warps.
+        """
         assert self.has_warps and self.size == self.threads
         zero, lane, warp = (const(0),), self.thread % WARP, self.thread // WARP
         near, sums = (Buffer(n, (const(1),), own.dtype, "local") for n in ("near", "sums"))
@@ -106,8 +125,8 @@ class Team:
             statements.append(BufferStore(near, shuffled([sums], AT, before, WARP)[0], zero))
             joined = BufferStore(own, combine(near[0], own[0]), zero)
             statements.append(IfThenElse(warp > 0, joined))
-        whole, at = (sums, warps - 1) if warps > 1 else (own, WARP - 1)
-        statements.append(BufferStore(sums, shuffled([whole], AT, at, WARP)[0], zero))
+        total_source, at = (sums, warps - 1) if warps > 1 else (own, WARP - 1)
+        statements.append(BufferStore(sums, shuffled([total_source], AT, at, WARP)[0], zero))
         if warps > 1:
             statements.append(BARRIER)  # what they share is written again in the next turn
         return Combined(allocated(seq(*statements), [near]), [sums[0]], shared, [sums])
@@ -119,43 +138,45 @@ class Team:
         combine: Callable[[PrimExpr, PrimExpr], PrimExpr],
         count: int,
     ) -> list[Stmt]:
-        """Each of the first `count` lanes gets what those up to it have."""
-        found: list[Stmt] = []
+        """Scan the first `count` lanes of a warp."""
+        statements: list[Stmt] = []
         zero, by = (const(0),), 1
         while by < count:
-            taken = shuffled([own], "tvm_warp_shuffle_up", by, WARP)
+            shuffled_values = shuffled([own], "tvm_warp_shuffle_up", by, WARP)
             joined = BufferStore(own, combine(near[0], own[0]), zero)
-            found += [BufferStore(near, taken[0], zero)]
-            found += [IfThenElse(self.thread % WARP >= by, joined)]
+            statements += [BufferStore(near, shuffled_values[0], zero)]
+            statements += [IfThenElse(self.thread % WARP >= by, joined)]
             by *= 2
-        return found
+        return statements
 
     def _folds(
         self, own: Sequence[Buffer], near: Sequence[Buffer], combine: Combine, count: int
     ) -> list[Stmt]:
-        """The first of each `count` lanes gets what all of them have."""
-        found: list[Stmt] = []
+        """Fold each `count` lanes into the first of them."""
+        statements: list[Stmt] = []
         by = count // 2
         while by:
-            taken = shuffled(own, "tvm_warp_shuffle_down", by, min(count, WARP))
-            found.append(stores(near, taken, (const(0),)))  # once each: a combination may ask twice
-            found.append(stores(own, combine(elements(own), elements(near)), (const(0),)))
+            shuffled_values = shuffled(own, "tvm_warp_shuffle_down", by, min(count, WARP))
+            statements.append(
+                stores(near, shuffled_values, (const(0),))
+            )  # once each: a combination may ask twice
+            statements.append(stores(own, combine(elements(own), elements(near)), (const(0),)))
             by //= 2
-        return found
+        return statements
 
     def _by_halves(self, own: Sequence[Buffer], combine: Combine) -> Combined:
-        parts = [_shared(b, self.threads) for b in own]
+        partials = [_shared(b, self.threads) for b in own]
 
-        def joined(left: Sequence[PrimExpr], right: Sequence[PrimExpr]) -> Stmt:
+        def joined(lower: Sequence[PrimExpr], right: Sequence[PrimExpr]) -> Stmt:
             """Combine two threads' values into those of the first."""
-            return stores(parts, combine(left, right), (self.thread,))
+            return stores(partials, combine(lower, right), (self.thread,))
 
         statements = [
-            stores(parts, elements(own), (self.thread,)),
-            *fold_by_halves(parts, const(0), self.thread, self.threads, joined),
+            stores(partials, elements(own), (self.thread,)),
+            *fold_by_halves(partials, const(0), self.thread, self.threads, joined),
             BARRIER,
         ]
-        return Combined(seq(*statements), elements(parts), parts)
+        return Combined(seq(*statements), elements(partials), partials)
 
 
 def _shared(like: Buffer, count: int) -> Buffer:

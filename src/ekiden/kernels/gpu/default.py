@@ -39,19 +39,19 @@ from ekiden.tir.visitor import substitute as substitute_statement
 def schedule_threads(
     inputs: list[Tensor], outputs: list[Tensor], target: Target, name: str
 ) -> PrimFunc:
-    """The rule for kinds of targets that have threads."""
+    """Build the default kernels for kinds of targets that have threads."""
     chosen = chosen_stages(own_outputs(outputs))
     buffers = BufferMap()
     params = tuple(buffers.declare(t) for t in (*inputs, *chosen))
     groups = whole_operations(stages_of(chosen))
-    made = [t for group in groups for t in group if t not in buffers.buffers]
-    for t in made:
+    intermediates = [t for group in groups for t in group if t not in buffers.buffers]
+    for t in intermediates:
         buffers.declare(t)
     statements = []
     for run in runs_of(groups, target):
         if is_joined(run, target):
-            body, inside = joined(run, buffers, _of_none_else(made, run, groups), target)
-            made = [t for t in made if t not in inside]
+            body, inside = joined(run, buffers, _of_none_else(intermediates, run, groups), target)
+            intermediates = [t for t in intermediates if t not in inside]
             statements.append(body)
             continue
         (group,) = run
@@ -63,21 +63,23 @@ def schedule_threads(
             statements.append(scan or _bound_statements(extern_stage(op, group, buffers)))
     attrs = {"global_symbol": name, "num_outputs": len(outputs)}
     return PrimFunc(
-        params, allocated(sequence(*statements), [buffers.buffers[t] for t in made]), attrs
+        params, allocated(sequence(*statements), [buffers.buffers[t] for t in intermediates]), attrs
     )
 
 
 def _of_none_else(
-    made: Sequence[Tensor], run: Sequence[Sequence[Tensor]], groups: Sequence[Sequence[Tensor]]
+    intermediates: Sequence[Tensor],
+    run: Sequence[Sequence[Tensor]],
+    groups: Sequence[Sequence[Tensor]],
 ) -> set[Tensor]:
-    """Of tensors, those that operations of a run make and no other reads."""
+    """Return the tensors that operations of a run compute and no other operation reads."""
     inside = {t for group in run for t in group}
     read = {t for group in groups if group not in run for t in inputs_of(group[0])}
-    return {t for t in made if t in inside and t not in read}
+    return {t for t in intermediates if t in inside and t not in read}
 
 
 def _stage(op: ComputeOp, group: Sequence[Tensor], buffers: BufferMap, target: Target) -> Stmt:
-    """The launch of a computation."""
+    """Return the launch of a computation."""
     row = row_of(op, group[0], buffers, target) if len(group) == 1 else None
     if row is None:
         return _bound_block(stage_block(op, group, buffers), target)
@@ -88,9 +90,10 @@ def _stage(op: ComputeOp, group: Sequence[Tensor], buffers: BufferMap, target: T
 
 
 def _bound_block(nest: Stmt, target: Target) -> Stmt:
-    """A computation's loops: the spatial ones become threads, the others stay inside."""
+    """Bind a computation's loops: the spatial ones become threads, the others stay inside."""
     index = Var("index")
     body, count, lanes = Nest.of(nest).part(index, (), target)
+    # Where threads run one after the other with vectors, a block needs only as many as there are.
     alone = lanes > 1 and target.thread_warp_size == 1
     return launch(index, count, threads_of(count, target) if alone else THREADS, body)
 
@@ -105,38 +108,39 @@ def _bound_statements(body: Stmt) -> Stmt:
     match body:
         case SeqStmt():
             groups = groupby(body.seq, _has_rows)
-            parts = [list(g) if rows else [sequence(*g)] for rows, g in groups]
-            return sequence(*(_bound_statements(s) for part in parts for s in part))
+            groups_of_stmts = [list(g) if rows else [sequence(*g)] for rows, g in groups]
+            return sequence(*(_bound_statements(s) for group in groups_of_stmts for s in group))
         case Allocate():  # several launches have it: memory of the device
-            whole = body.buffer.with_fields(scope="global")
-            inner = rename(body.body, {}, {body.buffer: whole})
-            return Allocate(whole, _bound_statements(inner))
+            global_buffer = body.buffer.with_fields(scope="global")
+            inner = rename(body.body, {}, {body.buffer: global_buffer})
+            return Allocate(global_buffer, _bound_statements(inner))
         case LetStmt():
             return body.with_fields(body=_bound_statements(body.body))
+        # The caller has split sequences, so this is the outermost parallel loop.
         case For() if _is_rows(body):
             return _launched(body.loop_var, body.extent, ROW_THREADS, body.body)
     return _launched(Var("index"), convert(1), 1, body)
 
 
 def _is_rows(s: Stmt) -> bool:
-    """Whether a statement is a loop whose steps are independent."""
+    """Return whether a statement is a loop whose iterations are independent."""
     return isinstance(s, For) and s.kind is ForKind.PARALLEL and is_const(s.min, 0)
 
 
 def _has_rows(s: Stmt) -> bool:
-    """Whether there is one in it."""
+    """Return whether a statement contains a parallel loop."""
     return any(map(_is_rows, walk(s)))
 
 
 def _launched(row: Var, count: PrimExpr, threads: int, body: Stmt) -> Stmt:
-    """The launch of a body for each row."""
+    """Return the launch of a body for each row."""
     workspaces = _Workspaces(row, count)
     launched = launch(row, count, threads, workspaces.visit(body))
     return allocated(launched, list(workspaces.moved.values()))
 
 
 class _Workspaces(ExprRewriter):
-    """Memory that no thread can have by itself becomes a part of one buffer for all rows:
+    """Rewriter that moves memory that no thread can have by itself into one buffer for all rows.
 
     for i in parallel(n): t = alloc(m); .. t[k]   ->   t = alloc(n, m); for i in ..: .. t[i, k]
     """
@@ -148,7 +152,7 @@ class _Workspaces(ExprRewriter):
         self.moved: dict[Buffer, Buffer] = {}
 
     def visit_allocate(self, stmt: Allocate) -> Stmt:
-        """What is too large, or of a size that a run tells, before the row is begun."""
+        """Move a buffer that is too large, or of a dynamic size, before the row begins."""
         buffer = stmt.buffer
         size = simplify(product(buffer.shape) * dt.itemsize(buffer.dtype))
         is_own = isinstance(size, IntImm) and size.value <= MOST_LOCAL
@@ -159,12 +163,12 @@ class _Workspaces(ExprRewriter):
         return self.visit(stmt.body)
 
     def visit_for(self, stmt: For) -> Stmt:
-        """Its variable is none of the host's."""
+        """Record the loop variable: a size may not depend on it."""
         self._inside.add(stmt.loop_var)
         return super().visit_for(stmt)
 
     def visit_let(self, stmt: LetStmt) -> Stmt:
-        """Likewise."""
+        """Record the variable, likewise."""
         self._inside.add(stmt.var)
         return super().visit_let(stmt)
 
@@ -177,13 +181,13 @@ class _Workspaces(ExprRewriter):
         return (self._row, *indices)
 
     def visit_store(self, stmt: BufferStore) -> Stmt:
-        """A store of a row's part."""
-        made = super().visit_store(stmt)
-        assert isinstance(made, BufferStore)
-        if made.buffer not in self.moved:
-            return made
-        indices = self._placed(made.indices)
-        return made.with_fields(buffer=self.moved[made.buffer], indices=indices)
+        """Redirect a store to the row's slice."""
+        store = super().visit_store(stmt)
+        assert isinstance(store, BufferStore)
+        if store.buffer not in self.moved:
+            return store
+        indices = self._placed(store.indices)
+        return store.with_fields(buffer=self.moved[store.buffer], indices=indices)
 
 
 FAMILY = Family(

@@ -30,16 +30,16 @@ class Factors:
 
     @property
     def depth(self) -> PrimExpr:
-        """How many products a sum has."""
+        """Return the number of products of a sum."""
         return simplify(product([r.extent for r in self.reduce.axis]))
 
     def size(self, axes: Sequence[Var]) -> PrimExpr:
-        """How many elements axes have."""
+        """Return the number of elements of axes."""
         return simplify(product([self.extents[v] for v in axes])) if axes else const(1)
 
 
 def factors_of(anchor: Tensor) -> Factors | None:
-    """The factors of a computation that is such a sum."""
+    """Return the factors of a computation that is a sum of products; else None."""
     op = anchor.op
     body = op.body[anchor.value_index] if isinstance(op, ComputeOp) else None
     if not isinstance(op, ComputeOp) or not isinstance(body, Reduce) or body.kind != "sum":
@@ -49,6 +49,7 @@ def factors_of(anchor: Tensor) -> Factors | None:
         return None
     axes = [a.var for a in op.axis]
     of_a, of_b = set(free_vars(source.a)), set(free_vars(source.b))
+    # Tiles share the loops over k, so all results need the same extents.
     if any(v in axes for r in body.axis for v in free_vars(r.extent)):
         return None
     rows = tuple(v for v in axes if v in of_a and v not in of_b)
@@ -59,25 +60,32 @@ def factors_of(anchor: Tensor) -> Factors | None:
     extents = {a.var: a.extent for a in op.axis}
     order = {v: n for n, v in enumerate(axes) if size_of(extents[v]) != 1}
     last = [max((order.get(v, -1) for v in group), default=-1) for group in (rows, columns)]
+    # The factor that has the innermost axis of the result becomes b, whose axes are columns.
     if last[0] > last[1]:
         return Factors(source.b, source.a, batch, columns, rows, extents, body)
     return Factors(source.a, source.b, batch, rows, columns, extents, body)
 
 
-def are_neighbours(value: PrimExpr, places: Mapping[Var, PrimExpr], step: Var) -> bool:
-    """Whether what an expression over tensors reads at the next value of a variable, which its own
-    variables are given in terms of, lies behind what it reads at this one, or is the same."""
-    found = [e for e in post_order(value) if isinstance(e, ProducerLoad)]
-    distances = [distance_of(e.producer.shape, e.indices, places, step) for e in found]
+def are_neighbours(value: PrimExpr, positions: Mapping[Var, PrimExpr], step: Var) -> bool:
+    """Return whether an expression reads the next element, or the same, at the next value of a
+    variable.
+
+    Args:
+        value: An expression over tensors.
+        places: Its variables in terms of `step`.
+        step: The variable.
+    """
+    reads = [e for e in post_order(value) if isinstance(e, ProducerLoad)]
+    distances = [distance_of(e.producer.shape, e.indices, positions, step) for e in reads]
     return all(is_const(d, 0) or is_const(d, 1) for d in distances)
 
 
 def distance_in(value: PrimExpr, axis: Var) -> int:
     """Elements from what an expression over tensors reads to what it reads at the next value of an
     axis, at most; 0 where only a run knows."""
-    found = [e for e in post_order(value) if isinstance(e, ProducerLoad)]
+    reads = [e for e in post_order(value) if isinstance(e, ProducerLoad)]
     step = Var("step")
-    distances = [distance_of(e.producer.shape, e.indices, {axis: step}, step) for e in found]
+    distances = [distance_of(e.producer.shape, e.indices, {axis: step}, step) for e in reads]
     return max((abs(d.value) for d in distances if isinstance(d, IntImm)), default=0)
 
 

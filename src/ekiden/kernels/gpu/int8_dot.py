@@ -2,9 +2,9 @@
 
     sum over k of a[m, k] * b[n, k]  ->  sum over words of dot4(a[m, word], b[n, word])
 
-A word is four bytes that follow each other along k, put together when a thread brings it into
-memory of the block, be they neighbours in memory or not; bytes behind the last step of k are 0, so
-any k is served. The rest is as in `tiled_product`, of int32 along words.
+A word is four bytes that follow each other along k, packed when a thread loads it to shared memory,
+whether they are neighbours in memory or not; bytes behind the last k are 0, so any k is served. The
+rest is as in `tiled_product`, of int32 along words.
 """
 
 from __future__ import annotations
@@ -46,13 +46,15 @@ def narrow(factor: PrimExpr) -> PrimExpr | None:
 
 
 def ability(a: str, b: str) -> str:
-    """The instruction for bytes of two types, which may be given in the other order."""
-    left, right = sorted((FACTORS[a], FACTORS[b]), reverse=True)  # u8s8, of different ones
-    return f"dot4_{left}{right}"
+    """Return the instruction for bytes of two types, in either order."""
+    first_kind, second_kind = sorted(
+        (FACTORS[a], FACTORS[b]), reverse=True
+    )  # u8s8, of different ones
+    return f"dot4_{first_kind}{second_kind}"
 
 
 def can_multiply(factors: Factors, target: Target) -> bool:
-    """Whether a target has an instruction for such sums."""
+    """Return whether a target has an instruction for such sums."""
     a, b = narrow(factors.a), narrow(factors.b)
     return a is not None and b is not None and target.has(ability(a.dtype, b.dtype))
 
@@ -66,10 +68,10 @@ def depth_of(factors: Factors) -> int:
 
 
 class Steps:
-    """The steps of k of a product, and words of them.
+    """Axes of k of a product, in words.
 
-    Where the last axis of k is whole words these have its place, which takes fewer divisions than
-    words of all axes as one do.
+    Where the last axis of k is a multiple of a word, words replace that axis, which takes fewer
+    divisions than words of all axes as one do.
     """
 
     def __init__(self, factors: Factors) -> None:
@@ -81,20 +83,20 @@ class Steps:
         self.words: tuple[ReduceAxis, ...] = (*outer, self.word)
 
     def byte(self, value: PrimExpr, number: int) -> PrimExpr:
-        """A byte of a word of a factor, as a number without sign; 0 behind the last step."""
+        """Return a byte of a word of a factor, as an unsigned number; 0 behind the last k."""
         step = self.word * WORD + number
         at: dict[Var, PrimExpr] = {self.axes[-1]: step} if self.are_whole else self._places(step)
-        found = cast(cast(substitute(value, at), "uint8"), "uint32")
+        byte = cast(cast(substitute(value, at), "uint8"), "uint32")
         if self.are_whole or number == 0 or is_const(simplify(self.depth % WORD), 0):
-            return found
-        return if_then_else(step < self.depth, found, const(0, "uint32"))
+            return byte
+        return if_then_else(step < self.depth, byte, const(0, "uint32"))
 
     def _places(self, step: PrimExpr) -> dict[Var, PrimExpr]:
         at = coordinates(step, [r.extent for r in self.axes])
         return dict(zip(self.axes, at, strict=True))
 
     def packed(self, value: PrimExpr) -> PrimExpr:
-        """A word of a factor, its first byte the lowest."""
+        """Pack a word of a factor, its first byte the lowest."""
         if self.are_whole and (near := self._near(value)) is not None:
             return near
         word = self.byte(value, 0)
@@ -104,8 +106,11 @@ class Steps:
         return cast(word, "int32")
 
     def _near(self, value: PrimExpr) -> PrimExpr | None:
-        """The same of bytes that are neighbours in memory, where a condition for all of them
-        stands before them if any does: then they are read as one."""
+        """Pack bytes that are neighbours in memory by one read.
+
+        A condition that holds for all of them stays in front of the read. None where they are no
+        neighbours.
+        """
         last = self.axes[-1]
         match value:
             case Intrinsic(op="if_then_else", args=(condition, inside, outside)):
@@ -115,7 +120,7 @@ class Steps:
                 return if_then_else(condition, near, const(0, "int32"))
             case ProducerLoad(producer=tensor, indices=(*outer, index)):
                 is_near = is_const(simplify(substitute(index, {last: last + 1}) - index), 1)
-                if not is_near or any(last in free_vars(each) for each in outer):
+                if not is_near or any(last in free_vars(outer_index) for outer_index in outer):
                     return None
                 first = substitute(index, {last: self.word * WORD})
                 kind = dt.with_lanes(value.dtype, WORD)
@@ -132,7 +137,7 @@ class WordGroup(Group):
 
     @property
     def reduce(self) -> Reduce:
-        """What is reduced."""
+        """Return the reduction over words."""
         return self.words
 
 
@@ -161,13 +166,13 @@ class WordKernel(TileKernel):
         self.factors = Factors(x, y, f.batch, f.rows, f.columns, f.extents, words)
 
     def lies_by_steps(self, factor: PrimExpr) -> bool:
-        """Whether words are neighbours in the memory that a factor comes from."""
+        """Return whether words are neighbours in the memory that a factor comes from."""
         step = Var("step")
         read = self.bytes_[0 if factor is self.factors.a else 1]  # of bytes, or of words
         return are_neighbours(read, {self.last: step}, step)
 
     def step(self, a: Sequence[PrimExpr], b: Sequence[PrimExpr]) -> Stmt:
-        """Every sum gets the products of two words."""
+        """Add the products of two words to every sum."""
         names_a = [Var(f"a{i}", e.dtype) for i, e in enumerate(a)]
         names_b = [Var(f"b{j}", e.dtype) for j, e in enumerate(b)]
         body = seq(
@@ -182,14 +187,15 @@ class WordKernel(TileKernel):
         return body
 
     def _added(self, number: int, x: PrimExpr, y: PrimExpr) -> Stmt:
-        """A sum gets the products of two words."""
+        """Add the products of two words to a sum."""
         at, op = (const(number),), ability(*self.kinds)
         total = BufferLoad(self.sums, at, self.dtype)
+        # The mixed instruction takes the unsigned operand first.
         x, y = (y, x) if self.kinds == ("int8", "uint8") else (x, y)
         return BufferStore(self.sums, call_intrin(op, total, x, y, dtype="int32"), at)
 
     def build(self, name: str, shared: bool = True) -> PrimFunc:
-        """The program."""
+        """Build the program."""
         return super().build(name, shared=True)
 
 

@@ -1,5 +1,5 @@
-"""What families of kernels for devices of many threads have in common: a group as its anchor and
-what follows it, and elements at places.
+"""Helpers that kernel families for devices of many threads share: a group as its anchor and what
+follows it, the loops of launches, and elements by coordinates.
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ FEW = 256
 
 
 def is_long(op: ComputeOp) -> bool:
-    """Whether a reduction has few results of many elements each, as far as is known."""
+    """Return whether a reduction has few results of many elements each, as far as is known."""
     results = size_of(simplify(product([a.extent for a in op.axis])))
-    each = size_of(simplify(product([r.extent for r in op.reduce_axis])))
-    return results is not None and each is not None and results <= FEW and each >= LONG
+    elements = size_of(simplify(product([r.extent for r in op.reduce_axis])))
+    return results is not None and elements is not None and results <= FEW and elements >= LONG
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,42 +70,45 @@ class Group:
 
     @staticmethod
     def of(inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> Group:
-        """That of inputs and outputs of which `chosen_stages` leaves a reduction and no other."""
+        """Return the group of inputs and outputs of which `chosen_stages` leaves a reduction and no
+        other.
+        """
         (output,) = chosen_stages(own_outputs(outputs))
         anchor = next(t for t in stages_of([output]) if not is_injective(t))
         buffers = BufferMap()
-        for each in (*inputs, output):
-            buffers.declare(each)
+        for tensor in (*inputs, output):
+            buffers.declare(tensor)
         return Group(buffers, inputs, output, anchor)
 
     @property
     def reduce(self) -> Reduce:
-        """What is reduced."""
+        """Return the reduction."""
         op = self.anchor.op
         assert isinstance(op, ComputeOp)
-        found = op.body[self.anchor.value_index]
-        assert isinstance(found, Reduce)
-        return found
+        body = op.body[self.anchor.value_index]
+        assert isinstance(body, Reduce)
+        return body
 
-    def element(self, value: PrimExpr, places: Mapping[Var, PrimExpr]) -> PrimExpr:
-        """An expression over tensors at values of its variables."""
+    def element(self, value: PrimExpr, values: Mapping[Var, PrimExpr]) -> PrimExpr:
+        """Return an expression over tensors at values of its variables."""
 
         def change(e: PrimExpr) -> PrimExpr:
-            """A variable's value; a read of a tensor as a load from its buffer."""
+            """Replace a variable by its value, and a read of a tensor by a load from its buffer."""
             if isinstance(e, Var):
-                return places.get(e, e)
+                return values.get(e, e)
             if isinstance(e, ProducerLoad):
                 return BufferLoad(self.params.buffers[e.producer], e.indices, e.dtype)
             return e
 
         return rewrite(value, change)
 
-    def store(self, places: Sequence[PrimExpr], value: PrimExpr) -> Stmt:
-        """The element of the output at some coordinates, from that of the reduction."""
+    def store(self, coordinates: Sequence[PrimExpr], value: PrimExpr) -> Stmt:
+        """Store the element of the output at some coordinates, from that of the reduction."""
         op = self.output.op
         assert isinstance(op, ComputeOp)
         result = value
         if self.output is not self.anchor:
+            # What lies between the reduction and the output is computed on the way to the store.
             between = {t for t in post_order_tensors([self.output]) if is_injective(t)}
             body = Inliner(between - {self.output}).expr(op.body[self.output.value_index])
 
@@ -113,37 +116,45 @@ class Group:
                 is_sum = isinstance(e, ProducerLoad) and e.producer is self.anchor
                 return value if is_sum else e
 
-            at = {a.var: p for a, p in zip(op.axis, places, strict=True)}
+            at = {a.var: p for a, p in zip(op.axis, coordinates, strict=True)}
             result = self.element(rewrite(body, change), at)
         buffer = self.params.buffers[self.output]
-        return BufferStore(buffer, result, tuple(places))
+        return BufferStore(buffer, result, tuple(coordinates))
 
     def function(self, body: Stmt, name: str) -> PrimFunc:
-        """The program."""
+        """Return the program."""
         params = (*(self.params.buffers[t] for t in self.inputs), self.params.buffers[self.output])
         return PrimFunc(params, body, {"global_symbol": name, "num_outputs": 1})
 
 
 def bound(var: Var, extent: PrimExpr | int, axis: str, body: Stmt) -> Stmt:
-    """A loop over a thread axis."""
+    """Return a loop over a thread axis."""
     size = const(extent) if isinstance(extent, int) else extent
     return For(var, const(0), size, ForKind.THREAD_BINDING, body, {"thread": axis})
 
 
 def serial(var: Var, extent: PrimExpr | int, body: Stmt) -> Stmt:
-    """A loop inside of a thread."""
+    """Return a loop inside of a thread."""
     size = const(extent) if isinstance(extent, int) else extent
     return For(var, const(0), size, ForKind.SERIAL, body)
 
 
 def unrolled(var: Var, count: int, body: Stmt) -> Stmt:
-    """The same of so few steps that each is written out: what is held by number is in registers."""
+    """Return a loop of so few iterations that each is written out: arrays indexed by it are in
+    registers.
+    """
     return For(var, const(0), const(count), ForKind.UNROLLED, body)
 
 
 def launch(index: Var, extent: PrimExpr, threads: int, body: Stmt) -> Stmt:
-    """The body for all values of the index below the extent, one thread each; in so many threads a
-    block."""
+    """Return the launch of a body for all values of the index below the extent, one thread each.
+
+    Args:
+        index: The index.
+        extent: Its extent.
+        threads: Threads of a block.
+        body: What a thread does.
+    """
     block, thread = Var("block"), Var("thread")
     flat = block * threads + thread
     exact = is_const(simplify(extent % threads), 0)
@@ -182,7 +193,7 @@ class Nest:
 
     @staticmethod
     def of(nest: Stmt) -> Nest:
-        """That of what `te.prim_func.stage_block` gives."""
+        """Return the nest of what `te.prim_func.stage_block` gives."""
         loops: list[For] = []
         while isinstance(nest, For):
             loops.append(nest)
@@ -193,14 +204,22 @@ class Nest:
 
     @property
     def block(self) -> Block:
-        """What is done to an element."""
+        """Return the block of an element."""
         return self.realize.block
 
     def part(
         self, number: Var, at: Sequence[PrimExpr], target: Target
     ) -> tuple[Stmt, PrimExpr, int]:
-        """The element of a number, or the vector of as many elements as the last says, at the first
-        axes, which have places; and how many of these there are."""
+        """Return the body of one number: an element, or a vector of elements.
+
+        Args:
+            number: The variable that counts elements or vectors.
+            at: Coordinates of the first axes.
+            target: The device.
+
+        Returns:
+            The body, the number of elements or vectors, and the lanes of a vector.
+        """
         extents = [f.extent for f in self.spatial]
         lanes = Lanes.of(self.block, target, len(at))
         if not at and lanes is None:
@@ -210,20 +229,21 @@ class Nest:
             return self.at((*at, *own)), product(extents[len(at) :]), 1
         outside, inside = extents[len(at) : lanes.first], extents[lanes.first :]
         size, lane = simplify(product(inside)), Var("lane")
-        parts = simplify((size + (lanes.count - 1)) // lanes.count)
-        around, part = coordinates(number, [product(outside), parts])
-        place = first_of(part, lanes.count, size) + lane
-        body = self.at((*at, *coordinates(around, outside), *coordinates(place, inside)))
+        vectors_per_row = simplify((size + (lanes.count - 1)) // lanes.count)
+        around, vector_index = coordinates(number, [product(outside), vectors_per_row])
+        # The last vector may overlap the one before, so no lane needs a guard.
+        element_index = first_of(vector_index, lanes.count, size) + lane
+        body = self.at((*at, *coordinates(around, outside), *coordinates(element_index, inside)))
         body = For(lane, const(0), const(lanes.count), ForKind.VECTORIZED, body)
-        return body, simplify(product(outside) * parts), lanes.count
+        return body, simplify(product(outside) * vectors_per_row), lanes.count
 
-    def at(self, places: Sequence[PrimExpr]) -> Stmt:
-        """The element at a place, its reduced axes in loops."""
-        values = (*places, *self.realize.iter_values[len(places) :])
+    def at(self, coordinates: Sequence[PrimExpr]) -> Stmt:
+        """Return the element at some coordinates, its reduced axes in loops."""
+        values = (*coordinates, *self.realize.iter_values[len(coordinates) :])
         body: Stmt = self.realize.with_fields(iter_values=values)
         for loop in reversed(self.reduced):
             body = loop.with_fields(body=body)
         # what a sum runs over may depend on the element it is for
         return substitute_statement(
-            body, {f.loop_var: p for f, p in zip(self.spatial, places, strict=True)}
+            body, {f.loop_var: p for f, p in zip(self.spatial, coordinates, strict=True)}
         )

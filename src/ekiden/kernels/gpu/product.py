@@ -97,9 +97,9 @@ def _space(anchor: Tensor, target: Target) -> Space:
     )
 
 
-def _down(most: int, size: int | None) -> int:
-    """A power of two up to `most`, no larger than needed for a size."""
-    return most if size is None else max(1, min(most, 2 ** math.ceil(math.log2(max(size, 1)))))
+def _down(limit: int, size: int | None) -> int:
+    """Return a power of two up to `limit`, no larger than needed for a size."""
+    return limit if size is None else max(1, min(limit, 2 ** math.ceil(math.log2(max(size, 1)))))
 
 
 def _default(anchor: Tensor, target: Target, fixed: Fixed) -> Decision:
@@ -115,37 +115,42 @@ def _default(anchor: Tensor, target: Target, fixed: Fixed) -> Decision:
     has_warps = target.thread_warp_size > 1
     lanes = _down(LANES if has_warps else ALONE_LANES, n)
     rows = _down(ROWS if has_warps else ALONE_ROWS, m)
-    most = SUMS if has_warps else ALONE_COLUMNS
-    columns = _down(most, None if n is None else -(-n // lanes))
+    max_columns = SUMS if has_warps else ALONE_COLUMNS
+    columns = _down(max_columns, None if n is None else -(-n // lanes))
     lines = _down(LANES if has_warps else 1, None if m is None else -(-m // rows))
+    # Lanes go last: neighbours along columns make accesses contiguous.
     while lanes * lines > target.max_num_threads:
         lanes, lines = (lanes, lines // 2) if lines > 1 else (lanes // 2, lines)
     has_dot = has_warps and int8_dot.can_multiply(factors, target) and fixed.get("shared", 1)
     dot = int(fixed.get("dot", int(bool(has_dot))))
     needs_shared = dot or fixed.get("buffers", 1) != 1 or fixed.get("near", 1) != 1
-    found: dict[str, int | str] = {
+    values: dict[str, int | str] = {
         "rows": rows, "columns": columns, "lanes": lanes, "lines": lines,
         "depth": int8_dot.depth_of(factors) if dot else DEPTH_OF_BLOCK,
         "shared": int(has_warps or needs_shared), "vector": 1, "along": COLUMNS,
         "band": 0, "panel": 0, "tensor": 0, "dot": dot,
     }  # fmt: skip
     kind = int8_dot.WordKernel if dot else TileKernel
-    made = kind.with_memory(factors, target, found | dict(fixed))
-    if not made.number("shared") or kind.most_bytes(factors, made) <= target.block_memory:
-        return made
+    decision = kind.with_memory(factors, target, values | dict(fixed))
+    # Without room for tiles, the kernel reads global memory; overrides are refused later instead.
+    if not decision.number("shared") or kind.most_bytes(factors, decision) <= target.block_memory:
+        return decision
     if not fixed.keys().isdisjoint(("shared", "dot", "buffers", "near")):
-        return made  # which is refused, with what it takes
-    return TileKernel.with_memory(factors, target, found | dict(fixed) | {"shared": 0, "dot": 0})
+        return decision  # which is refused, with what it takes
+    return TileKernel.with_memory(factors, target, values | dict(fixed) | {"shared": 0, "dot": 0})
 
 
 def _of_vectors(anchor: Tensor, factors: Factors, target: Target, fixed: Fixed) -> Decision | None:
-    """With vectors, where threads run one after the other and have them; None where they do not,
-    or something is fixed that only the other kernels have."""
-    most = target.lanes(factors.a.dtype)
-    asked = fixed.get("vector", most if target.thread_warp_size == 1 else 1)
-    if asked == 1 or not fixed.keys().isdisjoint(OF_BLOCKS):
+    """Return the decision with vectors, where threads run one after the other and have them.
+
+    Returns:
+        None where they do not, or where a knob is fixed that only the other kernels have.
+    """
+    max_lanes = target.lanes(factors.a.dtype)
+    vector = fixed.get("vector", max_lanes if target.thread_warp_size == 1 else 1)
+    if vector == 1 or not fixed.keys().isdisjoint(OF_BLOCKS):
         return None
-    along, lanes = way_of(factors, int(asked))
+    along, lanes = way_of(factors, int(vector))
     if lanes == 1 and "vector" not in fixed:
         return None
     inner = columns_of(factors) if along == COLUMNS else factors.columns
@@ -154,15 +159,15 @@ def _of_vectors(anchor: Tensor, factors: Factors, target: Target, fixed: Fixed) 
     rows, columns = tile_of(target, m, vectors)
     depth = size_of(factors.depth)
     tiles = None if m is None else -(-m // rows)
-    found: dict[str, int | str] = {
+    values: dict[str, int | str] = {
         "rows": rows, "columns": columns, "lanes": 1, "lines": 1, "depth": DEPTH_OF_BLOCK,
         "shared": 0, "buffers": 1, "near": 1, "vector": lanes, "along": along,
         "band": band_of(target, rows, tiles, depth, factors.a.dtype), "panel": 0,
         "tensor": 0, "dot": 0,
     }  # fmt: skip
     if fixed.keys().isdisjoint(("along", "panel")):
-        found = dict(panel_of(target, factors, found, int(asked)) or found)
-    return Decision.of(found | dict(fixed))
+        values = dict(panel_of(target, factors, values, int(vector)) or values)
+    return Decision.of(values | dict(fixed))
 
 
 def build(
@@ -172,8 +177,18 @@ def build(
     name: str,
     decision: Decision,
 ) -> PrimFunc:
-    """The kernel of a product, and of what follows it. Raises CompileError for decisions that it
-    cannot be made by."""
+    """Build the kernel of a product, and of what follows it.
+
+    Args:
+        inputs: The tensors that are read.
+        outputs: The tensors that are written.
+        target: The device.
+        name: The symbol of the kernel.
+        decision: The values of all knobs.
+
+    Raises:
+        CompileError: For decisions that no kernel follows.
+    """
     group = Group.of(inputs, outputs)
     if decision.number("vector") > 1:
         if decision.number("panel"):
@@ -198,11 +213,11 @@ class _Kernels(Protocol):
     FACTORS: Mapping[str, str]
 
     def can_multiply(self, factors: Factors, target: Target) -> bool:
-        """Whether a target has what they need."""
+        """Return whether a target has what the kernels need."""
 
 
 def _check(kernels: _Kernels, what: str, group: Group, target: Target, decision: Decision) -> None:
-    """Raises CompileError where a decision asks for kernels that there are not."""
+    """Check that a decision asks for kernels that exist. Raises CompileError."""
     factors = factors_of(group.anchor)
     if factors is None or not kernels.can_multiply(factors, target):
         raise CompileError(

@@ -1,17 +1,17 @@
 """Reductions on devices of many threads.
 
-Of much to little where threads run together: a block of threads for each result.
+Of many elements to few results where threads run together: a block of threads for each result.
 
     out[z] = reduce over k of x[z, k]
 
-    for k in steps of the block: each thread its own
-    threads combine what they have (`block_reduction`); the first stores it
+    for k in strides of the block: each thread its own
+    threads combine their values (`block_reduction`); the first stores the result
 
 Where threads run one after the other and compute with vectors: a thread for each result, which goes
 along the last axis by vectors.
 
     out[z] = sum over k of x[z, k]   ->   for k in steps of 16: sums += x[z, k : k + 16]
-                                          out[z] = sum of sums + what no vector has
+                                          out[z] = sum of sums + the remainder
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ def _default(anchor: Tensor, target: Target, fixed: Fixed) -> Decision:
     threads = 64
     while threads > target.max_num_threads:
         threads //= 2
-    found: dict[str, int | str] = {"threads": threads}
-    return Decision.of(found | dict(fixed))
+    values: dict[str, int | str] = {"threads": threads}
+    return Decision.of(values | dict(fixed))
 
 
 def build(
@@ -70,35 +70,36 @@ def build(
     name: str,
     decision: Decision,
 ) -> PrimFunc:
-    """The kernel of a reduction, and of what follows it."""
+    """Build the kernel of a reduction, and of what follows it."""
     group = Group.of(inputs, outputs)
     reduce, op, threads = group.reduce, group.anchor.op, decision.number("threads")
     assert isinstance(op, ComputeOp)
-    block, thread, turn = Var("block"), Var("thread"), Var("turn")
+    block, thread, iteration = Var("block"), Var("thread"), Var("turn")
     dtype = reduce.dtype
     own = Buffer("own", (const(1),), dtype, "local")
     combine = COMBINE[reduce.kind]
     extents = [r.extent for r in reduce.axis]
     total = simplify(product(extents))
-    number = turn * threads + thread
-    places: dict[Var, PrimExpr] = {}
-    places |= dict(zip(reduce.axis, coordinates(number, extents), strict=True))
+    # Threads stride by the block: neighbours read neighbouring elements.
+    number = iteration * threads + thread
+    values: dict[Var, PrimExpr] = {}
+    values |= dict(zip(reduce.axis, coordinates(number, extents), strict=True))
     results = coordinates(block, [a.extent for a in op.axis]) if op.axis else []
-    places |= {a.var: at for a, at in zip(op.axis, results, strict=True)}
+    values |= {a.var: at for a, at in zip(op.axis, results, strict=True)}
     zero = (const(0),)
-    value = combine(BufferLoad(own, zero, dtype), group.element(reduce.source, places))
+    value = combine(BufferLoad(own, zero, dtype), group.element(reduce.source, values))
     inside: Stmt = IfThenElse(number < total, BufferStore(own, value, zero))
-    turns = simplify((total + (threads - 1)) // threads)
+    num_iterations = simplify((total + (threads - 1)) // threads)
     statements = [
         BufferStore(own, identity(reduce.kind, dtype), zero),
-        serial(turn, turns, inside),
+        serial(iteration, num_iterations, inside),
     ]
     team = Team.of(thread, threads, target)
-    made = team.combined([own], reduce.reducer.combine, everywhere=False)
-    store = IfThenElse(thread.equal(0), group.store(results, made.values[0]))
-    body = allocated(seq(*statements, made.body, store), [own])
+    total_value = team.combined([own], reduce.reducer.combine, everywhere=False)
+    store = IfThenElse(thread.equal(0), group.store(results, total_value.values[0]))
+    body = allocated(seq(*statements, total_value.body, store), [own])
     count = simplify(product([a.extent for a in op.axis])) if op.axis else const(1)
-    lanes = allocated(bound(thread, threads, "threadIdx.x", body), made.shared)
+    lanes = allocated(bound(thread, threads, "threadIdx.x", body), total_value.shared)
     return group.function(bound(block, count, "blockIdx.x", lanes), name)
 
 
@@ -121,8 +122,17 @@ CHAINS = 4
 
 
 def row_of(op: ComputeOp, tensor: Tensor, buffers: BufferMap, target: Target) -> Stmt | None:
-    """The element of a reduction at the axes of its operation; None where its last axis is no
-    vectors."""
+    """Return the element of a reduction at the axes of its operation, by vectors.
+
+    Args:
+        op: The reduction.
+        tensor: Its result.
+        buffers: The buffers of all tensors.
+        target: The device.
+
+    Returns:
+        None where the last axis of the reduction has no vectors.
+    """
     reduce = op.body[tensor.value_index]
     if not isinstance(reduce, Reduce) or not reduce.kind or len(reduce.sources) != 1:
         return None
@@ -131,9 +141,9 @@ def row_of(op: ComputeOp, tensor: Tensor, buffers: BufferMap, target: Target) ->
     last, step = reduce.axis[-1], Var("step")
     source = buffers.loads(reduce.source)
     loads = loads_of(source)
-    most = most_lanes(target, (reduce.dtype, *(buffer.dtype for buffer, _ in loads)))
+    max_lanes_ = most_lanes(target, (reduce.dtype, *(buffer.dtype for buffer, _ in loads)))
     size = size_of(last.extent)
-    lanes = lanes_of(most, most if size is None else size)
+    lanes = lanes_of(max_lanes_, max_lanes_ if size is None else size)
     if lanes == 1 or not loads or not are_contiguous(loads, {last: step}, step, 1):
         return None
     chains = CHAINS if size is None or size >= CHAINS * lanes else 1
@@ -152,8 +162,8 @@ class _VectorRow:
         self.names: dict[Var, PrimExpr] = {r: Var(r.name) for r in reduce.axis}
 
     def element(self, op: ComputeOp) -> Stmt:
-        """One element of the result: chains of vectors are reduced side by side and joined at the
-        end, with what was left over reduced in a scalar.
+        """Compute one element of the result: chains of vectors are reduced side by side and
+        combined at the end, with the remainder reduced in a scalar.
         """
         zero, start = (const(0),), identity(self.reduce.kind, self.dtype)
         statements: list[Stmt] = [BufferStore(self.rest, start, zero)]
@@ -168,24 +178,24 @@ class _VectorRow:
         return allocated(seq(*statements), [self.parts, self.rest])
 
     def lane_by_lane(self, chain: int, value: Value) -> Stmt:
-        """A vector of partial results gets a value."""
+        """Store a value to each lane of a vector of partial results."""
         lane = Var("lane")
         at = (const(chain * self.lanes) + lane,)
         store = BufferStore(self.parts, value(lane, at), at)
         return For(lane, const(0), const(self.lanes), ForKind.VECTORIZED, store)
 
     def value(self, last: PrimExpr) -> PrimExpr:
-        """What is reduced, at a place of the last axis."""
+        """Return what is reduced, at an index of the last axis."""
         return substitute(self.source, self.names | {self.reduce.axis[-1]: last})
 
     def steps(self) -> Stmt:
-        """Vectors, then what they leave, for every place of the other axes."""
-        *others, last = self.reduce.axis
-        width, block, left = self.lanes * self.chains, Var(last.name), Var(last.name)
-        whole = simplify(last.extent // width)
+        """Reduce by vectors, then the remainder, for every value of the outer axes."""
+        *outer_axes, last = self.reduce.axis
+        width, block, tail_index = self.lanes * self.chains, Var(last.name), Var(last.name)
+        num_blocks = simplify(last.extent // width)
 
         def more(chain: int) -> Stmt:
-            """A vector more for one chain."""
+            """Add one vector to a chain."""
             first = block * width + chain * self.lanes
             return self.lane_by_lane(
                 chain,
@@ -194,14 +204,14 @@ class _VectorRow:
                 ),
             )
 
-        body = serial(block, whole, seq(*(more(n) for n in range(self.chains))))
-        rest = simplify(last.extent - whole * width)
-        if not isinstance(rest, IntImm) or rest.value:
+        body = serial(block, num_blocks, seq(*(more(n) for n in range(self.chains))))
+        tail_extent = simplify(last.extent - num_blocks * width)
+        if not isinstance(tail_extent, IntImm) or tail_extent.value:
             zero = (const(0),)
             old = BufferLoad(self.rest, zero, self.dtype)
-            one = self.combine(old, self.value(whole * width + left))
-            body = seq(body, serial(left, rest, BufferStore(self.rest, one, zero)))
-        for r in reversed(others):
+            one = self.combine(old, self.value(num_blocks * width + tail_index))
+            body = seq(body, serial(tail_index, tail_extent, BufferStore(self.rest, one, zero)))
+        for r in reversed(outer_axes):
             var = self.names[r]
             assert isinstance(var, Var)
             body = serial(var, r.extent, body)

@@ -1,4 +1,4 @@
-"""Computations that need of each other what stands in their own row: one launch does all of them.
+"""Computations that share rows: one launch does all of them.
 
     for i: m[i] = max over k of x[i, k]                 for i in rows:
     for i, k: e[i, k] = exp(x[i, k] - m[i])                 m = max over k of x[i, k]
@@ -7,10 +7,10 @@
                                                             for k: y[i, k] = e[k] / s
 
 A row has a thread where threads run one after the other and compute with vectors, or where it is
-shorter than a warp; else a block of threads, which take its elements in turn, combine what they
-have reduced (`block_reduction`), and wait for each other before what one has stored is read by
-others. What no other kernel reads is stored in memory of the thread or of the block, where that is
-large enough: in that of each thread, where threads have warps and all know it.
+shorter than a warp; else a block of threads, which stride over its elements, combine what they have
+reduced (`block_reduction`), and wait for one another before stored elements are read by others.
+What no other kernel reads is in memory of the thread or of the block, where that is large enough:
+in that of each thread, where threads have warps and all know it.
 """
 
 from __future__ import annotations
@@ -60,8 +60,11 @@ Group: TypeAlias = Sequence[Tensor]
 
 
 def is_joined(run: Sequence[Group], target: Target) -> bool:
-    """Whether `joined` is for a run: of several operations, or of one whose few results have a
-    block of threads each, where threads run together."""
+    """Return whether `build_joined` is for a run.
+
+    A run is of several operations, or of one whose few results have a block of threads each, where
+    threads run together.
+    """
     if len(run) > 1:
         return True
     op = run[0][0].op
@@ -81,7 +84,7 @@ def runs_of(groups: Sequence[Group], target: Target) -> Iterator[Sequence[Group]
 
 
 def _joins(group: Group, run: Sequence[Group]) -> bool:
-    """Whether an operation shares rows with those before, which are not fewer for that."""
+    """Return whether an operation shares rows with those before, which are not fewer for that."""
     axes = _rows_in([*run, group])
     if axes == 0 or len(run) == 1:
         return axes > 0
@@ -90,8 +93,11 @@ def _joins(group: Group, run: Sequence[Group]) -> bool:
 
 
 def _worth(run: Sequence[Group], target: Target) -> Iterator[Sequence[Group]]:
-    """The run, or its operations one by one: where rows are fewer than units of the device, the
-    elements of one must not be so many that others would have taken a share of them."""
+    """Yield the run, or its operations one by one.
+
+    Where rows are fewer than units of the device, the elements of one must not be so many that
+    other units would have computed some of them.
+    """
     is_one = len(run) > 1 and any(isinstance(_op(g).body[0], Reduce) for g in run)
     if is_one:
         shape = _Shape.of(run, target)
@@ -108,19 +114,23 @@ def _op(group: Group) -> ComputeOp:
 
 
 def _rows_in(run: Sequence[Group]) -> int:
-    """How many of their first axes computations share, so that no element needs one of another
-    place on these; 0 where that is none of them, or one is no computation."""
+    """Return the number of first axes that computations share, so that no element needs one at
+    other coordinates of these.
+
+    Returns:
+        0 where they share no axis, or where an operation is no computation.
+    """
     if not all(isinstance(g[0].op, ComputeOp) for g in run):
         return 0
     ops = [_op(g) for g in run]
-    made = {t for g in run for t in g}
+    results = {t for g in run for t in g}
     first = ops[0].axis
     count = min(len(op.axis) for op in ops)
     for op in ops:
         same = [prove_equal(a.extent, b.extent) for a, b in zip(op.axis, first, strict=False)]
         count = min(count, _leading(same))
         for e in post_order(*op.body):
-            if isinstance(e, ProducerLoad) and e.producer in made:
+            if isinstance(e, ProducerLoad) and e.producer in results:
                 own = [
                     i is a.var or (is_const(i, 0) and is_const(a.extent, 1))
                     for i, a in zip(e.indices, op.axis, strict=False)
@@ -130,7 +140,7 @@ def _rows_in(run: Sequence[Group]) -> int:
 
 
 def _leading(flags: Sequence[bool]) -> int:
-    """How many hold before the first that does not."""
+    """Count the flags that hold before the first that does not."""
     return next((n for n, holds in enumerate(flags) if not holds), len(flags))
 
 
@@ -146,15 +156,15 @@ class _Shape:
 
     @staticmethod
     def of(run: Sequence[Group], target: Target) -> _Shape:
-        """That of operations which share rows."""
+        """Return the shape of operations that share rows."""
         axes = _rows_in(run)
         ops = [_op(g) for g in run]
         inside = [
             [*(a.extent for a in op.axis[axes:]), *(r.extent for r in op.reduce_axis)] for op in ops
         ]
         sizes = [size_of(simplify(product(extents))) for extents in inside]
-        known = [n for n in sizes if n is not None]
-        length = max(known) if len(known) == len(sizes) else None
+        static_sizes = [n for n in sizes if n is not None]
+        length = max(static_sizes) if len(static_sizes) == len(sizes) else None
         is_short = length is not None and length < FEWEST
         rows = [a.extent for a in ops[0].axis[:axes]]
         return _Shape(axes, rows, length, has_vectors(target) or is_short)
@@ -166,22 +176,31 @@ class _Shape:
 
     @property
     def scope(self) -> str:
-        """Whose that memory is."""
+        """Return the scope of the memory of a row."""
         return "local" if self.by_thread else "shared"
 
 
 def joined(
     run: Sequence[Group], buffers: BufferMap, own: set[Tensor], target: Target
 ) -> tuple[Stmt, set[Tensor]]:
-    """The launch of a run, and which of the tensors that nothing else reads, `own`, it has in
-    memory of rows; the others are where `buffers` says."""
+    """Build the launch of a run.
+
+    Args:
+        run: The operations.
+        buffers: The buffers of all tensors.
+        own: The tensors that nothing else reads.
+        target: The device.
+
+    Returns:
+        The launch, and those of `own` that it has in memory of rows; the others are in `buffers`.
+    """
     shape = _Shape.of(run, target)
     team = Team.of(Var("thread"), threads_of_row(shape.length, target), target)
     row = _Row(run, shape, buffers, target, team)
     moved = _moved(row, own)
     body = (_by_thread if shape.by_thread else _by_block)(row, _InRow(shape.axes, moved))
-    kept = {t for t in own if buffers.buffers[t] in moved}
-    return body, kept
+    row_tensors = {t for t in own if buffers.buffers[t] in moved}
+    return body, row_tensors
 
 
 def _moved(row: _Row, own: set[Tensor]) -> dict[Buffer, Buffer]:
@@ -193,32 +212,33 @@ def _moved(row: _Row, own: set[Tensor]) -> dict[Buffer, Buffer]:
         size = size_of(simplify(product(t.shape[shape.axes :]) * dt.itemsize(t.dtype)))
         if size is not None:
             sizes[t] = size
-    room, found = shape.room, {}
-    known = {t for g in row.run if row.is_known(g) and sizes.keys() >= set(g) for t in g}
+    room, replacements = shape.room, {}
+    replicable = {t for g in row.run if row.is_known(g) and sizes.keys() >= set(g) for t in g}
+    # Small tensors are read most often per byte, so they get the room first.
     for t in sorted(sizes, key=lambda t: sizes[t]):
         if sizes[t] <= room:
             room -= sizes[t]
-            whole = buffers[t]
-            inside = whole.shape[shape.axes :] or (const(1),)
-            scope = "local" if t in known else shape.scope
-            found[whole] = whole.with_fields(shape=inside, scope=scope)
-    return found
+            global_buffer = buffers[t]
+            inside = global_buffer.shape[shape.axes :] or (const(1),)
+            scope = "local" if t in replicable else shape.scope
+            replacements[global_buffer] = global_buffer.with_fields(shape=inside, scope=scope)
+    return replacements
 
 
 class _InRow(ExprRewriter):
-    """What lies in memory of a row is found without the axes of rows."""
+    """Rewriter of accesses to memory of a row: they lose the axes of rows."""
 
     def __init__(self, axes: int, moved: Mapping[Buffer, Buffer]) -> None:
         super().__init__(self._load)
         self._axes, self._moved = axes, moved
 
     def buffers(self, scope: str) -> list[Buffer]:
-        """Those of one row."""
+        """Return the buffers of one row in a scope."""
         return [b for b in self._moved.values() if b.scope == scope]
 
-    def knows(self, whole: Buffer) -> bool:
-        """Whether each thread has a buffer by itself."""
-        return whole in self._moved and self._moved[whole].scope == "local"
+    def knows(self, global_buffer: Buffer) -> bool:
+        """Return whether each thread has a buffer by itself."""
+        return global_buffer in self._moved and self._moved[global_buffer].scope == "local"
 
     def _inside(self, indices: Sequence[PrimExpr]) -> tuple[PrimExpr, ...]:
         return tuple(indices[self._axes :]) or (const(0),)
@@ -230,12 +250,12 @@ class _InRow(ExprRewriter):
 
     def visit_store(self, stmt: BufferStore) -> Stmt:
         """Likewise."""
-        made = super().visit_store(stmt)
-        assert isinstance(made, BufferStore)
-        if made.buffer not in self._moved:
-            return made
-        buffer = self._moved[made.buffer]
-        return made.with_fields(buffer=buffer, indices=self._inside(made.indices))
+        store = super().visit_store(stmt)
+        assert isinstance(store, BufferStore)
+        if store.buffer not in self._moved:
+            return store
+        buffer = self._moved[store.buffer]
+        return store.with_fields(buffer=buffer, indices=self._inside(store.indices))
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,17 +270,17 @@ class _Row:
     """The threads of a block, where a row has one."""
 
     def inner(self, op: ComputeOp) -> list[PrimExpr]:
-        """The extents of a computation in a row."""
+        """Return the extents of a computation in a row."""
         return [a.extent for a in op.axis[self.shape.axes :]]
 
     def serial(self, group: Group, at: Sequence[PrimExpr]) -> Stmt:
-        """A computation at a row, by one thread: by vectors where neighbours lie together."""
+        """Compute a row by one thread: by vectors where neighbours are contiguous."""
         op, axes = _op(group), self.shape.axes
         row = row_of(op, group[0], self.buffers, self.target) if len(group) == 1 else None
         if row is not None:
             names = [Var(a.var.name) for a in op.axis[axes:]]
-            places = zip((a.var for a in op.axis), (*at, *names), strict=True)
-            body = substitute_statement(row, dict(places))
+            values = zip((a.var for a in op.axis), (*at, *names), strict=True)
+            body = substitute_statement(row, dict(values))
             for name, extent in reversed(list(zip(names, self.inner(op), strict=True))):
                 body = serial(name, extent, body)
             return body
@@ -270,90 +290,102 @@ class _Row:
         return serial(number, count, body)
 
     def in_turn(self, group: Group, at: Sequence[PrimExpr]) -> Stmt:
-        """A computation at a row, by threads of a block that take its elements in turn."""
+        """Compute a row by threads of a block that stride over its elements."""
         op, thread, threads = _op(group), self.team.thread, self.team.threads
-        size, turn = simplify(product(self.inner(op))), Var("turn")
-        number = turn * threads + thread
-        places = (*at, *coordinates(number, self.inner(op)))
+        size, iteration = simplify(product(self.inner(op))), Var("turn")
+        number = iteration * threads + thread
+        coordinates_ = (*at, *coordinates(number, self.inner(op)))
         if isinstance(op.body[0], Reduce):
-            body = self.alone(group, places)
+            body = self.alone(group, coordinates_)
         else:
-            body = Nest.of(stage_block(op, group, self.buffers)).at(places)
-        turns = simplify((size + (threads - 1)) // threads)
-        return serial(turn, turns, IfThenElse(number < size, body))
+            body = Nest.of(stage_block(op, group, self.buffers)).at(coordinates_)
+        num_iterations = simplify((size + (threads - 1)) // threads)
+        return serial(iteration, num_iterations, IfThenElse(number < size, body))
 
     def alone(self, group: Group, at: Sequence[PrimExpr]) -> Stmt:
-        """An element of a reduction by one thread, in memory of its own until it is whole."""
+        """Compute an element of a reduction by one thread, in memory of its own until it is
+        complete.
+        """
         op = _op(group)
         steps: dict[Var, PrimExpr] = {r: Var(r.name) for r in op.reduce_axis}
-        places = steps | {a.var: place for a, place in zip(op.axis, at, strict=True)}
-        own, body = self.more(group, places)
+        values = steps | {a.var: coordinate for a, coordinate in zip(op.axis, at, strict=True)}
+        own, body = self.more(group, values)
         for r in reversed(op.reduce_axis):
             step = steps[r]
             assert isinstance(step, Var)
-            body = serial(step, substitute(r.extent, places), body)
-        kept = self.kept(group, elements(own), at)
-        return allocated(seq(self.start(group, own), body, kept), own)
+            body = serial(step, substitute(r.extent, values), body)
+        store = self.kept(group, elements(own), at)
+        return allocated(seq(self.start(group, own), body, store), own)
 
-    def more(self, group: Group, places: Mapping[Var, PrimExpr]) -> tuple[list[Buffer], Stmt]:
+    def more(self, group: Group, values: Mapping[Var, PrimExpr]) -> tuple[list[Buffer], Stmt]:
         """Memory of a thread, and what combines it with one value more."""
         reduce = _op(group).body[0]
         assert isinstance(reduce, Reduce)
         own = [Buffer("own", (const(1),), t.dtype, "local") for t in group]
-        given = [substitute(self.buffers.loads(s), dict(places)) for s in reduce.sources]
-        made = reduce.reducer.combine(elements(own), given)
-        return own, stores(own, made, (const(0),))
+        terms = [substitute(self.buffers.loads(s), dict(values)) for s in reduce.sources]
+        combined = reduce.reducer.combine(elements(own), terms)
+        return own, stores(own, combined, (const(0),))
 
     def start(self, group: Group, own: Sequence[Buffer]) -> Stmt:
-        """What a thread begins with."""
+        """Initialize the accumulators of a thread."""
         reduce = _op(group).body[0]
         assert isinstance(reduce, Reduce)
         starts = zip(own, reduce.reducer.identity_element, strict=True)
         return seq(*(BufferStore(b, e, (const(0),)) for b, e in starts))
 
     def kept(self, group: Group, values: Sequence[PrimExpr], at: Sequence[PrimExpr]) -> Stmt:
-        """An element of the results."""
+        """Store an element of the results."""
         return stores([self.buffers.buffers[t] for t in group], values, tuple(at))
 
     def together(
-        self, group: Group, at: Sequence[PrimExpr], known: bool
+        self, group: Group, at: Sequence[PrimExpr], is_private: bool
     ) -> tuple[Stmt, list[Buffer]]:
-        """The one element of a reduction at a row, by all threads of a block, and the memory that
-        they share: each combines a share of its own, then they combine theirs. Each stores it where
-        that is known, in memory of its own."""
+        """Compute the one element of a reduction at a row, by all threads of a block.
+
+        Each thread reduces some elements, then they combine theirs.
+
+        Args:
+            group: The reduction.
+            at: The coordinates of the row.
+            known: Whether each thread stores the result, in memory of its own.
+
+        Returns:
+            The statement, and the memory that threads share.
+        """
         op, zero, team = _op(group), const(0), self.team
         reduce = op.body[0]
         assert isinstance(reduce, Reduce)
         where = (*at, *(zero for _ in self.inner(op)))
-        places = {a.var: place for a, place in zip(op.axis, where, strict=True)}
+        values = {a.var: coordinate for a, coordinate in zip(op.axis, where, strict=True)}
         # what a sum runs over may depend on the element it is for
-        extents = [substitute(r.extent, places) for r in op.reduce_axis]
-        turn, total = Var("turn"), simplify(product(extents))
-        number = turn * team.threads + team.thread
-        places |= dict(zip(op.reduce_axis, coordinates(number, extents), strict=True))
-        own, more = self.more(group, places)
-        turns = simplify((total + (team.threads - 1)) // team.threads)
-        made = team.combined(own, reduce.reducer.combine, everywhere=known)
-        kept = self.kept(group, made.values, where)
+        extents = [substitute(r.extent, values) for r in op.reduce_axis]
+        iteration, total = Var("turn"), simplify(product(extents))
+        number = iteration * team.threads + team.thread
+        values |= dict(zip(op.reduce_axis, coordinates(number, extents), strict=True))
+        own, more = self.more(group, values)
+        num_iterations = simplify((total + (team.threads - 1)) // team.threads)
+        reduction = team.combined(own, reduce.reducer.combine, everywhere=is_private)
+        store = self.kept(group, reduction.values, where)
         statements: list[Stmt] = [
             self.start(group, own),
-            serial(turn, turns, IfThenElse(number < total, more)),
-            made.body,
-            kept if known else IfThenElse(team.thread.equal(0), kept),
+            serial(iteration, num_iterations, IfThenElse(number < total, more)),
+            reduction.body,
+            store if is_private else IfThenElse(team.thread.equal(0), store),
         ]
-        return allocated(seq(*statements), own), made.shared
+        return allocated(seq(*statements), own), reduction.shared
 
     def is_one(self, group: Group) -> bool:
-        """Whether a computation has one element in a row."""
+        """Return whether a computation has one element in a row."""
         return is_const(simplify(product(self.inner(_op(group)))), 1)
 
     def is_known(self, group: Group) -> bool:
-        """Whether all threads of a block may have what a computation makes: one element, which they
-        have together or each by itself."""
+        """Return whether all threads of a block may have the result of a computation: one element,
+        which they have together or each by itself.
+        """
         return self.team.has_warps and not self.shape.by_thread and self.is_one(group)
 
     def every(self, group: Group, at: Sequence[PrimExpr]) -> Stmt:
-        """The one element of a computation at a row, by each thread for itself."""
+        """Compute the one element of a computation at a row, by each thread for itself."""
         op = _op(group)
         where = (*at, *(const(0) for _ in self.inner(op)))
         return Nest.of(stage_block(op, group, self.buffers)).at(where)
@@ -369,20 +401,21 @@ def _by_thread(row: _Row, inside: _InRow) -> Stmt:
 
 def _by_block(row: _Row, inside: _InRow) -> Stmt:
     block, rows, team = Var("block"), row.shape.rows, row.team
-    at, kept = coordinates(block, rows), inside.buffers("shared")
+    at, shared_buffers = coordinates(block, rows), inside.buffers("shared")
     statements: list[Stmt] = []
     for group in row.run:
-        known = all(inside.knows(row.buffers.buffers[t]) for t in group)
+        is_private = all(inside.knows(row.buffers.buffers[t]) for t in group)
         if isinstance(_op(group).body[0], Reduce) and row.is_one(group):
-            made, parts = row.together(group, at, known)
-            kept = [*kept, *parts]
-        elif known:
-            made = row.every(group, at)
+            stmt, scratch = row.together(group, at, is_private)
+            shared_buffers = [*shared_buffers, *scratch]
+        elif is_private:
+            stmt = row.every(group, at)
         else:
-            made = row.in_turn(group, at)
-        statements += [made] if known else [made, BARRIER]
+            stmt = row.in_turn(group, at)
+        # A private result needs no barrier: each thread reads what it has written itself.
+        statements += [stmt] if is_private else [stmt, BARRIER]
     body = allocated(inside.visit(seq(*statements[:-1])), inside.buffers("local"))
-    lanes = allocated(bound(team.thread, team.threads, "threadIdx.x", body), kept)
+    lanes = allocated(bound(team.thread, team.threads, "threadIdx.x", body), shared_buffers)
     return bound(block, simplify(product(rows)), "blockIdx.x", lanes)
 
 

@@ -41,7 +41,9 @@ class Scan:
 def scan_stage(
     op: ExternOp, group: Sequence[Tensor], buffers: BufferMap, target: Target
 ) -> Stmt | None:
-    """The launch of a scan; None for other statements, short rows, and threads without warps."""
+    """Return the launch of a scan; None for other statements, short rows, and threads without
+    warps.
+    """
     scan = op.attrs.get(ATTRIBUTE)
     if not isinstance(scan, Scan):
         return None
@@ -55,32 +57,38 @@ def scan_stage(
 
 def _rows(scan: Scan, source: Buffer, out: Buffer, team: Team) -> Stmt:
     extent, zero = out.shape[scan.axis], (const(0),)
-    others = [d for n, d in enumerate(out.shape) if n != scan.axis]
-    block, turn = Var("block"), Var("turn")
-    at, number = coordinates(block, others), turn * team.threads + team.thread
+    outer_extents = [d for n, d in enumerate(out.shape) if n != scan.axis]
+    block, iteration = Var("block"), Var("turn")
+    at, number = coordinates(block, outer_extents), iteration * team.threads + team.thread
 
-    def place(index: PrimExpr) -> tuple[PrimExpr, ...]:
+    def index_at(index: PrimExpr) -> tuple[PrimExpr, ...]:
         return (*at[: scan.axis], index, *at[scan.axis :])
 
     own, carried = (Buffer(n, (const(1),), out.dtype, "local") for n in ("own", "carried"))
     inside = number < extent
+    # An exclusive scan is the inclusive one of elements shifted by one.
     first = logical_and(number > 0, inside) if scan.exclusive else inside
-    element = cast(source[place(number - 1 if scan.exclusive else number)], out.dtype)
-    made = team.scanned(own, scan.combine)
-    total, begins = made.values[0], turn.equal(0)  # no value need be one that changes nothing
+    element = cast(source[index_at(number - 1 if scan.exclusive else number)], out.dtype)
+    block_scan = team.scanned(own, scan.combine)
+    total, begins = (
+        block_scan.values[0],
+        iteration.equal(0),
+    )  # no value need be one that changes nothing
     body = seq(
         BufferStore(own, if_then_else(first, element, scan.start), zero),
-        made.body,
-        IfThenElse(turn > 0, BufferStore(own, scan.combine(carried[0], own[0]), zero)),
-        IfThenElse(inside, BufferStore(out, own[0], place(number))),
+        block_scan.body,
+        IfThenElse(iteration > 0, BufferStore(own, scan.combine(carried[0], own[0]), zero)),
+        IfThenElse(inside, BufferStore(out, own[0], index_at(number))),
         BufferStore(carried, Select(begins, total, scan.combine(carried[0], total)), zero),
     )
-    turns = simplify((extent + (team.threads - 1)) // team.threads)
+    num_iterations = simplify((extent + (team.threads - 1)) // team.threads)
     begin = BufferStore(carried, scan.start, zero)
-    whole = allocated(seq(begin, serial(turn, turns, body)), [own, carried, *made.local])
-    threads = bound(team.thread, team.threads, "threadIdx.x", whole)
-    rows = simplify(product(others)) if others else const(1)
-    return bound(block, rows, "blockIdx.x", allocated(threads, made.shared))
+    loops = allocated(
+        seq(begin, serial(iteration, num_iterations, body)), [own, carried, *block_scan.local]
+    )
+    threads = bound(team.thread, team.threads, "threadIdx.x", loops)
+    rows = simplify(product(outer_extents)) if outer_extents else const(1)
+    return bound(block, rows, "blockIdx.x", allocated(threads, block_scan.shared))
 
 
 __all__ = ["ATTRIBUTE", "Scan", "scan_stage"]

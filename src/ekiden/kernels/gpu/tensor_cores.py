@@ -51,25 +51,34 @@ LINE = 16
 
 
 def narrow(factor: PrimExpr) -> PrimExpr | None:
-    """A factor in the type that it has in memory, if tensor cores multiply that."""
+    """Return a factor in the type that it has in memory, if tensor cores multiply that."""
     if isinstance(factor, Cast) and FACTORS.get(factor.value.dtype) == factor.dtype:
         return factor.value
     return None
 
 
 def can_multiply(factors: Factors, target: Target) -> bool:
-    """Whether a target's tensor cores compute such sums."""
-    kept = [narrow(factors.a), narrow(factors.b)]
-    a, b = kept
+    """Return whether a target's tensor cores compute such sums."""
+    stored = [narrow(factors.a), narrow(factors.b)]
+    a, b = stored
     return a is not None and b is not None and a.dtype == b.dtype and target.has(ABILITY)
 
 
 def decide(factors: Factors, target: Target, fixed: Fixed) -> Decision | None:
-    """With tensor cores, where they are and squares are filled to a half at least; None elsewhere,
-    or where something is fixed to another kind of kernel."""
-    asked = fixed.get("tensor", 1)
+    """Return the decision with tensor cores, where they exist and squares are filled to a half at
+    least.
+
+    Args:
+        factors: The sum of products.
+        target: The device.
+        fixed: The overrides.
+
+    Returns:
+        None elsewhere, or where an override asks for another kind of kernel.
+    """
+    tensor = fixed.get("tensor", 1)
     of_others = {"rows", "columns", "lanes", "lines", "depth", "dot"} & fixed.keys()
-    if not asked or fixed.get("vector", 1) != 1 or not fixed.get("shared", 1):
+    if not tensor or fixed.get("vector", 1) != 1 or not fixed.get("shared", 1):
         return None
     if of_others and "tensor" not in fixed:
         return None
@@ -81,21 +90,22 @@ def decide(factors: Factors, target: Target, fixed: Fixed) -> Decision | None:
         return None
     lines, rows = _parted(m, LINES, ROWS)
     lanes, columns = _parted(n, LANES, COLUMNS)
-    kept = narrow(factors.a)
-    depth = DEPTH if kept is None else DEPTH * 2 // dt.itemsize(kept.dtype)
-    found: dict[str, int | str] = {
+    stored = narrow(factors.a)
+    # Bytes per line stay the same for every type.
+    depth = DEPTH if stored is None else DEPTH * 2 // dt.itemsize(stored.dtype)
+    values: dict[str, int | str] = {
         "rows": rows, "columns": columns, "lanes": lanes, "lines": lines, "depth": depth,
         "shared": 1, "vector": 1, "along": "columns", "tensor": 1, "dot": 0, "band": 0, "panel": 0,
     }  # fmt: skip
-    made = TensorKernel.with_memory(factors, target, found | dict(fixed))
-    has_room = TensorKernel.most_bytes(factors, made) <= target.block_memory
-    return made if has_room or "tensor" in fixed else None
+    decision = TensorKernel.with_memory(factors, target, values | dict(fixed))
+    has_room = TensorKernel.most_bytes(factors, decision) <= target.block_memory
+    return decision if has_room or "tensor" in fixed else None
 
 
 def _parted(size: int | None, warps: int, squares: int) -> tuple[int, int]:
     """Warps along an axis and squares of each: no more than the axis has."""
-    there = warps * squares if size is None else -(-size // SIDE)
-    while warps * squares >= 2 * there and warps * squares > 1:
+    available = warps * squares if size is None else -(-size // SIDE)
+    while warps * squares >= 2 * available and warps * squares > 1:
         warps, squares = (warps, squares // 2) if squares > 1 else (warps // 2, squares)
     return warps, squares
 
@@ -140,7 +150,7 @@ class TensorKernel(TileKernel):
         return 1, self.written(math.gcd(self.near, SIDE))
 
     def pitch_of(self, line: int, read: int) -> int:
-        """How far apart lines of steps lie."""
+        """Return the distance of lines of k."""
         return line + self.gap
 
     @staticmethod
@@ -150,62 +160,67 @@ class TensorKernel(TileKernel):
 
     @staticmethod
     def kept(factor: PrimExpr) -> PrimExpr:
-        """A factor as it is in memory."""
-        found = narrow(factor)
-        assert found is not None, factor
-        return found
+        """Return a factor as it is in memory."""
+        stored = narrow(factor)
+        assert stored is not None, factor
+        return stored
 
     def own_row(self, i: int) -> PrimExpr:
-        """The first row of a square of this thread's warp."""
+        """Return the first row of a square of this thread's warp."""
         return (self.thread // WARP // self.lanes * self.rows + i) * SIDE
 
     def own_column(self, j: int) -> PrimExpr:
-        """The first column of one."""
+        """Return the first column of a square of this thread's warp."""
         return (self.thread // WARP % self.lanes * self.columns + j) * SIDE
 
     def start(self) -> Stmt:
-        """All sums are 0."""
+        """Set all sums to 0."""
         zero = const(0, self.dtype)
         squares = range(self.rows * self.columns)
         return seq(*(_call("tvm_fill_fragment", self.sums, n, zero) for n in squares))
 
-    def steps(self, left: Share, right: Share) -> Stmt:
-        """The products of a block of k."""
-        made: list[Stmt] = []
+    def steps(self, rows_share: Share, columns_share: Share) -> Stmt:
+        """Return the products of a block of k."""
+        stmts: list[Stmt] = []
         for first in range(0, self.depth, SIDE):
             for i in range(self.rows):
-                made.append(_loaded(self.a, i, left, self.own_row(i), const(first), True))
+                stmts.append(_loaded(self.a, i, rows_share, self.own_row(i), const(first), True))
             for j in range(self.columns):
-                made.append(_loaded(self.b, j, right, self.own_column(j), const(first), False))
-            made += [self.multiplied(i, j) for i in range(self.rows) for j in range(self.columns)]
-        return seq(*made)
+                stmts.append(
+                    _loaded(self.b, j, columns_share, self.own_column(j), const(first), False)
+                )
+            stmts += [self.multiplied(i, j) for i in range(self.rows) for j in range(self.columns)]
+        return seq(*stmts)
 
     def multiplied(self, i: int, j: int) -> Stmt:
-        """A square of sums gets a product of two."""
+        """Add a product of two squares to a square of sums."""
         total, number = BufferAddress(self.sums), const(i * self.columns + j)
         a, b = BufferAddress(self.a, access="r"), BufferAddress(self.b, access="r")
         args = (total, number, a, const(i), b, const(j), total, number)
         return Evaluate(call_intrin("tvm_mma_sync", *args, dtype="handle"))
 
     def finish(self) -> Stmt:
-        """Sums become results, neighbours by neighbouring threads."""
+        """Store the results, neighbours by neighbouring threads."""
         stored: list[Stmt] = []
         for i in range(self.rows):
             for j in range(self.columns):
                 at = self.own_row(i) * self.pitch + self.own_column(j)
-                place = BufferAddress(self.totals, (at,), access="w")
+                address = BufferAddress(self.totals, (at,), access="w")
                 number, row = i * self.columns + j, StringImm("row_major")
-                given = (place, const(self.pitch), row)
-                stored.append(_call("tvm_store_matrix_sync", self.sums, number, *given, access="r"))
-        turn, lane = Var("turn"), Var("lane")
-        at = turn * self.threads + self.thread
+                target_args = (address, const(self.pitch), row)
+                stored.append(
+                    _call("tvm_store_matrix_sync", self.sums, number, *target_args, access="r")
+                )
+        round_index, lane = Var("turn"), Var("lane")
+        at = round_index * self.threads + self.thread
         line, count = self.tile_n // self.beside, self.tile_m * self.tile_n // self.beside
         store = self.result(at // line, at % line * self.beside, lane)
         store = store if count % self.threads == 0 else IfThenElse(at < count, store)
-        return seq(*stored, BARRIER, serial(turn, -(-count // self.threads), store))
+        # The layout of fragments in registers is opaque: results go through shared memory.
+        return seq(*stored, BARRIER, serial(round_index, -(-count // self.threads), store))
 
     def result(self, row: PrimExpr, column: PrimExpr, lane: Var) -> Stmt:
-        """What is made of a sum, or of neighbours."""
+        """Store the result of a sum, or of neighbours."""
         f, anchor = self.factors, self.group.anchor.op
         assert isinstance(anchor, ComputeOp)
         by: PrimExpr = lane if self.beside > 1 else const(0)
@@ -218,11 +233,11 @@ class TensorKernel(TileKernel):
         return IfThenElse(logical_and(m < self.m, n < self.n), store)
 
     def build(self, name: str, shared: bool = True) -> PrimFunc:
-        """The program."""
-        sums, kept = self.blocks(self.steps)
+        """Build the program."""
+        sums, shared_buffers = self.blocks(self.steps)
         body = seq(self.start(), sums, self.finish())
         return self.launched(
-            allocated(body, [self.a, self.b, self.sums]), [*kept, self.totals], name
+            allocated(body, [self.a, self.b, self.sums]), [*shared_buffers, self.totals], name
         )
 
 
@@ -230,20 +245,20 @@ def _squares(name: str, count: int, dtype: str, kind: str) -> Buffer:
     return Buffer(name, (const(count * SIDE * SIDE),), dtype, f"wmma.{kind}")
 
 
-def _call(op: str, buffer: Buffer, number: int, *rest: PrimExpr, access: str = "w") -> Stmt:
+def _call(op: str, buffer: Buffer, number: int, *operands: PrimExpr, access: str = "w") -> Stmt:
     sides: Sequence[PrimExpr] = [const(SIDE)] * 3
-    args = (BufferAddress(buffer, access=access), *sides, const(number), *rest)
+    args = (BufferAddress(buffer, access=access), *sides, const(number), *operands)
     return Evaluate(call_intrin(op, *args, dtype="handle"))
 
 
 def _loaded(
     buffer: Buffer, number: int, share: Share, first: PrimExpr, step: PrimExpr, is_a: bool
 ) -> Stmt:
-    """A square of a factor: a has its rows as lines where steps are neighbours, b its columns."""
+    """Load a square of a factor: a has its rows as lines where k is contiguous, b its columns."""
     by_rows = share.by_steps if is_a else not share.by_steps
     layout = StringImm("row_major" if by_rows else "col_major")
-    place = BufferAddress(share.buffer, (share.at(first, step),), access="r")
-    return _call("tvm_load_matrix_sync", buffer, number, place, const(share.pitch), layout)
+    address = BufferAddress(share.buffer, (share.at(first, step),), access="r")
+    return _call("tvm_load_matrix_sync", buffer, number, address, const(share.pitch), layout)
 
 
 __all__ = ["ABILITY", "FACTORS", "TensorKernel", "can_multiply", "decide"]

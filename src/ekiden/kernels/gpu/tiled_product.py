@@ -1,13 +1,13 @@
 """Tiles of sums of products: each thread of a block has some rows and columns, and reads what it
-multiplies by itself or from memory of the block, where all bring their share.
+multiplies by itself or from shared memory, which all threads fill together.
 
-    buffers=1   for blocks of k: bring; wait; multiply; wait
+    buffers=1   for blocks of k: load; wait; multiply; wait
     buffers=2   read the first block; write it to one buffer; wait
                 for blocks of k: read the next block to registers; multiply this one;
                                  write the next to the other buffer; wait
 
-What a thread brings are `near` neighbours at a time, where they are one access (`vector_access`),
-and so is what it reads of steps, or of columns, that are contiguous in memory of the block.
+A thread loads several neighbours at a time, where they are one access (`vector_access`), and
+likewise reads neighbours of k, or of columns, in shared memory as one.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ multiplies. Blocks of few threads would hold much more, and spill."""
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """A factor in memory of the block: `tile` rows or columns by the steps of a block of k.
+    """Factor in shared memory: `tile` rows or columns by the depth of a block of k.
 
-    by_steps: whether steps are neighbours there, as they are in the memory that it comes from, else
-    rows or columns; pitch: how far apart what is no neighbour lies. near: neighbours that a thread
-    brings as one; read: those that it reads as one.
+    Along k, elements are neighbours in shared memory if they are in the memory that they come from;
+    else rows or columns are. Other elements are a pitch apart. The last two fields are the
+    neighbours that a thread loads as one, and those that it reads from shared memory as one.
     """
 
     buffer: Buffer
@@ -65,13 +65,13 @@ class Share:
     read: int = 1
 
     def at(self, number: PrimExpr, step: PrimExpr) -> PrimExpr:
-        """Where an element is."""
+        """Return the index of an element."""
         if self.by_steps:
             return number * self.pitch + step
         return step * self.pitch + number
 
     def load(self, number: PrimExpr, step: PrimExpr) -> PrimExpr:
-        """The element."""
+        """Load an element."""
         return BufferLoad(self.buffer, (self.at(number, step),), self.value.dtype)
 
 
@@ -97,8 +97,8 @@ class Lines:
     kept: Buffer | None
 
     def loaded(self, first: PrimExpr, step: int) -> list[Stmt]:
-        """The loads of what has not been loaded before a step behind the first of several."""
-        share, lane, made = self.share, Var("lane"), []
+        """Return the loads that an iteration needs, of what earlier iterations have not loaded."""
+        share, lane, loads = self.share, Var("lane"), []
         if self.kept is None or (share.by_steps and step % share.read):
             return []
         lines = (
@@ -108,16 +108,18 @@ class Lines:
             at = share.at(self.numbers[n], first + step) + lane
             value = BufferLoad(share.buffer, (at,), share.value.dtype)
             to = const(n * share.read if share.by_steps else n) + lane
-            made.append(vector_loop(lane, share.read, BufferStore(self.kept, value, (to,))))
-        return made
+            loads.append(vector_loop(lane, share.read, BufferStore(self.kept, value, (to,))))
+        return loads
 
     def values(self, first: PrimExpr, step: int) -> list[PrimExpr]:
-        """What there is of a step."""
+        """Return the values of an iteration."""
         share = self.share
         if self.kept is None:
             return [share.load(number, first + step) for number in self.numbers]
-        each = share.read if share.by_steps else 1
-        at = [n * each + (step % each if share.by_steps else 0) for n in range(len(self.numbers))]
+        stride = share.read if share.by_steps else 1
+        at = [
+            n * stride + (step % stride if share.by_steps else 0) for n in range(len(self.numbers))
+        ]
         return [BufferLoad(self.kept, (const(n),), share.value.dtype) for n in at]
 
 
@@ -152,23 +154,33 @@ class TileKernel:
         self.block_m, self.block_n, self.block_z = Var("tile"), Var("part"), Var("batch")
 
     @classmethod
-    def with_memory(cls, factors: Factors, target: Target, found: Fixed) -> Decision:
-        """The decision with what it does not say about memory of the block: neighbours as one where
-        the target's threads access them so; two buffers where threads run together, there is more
-        than a block of k, and a block may have so much."""
-        made = {"near": 1, "buffers": 1, **found}
-        if not found["shared"] or target.thread_warp_size == 1:
-            return Decision.of(made)
-        if "near" not in found:
-            made["near"] = cls.max_access_width(target, factors)
+    def with_memory(cls, factors: Factors, target: Target, values: Fixed) -> Decision:
+        """Complete a decision by knobs of shared memory.
+
+        Neighbours are accessed as one where the target's threads can. There are two buffers where
+        threads run together, there is more than a block of k, and a block has the room.
+
+        Args:
+            factors: The sum of products.
+            target: The device.
+            found: The values of the other knobs, and overrides.
+        """
+        completed = {"near": 1, "buffers": 1, **values}
+        if not values["shared"] or target.thread_warp_size == 1:
+            return Decision.of(completed)
+        if "near" not in values:
+            completed["near"] = cls.max_access_width(target, factors)
         depth = size_of(factors.depth)
-        if "buffers" not in found and (
-            depth is None or depth > int(made["depth"]) * cls.steps_each
+        if "buffers" not in values and (
+            depth is None or depth > int(completed["depth"]) * cls.steps_each
         ):
-            decision = Decision.of(made | {"buffers": 2})
+            decision = Decision.of(completed | {"buffers": 2})
+            # Held blocks must stay in registers: spills would cost more than a barrier saves.
             has_room = cls.most_bytes(factors, decision) <= target.block_memory
-            made["buffers"] = 2 if has_room and cls.held_bytes(factors, decision) <= HELD else 1
-        return Decision.of(made)
+            completed["buffers"] = (
+                2 if has_room and cls.held_bytes(factors, decision) <= HELD else 1
+            )
+        return Decision.of(completed)
 
     @classmethod
     def max_access_width(cls, target: Target, factors: Factors) -> int:
@@ -194,8 +206,8 @@ class TileKernel:
         rows, columns, lines, lanes, depth = (
             decision.number(n) for n in ("rows", "columns", "lines", "lanes", "depth")
         )
-        each = ((factors.a, rows * lines), (factors.b, columns * lanes))
-        size = sum(tile * dt.itemsize(cls.kept(factor).dtype) for factor, tile in each)
+        factor_tiles = ((factors.a, rows * lines), (factors.b, columns * lanes))
+        size = sum(tile * dt.itemsize(cls.kept(factor).dtype) for factor, tile in factor_tiles)
         return -(-size * cls.side * depth // (lines * lanes * cls.threads_each))
 
     @staticmethod
@@ -204,13 +216,17 @@ class TileKernel:
         return 0
 
     def checked(self, target: Target) -> Self:
-        """This. Raises CompileError for what a target has not, or not so much of."""
+        """Check the kernel against a target, and return it.
+
+        Raises:
+            CompileError: For what the target does not have, or not enough of.
+        """
         if not self.shared and (self.near > 1 or self.buffers > 1):
             raise CompileError("near and buffers are about memory of the block, of shared=1")
-        if self.near > (most := self.max_access_width(target, self.factors)):
+        if self.near > (max_width := self.max_access_width(target, self.factors)):
             dtypes = [self.kept(factor).dtype for factor in (self.factors.a, self.factors.b)]
             raise CompileError(
-                f"threads of target {str(target)!r} access at most {most} neighbours of "
+                f"threads of target {str(target)!r} access at most {max_width} neighbours of "
                 f"{' and '.join(dict.fromkeys(dtypes))} as one"
             )
         size = self.beyond(self.tile_m, self.tile_n) if self.shared else 0
@@ -233,19 +249,19 @@ class TileKernel:
         columns = 1 if self.lies_by_steps(f.b) else math.gcd(self.near, self.columns)
         return rows, self.written(columns)
 
-    def written(self, most: int) -> int:
+    def written(self, limit: int) -> int:
         """Columns of the result that are written as one."""
         f, output = self.factors, self.group.output
-        if most == 1 or dt.is_small(output.dtype) or output.dtype == "bool":
+        if limit == 1 or dt.is_small(output.dtype) or output.dtype == "bool":
             return 1
         anchor = self.group.anchor.op
         assert isinstance(anchor, ComputeOp)
         extents = [f.extents[v] for v in f.columns]
-        place = (output.shape, [a.var for a in anchor.axis])
-        return access_width([place], f.columns, extents, most)
+        access = (output.shape, [a.var for a in anchor.axis])
+        return access_width([access], f.columns, extents, limit)
 
     def lies_by_steps(self, factor: PrimExpr) -> bool:
-        """Whether steps are neighbours in the memory that a factor comes from."""
+        """Return whether consecutive k are neighbours in the memory that a factor comes from."""
         step = Var("step")
         return are_neighbours(factor, {self.group.reduce.axis[-1]: step}, step)
 
@@ -269,7 +285,7 @@ class TileKernel:
         return self.block_m * self.tile_m + self.own_row(i)
 
     def own_row(self, i: int) -> PrimExpr:
-        """The same in the tile of the block."""
+        """Return row i of this thread in the tile of the block."""
         beside = self.beside_rows
         own = self.thread // self.lanes * beside + i % beside
         return own + i // beside * (self.lines * beside)
@@ -279,7 +295,7 @@ class TileKernel:
         return self.block_n * self.tile_n + self.own_column(j)
 
     def own_column(self, j: int) -> PrimExpr:
-        """The same in the tile of the block."""
+        """Return column j of this thread in the tile of the block."""
         own = self.thread % self.lanes * self.beside + j % self.beside
         return own + j // self.beside * (self.lanes * self.beside)
 
@@ -289,19 +305,19 @@ class TileKernel:
         return dict(zip(axes, at, strict=True))
 
     def factor(self, value: PrimExpr, axes: Sequence[Var], number: PrimExpr, k: object) -> PrimExpr:
-        """A factor at an element of its axes and a step."""
+        """Return a factor at an element of its axes and values of k."""
         assert isinstance(k, dict)
         at = self.places(axes, number) | self.places(self.factors.batch, self.block_z) | k
         return self.group.element(value, at)
 
     def start(self) -> Stmt:
-        """All sums are 0."""
+        """Set all sums to 0."""
         count = self.rows * self.columns
         zero = const(0, self.dtype)
         return seq(*(BufferStore(self.sums, zero, (const(i),)) for i in range(count)))
 
     def step(self, a: Sequence[PrimExpr], b: Sequence[PrimExpr]) -> Stmt:
-        """Every sum gets its product."""
+        """Add its product to every sum."""
         names_a = [Var(f"a{i}", e.dtype) for i, e in enumerate(a)]
         names_b = [Var(f"b{j}", e.dtype) for j, e in enumerate(b)]
         stores: list[Stmt] = []
@@ -317,10 +333,13 @@ class TileKernel:
         return body
 
     def alone(self) -> Stmt:
-        """Each thread reads what it needs; beyond the last row and column the last again."""
+        """Return the nest in which each thread reads what it needs; beyond the last row and column,
+        the last again.
+        """
         axes = self.group.reduce.axis
         names: dict[Var, PrimExpr] = {r: Var(r.name) for r in axes}
         f = self.factors
+        # Clamped reads are always valid; only the stores need a guard.
         rows = [minimum(self.row(i), self.m - 1) for i in range(self.rows)]
         columns = [minimum(self.column(j), self.n - 1) for j in range(self.columns)]
         a = [self.factor(f.a, f.rows, at, names) for at in rows]
@@ -335,13 +354,22 @@ class TileKernel:
     def share(
         self, name: str, value: PrimExpr, axes: Sequence[Var], tile: int, beside: int = 1
     ) -> Share:
-        """The memory of the block for a factor, of which a thread reads so many neighbours among
-        its rows or columns as one."""
+        """Return the shared memory for a factor.
+
+        Args:
+            name: The name of the buffer.
+            value: The factor.
+            axes: Its rows or columns.
+            tile: Rows or columns of a block.
+            beside: Neighbouring rows or columns that a thread reads as one.
+        """
         reduced, by_steps = self.group.reduce.axis, self.lies_by_steps(value)
         line = self.depth if by_steps else tile
         own = {v: self.factors.extents[v] for v in axes}
-        places = {r.var: r.extent for r in reduced} if by_steps else own
-        near = read_width(value, list(places), list(places.values()), math.gcd(self.near, line))
+        contiguous_axes = {r.var: r.extent for r in reduced} if by_steps else own
+        near = read_width(
+            value, list(contiguous_axes), list(contiguous_axes.values()), math.gcd(self.near, line)
+        )
         read = math.gcd(self.near, self.depth) if by_steps else beside
         pitch = self.pitch_of(line, read) if by_steps else tile + self.gap // 8 * 8
         count = (tile if by_steps else self.depth) * pitch
@@ -349,13 +377,18 @@ class TileKernel:
         return Share(buffer, value, axes, tile, pitch, by_steps, near, read)
 
     def pitch_of(self, line: int, read: int) -> int:
-        """How far apart lines of steps lie: threads that read the same step of different lines read
-        different banks, if what they read as one does not begin at an even number of it."""
+        """Return the pitch of lines of k.
+
+        Threads that read the same k of different lines read different banks, if what they read as
+        one does not begin at an even multiple of it.
+        """
         return line + self.gap if read == 1 else line + read * (line // read % 2 == 0)
 
-    def element(self, share: Share, turn: PrimExpr) -> tuple[PrimExpr, PrimExpr, PrimExpr]:
-        """What a thread brings in a turn: its number among all, the first step, row or column."""
-        at = turn * self.threads + self.thread
+    def element(self, share: Share, round_index: PrimExpr) -> tuple[PrimExpr, PrimExpr, PrimExpr]:
+        """Return what a thread loads in a round: its number among all, the first k, and the row or
+        column.
+        """
+        at = round_index * self.threads + self.thread
         if share.by_steps:
             line = self.depth // share.near
             return at, at % line * share.near, at // line
@@ -363,27 +396,30 @@ class TileKernel:
         return at, at // line, at % line * share.near
 
     def turns(self, share: Share) -> int:
-        """How often a thread brings something of a block of k."""
+        """Return the number of loads of a thread per block of k."""
         return -(-self.depth * share.tile // (share.near * self.threads))
 
     def guarded(self, share: Share, at: PrimExpr, body: Stmt) -> Stmt:
-        """What a thread does in a turn in which not all may have something."""
+        """Guard the body of a round in which not all threads may have an element."""
         count = self.depth * share.tile // share.near
         return body if count % self.threads == 0 else IfThenElse(at < count, body)
 
-    def read(self, share: Share, turn: PrimExpr, block: PrimExpr, side: Side, put: Put) -> Stmt:
+    def read(
+        self, share: Share, round_index: PrimExpr, block: PrimExpr, side: Side, put: Put
+    ) -> Stmt:
         """Read what a thread brings in a turn, and put it somewhere; 0 stands for what there is
         not."""
         reduced = self.group.reduce.axis
         extents, lane = [r.extent for r in reduced], Var("lane")
-        at, step, number = self.element(share, turn)
-        k, place = block * self.depth + step, side.first + number
-        inside = logical_and(k < simplify(product(extents)), place < side.most)
+        at, step, number = self.element(share, round_index)
+        k, line_index = block * self.depth + step, side.first + number
+        # Zeros behind the end add nothing to the sums, so the products need no guard.
+        inside = logical_and(k < simplify(product(extents)), line_index < side.most)
         by = lane if share.near > 1 else const(0)
-        k, place = (k + by, place) if share.by_steps else (k, place + by)
+        k, line_index = (k + by, line_index) if share.by_steps else (k, line_index + by)
         steps = dict(zip(reduced, coordinates(k, extents), strict=True))
         value, zero = (
-            self.factor(share.value, share.axes, place, steps),
+            self.factor(share.value, share.axes, line_index, steps),
             const(0, share.value.dtype),
         )
         if share.near == 1:
@@ -391,49 +427,55 @@ class TileKernel:
         sides = [vector_loop(lane, share.near, put(lane, v)) for v in (value, zero)]
         return self.guarded(share, at, IfThenElse(inside, *sides))
 
-    def bring(self, share: Share, block: PrimExpr, first: PrimExpr, most: PrimExpr) -> Stmt:
-        """Every thread brings its part of a block of k."""
-        turn, side = Var("turn"), Side(first, most)
-        _, step, number = self.element(share, turn)
+    def bring(self, share: Share, block: PrimExpr, first: PrimExpr, extent: PrimExpr) -> Stmt:
+        """Load a block of k to shared memory by all threads."""
+        round_index, side = Var("turn"), Side(first, extent)
+        _, step, number = self.element(share, round_index)
 
         def direct(lane: PrimExpr, value: PrimExpr) -> Stmt:
             return BufferStore(share.buffer, value, (share.at(number, step) + lane,))
 
         if share.near == 1:
-            return serial(turn, self.turns(share), self.read(share, turn, block, side, direct))
+            return serial(
+                round_index, self.turns(share), self.read(share, round_index, block, side, direct)
+            )
         held = Buffer(f"{share.buffer.name}_held", (const(share.near),), share.value.dtype, "local")
 
         def hold(lane: PrimExpr, value: PrimExpr) -> Stmt:
             return BufferStore(held, value, (lane,))
 
         # one statement writes memory of the block: between two, threads would wait for each other
-        read = self.read(share, turn, block, side, hold)
-        body = seq(read, self.placed(share, turn, held, const(0)))
-        return serial(turn, self.turns(share), allocated(body, [held]))
+        read = self.read(share, round_index, block, side, hold)
+        body = seq(read, self.placed(share, round_index, held, const(0)))
+        return serial(round_index, self.turns(share), allocated(body, [held]))
 
     def held(self, share: Share) -> Buffer:
-        """What a thread brings of a block of k, in its registers."""
+        """Return the registers for what a thread loads of a block of k."""
         count = const(self.turns(share) * share.near)
         return Buffer(f"{share.buffer.name}_held", (count,), share.value.dtype, "local")
 
     def fetch(self, share: Share, held: Buffer, block: PrimExpr, side: Side) -> Stmt:
-        """The same to registers of each thread."""
-        turn = Var("turn")
+        """Load a block of k to registers of each thread."""
+        round_index = Var("turn")
 
         def put(lane: PrimExpr, value: PrimExpr) -> Stmt:
-            return BufferStore(held, value, (turn * share.near + lane,))
+            return BufferStore(held, value, (round_index * share.near + lane,))
 
-        return unrolled(turn, self.turns(share), self.read(share, turn, block, side, put))
+        return unrolled(
+            round_index, self.turns(share), self.read(share, round_index, block, side, put)
+        )
 
     def put(self, share: Share, held: Buffer) -> Stmt:
-        """From there to memory of the block."""
-        turn = Var("turn")
-        body = self.placed(share, turn, held, turn * share.near)
-        return unrolled(turn, self.turns(share), body)
+        """Store a block of k from registers to shared memory."""
+        round_index = Var("turn")
+        body = self.placed(share, round_index, held, round_index * share.near)
+        return unrolled(round_index, self.turns(share), body)
 
-    def placed(self, share: Share, turn: PrimExpr, held: Buffer, first: PrimExpr) -> Stmt:
-        """What a thread has read in a turn, in registers from one on, to memory of the block."""
-        at, step, number = self.element(share, turn)
+    def placed(self, share: Share, round_index: PrimExpr, held: Buffer, first: PrimExpr) -> Stmt:
+        """Store what a thread has loaded in a round, in registers from `first` on, to shared
+        memory.
+        """
+        at, step, number = self.element(share, round_index)
         lane = Var("lane")
         by: PrimExpr = lane if share.near > 1 else const(0)
         value = BufferLoad(held, (first + by,), share.value.dtype)
@@ -442,14 +484,14 @@ class TileKernel:
         return self.guarded(share, at, body)
 
     def sides(self) -> tuple[Side, Side]:
-        """Where the tiles of a block begin, and where there is no more."""
+        """Return the beginnings of a block's tiles, and the extents of rows and columns."""
         return (
             Side(self.block_m * self.tile_m, self.m),
             Side(self.block_n * self.tile_n, self.n),
         )
 
     def shares(self, ends: str = "") -> tuple[Share, Share]:
-        """The memory of the block for both factors."""
+        """Return the shared memory for both factors."""
         f = self.factors
         return (
             self.share(f"left{ends}", self.kept(f.a), f.rows, self.tile_m, self.beside_rows),
@@ -457,39 +499,43 @@ class TileKernel:
         )
 
     def blocks(self, steps: Callable[[Share, Share], Stmt]) -> tuple[Stmt, list[Buffer]]:
-        """What is done with each block of k that is in memory of the block, and that memory."""
+        """Run `steps` for each block of k in shared memory, and return that memory too."""
         total = simplify(product([r.extent for r in self.group.reduce.axis]))
         count = simplify((total + (self.depth - 1)) // self.depth)
         if self.buffers == 2:
             return self.doubled(steps, count)
-        block, (left, right), (rows, columns) = Var("block"), self.shares(), self.sides()
+        block, (left_tile, right_tile), (rows, columns) = Var("block"), self.shares(), self.sides()
         body = seq(
-            self.bring(left, block, rows.first, rows.most),
-            self.bring(right, block, columns.first, columns.most),
+            self.bring(left_tile, block, rows.first, rows.most),
+            self.bring(right_tile, block, columns.first, columns.most),
             BARRIER,
-            steps(left, right),
+            steps(left_tile, right_tile),
             BARRIER,
         )
-        return serial(block, count, body), [left.buffer, right.buffer]
+        return serial(block, count, body), [left_tile.buffer, right_tile.buffer]
 
     def doubled(
         self, steps: Callable[[Share, Share], Stmt], count: PrimExpr
     ) -> tuple[Stmt, list[Buffer]]:
-        """The same with two buffers of each factor: while one is read, the next block comes."""
+        """Run `steps` with two buffers of each factor: while one is read, the next block
+        is loaded.
+        """
         halves = self.shares(), self.shares("_next")
         held = [self.held(s) for s in halves[0]]
 
-        def each(do: Callable[[Share, Buffer, Side], Stmt], half: int) -> Stmt:
+        def for_both(do: Callable[[Share, Buffer, Side], Stmt], half: int) -> Stmt:
             return seq(*map(do, halves[half], held, self.sides()))
 
         def fetch(block: PrimExpr) -> Stmt:
-            return each(lambda s, h, side: self.fetch(s, h, block, side), 0)
+            return for_both(lambda s, h, side: self.fetch(s, h, block, side), 0)
 
         def put(half: int) -> Stmt:
-            return each(lambda s, h, side: self.put(s, h), half)
+            return for_both(lambda s, h, side: self.put(s, h), half)
 
-        def turn(block: PrimExpr, half: int) -> Stmt:
-            """One block of k: the next one comes meanwhile."""
+        def run_block(block: PrimExpr, half: int) -> Stmt:
+            """Multiply one block of k, and load the next one meanwhile."""
+            # Loads are issued before the products and stored behind them, which hides their
+            # latency.
             is_next = block + 1 < count
             return seq(
                 IfThenElse(is_next, fetch(block + 1)),
@@ -499,42 +545,48 @@ class TileKernel:
             )
 
         pair = Var("pair")
-        body = seq(turn(pair * 2, 0), IfThenElse(pair * 2 + 1 < count, turn(pair * 2 + 1, 1)))
+        body = seq(
+            run_block(pair * 2, 0), IfThenElse(pair * 2 + 1 < count, run_block(pair * 2 + 1, 1))
+        )
         pairs = serial(pair, simplify((count + 1) // 2), body)
-        made = seq(fetch(const(0)), put(0), BARRIER, pairs)
-        return allocated(made, held), [s.buffer for half in halves for s in half]
+        pipeline = seq(fetch(const(0)), put(0), BARRIER, pairs)
+        return allocated(pipeline, held), [s.buffer for half in halves for s in half]
 
     @staticmethod
     def kept(factor: PrimExpr) -> PrimExpr:
-        """What memory of the block has of a factor."""
+        """Return the form of a factor in shared memory."""
         return factor
 
-    def steps(self, left: Share, right: Share) -> Stmt:
-        """The products of a block of k."""
-        unit = max(s.read if s.by_steps else 1 for s in (left, right))
+    def steps(self, left_tile: Share, right_tile: Share) -> Stmt:
+        """Return the products of a block of k."""
+        unit = max(s.read if s.by_steps else 1 for s in (left_tile, right_tile))
         step = Var("step")
         first = step * unit if unit > 1 else step
-        kept = [self.registers(s, n) for s, n in ((left, self.rows), (right, self.columns))]
+        registers = [
+            self.registers(s, n) for s, n in ((left_tile, self.rows), (right_tile, self.columns))
+        ]
         a, b = (
-            Lines(left, [self.own_row(i) for i in range(self.rows)], kept[0]),
-            Lines(right, [self.own_column(j) for j in range(self.columns)], kept[1]),
+            Lines(left_tile, [self.own_row(i) for i in range(self.rows)], registers[0]),
+            Lines(right_tile, [self.own_column(j) for j in range(self.columns)], registers[1]),
         )
-        made: list[Stmt] = []
+        stmts: list[Stmt] = []
         for n in range(unit):
-            made += [*a.loaded(first, n), *b.loaded(first, n)]
-            made.append(self.step(a.values(first, n), b.values(first, n)))
-        own = [each for each in kept if each is not None]
-        return serial(step, self.depth // unit, allocated(seq(*made), own))
+            stmts += [*a.loaded(first, n), *b.loaded(first, n)]
+            stmts.append(self.step(a.values(first, n), b.values(first, n)))
+        own = [buffer for buffer in registers if buffer is not None]
+        return serial(step, self.depth // unit, allocated(seq(*stmts), own))
 
     def registers(self, share: Share, lines: int) -> Buffer | None:
-        """What holds neighbours that a thread has read as one."""
+        """Return the registers for neighbours that a thread reads as one; None if it reads single
+        elements.
+        """
         if share.read == 1:
             return None
         count = lines * share.read if share.by_steps else lines
         return Buffer(f"{share.buffer.name}_read", (const(count),), share.value.dtype, "local")
 
     def finish(self) -> Stmt:
-        """What follows the sums, and the stores."""
+        """Apply what follows the sums, and store."""
         stores: list[Stmt] = []
         for i in range(self.rows):
             for j in range(0, self.columns, self.beside):
@@ -542,7 +594,7 @@ class TileKernel:
         return seq(*stores)
 
     def ended(self, i: int, j: int) -> Stmt:
-        """The stores of the columns from j on that are written as one."""
+        """Store the columns from j on that are written as one."""
         f, anchor, lane = self.factors, self.group.anchor.op, Var("lane")
         assert isinstance(anchor, ComputeOp)
         by: PrimExpr = lane if self.beside > 1 else const(0)
@@ -555,17 +607,17 @@ class TileKernel:
         return IfThenElse(inside, store)
 
     def build(self, name: str, shared: bool) -> PrimFunc:
-        """The program."""
-        sums, kept = self.blocks(self.steps) if shared else (self.alone(), [])
+        """Build the program."""
+        sums, shared_buffers = self.blocks(self.steps) if shared else (self.alone(), [])
         body = allocated(seq(self.start(), sums, self.finish()), [self.sums])
-        return self.launched(body, kept, name)
+        return self.launched(body, shared_buffers, name)
 
-    def launched(self, body: Stmt, kept: Sequence[Buffer], name: str) -> PrimFunc:
-        """What a thread does, by all threads; `kept` is memory of the block."""
+    def launched(self, body: Stmt, shared_buffers: Sequence[Buffer], name: str) -> PrimFunc:
+        """Launch the body of a thread for all threads."""
         tiles_m = simplify((self.m + (self.tile_m - 1)) // self.tile_m)
         tiles_n = simplify((self.n + (self.tile_n - 1)) // self.tile_n)
         body = bound(self.thread, self.threads, "threadIdx.x", body)
-        body = allocated(body, kept)  # outside of threads: they have it together
+        body = allocated(body, shared_buffers)  # outside of threads: they have it together
         body = bound(self.block_n, tiles_n, "blockIdx.x", body)
         body = bound(self.block_m, tiles_m, "blockIdx.y", body)
         body = bound(self.block_z, self.factors.size(self.factors.batch), "blockIdx.z", body)

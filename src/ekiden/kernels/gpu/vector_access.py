@@ -31,13 +31,15 @@ MOST_LANES = 16
 
 
 def coordinates(index: PrimExpr, extents: Sequence[PrimExpr]) -> list[PrimExpr]:
-    """Where the element of a number stands, the last axis fastest; axes of one have 0."""
-    found: list[PrimExpr] = [const(0)] * len(extents)
+    """Return the coordinates of the element with a number, the last axis fastest; axes of one have
+    0.
+    """
+    positions: list[PrimExpr] = [const(0)] * len(extents)
     long = [n for n, extent in enumerate(extents) if not is_const(extent, 1)]
     for n in reversed(long):
-        found[n] = index % extents[n] if n != long[0] else index
+        positions[n] = index % extents[n] if n != long[0] else index
         index = index // extents[n]
-    return found
+    return positions
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,26 +51,37 @@ class Lanes:
     count: int
 
     @staticmethod
-    def of(block: Block, target: Target, least: int = 0) -> Lanes | None:
-        """The most axes across which all that is read and written are neighbours; None where there
-        are none, or the target's threads have no vectors. What a block adds to, it may not add to
-        twice: then vectors fit the axes exactly. Axes before `least` stay out."""
+    def of(block: Block, target: Target, min_axis: int = 0) -> Lanes | None:
+        """Return the most axes across which all that is read and written are neighbours.
+
+        What a block adds to, it may not add to twice: then vectors fit the axes exactly.
+
+        Args:
+            block: The computation.
+            target: The device.
+            least: The first axis that may be taken.
+
+        Returns:
+            None where there are no such axes, or the target's threads have no vectors.
+        """
         if not has_vectors(target):
             return None
         loads, stores = accesses_of(block.body)
-        most = most_lanes(target, (buffer.dtype for buffer, _ in (*loads, *stores)))
+        limit = most_lanes(target, (buffer.dtype for buffer, _ in (*loads, *stores)))
         axes = [i for i in block.iter_vars if i.kind is IterKind.SPATIAL]
         step, adds = Var("step"), len(axes) < len(block.iter_vars)
-        for first in range(least, len(axes)):
+        for first in range(min_axis, len(axes)):
             extents = [i.extent for i in axes[first:]]
             size = simplify(product(extents))
-            count = lanes_of(most, size.value if isinstance(size, IntImm) else None)
+            count = lanes_of(limit, size.value if isinstance(size, IntImm) else None)
+            # The last vector overlaps the one before, which is harmless for stores but not for
+            # sums.
             while adds and count > 1 and not is_const(simplify(size % count), 0):
                 count //= 2
             at = coordinates(step, extents)
-            places = {i.var: value for i, value in zip(axes[first:], at, strict=True)}
-            is_near = are_contiguous(loads, places, step) and are_contiguous(
-                stores, places, step, 1
+            positions = {i.var: value for i, value in zip(axes[first:], at, strict=True)}
+            is_near = are_contiguous(loads, positions, step) and are_contiguous(
+                stores, positions, step, 1
             )
             if count > 1 and is_near:
                 return Lanes(first, count)
@@ -76,31 +89,31 @@ class Lanes:
 
 
 def has_vectors(target: Target) -> bool:
-    """Whether threads run one after the other, and each computes with vectors."""
+    """Return whether threads run one after the other, and each computes with vectors."""
     return target.thread_warp_size == 1 and target.lanes("float32") > 1
 
 
 def most_lanes(target: Target, dtypes: Iterable[str]) -> int:
-    """Of vectors that registers have of all of some types."""
+    """Return the lanes of vectors that registers hold of all of some types."""
     widest = max((dt.itemsize(dtype) for dtype in dtypes), default=1)
     return min(target.vector_bits // (8 * widest), MOST_LANES)
 
 
-def lanes_of(most: int, size: int | None) -> int:
-    """Of vectors that fit a size; 1 where it is not known."""
-    return next((n for n in (16, 8, 4, 2) if size is not None and n <= min(most, size)), 1)
+def lanes_of(limit: int, size: int | None) -> int:
+    """Return the lanes of vectors that fit a size; 1 where it is not known."""
+    return next((n for n in (16, 8, 4, 2) if size is not None and n <= min(limit, size)), 1)
 
 
 Access: TypeAlias = tuple[Buffer, tuple[PrimExpr, ...]]
 
 
 def loads_of(*exprs: PrimExpr) -> list[Access]:
-    """What expressions read, and where."""
+    """Return what expressions read, and where."""
     return [(e.buffer, e.indices) for e in post_order(*exprs) if isinstance(e, BufferLoad)]
 
 
 def accesses_of(body: Stmt) -> tuple[list[Access], list[Access]]:
-    """What a statement reads, and what it writes."""
+    """Return what a statement reads, and what it writes."""
     loads: list[Access] = []
     stores: list[Access] = []
     for s in walk(body):
@@ -111,19 +124,27 @@ def accesses_of(body: Stmt) -> tuple[list[Access], list[Access]]:
 
 
 def are_contiguous(
-    accesses: Iterable[Access], places: Mapping[Var, PrimExpr], step: Var, most: int = 2
+    accesses: Iterable[Access], positions: Mapping[Var, PrimExpr], step: Var, limit: int = 2
 ) -> bool:
-    """Whether steps of a variable access the same, neighbours, or those up to so far away."""
+    """Return whether consecutive values of a variable access the same element or ones up to a
+    distance.
+
+    Args:
+        accesses: Buffers and indices.
+        places: The variables of the indices in terms of `step`.
+        step: The variable.
+        most: The largest distance.
+    """
     return all(
-        isinstance(d, IntImm) and 0 <= d.value <= most
-        for d in (distance_of(b.shape, at, places, step) for b, at in accesses)
+        isinstance(d, IntImm) and 0 <= d.value <= limit
+        for d in (distance_of(b.shape, at, positions, step) for b, at in accesses)
     )
 
 
 def distance_of(
     shape: Sequence[PrimExpr],
     indices: Sequence[PrimExpr],
-    places: Mapping[Var, PrimExpr],
+    positions: Mapping[Var, PrimExpr],
     step: Var,
 ) -> PrimExpr:
     """Elements from what is accessed to what is at the next value of a variable, which others are
@@ -131,13 +152,14 @@ def distance_of(
     flat: PrimExpr = const(0)
     for index, extent in zip(indices, shape, strict=True):
         flat = flat * extent + index
-    here = simplify(substitute(flat, dict(places)))
-    return simplify(substitute(here, {step: step + 1}) - here)
+    address = simplify(substitute(flat, dict(positions)))
+    return simplify(substitute(address, {step: step + 1}) - address)
 
 
 def first_of(tile: PrimExpr, width: int, extent: PrimExpr) -> PrimExpr:
-    """Where a tile of so many elements begins: the last ends where its axis does, and has some of
-    those before once more."""
+    """Return the first element of a tile: the last tile ends where its axis does, and so overlaps
+    the one before.
+    """
     size = extent.value if isinstance(extent, IntImm) else None
     if size is not None and size % width == 0:
         return tile * width
@@ -158,25 +180,39 @@ def max_access_width(target: Target, *dtypes: str) -> int:
 
 
 def reads_of(value: PrimExpr) -> list[ProducerLoad]:
-    """Return the loads of an expression over tensors."""
+    """Return what an expression over tensors reads."""
     return [e for e in post_order(value) if isinstance(e, ProducerLoad)]
 
 
-def read_width(value: PrimExpr, axes: Sequence[Var], extents: Sequence[PrimExpr], most: int) -> int:
-    """Return how many elements an expression over tensors reads as one, along axes that are counted
-    through; 1 where none, or where a condition is not the same for all of them."""
+def read_width(
+    value: PrimExpr, axes: Sequence[Var], extents: Sequence[PrimExpr], limit: int
+) -> int:
+    """Return the lanes of one access in what an expression over tensors reads.
+
+    Args:
+        value: The expression.
+        axes: The axes that are counted through.
+        extents: Their extents.
+        most: The upper limit of the lanes.
+
+    Returns:
+        The lanes; 1 where no read is one access, or where a condition differs between lanes.
+    """
     reads = reads_of(value)
     widths = [MAX_ACCESS_BYTES // dt.itemsize(e.dtype) for e in reads if not dt.is_small(e.dtype)]
     if len(widths) < len(reads):
         return 1
-    given = [(e.producer.shape, e.indices) for e in reads]
-    return access_width(given, axes, extents, min([most, *widths]), _conditions(value))
+    accesses = [(e.producer.shape, e.indices) for e in reads]
+    return access_width(accesses, axes, extents, min([limit, *widths]), _conditions(value))
 
 
 def access_lanes(block: Block, target: Target, threads: int) -> Lanes | None:
-    """Return the axes of a computation, from one on, along which elements are one access of a
-    target whose threads run together; None where there are none, or fewer such than its units have
-    threads."""
+    """Return the axes of a computation, from one on, along which neighbours are one access.
+
+    Returns:
+        None where there are none, where threads of the target do not run together, or where there are
+        fewer such accesses than the target's units have threads.
+    """
     body, axes = block.body, list(block.iter_vars)
     is_plain = all(i.kind is IterKind.SPATIAL for i in axes) and isinstance(body, BufferStore)
     if target.thread_warp_size == 1 or not is_plain:
@@ -187,13 +223,14 @@ def access_lanes(block: Block, target: Target, threads: int) -> Lanes | None:
         return None
     loads, stores = accesses_of(body)
     accesses = [(buffer.shape, at) for buffer, at in (*loads, *stores)]
-    most = max_access_width(target, *(buffer.dtype for buffer, _ in (*loads, *stores)))
-    whole = simplify(product([i.extent for i in axes])) if axes else const(1)
+    limit = max_access_width(target, *(buffer.dtype for buffer, _ in (*loads, *stores)))
+    total = simplify(product([i.extent for i in axes])) if axes else const(1)
     conditions = _conditions(body.value)
-    for first in range(len(axes)) if most > 1 else ():
+    for first in range(len(axes)) if limit > 1 else ():
         extents = [i.extent for i in axes[first:]]
-        lanes = access_width(accesses, [i.var for i in axes[first:]], extents, most, conditions)
-        if isinstance(whole, IntImm) and whole.value < lanes * threads * target.cores:
+        lanes = access_width(accesses, [i.var for i in axes[first:]], extents, limit, conditions)
+        # Fewer, wider accesses do not pay where they leave units without threads.
+        if isinstance(total, IntImm) and total.value < lanes * threads * target.cores:
             return None
         if lanes > 1:
             return Lanes(first, lanes)
@@ -201,25 +238,34 @@ def access_lanes(block: Block, target: Target, threads: int) -> Lanes | None:
 
 
 def _conditions(value: PrimExpr) -> list[PrimExpr]:
-    """Return the conditions under which parts of an expression are evaluated."""
-    found = [e for e in post_order(value) if isinstance(e, Intrinsic)]
-    return [e.args[0] for e in found if e.op == "if_then_else"]
+    """Return the conditions under which subexpressions are evaluated."""
+    intrinsics = [e for e in post_order(value) if isinstance(e, Intrinsic)]
+    return [e.args[0] for e in intrinsics if e.op == "if_then_else"]
 
 
 def access_width(
     accesses: Iterable[ShapedAccess],
     axes: Sequence[Var],
     extents: Sequence[PrimExpr],
-    most: int,
+    limit: int,
     conditions: Sequence[PrimExpr] = (),
 ) -> int:
-    """Return how many elements of the axes all accesses have as one; 1 where that is none."""
+    """Return the lanes of one access that all accesses allow.
+
+    Args:
+        accesses: Shapes and indices.
+        axes: The axes that are counted through.
+        extents: Their extents.
+        most: The upper limit of the lanes.
+        conditions: Expressions that must be the same for all lanes.
+    """
     size = simplify(product(extents)) if extents else const(1)
     first, lane = Var("first"), Var("lane")
     for lanes in WIDTHS:
-        if lanes > most or not is_const(simplify(size % lanes), 0):
+        if lanes > limit or not is_const(simplify(size % lanes), 0):
             continue
         at = dict(zip(axes, coordinates(first * lanes + lane, extents), strict=True))
+        # A condition that depends on the lane would guard part of a vector.
         is_same = all(lane not in free_vars(simplify(substitute(c, at))) for c in conditions)
         if is_same and all(_is_contiguous(access, at, lane, lanes) for access in accesses):
             return lanes
@@ -232,16 +278,17 @@ def _is_contiguous(access: ShapedAccess, at: Mapping[Var, PrimExpr], lane: Var, 
         flat = flat * extent + index
     analyzer = Analyzer()
     analyzer.bind(lane, 0, lanes)
-    here = analyzer.simplify(substitute(flat, dict(at)))
-    if lane not in free_vars(here):
+    address = analyzer.simplify(substitute(flat, dict(at)))
+    if lane not in free_vars(address):
         return True
-    index = Vectorizer(lane, const(0), lanes).expr(here)
+    index = Vectorizer(lane, const(0), lanes).expr(address)
     if not isinstance(index, Ramp) or not is_const(simplify(index.stride), 1):
         return False
-    known = Analyzer().modular_set(index.base)
-    return bool(known.coeff % lanes == known.base % lanes == 0)
+    # An aligned vector access needs the first index to be a multiple of the lanes.
+    alignment = Analyzer().modular_set(index.base)
+    return bool(alignment.coeff % lanes == alignment.base % lanes == 0)
 
 
 def vector_loop(lane: Var, count: int, body: Stmt) -> Stmt:
-    """Return a vectorised loop over so many values of a lane."""
+    """Return the body for the first `count` values of a lane, at once."""
     return For(lane, const(0), const(count), ForKind.VECTORIZED, body, {"lanes": count})

@@ -1,21 +1,21 @@
 """Sums of products on devices whose threads run one after the other and compute with vectors, as
-processors do: no memory of a block, no barriers, sums in registers.
+processors do: no shared memory, no barriers, sums in registers.
 
     along=columns   for k: sums[i, j : j + 16] += a[i, k] * b[j : j + 16, k]
     along=depth     for k in steps of 16: sums[i, j, :] += a[i, k : k + 16] * b[j, k : k + 16]
                     out[i, j] = sum of sums[i, j, :]
 
 The last tile of rows or columns ends with them: it begins inside of the one before, and computes
-what both have once more. So nothing is read or written under a condition.
+the elements of both once more. So nothing is read or written under a condition.
 
-Of so many rows that copying what columns read pays, a thread has some columns and a band of rows:
+With so many rows that copying what columns read pays, a thread has some columns and a band of rows:
 
-    for a part of k:
+    for a chunk of k:
       panel[k, :] = b[j : j + 16, k]                       once, whatever columns take to read
       for tiles of rows: for k: sums[i, :] += a[i, k] * panel[k, :]
 
-A panel lies as it is read, vector behind vector, and stays in the first cache wherever its elements
-came from. Between two parts of k the thread's memory keeps the sums.
+A panel is stored in the order of reading, vector behind vector, and stays in the first cache
+wherever its elements came from. Between two chunks of k the thread's memory keeps the sums.
 """
 
 from __future__ import annotations
@@ -51,8 +51,9 @@ LEAST_GATHERED = 4
 
 
 def columns_of(factors: Factors) -> tuple[Var, ...]:
-    """The axes that vectors of columns run over: the last ones, as many as elements are neighbours
-    across."""
+    """Return the axes that vectors of columns run over: the last ones across which elements are
+    neighbours.
+    """
     step, columns = Var("step"), factors.columns
     for first in range(len(columns) - 1):
         if are_neighbours(factors.b, _over(factors, columns[first:], step), step):
@@ -66,15 +67,15 @@ def _over(factors: Factors, axes: Sequence[Var], number: PrimExpr) -> dict[Var, 
     return dict(zip(axes, at, strict=True))
 
 
-def way_of(factors: Factors, most: int) -> tuple[str, int]:
+def way_of(factors: Factors, max_lanes_: int) -> tuple[str, int]:
     """Along what vectors of up to so many lanes lie, and how many they have: 1 for none."""
     step, axes = Var("step"), columns_of(factors)
-    columns = lanes_of(most, size_of(factors.size(axes)) if axes else 1)
+    columns = lanes_of(max_lanes_, size_of(factors.size(axes)) if axes else 1)
     is_near = bool(axes) and are_neighbours(factors.b, _over(factors, axes, step), step)
     if is_near and columns > 1:
         return COLUMNS, columns
     last = factors.reduce.axis[-1]
-    depth = lanes_of(most, size_of(last.extent) or most)
+    depth = lanes_of(max_lanes_, size_of(last.extent) or max_lanes_)
     if depth > 1 and all(are_neighbours(x, {last: step}, step) for x in (factors.a, factors.b)):
         return DEPTH, depth
     return COLUMNS, columns if columns >= LEAST_GATHERED else 1
@@ -86,13 +87,16 @@ def tile_of(target: Target, rows: int | None, columns: int | None) -> tuple[int,
     half of a multiply-add."""
 
     def fits(r: int, c: int) -> bool:
-        """Whether sums and what a step multiplies fit the registers, and the tile the result."""
+        """Return whether sums and what an iteration multiplies fit the registers, and the tile the
+        result.
+        """
+        # Besides the sums, c vectors of columns and one element of a row are live.
         fewer = (rows is None or r <= rows) and (columns is None or c <= columns)
         return fewer and r * c + c + 1 < target.registers
 
     def work(shape: tuple[int, int]) -> tuple[int, int]:
-        """What all tiles take: two for each multiply-add and one for each load; the higher tile of
-        equals.
+        """Return the work of all tiles: two for each multiply-add and one for each load; the higher
+        tile of equals.
         """
         r, c = shape
         tiles = -(-(rows or LARGE) // r) * -(-(columns or LARGE) // c)
@@ -106,8 +110,8 @@ def band_of(target: Target, rows: int, tiles: int | None, depth: int | None, dty
     cache holds the rows of, so that they come from there for all columns; 0 for all."""
     if tiles is None or depth is None:
         return 0
-    most = target.l2 // 2 // max(rows * depth * dt.itemsize(dtype), 1)
-    band = 1 << max(most, 1).bit_length() - 1
+    max_tiles = target.l2 // 2 // max(rows * depth * dt.itemsize(dtype), 1)
+    band = 1 << max(max_tiles, 1).bit_length() - 1
     return 0 if band >= tiles else band
 
 
@@ -130,11 +134,12 @@ class VectorKernel:
         tiles = size_of(self.tiles_m)
         if self.band and tiles:  # of all bands the same
             self.band = -(-tiles // -(-tiles // self.band))
-        known = size_of(self.n)
-        if self.along == COLUMNS and (known is None or known < self.width):
+        num_columns = size_of(self.n)
+        # The last tile must begin inside of the result: it needs as many columns as it is wide.
+        if self.along == COLUMNS and (num_columns is None or num_columns < self.width):
             raise CompileError(
                 f"decisions: 'thread_product' {decision}: {self.width} columns of a thread, of "
-                f"which there are {'an unknown number' if known is None else known}"
+                f"which there are {'an unknown number' if num_columns is None else num_columns}"
             )
         self.block_m, self.block_n = Var("tile"), Var("part")
         self.block, self.number = Var("block"), Var("band")
@@ -144,7 +149,7 @@ class VectorKernel:
         self.rest = Buffer("rest", (const(self.rows * self.columns),), self.dtype, "local")
 
     def inner_of(self, factors: Factors) -> tuple[Var, ...]:
-        """The axes that tiles of columns run over."""
+        """Return the axes that tiles of columns run over."""
         return columns_of(factors) if self.along == COLUMNS else factors.columns
 
     def row(self, i: int) -> PrimExpr:
@@ -160,18 +165,18 @@ class VectorKernel:
         return at if size is not None and size >= self.width else minimum(at, self.n - 1)
 
     def around(self) -> dict[Var, PrimExpr]:
-        """The axes that no tile runs over."""
+        """Return values of the axes that no tile runs over."""
         f = self.factors
         batch, line = coordinates(self.block, [f.size(f.batch), self.lines])
         return _over(f, f.batch, batch) | _over(f, self.outer, line)
 
     def factor_a(self, i: int, k: Mapping[Var, PrimExpr]) -> PrimExpr:
-        """The factor of a row at a step."""
+        """Return the factor of a row at values of k."""
         f = self.factors
         return self.group.element(f.a, _over(f, f.rows, self.row(i)) | self.around() | dict(k))
 
     def factor_b(self, column: PrimExpr, k: Mapping[Var, PrimExpr]) -> PrimExpr:
-        """The factor of a column at a step."""
+        """Return the factor of a column at values of k."""
         f = self.factors
         return self.group.element(f.b, _over(f, self.inner, column) | self.around() | dict(k))
 
@@ -182,20 +187,20 @@ class VectorKernel:
                 yield i, j, i * self.columns + j
 
     def sum_at(self, number: int, lane: PrimExpr) -> PrimExpr:
-        """The index of a lane of a sum."""
+        """Return the index of a lane of a sum."""
         return const(number * self.lanes) + lane
 
     def vector(self, lane: Var, body: Stmt) -> Stmt:
-        """For all lanes at once."""
+        """Return a loop over all lanes at once."""
         return For(lane, const(0), const(self.lanes), ForKind.VECTORIZED, body)
 
     def added(self, number: int, lane: PrimExpr, value: PrimExpr) -> Stmt:
-        """A sum gets a product."""
+        """Add a product to a sum."""
         at = (self.sum_at(number, lane),)
         return BufferStore(self.sums, BufferLoad(self.sums, at, self.dtype) + value, at)
 
     def start(self) -> Stmt:
-        """All sums are 0."""
+        """Set all sums to 0."""
         zeros: list[Stmt] = []
         for _, _, number in self.pairs():
             lane = Var("lane")
@@ -218,18 +223,20 @@ class VectorKernel:
         return self.vector(lane, self.products(lane, b, at))
 
     def products(self, lane: Var, b: Sequence[PrimExpr], k: Mapping[Var, PrimExpr]) -> Stmt:
-        """All sums get a product: registers hold what columns have, and of rows one at a time."""
+        """Add products to all sums: registers hold the elements of columns, and those of rows one
+        at a time.
+        """
         names = [Var(f"b{j}", e.dtype) for j, e in enumerate(b)]
-        parts: list[Stmt] = []
+        rows_of_sums: list[Stmt] = []
         for i in range(self.rows):
             value = self.factor_a(i, k)
             a = Var(f"a{i}", value.dtype)
             sums = [self.added(i * self.columns + j, lane, a * y) for j, y in enumerate(names)]
-            parts.append(LetStmt(a, value, seq(*sums)))
-        return _lets(zip(names, b, strict=True), seq(*parts))
+            rows_of_sums.append(LetStmt(a, value, seq(*sums)))
+        return _lets(zip(names, b, strict=True), seq(*rows_of_sums))
 
     def step_of_rest(self, k: Mapping[Var, PrimExpr]) -> Stmt:
-        """What no vector has of the depth."""
+        """Add the products of the remainder of the depth, which no vector covers."""
         stores: list[Stmt] = []
         for i, j, number in self.pairs():
             at = (const(number),)
@@ -239,7 +246,7 @@ class VectorKernel:
         return seq(*stores)
 
     def over_steps(self) -> Stmt:
-        """All products."""
+        """Return the loops of all products."""
         axes = self.group.reduce.axis
         k: dict[Var, PrimExpr] = {r: Var(r.name) for r in axes}
         last = axes[-1]
@@ -248,14 +255,14 @@ class VectorKernel:
             outside = list(axes)
         else:
             block = Var(last.name)
-            whole = simplify(last.extent // self.lanes)
+            num_vectors = simplify(last.extent // self.lanes)
             at = k | {last: block * self.lanes}
-            body = serial(block, whole, self.step_of_depth(at, last))
+            body = serial(block, num_vectors, self.step_of_depth(at, last))
             step = Var(last.name)
-            left = simplify(last.extent - whole * self.lanes)
-            rest = self.step_of_rest(k | {last: whole * self.lanes + step})
-            if size_of(left) != 0:
-                body = seq(body, serial(step, left, rest))
+            remainder = simplify(last.extent - num_vectors * self.lanes)
+            scalar_step = self.step_of_rest(k | {last: num_vectors * self.lanes + step})
+            if size_of(remainder) != 0:
+                body = seq(body, serial(step, remainder, scalar_step))
             outside = list(axes[:-1])
         for r in reversed(outside):
             var = k[r]
@@ -264,7 +271,7 @@ class VectorKernel:
         return body
 
     def finish(self) -> Stmt:
-        """What follows the sums, and the stores."""
+        """Apply what follows the sums, and store."""
         stores: list[Stmt] = []
         for i, j, number in self.pairs():
             if self.along == COLUMNS:
@@ -278,16 +285,17 @@ class VectorKernel:
         return seq(*stores)
 
     def result(self, i: int, column: PrimExpr, value: PrimExpr) -> Stmt:
-        """An element of the output."""
+        """Store an element of the output."""
         anchor, f = self.group.anchor.op, self.factors
         assert isinstance(anchor, ComputeOp)
         at = _over(f, f.rows, self.row(i)) | _over(f, self.inner, column) | self.around()
         return self.group.store([at[a.var] for a in anchor.axis], value)
 
     def joined(self) -> Stmt:
-        """The lanes of every sum become one number."""
+        """Reduce the lanes of every sum to one number."""
         stores: list[Stmt] = []
         for _, _, number in self.pairs():
+            # Lanes are summed once, after all of k: a horizontal sum takes several instructions.
             index = ramp(self.sum_at(number, const(0)), 1, self.lanes)
             lanes = BufferLoad(self.sums, (index,), f"{self.dtype}x{self.lanes}")
             at = (const(number),)
@@ -297,34 +305,36 @@ class VectorKernel:
         return seq(*stores)
 
     def build(self, name: str) -> PrimFunc:
-        """The program."""
-        parts = [self.start(), self.over_steps()]
-        kept = [self.sums]
+        """Build the program."""
+        phases = [self.start(), self.over_steps()]
+        local_buffers = [self.sums]
         if self.along == DEPTH:
             zero = const(0, self.dtype)
             count = self.rows * self.columns
-            parts.insert(0, seq(*(BufferStore(self.rest, zero, (const(n),)) for n in range(count))))
-            parts.append(self.joined())
-            kept.append(self.rest)
-        place = Var("place")
-        body = self.in_tile(place, allocated(seq(*parts, self.finish()), kept))
-        return self.launched(body, name, place)
+            phases.insert(
+                0, seq(*(BufferStore(self.rest, zero, (const(n),)) for n in range(count)))
+            )
+            phases.append(self.joined())
+            local_buffers.append(self.rest)
+        tile_index = Var("place")
+        body = self.in_tile(tile_index, allocated(seq(*phases, self.finish()), local_buffers))
+        return self.launched(body, name, tile_index)
 
     @property
     def tiles_m(self) -> PrimExpr:
         """Tiles of rows."""
         return simplify((self.m + (self.rows - 1)) // self.rows)
 
-    def in_tile(self, place: Var, body: Stmt) -> Stmt:
-        """What is done with a tile, for that at a place of the band, if there is one."""
+    def in_tile(self, tile_index: Var, body: Stmt) -> Stmt:
+        """Return the body for a tile of the band, if that exists."""
         if not self.band:
-            return substitute(body, {self.block_m: place})
+            return substitute(body, {self.block_m: tile_index})
         exact = is_const(simplify(self.tiles_m % self.band), 0)
         guarded = body if exact else IfThenElse(self.block_m < self.tiles_m, body)
-        return substitute(guarded, {self.block_m: self.number * self.band + place})
+        return substitute(guarded, {self.block_m: self.number * self.band + tile_index})
 
-    def launched(self, body: Stmt, name: str, place: Var | None = None) -> PrimFunc:
-        """What one thread does, by all threads; those at all places of a band after each other."""
+    def launched(self, body: Stmt, name: str, tile_index: Var | None = None) -> PrimFunc:
+        """Launch the body of one thread for all threads; those of a band after each other."""
         tiles_n = simplify((self.n + (self.width - 1)) // self.width)
         bands: PrimExpr = const(1)
         if self.band:
@@ -333,8 +343,8 @@ class VectorKernel:
         at = {self.block: around // bands, self.number: around % bands}
         body = bound(Var("thread"), 1, "threadIdx.x", substitute(body, at))
         outside = simplify(self.factors.size(self.factors.batch) * self.lines * bands)
-        if place is not None:
-            body = bound(place, self.band or self.tiles_m, "blockIdx.x", body)
+        if tile_index is not None:
+            body = bound(tile_index, self.band or self.tiles_m, "blockIdx.x", body)
         body = bound(self.block_n, tiles_n, "blockIdx.y", body)
         return self.group.function(bound(around, outside, "blockIdx.z", body), name)
 
@@ -355,28 +365,40 @@ Steps: TypeAlias = Callable[[Mapping[Var, PrimExpr], PrimExpr], Stmt]
 
 
 def axes_of(factors: Factors) -> list[ReduceAxis]:
-    """What is summed over, as elements of rows follow one another in memory."""
+    """Return the axes of the sum, in the order in which elements of rows follow one another in
+    memory.
+    """
     return sorted(factors.reduce.axis, key=lambda r: -distance_in(factors.a, r))
 
 
 def split_of(axes: Sequence[ReduceAxis], steps: int) -> tuple[int, int]:
-    """The axis of which a part of so many steps at most has some values, with all of those behind
-    it, and how many: of all parts the same if they can."""
+    """Return the axis that chunks of at most `steps` iterations split, and its values per chunk.
+
+    Axes behind it are complete in a chunk. All chunks have the same number of values if they can.
+    """
     inner = 1
     for at in reversed(range(len(axes))):
         size = size_of(axes[at].extent)
         if at == 0 or size is None or size * inner > steps:
-            most = max(1, steps // inner)
-            parts = -(-(size or 1) // most)
-            return at, most if size is None else max(1, -(-size // parts))
+            limit = max(1, steps // inner)
+            # Equal chunks: a short last one would pay the traffic of sums for little work.
+            num_chunks = -(-(size or 1) // limit)
+            return at, limit if size is None else max(1, -(-size // num_chunks))
         inner *= size
     return 0, 1
 
 
-def panel_of(target: Target, factors: Factors, plain: Fixed, most: int) -> Fixed | None:
-    """What a kernel with panels decides; None where `plain`, one without, takes less."""
+def panel_of(target: Target, factors: Factors, plain: Fixed, max_vector: int) -> Fixed | None:
+    """Return the decision of a kernel with panels; None where `plain`, one without, is cheaper.
+
+    Args:
+        target: The device.
+        factors: The sum of products.
+        plain: The decision without panels.
+        most: The most lanes of a vector.
+    """
     m, n = size_of(factors.size(factors.rows)), size_of(factors.size(factors.columns))
-    lanes = lanes_of(most, n if factors.columns else 1)
+    lanes = lanes_of(max_vector, n if factors.columns else 1)
     if n is None or lanes == 1:
         return None
     rows, columns = tile_of(target, m, n // lanes)
@@ -387,7 +409,7 @@ def panel_of(target: Target, factors: Factors, plain: Fixed, most: int) -> Fixed
     )
     if steps is None or most_tiles is None:
         return None
-    made: Fixed = {
+    values: Fixed = {
         "rows": rows,
         "columns": columns,
         "vector": lanes,
@@ -395,39 +417,50 @@ def panel_of(target: Target, factors: Factors, plain: Fixed, most: int) -> Fixed
         "panel": steps,
     }
     tiles = -(-(m or LARGE) // rows)
-    if not _is_less(target, factors, made, plain, tiles, -(-tiles // most_tiles)):
+    if not _is_less(target, factors, values, plain, tiles, -(-tiles // most_tiles)):
         return None
     band = most_tiles
-    shares = (size_of(simplify(factors.size(factors.batch))) or 1) * -(-n // width)
-    while band > MIN_PANEL_TILES and shares * -(-tiles // band) < SHARES * target.cores:
+    num_threads = (size_of(simplify(factors.size(factors.batch))) or 1) * -(-n // width)
+    # Shorter bands copy panels more often, but give threads to all units.
+    while band > MIN_PANEL_TILES and num_threads * -(-tiles // band) < SHARES * target.cores:
         band //= 2
-    return {**plain, **made, "band": band}
+    return {**plain, **values, "band": band}
 
 
-def _largest(values: Sequence[int], most: int) -> int | None:
-    return next((n for n in values if n <= most), None)
+def _largest(values: Sequence[int], limit: int) -> int | None:
+    return next((n for n in values if n <= limit), None)
 
 
 def _is_less(
-    target: Target, factors: Factors, made: Fixed, plain: Fixed, tiles: int, bands: int
+    target: Target, factors: Factors, paneled: Fixed, plain: Fixed, tiles: int, bands: int
 ) -> bool:
-    """Whether panels take less than going without. Of both this is what a step of k takes for a
-    vector of columns and all rows, in halves of a multiply-add: a load or store is one, an element
-    that is brought by itself or chosen by a condition two; a load from behind the first cache is
-    two."""
-    rows, columns, lanes = (int(made[name]) for name in ("rows", "columns", "vector"))
+    """Return whether panels are cheaper than no panels.
+
+    Costs are those of an iteration of k for a vector of columns and all rows, in halves of a
+    multiply-add: a load or store is one, an element that is loaded by itself or chosen by a
+    condition two; a load from behind the first cache is two.
+
+    Args:
+        target: The device.
+        factors: The sum of products.
+        made: The decision with panels.
+        plain: The decision without.
+        tiles: Tiles of rows.
+        bands: Bands of tiles.
+    """
+    rows, columns, lanes = (int(paneled[name]) for name in ("rows", "columns", "vector"))
     depth = size_of(factors.depth) or LARGE
     is_near = isinstance(factors.b, ProducerLoad) and way_of(factors, lanes) == (COLUMNS, lanes)
-    brought = 1 if is_near else 2 * lanes
-    each = tiles * (2 * rows + rows / columns)
+    load_cost = 1 if is_near else 2 * lanes
+    tile_cost = tiles * (2 * rows + rows / columns)
     if plain["along"] == DEPTH:
-        joined = 4 * math.log2(lanes) * lanes / depth
+        lane_sum_cost = 4 * math.log2(lanes) * lanes / depth
         loads = 1 / int(plain["rows"]) + 1 / int(plain["columns"])
-        alone = tiles * rows * (2 + loads + joined)
+        plain_cost = tiles * rows * (2 + loads + lane_sum_cost)
     else:
         is_far = depth * columns * lanes * dt.itemsize(factors.b.dtype) > target.l1 // 2
-        alone = each + tiles * (brought + int(is_near and is_far))
-    return each + tiles + bands * (brought + 1) < alone
+        plain_cost = tile_cost + tiles * (load_cost + int(is_near and is_far))
+    return tile_cost + tiles + bands * (load_cost + 1) < plain_cost
 
 
 class PanelKernel(VectorKernel):
@@ -452,11 +485,11 @@ class PanelKernel(VectorKernel):
         self.kept = Buffer("kept", (const(self.band * self.count),), self.dtype, "local")
 
     def inner_of(self, factors: Factors) -> tuple[Var, ...]:
-        """All of them: where elements lie matters once."""
+        """Return all column axes: the distance between elements matters once, in the copy."""
         return factors.columns
 
     def steps_of_part(self, make: Steps) -> Stmt:
-        """For all steps of a part."""
+        """Run `make` for all iterations of a chunk."""
         step = Var("step")
         first = self.part * self.most
         k = {**self.around_part, self.split: first + step}
@@ -469,11 +502,11 @@ class PanelKernel(VectorKernel):
             var = k[r]
             assert isinstance(var, Var)
             body = serial(var, r.extent, body)
-        left = minimum(self.split.extent - first, self.most)
-        return serial(step, self.most if self.is_whole else left, body)
+        remaining = minimum(self.split.extent - first, self.most)
+        return serial(step, self.most if self.is_whole else remaining, body)
 
     def copied(self, k: Mapping[Var, PrimExpr], number: PrimExpr) -> Stmt:
-        """The elements of all columns at a step."""
+        """Copy the elements of all columns at one iteration to the panel."""
         stores: list[Stmt] = []
         for j in range(self.columns):
             lane = Var("lane")
@@ -484,14 +517,14 @@ class PanelKernel(VectorKernel):
         return seq(*stores)
 
     def added_up(self, k: Mapping[Var, PrimExpr], number: PrimExpr) -> Stmt:
-        """Their products with the elements of rows."""
+        """Add the products of a panel's row with the elements of rows."""
         lane = Var("lane")
-        places = [number * self.width + j * self.lanes + lane for j in range(self.columns)]
-        b = [BufferLoad(self.panel, (at,), self.panel.dtype) for at in places]
+        panel_indices = [number * self.width + j * self.lanes + lane for j in range(self.columns)]
+        b = [BufferLoad(self.panel, (at,), self.panel.dtype) for at in panel_indices]
         return self.vector(lane, self.products(lane, b, k))
 
     def moved(self, to: Buffer, source: Buffer) -> Stmt:
-        """The sums of the tile between registers and the memory of the thread."""
+        """Move the sums of the tile between registers and the memory of the thread."""
         begin = {self.sums: const(0), self.kept: self.tile * self.count}
         stores: list[Stmt] = []
         for at in range(0, self.count, self.lanes):
@@ -500,30 +533,31 @@ class PanelKernel(VectorKernel):
             stores.append(self.vector(lane, BufferStore(to, value, (begin[to] + at + lane,))))
         return seq(*stores)
 
-    def in_band(self, *parts: Stmt) -> Stmt:
-        """For all tiles of the band."""
+    def in_band(self, *stmts: Stmt) -> Stmt:
+        """Run statements for all tiles of the band."""
         tile = Var("tile")
         return serial(
-            tile, self.band, self.in_tile(tile, substitute(seq(*parts), {self.tile: tile}))
+            tile, self.band, self.in_tile(tile, substitute(seq(*stmts), {self.tile: tile}))
         )
 
     def build(self, name: str) -> PrimFunc:
-        """The program."""
+        """Build the program."""
         sums = self.steps_of_part(self.added_up)
         copies = self.steps_of_part(self.copied)
-        own = [self.panel, self.sums]
+        local_buffers = [self.panel, self.sums]
+        # With a single chunk, sums stay in registers from start to finish.
         if self.is_whole:
             body = seq(copies, self.in_band(self.start(), sums, self.finish()))
             body = substitute(body, {self.part: const(0)})
         else:
-            own.append(self.kept)
+            local_buffers.append(self.kept)
             load, save = self.moved(self.sums, self.kept), self.moved(self.kept, self.sums)
-            parts = seq(copies, self.in_band(load, sums, save))
+            chunks = seq(copies, self.in_band(load, sums, save))
             count = (self.split.extent + (self.most - 1)) // self.most
-            parts = serial(self.part, simplify(count), parts)
+            chunks = serial(self.part, simplify(count), chunks)
             for r in reversed(self.before):
                 var = self.around_part[r]
                 assert isinstance(var, Var)
-                parts = serial(var, r.extent, parts)
-            body = seq(self.in_band(self.start(), save), parts, self.in_band(load, self.finish()))
-        return self.launched(allocated(body, own), name)
+                chunks = serial(var, r.extent, chunks)
+            body = seq(self.in_band(self.start(), save), chunks, self.in_band(load, self.finish()))
+        return self.launched(allocated(body, local_buffers), name)

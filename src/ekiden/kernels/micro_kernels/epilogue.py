@@ -64,8 +64,9 @@ class Epilogue:
 
     @property
     def is_light(self) -> bool:
-        """Whether it is a few instructions per vector: then it is done in registers, at every
-        accumulator."""
+        """Return whether it is a few instructions per vector: then it is done in registers, at
+        every accumulator.
+        """
         work = (
             e
             for e in post_order(self.body)
@@ -81,8 +82,15 @@ class Epilogue:
         mask: PrimExpr | None,
         axis: int = -1,
     ) -> Stmt:
-        """`output[indices] = f(value)`; the index of `axis` is the first of `lanes` neighbours,
-        `flat` its element offset (of axes after that one, none has more than one element)."""
+        """Store `output[indices] = f(value)`.
+
+        Args:
+            indices: The index of the first element; that of `axis` is the first of neighbours.
+            flat: Its offset in elements; axes after `axis` have one element.
+            value: A vector of the anchor.
+            mask: The valid lanes, or None for all.
+            axis: The axis that vectors run along.
+        """
         return self.put(flat, indices[-1], self.finished(indices, value, mask, axis), mask)
 
     def finished(
@@ -92,7 +100,7 @@ class Epilogue:
         mask: PrimExpr | None,
         axis: int = -1,
     ) -> PrimExpr:
-        """`f(value)`, as in `store`."""
+        """Return `f(value)`, with the arguments of `store`."""
         lanes = dt.lanes(value.dtype)
         env: dict[PrimExpr, PrimExpr] = dict(zip(self.axis, indices, strict=True))
         first = indices[axis]
@@ -103,26 +111,29 @@ class Epilogue:
         """Store a vector from element `flat` on, whose last index is `last`; in longer rows where
         the output is a part of a larger tensor.
         """
-        place = self._place(flat, last, dt.lanes(value.dtype))
-        return BufferStore(self.target, value, (place,), mask)
+        address = self._place(flat, last, dt.lanes(value.dtype))
+        return BufferStore(self.target, value, (address,), mask)
 
     def kept(self, flat: PrimExpr, last: PrimExpr, lanes: int, mask: PrimExpr) -> PrimExpr:
-        """What `put` has stored; zeros where the mask is off."""
+        """Load what `put` has stored; zeros where the mask is off."""
         dtype = dt.with_lanes(self.target.dtype, lanes)
         load = BufferLoad(self.target, (self._place(flat, last, lanes),), dtype)
         return if_then_else(mask, load, broadcast(const(0, self.target.dtype), lanes))
 
     def _place(self, flat: PrimExpr, last: PrimExpr, lanes: int) -> PrimExpr:
-        row, whole = self.output.shape[-1], self.target.shape[-1]
-        if whole is not row and not is_const(simplify(whole - row), 0):
-            flat = simplify((flat - last) // row) * whole + last
+        row, target_row = self.output.shape[-1], self.target.shape[-1]
+        # The output is a slice of rows of a concatenation, whose pitch is longer.
+        if target_row is not row and not is_const(simplify(target_row - row), 0):
+            flat = simplify((flat - last) // row) * target_row + last
         return ramp(flat, 1, lanes)
 
     def _vectorize(self, env: Env, value: PrimExpr, mask: PrimExpr | None) -> PrimExpr:
-        """The body with the last axis a vector, the anchor's element the given value; loads are
-        guarded by mask."""
+        """Return the body with a vector for the last axis, and the value for the anchor's element;
+        loads are guarded by the mask.
+        """
         new: dict[PrimExpr, PrimExpr] = dict(env)
         for expr in post_order(self.body):
+            # Postorder: operands are rewritten before the expressions that use them.
             if expr not in new:
                 new[expr] = self._rebuild(expr, new, value, mask)
         return new[self.body]
@@ -146,12 +157,14 @@ class Epilogue:
             case Not(a=a):
                 return Not(new[a], dt.with_lanes("bool", dt.lanes(new[a].dtype)))
             case Select(condition=condition, true_value=yes, false_value=no):
-                test, one, other = _widen([new[condition], new[yes], new[no]])
-                return Select(test, one, other, dt.with_lanes(expr.dtype, dt.lanes(test.dtype)))
+                test, if_true, if_false = _widen([new[condition], new[yes], new[no]])
+                return Select(
+                    test, if_true, if_false, dt.with_lanes(expr.dtype, dt.lanes(test.dtype))
+                )
             case Intrinsic(op=name, args=args):
-                parts = _widen([new[a] for a in args])
+                operands = _widen([new[a] for a in args])
                 return Intrinsic(
-                    name, tuple(parts), dt.with_lanes(expr.dtype, dt.lanes(parts[0].dtype))
+                    name, tuple(operands), dt.with_lanes(expr.dtype, dt.lanes(operands[0].dtype))
                 )
             case _:
                 return expr
@@ -164,6 +177,7 @@ class Epilogue:
         for extent, index in zip(producer.shape, indices, strict=True):
             flat = vector_binary(Add, vector_binary(Mul, flat, extent, "int64"), index, "int64")
         load = BufferLoad(self.buffers[producer], (flat,), dt.with_lanes(producer.dtype, lanes))
+        # A load of one element is valid for every lane, so it needs no guard.
         if mask is None or lanes == 1:
             return load
         return if_then_else(mask, load, broadcast(const(0, producer.dtype), lanes))
@@ -171,6 +185,7 @@ class Epilogue:
 
 def vector_binary(kind: type[BinaryExpr], a: PrimExpr, b: PrimExpr, dtype: str) -> PrimExpr:
     """kind(a, b) where either may be a vector; ramps stay ramps under + - and * by scalars."""
+    # A ramp index becomes one contiguous load; any other vector index would become a gather.
     if isinstance(a, Ramp) and dt.lanes(b.dtype) == 1 and kind in (Add, Sub):
         return Ramp(a.base + b if kind is Add else a.base - b, a.stride, a.lanes, a.dtype)
     if isinstance(b, Ramp) and dt.lanes(a.dtype) == 1 and kind is Add:
@@ -179,22 +194,24 @@ def vector_binary(kind: type[BinaryExpr], a: PrimExpr, b: PrimExpr, dtype: str) 
         return Ramp(a.base * b, a.stride * b, a.lanes, a.dtype)
     if dt.lanes(a.dtype) == dt.lanes(b.dtype) == 1:
         return binary(kind, a, b)
-    left, right = _widen([a, b])
-    return kind(left, right, dt.with_lanes(dtype, dt.lanes(left.dtype)))
+    wide_a, wide_b = _widen([a, b])
+    return kind(wide_a, wide_b, dt.with_lanes(dtype, dt.lanes(wide_a.dtype)))
 
 
-def _widen(parts: Sequence[PrimExpr]) -> list[PrimExpr]:
-    lanes = max(dt.lanes(p.dtype) for p in parts)
-    return [broadcast(p, lanes) for p in parts]
+def _widen(values: Sequence[PrimExpr]) -> list[PrimExpr]:
+    lanes = max(dt.lanes(p.dtype) for p in values)
+    return [broadcast(p, lanes) for p in values]
 
 
 def find_anchor(outputs: Sequence[te.Tensor], tag: str) -> te.Tensor:
-    """The tensor among what the outputs are made of whose operation has the tag."""
+    """Return the tensor among the producers of the outputs whose operation has the tag."""
     return next(t for t in post_order_tensors(outputs) if t.op.tag == tag)
 
 
 def operands_of(anchor: te.Tensor) -> tuple[te.Tensor, te.Tensor]:
-    """The data (or left side) and the weight (or right side) of an anchor, from its attributes."""
+    """Return the data (or left side) and the weight (or right side) of an anchor, from its
+    attributes.
+    """
     operands = anchor.op.attrs["inputs"]
     assert isinstance(operands, tuple)
     data, weight = operands

@@ -67,9 +67,9 @@ PRODUCTS = (
     Products("uint8", "int8", "int32", "amx_int8", "matrix_dot4_u8s8"),
     Products("bfloat16", "bfloat16", "float32", "amx_bf16", "matrix_dot2_bf16"),
 )
-BY_DATA = {each.data: each for each in PRODUCTS}
-BY_PANEL = {each.panel: each for each in PRODUCTS}
-MATRIX_DOTS = frozenset(each.ability for each in PRODUCTS)
+BY_DATA = {products.data: products for products in PRODUCTS}
+BY_PANEL = {products.panel: products for products in PRODUCTS}
+MATRIX_DOTS = frozenset(products.ability for products in PRODUCTS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,11 +98,18 @@ class Factors:
 def compute_matrix_tile(
     tile: MatrixTile, loops: Sequence[KLoop], factors: Factors, store: Store
 ) -> Stmt:
-    """All sums of a tile over k, whose innermost loop is over words, and what `store` makes of
-    them."""
+    """Compute all sums of a tile over k, and run `store` on them.
+
+    Args:
+        tile: The shape.
+        loops: The loops of k, the innermost over words.
+        factors: The operands.
+        store: Stores a vector of sums.
+    """
     one = _Writer(1, tile, loops, factors).stmt(store)
     if tile.rows <= ROWS:
         return one
+    # Two levels share each load of the panel.
     both = _Writer(HIGH, tile, loops, factors).stmt(store)
     if isinstance(tile.many, IntImm):
         return both if tile.many.value > ROWS else one
@@ -115,21 +122,27 @@ def short_rows(
     body: Callable[[PrimExpr, PrimExpr], Stmt],
     kind: ForKind = ForKind.SERIAL,
 ) -> Stmt:
-    """A loop over tiles of `limit` rows, the last of which may have fewer, that cover [0, total);
-    `body(rows, first row)` makes one."""
+    """Return a loop over tiles of `limit` rows that cover [0, total); the last one may have fewer.
+
+    Args:
+        total: Rows.
+        limit: Rows of a tile.
+        body: Takes the rows and the first row of a tile.
+        kind: The kind of the loop.
+    """
     size = simplify(total)
     if isinstance(size, IntImm) and size.value <= limit:
         return body(size, const(0)) if size.value else seq()
     index, first = Var("t"), Var("first")
     exact = isinstance(size, IntImm) and size.value % limit == 0
-    many = const(limit) if exact else minimum(size - index * limit, const(limit))
+    tile_height = const(limit) if exact else minimum(size - index * limit, const(limit))
     count = simplify((size + (limit - 1)) // limit)
-    one = LetStmt(first, index * limit, body(many, first))
+    one = LetStmt(first, index * limit, body(tile_height, first))
     return For(index, const(0), count, kind, one)
 
 
 def matrix_call(op: str, *args: ExprLike) -> Stmt:
-    """A statement on registers that hold matrices (ir/intrinsic.py)."""
+    """Return a statement on registers that hold matrices (ir/intrinsic.py)."""
     return Evaluate(call_intrin(op, *args, dtype="int32"))
 
 
@@ -145,10 +158,14 @@ class _Writer:
         extent = self.inner.extent
         assert isinstance(extent, IntImm), "weights are known"
         self.steps, self.rest = divmod(extent.value, WORDS)
+        # Operand registers come first, twice if the remainder needs a shape of its own; sums
+        # follow.
         self.first = (high + 1) * (2 if self.rest else 1)
         self.wide = -(-tile.valid // LANES)
-        most = (REGISTERS - self.first) // high
-        self.columns = -(-self.wide // -(-self.wide // most))  # of a part, as equal as can be
+        max_columns = (REGISTERS - self.first) // high
+        self.columns = -(
+            -self.wide // -(-self.wide // max_columns)
+        )  # of a part, as equal as can be
         self.word = WORD_OF[factors.b.dtype]
         size = const(high * self.wide * ROWS * LANES)
         self.rows = [self._rows_of(level) for level in range(high)]
@@ -156,20 +173,21 @@ class _Writer:
 
     def stmt(self, store: Store) -> Stmt:
         """Shapes, sums part by part, and what becomes of them."""
-        parts = range(0, self.wide, self.columns)
-        sums = [self.part(at, min(self.columns, self.wide - at)) for at in parts]
+        group_starts = range(0, self.wide, self.columns)
+        sums = [self.part(at, min(self.columns, self.wide - at)) for at in group_starts]
         return Allocate(self.stage, seq(self.shape(), *sums, *self.endings(store)))
 
     def _rows_of(self, level: int) -> PrimExpr:
-        """The rows there are at a level: of the last one those left over."""
+        """Return the rows of a level: of the last one the remainder."""
         if level < self.high - 1:
             return const(ROWS)
         return simplify(self.tile.many - level * ROWS)
 
     def shape(self) -> Stmt:
-        """Of all registers, rows and bytes of a row."""
+        """Configure all registers: rows, and bytes of a row."""
         levels = range(self.high)
         sizes: list[tuple[ExprLike, int]] = []
+        # Shapes are set once per tile: a new configuration clears every register.
         for words in (WORDS, self.rest) if self.rest else (WORDS,):
             sizes += [(self.rows[n], words * WORD_BYTES) for n in levels]
             sizes.append((words, LANES * WORD_BYTES))
@@ -178,31 +196,31 @@ class _Writer:
         return matrix_call("matrix_shape", *(n for size in sizes for n in size))
 
     def sum(self, level: int, column: int) -> int:
-        """The register of some sums."""
+        """Return the register of some sums."""
         return self.first + level * self.columns + column
 
     def part(self, at: int, count: int) -> Stmt:
-        """The sums of `count` registers of columns from number `at` on."""
+        """Compute the sums of `count` registers of columns from number `at` on."""
         every = [(level, n) for level in range(self.high) for n in range(count)]
-        zeros = [matrix_call("matrix_zero", self.sum(*each)) for each in every]
-        keep = []
+        zeros = [matrix_call("matrix_zero", self.sum(*position)) for position in every]
+        stores = []
         for level, n in every:
             value = call_intrin("matrix_value", self.sum(level, n), dtype=self.whole)
-            place = ramp(self.place(level, at + n, const(0)), 1, ROWS * LANES)
-            keep.append(BufferStore(self.stage, value, (place,)))
-        return seq(*zeros, self.k_nest(at, count), *keep)
+            stage_index = ramp(self.place(level, at + n, const(0)), 1, ROWS * LANES)
+            stores.append(BufferStore(self.stage, value, (stage_index,)))
+        return seq(*zeros, self.k_nest(at, count), *stores)
 
     @property
     def whole(self) -> str:
-        """The type of all that a register of sums holds."""
+        """Return the vector type of a whole register of sums."""
         return with_lanes(self.tile.dtype, ROWS * LANES)
 
     def place(self, level: int, column: PrimExpr | int, row: PrimExpr) -> PrimExpr:
-        """Where the sums of a row are kept, of a register of columns by its number."""
+        """Return the index of the stored sums of a row, of a register of columns by its number."""
         return ((column + level * self.wide) * ROWS + row) * LANES
 
     def k_nest(self, at: int, count: int) -> Stmt:
-        """All steps of k."""
+        """Return the loops over all of k."""
         f, inner = self.factors, self.inner
         variables = [Var(f"k{i}") for i in range(len(self.outer))]
         a_base, b_base = f.a_base, f.b_base + at * (LANES * self.word)
@@ -211,34 +229,33 @@ class _Writer:
             b_base = b_base + variable * loop.b_stride
 
         def step(k: PrimExpr, is_rest: bool) -> Stmt:
-            """A step of the matrix unit over WORDS words of k; the last one may be over the words
-            left over.
-            """
+            """Multiply WORDS words of k, or the remainder of them."""
             words = k * WORDS
             a, b = a_base + words * inner.a_stride, b_base + words * inner.b_stride
             return self.step(a, b, count, is_rest)
 
         k = Var("k")
         steps = [For(k, const(0), const(self.steps), ForKind.SERIAL, step(k, False))]
-        rest = [step(const(self.steps), True)] if self.rest else []
-        body = seq(*(steps if self.steps else []), *rest)
+        tail = [step(const(self.steps), True)] if self.rest else []
+        body = seq(*(steps if self.steps else []), *tail)
         for variable, loop in zip(reversed(variables), reversed(self.outer), strict=True):
             body = For(variable, const(0), loop.extent, ForKind.SERIAL, body)
         return body
 
     def step(self, a: PrimExpr, b: PrimExpr, count: int, is_rest: bool) -> Stmt:
-        """One step of k: words of the panel are loaded once, those of data again for each register
-        of columns but the first."""
+        """Multiply one group of words: those of the panel are loaded once, those of the data for
+        each level.
+        """
         f, begin = self.factors, self.high + 1 if is_rest else 0
         a_bytes = f.a_stride * itemsize(f.a.dtype)
         b_bytes = self.inner.b_stride * itemsize(f.b.dtype)
         done: list[Stmt] = []
         for level in range(self.high):
-            place = BufferAddress(f.a, (a + f.a_stride * (level * ROWS),), access="r")
-            done.append(matrix_call("matrix_load", begin + level, place, a_bytes))
+            address = BufferAddress(f.a, (a + f.a_stride * (level * ROWS),), access="r")
+            done.append(matrix_call("matrix_load", begin + level, address, a_bytes))
         for n in range(count):
-            place = BufferAddress(f.b, (b + n * (LANES * self.word),), access="r")
-            done.append(matrix_call("matrix_load", begin + self.high, place, b_bytes))
+            address = BufferAddress(f.b, (b + n * (LANES * self.word),), access="r")
+            done.append(matrix_call("matrix_load", begin + self.high, address, b_bytes))
             done += [
                 matrix_call(
                     BY_PANEL[f.b.dtype].dot, self.sum(level, n), begin + level, begin + self.high
@@ -248,19 +265,19 @@ class _Writer:
         return seq(*done)
 
     def endings(self, store: Store) -> list[Stmt]:
-        """What is made of all sums, level by level, row by row."""
-        made: list[Stmt] = []
+        """Run `store` on all sums, level by level, row by row."""
+        loops: list[Stmt] = []
         for level in range(self.high):
             row = Var("row")
-            parts: list[Stmt] = []
+            stores: list[Stmt] = []
             for n in range(self.wide):
                 at = ramp(self.place(level, n, row), 1, LANES)
                 value = self.stage[at].with_fields(dtype=with_lanes(self.tile.dtype, LANES))
-                left = self.tile.valid - n * LANES
-                mask = None if left >= LANES else column_mask(left, LANES)
-                parts.append(store(row + level * ROWS, const(n * LANES), value, mask))
-            made.append(For(row, const(0), self.rows[level], ForKind.SERIAL, seq(*parts)))
-        return made
+                num_valid = self.tile.valid - n * LANES
+                mask = None if num_valid >= LANES else column_mask(num_valid, LANES)
+                stores.append(store(row + level * ROWS, const(n * LANES), value, mask))
+            loops.append(For(row, const(0), self.rows[level], ForKind.SERIAL, seq(*stores)))
+        return loops
 
 
 __all__ = [

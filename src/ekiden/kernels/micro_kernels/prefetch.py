@@ -37,7 +37,7 @@ class Prefetches:
     unroll: int
 
     def near(self, origin: PrimExpr, k: PrimExpr) -> list[Stmt]:
-        """The row `own` steps later, where step 0 reads the one at `origin`."""
+        """Prefetch the row `own` iterations later, where iteration 0 reads the one at `origin`."""
         at = origin + (k + self.own) * self.row
         rows = range(0, self.row if self.own else 0, self.line)
         return [Prefetch(self.buffer, (at + n,), 3) for n in rows]
@@ -45,14 +45,21 @@ class Prefetches:
     def of(
         self, base: PrimExpr, number: PrimExpr | None
     ) -> tuple[list[tuple[Var, PrimExpr]], Ahead]:
-        """(names to bind around the tile, what its steps bring near) for tile `number` of those on
-        the panel at `base`; none where the next tile has another panel."""
+        """Return the prefetches of one tile.
+
+        Args:
+            base: The panel.
+            number: The tile among those on the panel; None where the next tile has another panel.
+
+        Returns:
+            The names to bind around the tile, and what its iterations prefetch.
+        """
         if number is None or not self.spread:
-            return [], lambda origin, k, place: self.near(origin, k)
-        each = -(-self.row // (self.line * self.spread))
-        apart = max(1, self.spread * self.line // self.row)
+            return [], lambda origin, k, unrolled_index: self.near(origin, k)
+        lines_per_step = -(-self.row // (self.line * self.spread))
+        steps_per_line = max(1, self.spread * self.line // self.row)
         begin, step = Var("begin"), Var("step")
-        begun = number * simplify(self.steps // apart * (each * self.line))
+        begun = number * simplify(self.steps // steps_per_line * (lines_per_step * self.line))
         # behind the first tiles the same line again and again, which is there
         is_early = number < self.spread
         lets = [
@@ -60,22 +67,34 @@ class Prefetches:
             (step, if_then_else(is_early, const(self.line), const(0))),
         ]
 
-        def ahead(origin: PrimExpr, k: PrimExpr, place: int) -> list[Stmt]:
-            """For step k on the panel from `origin`: near rows to the first cache, and lines of the
-            next panel to the second one (locality 2), spread evenly over the first tiles' steps.
+        def ahead(origin: PrimExpr, k: PrimExpr, unrolled_index: int) -> list[Stmt]:
+            """Prefetch near rows to the first cache, and lines of the next panel to the second one
+            (locality 2).
+
+            Lines of the next panel are spread evenly over the first tiles' iterations.
             """
-            made = self.near(origin, k)
-            if place % apart == 0 or self.unroll % apart:
+            prefetches = self.near(origin, k)
+            if unrolled_index % steps_per_line == 0 or self.unroll % steps_per_line:
                 step_number = simplify((origin - base) // self.row + k)
-                at = simplify(step_number // apart) * each
-                made += [Prefetch(self.buffer, (begin + (at + n) * step,), 2) for n in range(each)]
-            return made
+                at = simplify(step_number // steps_per_line) * lines_per_step
+                prefetches += [
+                    Prefetch(self.buffer, (begin + (at + n) * step,), 2)
+                    for n in range(lines_per_step)
+                ]
+            return prefetches
 
         return lets, ahead
 
 
 def bound(lets: Sequence[tuple[Var, PrimExpr]], body: Stmt) -> Stmt:
-    """A statement within names."""
+    """Bind names around a statement. ^^ src/ekiden/kernels/attention/page_planes.py = kv_layout.py
+    ^^ src/ekiden/kernels/attention/page_parts.py = partial_softmax.py ^^
+    src/ekiden/kernels/attention/page_shares.py = quantized_probabilities.py ^^
+    src/ekiden/kernels/attention/page_nibbles.py = paged_attention_int4.py ^^
+    src/ekiden/kernels/quantized/words.py = int8_dot.py ^^
+    src/ekiden/kernels/quantized/rounded_data.py = dynamic_quantization.py ^^
+    src/ekiden/kernels/quantized/nibbles.py = int4_dense.py
+    """
     for name, value in reversed(lets):
         body = LetStmt(name, value, body)
     return body

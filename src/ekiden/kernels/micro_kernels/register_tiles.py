@@ -86,11 +86,11 @@ class Tile:
 
     @property
     def vector(self) -> str:
-        """The type of an accumulator."""
+        """Return the type of an accumulator."""
         return dt.with_lanes(self.dtype, self.lanes)
 
     def accumulator(self) -> Buffer:
-        """The registers."""
+        """Return the registers."""
         return Buffer("acc", (const(self.size * self.chains),), self.vector, "register")
 
 
@@ -111,8 +111,9 @@ def fitting_lanes(valid: int, target: Target) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """Steps of k behind the others: step n takes the data of word places[begin + n], and the row of
-    the panel that is n behind the one at `origin`."""
+    """Iterations of k behind the others: iteration n takes the data of a listed word, and the n-th
+    row of the panel behind the one at `origin`.
+    """
 
     count: int
     places: Buffer
@@ -132,8 +133,11 @@ written one after the other) -> prefetches."""
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """Sums of a part of k: they begin with what `load` gives (row, first column, mask), and while
-    `is_last` does not hold `keep` stores them instead."""
+    """Sums of a chunk of k.
+
+    They begin with what `load` gives (row, first column, mask), and are stored to be continued
+    while `is_last` does not hold.
+    """
 
     is_last: PrimExpr
     load: Callable[[PrimExpr, PrimExpr, PrimExpr | None], PrimExpr]
@@ -154,15 +158,29 @@ def compute_tile(
     parts: Parts | None = None,
     listed: Listed | None = None,
 ) -> Stmt:
-    """Zero the accumulators, run over k, store. `a_rows` and `b_base` are flat element offsets at k
-    = 0. `unroll` steps of the innermost loop stand one after the other.
+    """Zero the accumulators, run over k, store.
 
     With `staged` the results pass through a small buffer, and the code of `store` stands once in a
     loop, in a function of its own, instead of once per accumulator: for stores that compute much.
+
+    Args:
+        tile: The shape.
+        loops: The loops of k.
+        a: The data.
+        a_rows: The flat offset of each row at k = 0.
+        b: The panels.
+        b_base: The flat offset of the panel at k = 0.
+        store: Stores a vector of results.
+        staged: Whether results pass through a buffer.
+        ahead: The prefetches of an iteration.
+        unroll: Iterations of the innermost loop that stand one after the other.
+        parts: How sums continue those of an earlier chunk of k.
+        listed: Iterations over listed words, behind the loops.
     """
     acc = tile.accumulator()
     zero = broadcast(const(0, tile.dtype), tile.lanes)
     begin = [zero] * tile.size if parts is None else _masked(tile, parts.load)
+    # Only the first chain continues earlier sums; the others are added to it at the end.
     begin += [zero] * (tile.size * (tile.chains - 1))
     clear = [BufferStore(acc, value, (const(i),)) for i, value in enumerate(begin)]
     steps = max(unroll, tile.chains)
@@ -177,7 +195,7 @@ def compute_tile(
             ending = IfThenElse(parts.is_last, ending, seq(*_stores(tile, acc, parts.keep)))
         return Allocate(acc, seq(*clear, multiply, ending))
     stage = Buffer("stage", (const(tile.size * tile.lanes),), tile.dtype, "local")
-    keep = seq(
+    keep_sums = seq(
         *(
             BufferStore(stage, acc[i], (ramp(const(i * tile.lanes), 1, tile.lanes),))
             for i in range(tile.size)
@@ -185,28 +203,29 @@ def compute_tile(
     )
     finish = _staged_stores(tile, stage, store)
     if parts is not None:
-        keep = IfThenElse(parts.is_last, keep, seq(*_stores(tile, acc, parts.keep)))
+        keep_sums = IfThenElse(parts.is_last, keep_sums, seq(*_stores(tile, acc, parts.keep)))
         finish = IfThenElse(parts.is_last, finish)
-    return Allocate(stage, seq(Allocate(acc, seq(*clear, multiply, keep)), finish))
+    return Allocate(stage, seq(Allocate(acc, seq(*clear, multiply, keep_sums)), finish))
 
 
 def _joined(tile: Tile, acc: Buffer) -> list[Stmt]:
-    """All accumulators of each result in the first: halves of them onto the others."""
-    made: list[Stmt] = []
+    """Sum all accumulators of each result into the first, by halves."""
+    stores: list[Stmt] = []
     count = tile.chains
     while count > 1:
-        kept = -(-count // 2)
-        for n in range(tile.size * (count - kept)):
-            both = binary(Add, acc[n], acc[n + tile.size * kept])
-            made.append(BufferStore(acc, both, (const(n),)))
-        count = kept
-    return made
+        # Pairwise sums take log2(chains) dependent additions.
+        half = -(-count // 2)
+        for n in range(tile.size * (count - half)):
+            total = binary(Add, acc[n], acc[n + tile.size * half])
+            stores.append(BufferStore(acc, total, (const(n),)))
+        count = half
+    return stores
 
 
 def _masked(
     tile: Tile, load: Callable[[PrimExpr, PrimExpr, PrimExpr | None], PrimExpr]
 ) -> list[PrimExpr]:
-    """What is loaded for each accumulator."""
+    """Return what is loaded for each accumulator."""
     return [
         load(const(i), const(v * tile.lanes), _mask(tile, v))
         for i in range(tile.rows)
@@ -215,30 +234,32 @@ def _masked(
 
 
 def _mask(tile: Tile, v: int) -> PrimExpr | None:
-    """The lanes of a vector that are stored; None for all."""
-    left = tile.valid - v * tile.lanes
-    return None if left >= tile.lanes else column_mask(left, tile.lanes)
+    """Return the lanes of a vector that are stored; None for all."""
+    num_valid = tile.valid - v * tile.lanes
+    return None if num_valid >= tile.lanes else column_mask(num_valid, tile.lanes)
 
 
 def _staged_stores(tile: Tile, stage: Buffer, store: Store) -> Stmt:
     row, vector = Var("row"), Var("vector")
-    whole, rest = divmod(tile.valid, tile.lanes)
+    full_vectors, tail_width = divmod(tile.valid, tile.lanes)
 
     def one(at: PrimExpr, mask: PrimExpr | None) -> Stmt:
-        """The vector of a staged row to its place."""
-        place = ramp((row * tile.vectors + at) * tile.lanes, 1, tile.lanes)
-        value = stage[place].with_fields(dtype=tile.vector)
+        """Store one vector of a staged row."""
+        stage_index = ramp((row * tile.vectors + at) * tile.lanes, 1, tile.lanes)
+        value = stage[stage_index].with_fields(dtype=tile.vector)
         return store(row, at * tile.lanes, value, mask)
 
-    parts = (
-        [For(vector, const(0), const(whole), ForKind.SERIAL, one(vector, None))] if whole else []
+    loops = (
+        [For(vector, const(0), const(full_vectors), ForKind.SERIAL, one(vector, None))]
+        if full_vectors
+        else []
     )
-    masked = [one(const(whole), column_mask(rest, tile.lanes))] if rest else []
-    return For(row, const(0), const(tile.rows), ForKind.SERIAL, seq(*parts, *masked), {"apart": 1})
+    masked = [one(const(full_vectors), column_mask(tail_width, tile.lanes))] if tail_width else []
+    return For(row, const(0), const(tile.rows), ForKind.SERIAL, seq(*loops, *masked), {"apart": 1})
 
 
 def column_mask(valid: int, lanes: int) -> PrimExpr:
-    """A mask of the first `valid` lanes."""
+    """Return a mask of the first `valid` lanes."""
     return ramp(const(0), 1, lanes) < broadcast(const(valid), lanes)
 
 
@@ -261,12 +282,12 @@ def _k_nest(
         a_step = a_step + variable * loop.a_stride
         b_step = b_step + variable * loop.b_stride
 
-    def step(k: PrimExpr, place: int) -> Stmt:
-        """A step of k for all rows of the tile, and what is brought near meanwhile."""
+    def step(k: PrimExpr, unrolled_index: int) -> Stmt:
+        """Run an iteration of k for all rows of the tile, with its prefetches."""
         rows = [row + a_step + k * inner.a_stride for row in a_rows]
-        chain = place % tile.chains
+        chain = unrolled_index % tile.chains
         body = _k_step(tile, acc, a, rows, b, b_step + k * inner.b_stride, chain)
-        return body if ahead is None else seq(*ahead(b_step, k, place), body)
+        return body if ahead is None else seq(*ahead(b_step, k, unrolled_index), body)
 
     body = _steps(inner.extent, unroll, step)
     for variable, loop in zip(reversed(variables), reversed(outer), strict=True):
@@ -277,23 +298,25 @@ def _k_nest(
 def _listed(
     tile: Tile, listed: Listed, acc: Buffer, a: Buffer, a_rows: Sequence[PrimExpr], b: Buffer
 ) -> Stmt:
-    n, place = Var("n"), Var("place")
-    rows = [row + place * listed.a_stride for row in a_rows]
+    n, word_index = Var("n"), Var("place")
+    rows = [row + word_index * listed.a_stride for row in a_rows]
     body = _k_step(tile, acc, a, rows, b, listed.origin + n * listed.b_stride)
     value = cast(listed.places[listed.begin + n], "int64")
-    return For(n, const(0), const(listed.count), ForKind.SERIAL, LetStmt(place, value, body))
+    return For(n, const(0), const(listed.count), ForKind.SERIAL, LetStmt(word_index, value, body))
 
 
 def _steps(extent: PrimExpr, unroll: int, step: Callable[[PrimExpr, int], Stmt]) -> Stmt:
-    """A loop over steps, of which `unroll` stand one after the other; then those left over, if
-    their number is known. Else one stands alone."""
+    """Return a loop over iterations, `unroll` of which stand one after the other.
+
+    The remainder follows if the number of iterations is known; else nothing is unrolled.
+    """
     k = Var("k")
     if unroll == 1 or not isinstance(extent, IntImm):
         return For(k, const(0), extent, ForKind.SERIAL, step(k, 0))
-    whole, rest = divmod(extent.value, unroll)
-    many = seq(*(step(k * unroll + n, n) for n in range(unroll)))
-    left = [step(const(whole * unroll + n), n) for n in range(rest)]
-    return seq(For(k, const(0), const(whole), ForKind.SERIAL, many), *left)
+    num_groups, num_tail = divmod(extent.value, unroll)
+    group = seq(*(step(k * unroll + n, n) for n in range(unroll)))
+    tail = [step(const(num_groups * unroll + n), n) for n in range(num_tail)]
+    return seq(For(k, const(0), const(num_groups), ForKind.SERIAL, group), *tail)
 
 
 def _k_step(
@@ -322,6 +345,7 @@ def _k_step(
         for h in reversed(halves):
             row = LetStmt(scalars[h], _broadcast(tile, a, a_index[i] + 2 * h), row)
         steps.append(row)
+    # A panel row is loaded once and stays in registers for all rows of the tile.
     body = seq(*steps)
     for (v, h), column in reversed(columns.items()):
         value = _column(tile, b, b_index, v)
@@ -330,10 +354,12 @@ def _k_step(
 
 
 def _widened(tile: Tile, words: PrimExpr, half: int) -> PrimExpr:
-    """The even bytes of words as pairs of int16, or the odd ones."""
+    """Return the even bytes of words as pairs of int16, or the odd ones."""
     pairs = dt.with_lanes("int16", 2 * tile.lanes)
     by = broadcast(const(8, "int16"), 2 * tile.lanes)
     value = call_intrin("reinterpret", words, dtype=pairs)
+    # Left then right shift extends the sign of the even byte; the odd one needs only the right
+    # shift.
     if half == 0:
         value = call_intrin("left_shift", value, by, dtype=pairs)
     value = call_intrin("right_shift", value, by, dtype=pairs)
@@ -341,16 +367,16 @@ def _widened(tile: Tile, words: PrimExpr, half: int) -> PrimExpr:
 
 
 def _broadcast(tile: Tile, a: Buffer, index: PrimExpr) -> PrimExpr:
-    """What a step takes of a row, in every lane."""
+    """Broadcast what an iteration takes of a row to every lane."""
     word = PAIR if a.dtype == PAIRED else WORD_OF.get(a.dtype)
     if word is None:
         return broadcast(a[index], tile.lanes)
-    taken = a[ramp(index, 1, word)].with_fields(dtype=dt.with_lanes(a.dtype, word))
-    return broadcast(call_intrin("reinterpret", taken, dtype=tile.dtype), tile.lanes)
+    word_vector = a[ramp(index, 1, word)].with_fields(dtype=dt.with_lanes(a.dtype, word))
+    return broadcast(call_intrin("reinterpret", word_vector, dtype=tile.dtype), tile.lanes)
 
 
 def _column(tile: Tile, b: Buffer, index: PrimExpr, v: int) -> PrimExpr:
-    """A vector of a panel row."""
+    """Load a vector of a panel row."""
     word = PAIR if b.dtype == PAIRED else WORD_OF.get(b.dtype)
     if word is None:
         return b[ramp(index + v * tile.lanes, 1, tile.lanes)].with_fields(dtype=tile.vector)
@@ -365,12 +391,12 @@ def _update(dot: str | None, acc: Buffer, index: int, a: PrimExpr, b: PrimExpr) 
 
 
 def _stores(tile: Tile, acc: Buffer, store: Store) -> list[Stmt]:
-    made = []
+    stores = []
     for i in range(tile.rows):
         for v in range(tile.vectors):
             value = acc[i * tile.vectors + v]
-            made.append(store(const(i), const(v * tile.lanes), value, _mask(tile, v)))
-    return made
+            stores.append(store(const(i), const(v * tile.lanes), value, _mask(tile, v)))
+    return stores
 
 
 def balanced_rows(
@@ -380,24 +406,32 @@ def balanced_rows(
     kind: ForKind = ForKind.SERIAL,
     index: Var | None = None,
 ) -> Stmt:
-    """A loop over tiles of at most `limit` rows that cover [0, total); `body(rows, first row)`
-    makes one tile; `index` is what its number is called.
+    """Return a loop over tiles of at most `limit` rows that cover [0, total).
 
-    Where the total is not known, at most DYNAMIC_ROWS rows: there is code for every number of rows.
+    Where the total is not known, tiles have at most DYNAMIC_ROWS rows: there is code for every
+    number of rows.
+
+    Args:
+        total: The rows.
+        limit: The most rows of a tile.
+        body: Takes the rows and the first row of a tile.
+        kind: The kind of the loop.
+        index: The variable that counts tiles.
     """
     index = Var("t") if index is None else index
     if isinstance(total, IntImm):
         return _static_rows(total.value, limit, body, index, kind)
+    # Every candidate is a copy of the tile: code size bounds their number.
     limit = min(limit, DYNAMIC_ROWS)
     tiles, base, extra, rows, first = (Var(n) for n in ("tiles", "base", "extra", "rows", "first"))
     choice: Stmt = body(1, first)
     for candidate in range(2, limit + 1):
         choice = IfThenElse(rows.equal(candidate), body(candidate, first), choice)
     is_long = call_intrin("if_then_else", index < extra, const(1), const(0))
-    each = LetStmt(
+    tile_body = LetStmt(
         rows, base + is_long, LetStmt(first, index * base + minimum(index, extra), choice)
     )
-    loop = For(index, const(0), tiles, kind, each)
+    loop = For(index, const(0), tiles, kind, tile_body)
     divided = LetStmt(base, total // tiles, LetStmt(extra, total % tiles, loop))
     count = simplify((total + (limit - 1)) // limit)
     return LetStmt(tiles, count, IfThenElse(tiles > 0, divided))
@@ -411,9 +445,10 @@ def stepped_rows(
 
     Less code than `balanced_rows`, and slower where few rows are left over.
     """
+    # Tiles of one row cover any remainder.
     assert sizes[-1] == 1, sizes
     begin: PrimExpr = const(0)
-    parts: list[tuple[Var, PrimExpr, Stmt]] = []
+    loops: list[tuple[Var, PrimExpr, Stmt]] = []
     for i, size in enumerate(sizes):
         count, index = Var(f"tiles{size}"), Var("t")
         loop = For(
@@ -423,12 +458,12 @@ def stepped_rows(
             kind if i == 0 else ForKind.SERIAL,
             body(size, begin + index * size),
         )
-        parts.append((count, (total - begin) // size, loop))
+        loops.append((count, (total - begin) // size, loop))
         begin = begin + count * size
-    made = seq(*(loop for _, _, loop in parts))
-    for count, value, _ in reversed(parts):
-        made = LetStmt(count, value, made)
-    return made
+    stmt = seq(*(loop for _, _, loop in loops))
+    for count, value, _ in reversed(loops):
+        stmt = LetStmt(count, value, stmt)
+    return stmt
 
 
 def _static_rows(
@@ -441,6 +476,7 @@ def _static_rows(
     count = -(-total // limit)
     base, extra = divmod(total, max(count, 1))
     first = Var("first")
+    # The first `extra` tiles have a row more, so that sizes differ by at most one.
     short = body(max(base, 1), first)
     choice = IfThenElse(index < extra, body(base + 1, first), short) if extra else short
     start = LetStmt(first, index * base + minimum(index, const(extra)), choice)
@@ -448,14 +484,18 @@ def _static_rows(
 
 
 def span(count: PrimExpr, lanes: int, body: Callable[[PrimExpr, int], Stmt]) -> Stmt:
-    """`body(first, lanes)` over [0, count) in whole vectors, then `body(i, 1)` for the rest."""
+    """Run `body(first, lanes)` over [0, count) in full vectors, then `body(i, 1)` for the
+    remainder.
+    """
     main, tail = Var("i"), Var("j")
-    whole = simplify(count // lanes)
-    vectors = For(main, const(0), whole, ForKind.SERIAL, body(main * lanes, lanes))
-    rest = simplify(count - whole * lanes)
-    if isinstance(rest, IntImm) and rest.value == 0:
+    num_vectors = simplify(count // lanes)
+    vectors = For(main, const(0), num_vectors, ForKind.SERIAL, body(main * lanes, lanes))
+    remainder = simplify(count - num_vectors * lanes)
+    if isinstance(remainder, IntImm) and remainder.value == 0:
         return vectors
-    return seq(vectors, For(tail, const(0), rest, ForKind.SERIAL, body(whole * lanes + tail, 1)))
+    return seq(
+        vectors, For(tail, const(0), remainder, ForKind.SERIAL, body(num_vectors * lanes + tail, 1))
+    )
 
 
 __all__ = [

@@ -36,9 +36,10 @@ _PAIRS = ((2, 1, 2), (2, 2, 1))
 
 
 def _register_tile(nest: TileNest, options: Options) -> Stmt:
-    """Sums in registers: `compute_tile`."""
+    """Emit a tile of sums in registers by `compute_tile`."""
     loops, word = _loops_of_words(nest)
     lanes = options["lanes"]
+    # Half a vector holds all columns, and no core is slower at 256 bits than at 512.
     if word == 1 and lanes > WIDE_LANES and 2 * nest.columns <= lanes:
         lanes //= 2
     shape = Tile(nest.rows, -(-nest.columns // lanes), lanes, nest.columns, nest.dtype)
@@ -51,6 +52,7 @@ def _register_tile(nest: TileNest, options: Options) -> Stmt:
     base, inner = Var("base"), loops[-1]
     row = _number(inner.b_stride)
     is_narrow = nest.columns < nest.b_width
+    # A tile of few rows finishes before its prefetches arrive.
     has_time = nest.rows >= options["own_rows_narrow" if is_narrow else "own_rows"]
     near = Prefetches(
         nest.b,
@@ -63,7 +65,7 @@ def _register_tile(nest: TileNest, options: Options) -> Stmt:
         options["unroll"],
     )
     lets, ahead = near.of(base, nest.number)
-    made = compute_tile(
+    tile_stmt = compute_tile(
         shape,
         [KLoop(s.extent, s.a_stride, s.b_stride) for s in loops],
         nest.a,
@@ -76,12 +78,15 @@ def _register_tile(nest: TileNest, options: Options) -> Stmt:
         near.unroll,
         _parts(nest, lanes),
     )
-    return bound([(base, nest.b_base), *lets], made)
+    return bound([(base, nest.b_base), *lets], tile_stmt)
 
 
 def _loops_of_words(nest: TileNest) -> tuple[tuple[SumLoop, ...], int]:
-    """The loops of the sums, and how many neighbours a step takes of words. Raises ScheduleError
-    where factors do not lie so."""
+    """Return the loops of the sums outside of words, and the elements of a word.
+
+    Raises:
+        ScheduleError: If the factors do not have the layout that words need.
+    """
     word = WORD_OF.get(nest.b.dtype, 1)
     if nest.columns > 1 and nest.b_columns != word:
         raise ScheduleError(
@@ -90,15 +95,15 @@ def _loops_of_words(nest: TileNest) -> tuple[tuple[SumLoop, ...], int]:
         )
     if word == 1:
         return nest.loops, 1
-    wanted = _PAIRS if nest.a.dtype == PAIRED else ((word, 1, 1),)
-    inner = nest.loops[-len(wanted) :]
-    found = tuple((_number(s.extent), _number(s.a_stride), _number(s.b_stride)) for s in inner)
-    if found != wanted or len(nest.loops) == len(inner):
+    expected = _PAIRS if nest.a.dtype == PAIRED else ((word, 1, 1),)
+    inner = nest.loops[-len(expected) :]
+    actual = tuple((_number(s.extent), _number(s.a_stride), _number(s.b_stride)) for s in inner)
+    if actual != expected or len(nest.loops) == len(inner):
         raise ScheduleError(
-            f"register_tile: the innermost loops must be {wanted} (steps, how far they move in"
-            f" both factors) over a word of {word} elements, got {found}"
+            f"register_tile: the innermost loops must be {expected} (steps, how far they move in"
+            f" both factors) over a word of {word} elements, got {actual}"
         )
-    return nest.loops[: -len(wanted)], word
+    return nest.loops[: -len(expected)], word
 
 
 def _number(size: PrimExpr) -> int:
@@ -106,24 +111,27 @@ def _number(size: PrimExpr) -> int:
 
 
 def _parts(nest: TileNest, lanes: int) -> Parts | None:
-    """Sums that begin with what was kept, zeros in the first part."""
-    part = nest.part
-    if part is None:
+    """Return how sums continue those of the chunk before; zeros in the first chunk."""
+    chunk = nest.part
+    if chunk is None:
         return None
 
     def load(row: PrimExpr, column: PrimExpr, mask: PrimExpr | None) -> PrimExpr:
-        """What a sum begins with: what the part before kept, or, in the first part, zeros."""
-        begun = broadcast(part.begun, lanes)
+        """Load what a sum begins with: the sum of the chunk before or, in the first chunk,
+        zeros.
+        """
+        has_previous = broadcast(chunk.begun, lanes)
         zero = broadcast(const(0, nest.dtype), lanes)
-        wanted = begun if mask is None else logical_and(begun, mask)
-        return if_then_else(wanted, part.load(row, column, lanes), zero)
+        load_mask = has_previous if mask is None else logical_and(has_previous, mask)
+        return if_then_else(load_mask, chunk.load(row, column, lanes), zero)
 
-    return Parts(part.is_last, load, part.keep)
+    return Parts(chunk.is_last, load, chunk.keep)
 
 
 def _matrix_tile(nest: TileNest, options: Options) -> Stmt:
-    """Sums in registers that hold matrices: `compute_matrix_tile`."""
+    """Emit a tile of sums in registers that hold matrices by `compute_matrix_tile`."""
     loops, word = _loops_of_words(nest)
+    # Sums in these registers cannot be continued: a chunk of k would have to reload them.
     if word == 1 or nest.part is not None or nest.many is None or nest.a_stride is None:
         raise ScheduleError("matrix_tile: sums of words, all of them at once, expected")
     shape = MatrixTile(nest.rows, nest.many, nest.columns, nest.dtype)

@@ -47,51 +47,62 @@ def _pairs(vectors: Sequence[Var], group: int) -> list[tuple[Var, Var]]:
     ]
 
 
-def _interleaved(lanes: int, part: int) -> tuple[list[int], list[int]]:
-    """Of two vectors, in each part of them: its lower halves by turns, its upper halves."""
+def _interleaved(lanes: int, group_lanes: int) -> tuple[list[int], list[int]]:
+    """Return the shuffles of two vectors that interleave the lower halves of each group, and the
+    upper halves.
+    """
     orders: tuple[list[int], list[int]] = [], []
     for side, order in enumerate(orders):
-        for start in range(0, lanes, part):
-            for i in range(part // 2):
-                at = start + side * (part // 2) + i
+        for start in range(0, lanes, group_lanes):
+            for i in range(group_lanes // 2):
+                at = start + side * (group_lanes // 2) + i
                 order += [at, at + lanes]
     return orders
 
 
-def _every_second(lanes: int, part: int) -> tuple[list[int], list[int]]:
-    """Of two vectors, every second part of them from the first on, and from the second."""
-    first = [at for at in range(2 * lanes) if at // part % 2 == 0]
-    return first, [at + part for at in first]
+def _every_second(lanes: int, group_lanes: int) -> tuple[list[int], list[int]]:
+    """Return the shuffles of two vectors that take every second group from the first on, and from
+    the second.
+    """
+    first = [at for at in range(2 * lanes) if at // group_lanes % 2 == 0]
+    return first, [at + group_lanes for at in first]
 
 
 def turned(rows: Sequence[PrimExpr], keep: Callable[[int, PrimExpr], Stmt]) -> Stmt:
-    """`keep(n, vector)` for each column of a tile whose rows are vectors of as many lanes."""
+    """Transpose a square tile: run `keep(n, vector)` for each column.
+
+    Args:
+        rows: Vectors of as many lanes as there are rows.
+        keep: Returns the statement that stores a column.
+    """
     count, dtype = len(rows), rows[0].dtype
-    part = min(count, PART // dt.SCALAR_BITS[dt.element(dtype)])
+    group_lanes = min(count, PART // dt.SCALAR_BITS[dt.element(dtype)])
     lets: list[tuple[Var, PrimExpr]] = [(Var("row", dtype), row) for row in rows]
-    now = [var for var, _ in lets]
+    current = [var for var, _ in lets]
 
-    def both(orders: tuple[list[int], list[int]], pairs: list[tuple[Var, Var]]) -> list[Var]:
-        """Both shuffles of each pair of vectors: one round of the transpose."""
-        made = [(Var("turn", dtype), shuffle(a, b, o)) for a, b in pairs for o in orders]
-        lets.extend(made)
-        return [var for var, _ in made]
+    def shuffle_pairs(
+        orders: tuple[list[int], list[int]], pairs: list[tuple[Var, Var]]
+    ) -> list[Var]:
+        """Apply both shuffles to each pair of vectors: one round of the transpose."""
+        shuffles = [(Var("turn", dtype), shuffle(a, b, o)) for a, b in pairs for o in orders]
+        lets.extend(shuffles)
+        return [var for var, _ in shuffles]
 
-    step = part
+    step = group_lanes
     while step > 1:  # the rows of each part: column n of a part is vector n of its group
-        now = both(_interleaved(count, part), _pairs(now, part))
+        current = shuffle_pairs(_interleaved(count, group_lanes), _pairs(current, group_lanes))
         step //= 2
-    groups = count // part
+    groups = count // group_lanes
     # vector n of all groups: their parts, which are rows of as many parts, transposed
     columns: list[Var | None] = [None] * count
-    for n in range(part):
-        line = [now[g * part + n] for g in range(groups)]
+    for n in range(group_lanes):
+        line = [current[g * group_lanes + n] for g in range(groups)]
         for _ in range(groups.bit_length() - 1):
             pairs = [(line[i], line[i + 1]) for i in range(0, groups, 2)]
-            made = both(_every_second(count, part), pairs)
-            line = [*made[0::2], *made[1::2]]
-        for place, var in enumerate(line):
-            columns[place * part + n] = var
+            shuffled = shuffle_pairs(_every_second(count, group_lanes), pairs)
+            line = [*shuffled[0::2], *shuffled[1::2]]
+        for group_index, var in enumerate(line):
+            columns[group_index * group_lanes + n] = var
     body = seq(*(keep(n, var) for n, var in enumerate(columns) if var is not None))
     for var, value in reversed(lets):
         body = LetStmt(var, value, body)
@@ -101,26 +112,35 @@ def turned(rows: Sequence[PrimExpr], keep: Callable[[int, PrimExpr], Stmt]) -> S
 def woven(
     vectors: Sequence[PrimExpr], keep: Callable[[int, PrimExpr], Stmt], apart: bool = False
 ) -> Stmt:
-    """`keep(n, vector)` for each vector of what goes through all of them by turns, as the pixels of
-    an image whose channels lie apart; or, of pixels, for each channel."""
+    """Interleave vectors, as planar channels to pixels; or deinterleave pixels to channels.
+
+    Args:
+        vectors: The vectors.
+        keep: Returns the statement that stores the n-th result.
+        apart: Whether to deinterleave.
+    """
     count, dtype = len(vectors), vectors[0].dtype
     lanes = dt.lanes(dtype)
     lets: list[tuple[Var, PrimExpr]] = [(Var("channel", dtype), v) for v in vectors]
-    given, made = [var for var, _ in lets], []
+    sources, stmts = [var for var, _ in lets], []
     for n in range(count):
         numbers = [lane * count + n if apart else n * lanes + lane for lane in range(lanes)]
-        places = [divmod(i, lanes) if apart else divmod(i, count)[::-1] for i in numbers]
-        now = given[0]
-        for source, other in enumerate(given[1:], 1):
-            kept = [place if source == 1 else lane for lane, (_, place) in enumerate(places)]
-            order = [
-                lanes + place if owner == source else kept[lane]
-                for lane, (owner, place) in enumerate(places)
+        positions = [divmod(i, lanes) if apart else divmod(i, count)[::-1] for i in numbers]
+        current = sources[0]
+        for source, operand in enumerate(sources[1:], 1):
+            order_so_far = [
+                source_lane if source == 1 else lane
+                for lane, (_, source_lane) in enumerate(positions)
             ]
-            lets.append((Var("woven", dtype), shuffle(now, other, order)))
-            now = lets[-1][0]
-        made.append(keep(n, now))
-    body = seq(*made)
+            # Lanes of earlier sources stay; those of this source replace their slots.
+            order = [
+                lanes + own_lane if owner == source else order_so_far[lane]
+                for lane, (owner, own_lane) in enumerate(positions)
+            ]
+            lets.append((Var("woven", dtype), shuffle(current, operand, order)))
+            current = lets[-1][0]
+        stmts.append(keep(n, current))
+    body = seq(*stmts)
     for var, value in reversed(lets):
         body = LetStmt(var, value, body)
     return body

@@ -87,14 +87,17 @@ class _Blocks(WordPanels):
 
     @property
     def narrow(self) -> int:
-        """One where sums are short: the levels of a group stay in registers, and rows go by one
-        after the other. With two, each word of the data is kept for the second vector, which the
-        registers of such processors do not hold (Zen 3, q4_0, in turns: 16 rows 140 to 164
-        GFLOP/s, 4 rows of weights that lie in memory 83 to 149)."""
+        """Return one where sums are int16: the levels of a group stay in registers, and rows go by
+        one after the other.
+
+        With two, each word of the data would be live for the second vector too, which the registers
+        of such processors do not hold (Zen 3, q4_0, alternately: 16 rows 140 to 164 GFLOP/s, 4 rows
+        of weights in memory 83 to 149).
+        """
         return 1 if self.is_short else super().narrow
 
     def vector(self, at: PrimExpr, dtype: str) -> PrimExpr:
-        """A vector of the weight's bytes as numbers of a type."""
+        """Load a vector of the weight's bytes as numbers of a type."""
         size = {"int32": 4, "float16": 2, "int8": 1}[dtype] * self.lanes
         raw = self.weight[ramp(at, 1, size)].with_fields(dtype=f"uint8x{size}")
         return call_intrin("reinterpret", raw, dtype=dt.with_lanes(dtype, self.lanes))
@@ -102,93 +105,109 @@ class _Blocks(WordPanels):
     def scales(
         self, base: PrimExpr, unit: PrimExpr, group: int, column: PrimExpr
     ) -> list[PrimExpr]:
-        """The scale, and the offset if there is one, of a group of the unit at `unit` of the block
-        at `base`."""
-        found, factor = [], 0
+        """Return the scale, and the offset if there is one, of a group.
+
+        Args:
+            base: The block.
+            unit: The unit of the block.
+            group: The group of the unit.
+            column: The first column.
+        """
+        factors, factor = [], 0
         for n, real in enumerate(self.of.scales):
             at = base + 2 * (self.panel * n + column)
             value: PrimExpr = Cast(self.vector(at, "float16"), self.real)
             if real.factor is not None:
                 line = self.of.factors_at + (group * self.of.factors + factor) * self.panel
-                given = self.vector(unit + line + column, "int8")
-                value = Mul(value, Cast(given, self.real), self.real)
+                multiplier = self.vector(unit + line + column, "int8")
+                value = Mul(value, Cast(multiplier, self.real), self.real)
                 factor += 1
-            found.append(value)
-        return found
+            factors.append(value)
+        return factors
 
     def level(self, words: dict[tuple[int, int, int], Var], step: int, v: int) -> PrimExpr:
         """Four levels in each lane, of step `step` of a unit."""
-        found: PrimExpr | None = None
+        levels: PrimExpr | None = None
         low = 0
-        for n, part in enumerate(self.of.format.levels.parts):
-            word: PrimExpr = words[n, step * part.bits // 8, v]
-            if part.bits < 8:
-                word = self.bits(word, step % (8 // part.bits) * part.bits, part.bits, low)
-            found = word if found is None else _intrin("bitwise_or", self.kind, found, word)
-            low += part.bits
-        assert found is not None
-        return found
+        for n, bit_field in enumerate(self.of.format.levels.parts):
+            word: PrimExpr = words[n, step * bit_field.bits // 8, v]
+            if bit_field.bits < 8:
+                word = self.bits(
+                    word, step % (8 // bit_field.bits) * bit_field.bits, bit_field.bits, low
+                )
+            levels = word if levels is None else _intrin("bitwise_or", self.kind, levels, word)
+            low += bit_field.bits
+        assert levels is not None
+        return levels
 
     def bits(self, word: PrimExpr, at: int, bits: int, low: int) -> PrimExpr:
-        """The bits of bytes from `at` on, moved to `low`."""
+        """Extract bits of every byte from `at` on, moved to `low`."""
         by = at - low
         if by:
             name = "right_shift" if by > 0 else "left_shift"
             word = _intrin(name, self.kind, word, self.number(abs(by)))
+        # A word shift moves bits across bytes; the mask removes those of the neighbour.
         mask = ((1 << bits) - 1 << low) * 0x01010101
         return _intrin("bitwise_and", self.kind, word, self.number(mask))
 
     def byte(self, word: PrimExpr, number: int) -> PrimExpr:
-        """One of the four bytes, unsigned."""
+        """Extract one of the four bytes, unsigned."""
         if number:
             word = _intrin("right_shift", self.kind, word, self.number(8 * number))
         return _intrin("bitwise_and", self.kind, word, self.number(255))
 
     def number(self, value: int) -> PrimExpr:
-        """In every lane."""
+        """Broadcast a number to every lane."""
         return broadcast(const(value, "int32"), self.lanes)
 
     def factor(self, words: dict[tuple[int, int, int], Var], step: int, v: int) -> PrimExpr:
-        """Those levels as they are multiplied."""
-        found = self.level(words, step, v)
+        """Return the levels of an iteration in the form that is multiplied."""
+        levels = self.level(words, step, v)
         if self.dot != SIGNED_DOT:
-            return found
-        return _intrin("bitwise_xor", self.kind, found, self.number(SIGN * 0x01010101 - (1 << 32)))
+            return levels
+        # Flipping the sign bit subtracts 128; the smallest level compensates for it.
+        return _intrin("bitwise_xor", self.kind, levels, self.number(SIGN * 0x01010101 - (1 << 32)))
 
     def block(
         self, acc: Buffer, rows: int, first: PrimExpr, panel: PrimExpr, column: int, vectors: int
     ) -> Stmt:
-        """All blocks of k for a tile."""
+        """Return the loop over all blocks of k for a tile."""
         b, u, base, at = Var("block"), Var("unit"), Var("base"), Var("at")
         kind = _Unit if self.is_rounded else _FloatUnit
         unit = kind(self, acc, rows, first, column, vectors, b, u, base, at)
         inside = seq(self.ahead(rows, first, panel, at, unit.number), unit.body())
-        each = LetStmt(at, base + u * self.of.unit + self.of.words_at, inside)
-        units = For(u, const(0), const(self.of.units), ForKind.SERIAL, each)
-        place = (panel * self.blocks + b) * self.of.size
-        return For(b, const(0), self.blocks, ForKind.SERIAL, LetStmt(base, place, units))
+        unit_body = LetStmt(at, base + u * self.of.unit + self.of.words_at, inside)
+        units = For(u, const(0), const(self.of.units), ForKind.SERIAL, unit_body)
+        block_offset = (panel * self.blocks + b) * self.of.size
+        return For(b, const(0), self.blocks, ForKind.SERIAL, LetStmt(base, block_offset, units))
 
     def ahead(
         self, rows: int, first: PrimExpr, panel: PrimExpr, at: PrimExpr, unit: PrimExpr
     ) -> Stmt:
-        """Several tiles of a panel bring the next one near, which the first of them would wait for,
-        each the units of its share: into L2, as two panels of bytes are more than L1. One tile
-        alone reads a stream, of which some lines are enough: behind its end begins the weight that
-        is used next, where constants lie in their order."""
+        """Prefetch the next panel from several tiles, or the stream of one tile.
+
+        Several tiles of a panel each prefetch some units of the next one, which the first of them
+        would wait for: into L2, as two panels of bytes are more than L1. One tile alone reads a
+        stream, of which some lines are enough: behind its end begins the weight that is used next,
+        where constants are stored in their order.
+        """
         following = minimum(panel + 1, self.weight.shape[0] - 1)
         away = (following - panel) * self.blocks * self.of.size
         lines = range(0, self.of.unit + self.of.words_at // self.of.units, LINE)
-        made = [Prefetch(self.weight, (at + away + n,), 2) for n in lines]
-        turn = unit % self.rows
-        is_own = logical_and(turn >= first, turn < first + rows)
+        panel_prefetches = [Prefetch(self.weight, (at + away + n,), 2) for n in lines]
+        tile_phase = unit % self.rows
+        # Tiles share the units of the next panel, so that each line is requested once.
+        is_own = logical_and(tile_phase >= first, tile_phase < first + rows)
         touched = range(0, self.of.unit, TOUCHED)
         stream = [Prefetch(self.weight, (at + STREAM + n,), 2) for n in touched]
-        return IfThenElse(self.rows > rows, IfThenElse(is_own, seq(*made)), seq(*stream))
+        return IfThenElse(
+            self.rows > rows, IfThenElse(is_own, seq(*panel_prefetches)), seq(*stream)
+        )
 
     def body(self) -> Stmt:
-        """Data are rounded first, unless they are multiplied as they are."""
-        made = super().body()
-        return self.rounded.around(self.rows, self.lanes, made) if self.is_rounded else made
+        """Quantize the data first, unless they are multiplied as they are."""
+        inner = super().body()
+        return self.rounded.around(self.rows, self.lanes, inner) if self.is_rounded else inner
 
 
 class _Unit:
@@ -205,10 +224,10 @@ class _Unit:
         block: Var,
         unit: Var,
         base: Var,
-        place: Var,
+        words_at: Var,
     ) -> None:
         self.kernel, self.acc, self.rows, self.first = kernel, acc, rows, first
-        self.column, self.vectors, self.base, self.place = column, vectors, base, place
+        self.column, self.vectors, self.base, self.place = column, vectors, base, words_at
         self.number = block * kernel.of.units + unit
         """Of the unit in a row of the data."""
         self.groups = UNIT // kernel.of.format.group
@@ -220,100 +239,104 @@ class _Unit:
         self.scales: dict[tuple[int, int], list[Var]] = {}
 
     def body(self, step: int = 0) -> Stmt:
-        """From a step on; a word is loaded where it is used first."""
+        """Return the statements from an iteration on; a word is loaded where it is used first."""
         if step == STEPS:
             return seq()
         loads = []
-        for n, part in enumerate(self.kernel.of.format.levels.parts):
-            if step * part.bits % 8 == 0:
-                loads += [self.load(n, step * part.bits // 8, v) for v in range(self.vectors)]
+        for n, bit_field in enumerate(self.kernel.of.format.levels.parts):
+            if step * bit_field.bits % 8 == 0:
+                loads += [self.load(n, step * bit_field.bits // 8, v) for v in range(self.vectors)]
         group, inside = divmod(step, STEPS // self.groups)
-        made = self.begin(group) if inside == 0 else []
-        made.append(self.products(step))
+        stmts = self.begin(group) if inside == 0 else []
+        stmts.append(self.products(step))
         if inside == STEPS // self.groups - 1:
-            made.append(self.end(group))
-        found = seq(*made, self.body(step + 1)) if step + 1 < STEPS else seq(*made)
+            stmts.append(self.end(group))
+        inner = seq(*stmts, self.body(step + 1)) if step + 1 < STEPS else seq(*stmts)
         if inside == 0:
-            found = self.within(group, found)
+            inner = self.within(group, inner)
         for var, value in reversed(loads):
-            found = LetStmt(var, value, found)
-        return Allocate(self.sums, found) if step == 0 else found
+            inner = LetStmt(var, value, inner)
+        return Allocate(self.sums, inner) if step == 0 else inner
 
     def within(self, group: int, body: Stmt) -> Stmt:
-        """All from the first step of a group on, with what that needs."""
+        """Return all from the first iteration of a group on, with what that needs."""
         return body
 
-    def load(self, part: int, word: int, v: int) -> tuple[Var, PrimExpr]:
-        """A word of a part of the levels."""
+    def load(self, field_index: int, word: int, v: int) -> tuple[Var, PrimExpr]:
+        """Load a word of a bit field of the levels."""
         of = self.kernel.of
-        at = of.word(part, word) * of.panel + self.column + v * self.kernel.lanes
-        var = self.words[part, word, v] = Var(f"w{part}_{word}_{v}", self.kernel.kind)
+        at = of.word(field_index, word) * of.panel + self.column + v * self.kernel.lanes
+        var = self.words[field_index, word, v] = Var(f"w{field_index}_{word}_{v}", self.kernel.kind)
         return var, self.kernel.vector(self.place + at * WORD, "int32")
 
     def products(self, step: int) -> Stmt:
-        """Four values of all rows."""
+        """Multiply four values of all rows."""
         kernel = self.kernel
         levels = [Var(f"l{v}", kernel.kind) for v in range(self.vectors)]
-        made: list[Stmt] = []
+        rows_of_products: list[Stmt] = []
         for i in range(self.rows):
             value = Var(f"a{i}", kernel.kind)
-            grown = []
+            updates = []
             for v in range(self.vectors):
                 n = const(i * self.vectors + v)
-                way = SHORT_DOT if kernel.is_short else kernel.dot
+                instruction = SHORT_DOT if kernel.is_short else kernel.dot
                 sums = self.sums[n]
-                total = _intrin(way, sums.dtype, sums, levels[v], value)
-                grown.append(BufferStore(self.sums, total, (n,)))
-            taken = kernel.word(self.first + i, self.number * UNIT + step * WORD)
-            made.append(LetStmt(value, taken, seq(*grown)))
-        found = seq(*made)
+                total = _intrin(instruction, sums.dtype, sums, levels[v], value)
+                updates.append(BufferStore(self.sums, total, (n,)))
+            data_word = kernel.word(self.first + i, self.number * UNIT + step * WORD)
+            rows_of_products.append(LetStmt(value, data_word, seq(*updates)))
+        stmt = seq(*rows_of_products)
         for v in reversed(range(self.vectors)):
-            found = LetStmt(levels[v], kernel.factor(self.words, step, v), found)
-        return found
+            stmt = LetStmt(levels[v], kernel.factor(self.words, step, v), stmt)
+        return stmt
 
     def total(self, row: int, group: int) -> PrimExpr:
-        """The sum of the data of a group: int32."""
+        """Return the sum of the data of a group: int32."""
         groups = self.kernel.rounded.total.shape[-1]
         at = (self.first + row) * groups + self.number * self.groups + group
         return self.kernel.rounded.total[at]
 
     def begin(self, group: int) -> list[Stmt]:
-        """The sums of a group: levels are counted from the least."""
+        """Initialize the sums of a group: levels are counted from the smallest."""
         if self.kernel.is_short:
-            none = broadcast(const(0, "int16"), 2 * self.kernel.lanes)
+            zero = broadcast(const(0, "int16"), 2 * self.kernel.lanes)
             count = self.rows * self.vectors
-            return [BufferStore(self.sums, none, (const(n),)) for n in range(count)]
-        made: list[Stmt] = []
+            return [BufferStore(self.sums, zero, (const(n),)) for n in range(count)]
+        stmts: list[Stmt] = []
         for i in range(self.rows):
             var = Var(f"t{i}", self.kernel.kind)
-            places = range(i * self.vectors, (i + 1) * self.vectors)
-            stores = [BufferStore(self.sums, var, (const(n),)) for n in places]
-            made.append(LetStmt(var, self.start(i, group), seq(*stores)))
-        return made
+            sum_indices = range(i * self.vectors, (i + 1) * self.vectors)
+            stores = [BufferStore(self.sums, var, (const(n),)) for n in sum_indices]
+            stmts.append(LetStmt(var, self.start(i, group), seq(*stores)))
+        return stmts
 
     def start(self, row: int, group: int) -> PrimExpr:
-        """What sums of a group begin with, in every lane."""
-        least = self.kernel.least
-        made = self.total(row, group) * const(least, "int32") if least else const(0, "int32")
-        return broadcast(made, self.kernel.lanes)
+        """Return the initial sum of a group, in every lane."""
+        min_level = self.kernel.least
+        # sum(a * (q + min)) = sum(a * q) + min * sum(a): the second term starts the sums.
+        initial = (
+            self.total(row, group) * const(min_level, "int32") if min_level else const(0, "int32")
+        )
+        return broadcast(initial, self.kernel.lanes)
 
     def sum_of(self, row: int, v: int, start: Var) -> PrimExpr:
-        """Of a group, in int32."""
-        found = self.sums[const(row * self.vectors + v)]
+        """Return a sum of a group in int32."""
+        partial = self.sums[const(row * self.vectors + v)]
         if not self.kernel.is_short:
-            return found
+            return partial
         kind = self.kernel.kind
-        words = _intrin("reinterpret", kind, found)
+        words = _intrin("reinterpret", kind, partial)
+        # A product with ones adds pairs of int16 into int32 lanes.
         return _intrin("madd_s16", kind, start, words, self.kernel.number(0x00010001))
 
     def end(self, group: int) -> Stmt:
-        """The results grow by the sums of a group, scaled."""
+        """Add the scaled sums of a group to the results."""
         kernel = self.kernel
         has_offset = kernel.of.format.offset is not None
         steps = [Var(f"step{i}", kernel.real) for i in range(self.rows)]
         moved = [Var(f"moved{i}", kernel.real) for i in range(self.rows)]
         starts = [Var(f"start{i}", kernel.kind) for i in range(self.rows)]
-        made: list[Stmt] = []
+        stmts: list[Stmt] = []
         for v in range(self.vectors):
             column = const(self.column + v * kernel.lanes)
             values = kernel.scales(self.base, self.place, group, column)
@@ -323,22 +346,22 @@ class _Unit:
                 n = const(i * self.vectors + v)
                 factor = Mul(steps[i], scales[0], kernel.real)
                 real = Cast(self.sum_of(i, v, starts[i]), kernel.real)
-                found = _intrin("fma", kernel.real, real, factor, self.acc[n])
+                result = _intrin("fma", kernel.real, real, factor, self.acc[n])
                 if has_offset:
-                    found = _intrin("fma", kernel.real, moved[i], scales[1], found)
-                stores.append(BufferStore(self.acc, found, (n,)))
+                    result = _intrin("fma", kernel.real, moved[i], scales[1], result)
+                stores.append(BufferStore(self.acc, result, (n,)))
             inside = seq(*stores)
             for var, value in zip(reversed(scales), reversed(values), strict=True):
                 inside = LetStmt(var, value, inside)
-            made.append(inside)
-        found_all = seq(*made)
+            stmts.append(inside)
+        found_all = seq(*stmts)
         for i in range(self.rows):
             step = kernel.rounded.step[
                 (self.first + i) * kernel.rounded.step.shape[-1] + self.number
             ]
             if has_offset:
-                whole = step * cast(self.total(i, group), "float32")
-                found_all = LetStmt(moved[i], broadcast(whole, kernel.lanes), found_all)
+                offset_total = step * cast(self.total(i, group), "float32")
+                found_all = LetStmt(moved[i], broadcast(offset_total, kernel.lanes), found_all)
             found_all = LetStmt(steps[i], broadcast(step, kernel.lanes), found_all)
             if kernel.is_short:
                 found_all = LetStmt(starts[i], self.start(i, group), found_all)
@@ -346,10 +369,10 @@ class _Unit:
 
 
 class _FloatUnit(_Unit):
-    """The same where data stay floats: numbers of the weight are decoded one by one."""
+    """Unit whose data stay floats: numbers of the weight are decoded one by one."""
 
     def begin(self, group: int) -> list[Stmt]:
-        """Nothing is summed apart; scales get their names."""
+        """Name the scales: nothing is summed in integers."""
         count = len(self.kernel.of.scales)
         for v in range(self.vectors):
             names = [f"scale{group}_{v}_{n}" for n in range(count)]
@@ -357,7 +380,7 @@ class _FloatUnit(_Unit):
         return []
 
     def within(self, group: int, body: Stmt) -> Stmt:
-        """Scales are made once for all values of a group."""
+        """Bind the scales once for all values of a group."""
         for v in range(self.vectors):
             column = const(self.column + v * self.kernel.lanes)
             values = self.kernel.scales(self.base, self.place, group, column)
@@ -366,23 +389,25 @@ class _FloatUnit(_Unit):
         return body
 
     def products(self, step: int) -> Stmt:
-        """Four values of all rows."""
-        kernel, made = self.kernel, list[Stmt]()
+        """Multiply four values of all rows."""
+        kernel, stmts = self.kernel, list[Stmt]()
         group = step * WORD // kernel.of.format.group
         for v in range(self.vectors):
             level = Var(f"l{v}", kernel.kind)
             scales = self.scales[group, v]
             inside = seq(*(self.value(step * WORD + b, b, v, level, scales) for b in range(WORD)))
-            made.append(LetStmt(level, kernel.level(self.words, step, v), inside))
-        return seq(*made)
+            stmts.append(LetStmt(level, kernel.level(self.words, step, v), inside))
+        return seq(*stmts)
 
     def value(self, k: int, byte: int, v: int, level: Var, scales: list[Var]) -> Stmt:
-        """Value k of the unit: byte `byte` of levels."""
+        """Decode value k of the unit, byte `byte` of levels, and multiply it."""
         kernel, number = self.kernel, Var(f"b{v}_{byte}", self.kernel.real)
-        whole = kernel.byte(level, byte)
-        least = kernel.of.format.levels.least
-        whole = Add(whole, kernel.number(least), kernel.kind) if least else whole
-        decoded: PrimExpr = Mul(Cast(whole, kernel.real), scales[0], kernel.real)
+        level_value = kernel.byte(level, byte)
+        min_level = kernel.of.format.levels.least
+        level_value = (
+            Add(level_value, kernel.number(min_level), kernel.kind) if min_level else level_value
+        )
+        decoded: PrimExpr = Mul(Cast(level_value, kernel.real), scales[0], kernel.real)
         if len(scales) > 1:
             decoded = Add(decoded, scales[1], kernel.real)
         stores: list[Stmt] = []
@@ -390,12 +415,12 @@ class _FloatUnit(_Unit):
             at = (self.first + i) * kernel.data.shape[-1] + self.number * UNIT + k
             n = const(i * self.vectors + v)
             factor = broadcast(kernel.data[at], kernel.lanes)
-            found = _intrin("fma", kernel.real, factor, number, self.acc[n])
-            stores.append(BufferStore(self.acc, found, (n,)))
+            result = _intrin("fma", kernel.real, factor, number, self.acc[n])
+            stores.append(BufferStore(self.acc, result, (n,)))
         return LetStmt(number, decoded, seq(*stores))
 
     def end(self, group: int) -> Stmt:
-        """Nothing is left to do."""
+        """Do nothing: sums are complete."""
         return seq()
 
 
@@ -404,38 +429,40 @@ def _intrin(name: str, dtype: str, *args: PrimExpr) -> PrimExpr:
 
 
 def packed_of(anchor: te.Tensor) -> Packed:
-    """How the weight of an anchor lies."""
+    """Return the layout of an anchor's weight."""
     attrs = anchor.op.attrs
     return Packed(BLOCK_FORMATS[str(attrs["format"])], int(str(attrs["panel"])))
 
 
 def is_short(of: Packed, target: Target) -> bool:
-    """Whether sums of a group are made in int16, which they fit."""
+    """Return whether sums of a group fit int16, and are computed so."""
     levels = of.format.levels
-    most = ((1 << levels.bits) - 1) * int(LEVELS) * of.format.group // 2
-    return exact_dot(target) == NARROW_DOT and levels.bits <= NARROW_BITS and most <= MOST
+    # Each of the two int16 halves of a lane adds half of the group's products.
+    max_sum = ((1 << levels.bits) - 1) * int(LEVELS) * of.format.group // 2
+    return exact_dot(target) == NARROW_DOT and levels.bits <= NARROW_BITS and max_sum <= MOST
 
 
 def accepts(anchor: te.Tensor, target: Target) -> bool:
-    """Whether the rule covers a product: the shape of the weight is known."""
+    """Return whether the kernel covers a product: the shape of the weight is known."""
     return all(isinstance(d, IntImm) for d in operands_of(anchor)[1].shape)
 
 
 def default(anchor: te.Tensor, target: Target, fixed: Fixed) -> Decision:
-    """As many rows as registers hold sums of; those of short sums hold the levels of a group, which
-    serve as many rows."""
+    """Return as many rows as registers hold sums of; those of int16 sums hold the levels of a
+    group, which serve as many rows.
+    """
     if is_short(packed_of(anchor), target):
         fixed = {"rows": STEPS, **fixed}
     return rows_in_registers(target, fixed, packed_of(anchor).panel, SPARE)
 
 
 def panel(product: Product, target: Target) -> int:
-    """Vectors enough that none of one row waits for another."""
+    """Return the columns of a panel: vectors enough that none of one row waits for another."""
     return narrowed(VECTORS * target.lanes("float32"), product, target)
 
 
 def panels(target: Target) -> Choice:
-    """All panels that there may be."""
+    """Return the knob of the columns of a panel."""
     lanes = target.lanes("float32")
     return Choice("panel", tuple(lanes * n for n in range(1, 2 * VECTORS + 1)), "rows of a panel")
 

@@ -57,11 +57,11 @@ class _Listed:
         self.epilogue = Epilogue(self.anchor, outputs[0], self.buffers)
         self.leading = list(outputs[0].shape[:-1])
         self.pairs = pairs_of(self.a, decision)
-        places = attrs["places"]
-        assert isinstance(places, te.Tensor)
-        count = places.shape[1]
+        index_tensor = attrs["places"]
+        assert isinstance(index_tensor, te.Tensor)
+        count = index_tensor.shape[1]
         assert isinstance(count, IntImm), "weights are known"
-        self.places, self.listed = self.buffers[places], count.value
+        self.places, self.listed = self.buffers[index_tensor], count.value
         self.panel_size = simplify((self.k + self.listed * WORD) * self.width)
         self.step = self.width * WORD
         self.steps = simplify(self.k // WORD)
@@ -71,22 +71,31 @@ class _Listed:
     def tile(
         self, rows: int, first: PrimExpr, panel: PrimExpr, valid: int, number: PrimExpr | None
     ) -> Stmt:
-        """One tile of `rows` rows and one panel; `number` is the tile's among those of the panel,
-        if the next tile has the same panel."""
+        """Compute one tile of `rows` rows and one panel.
+
+        Args:
+            rows: Rows of the tile.
+            first: The first row.
+            panel: The panel.
+            valid: Columns that are stored.
+            number: The tile among those of the panel, if the next tile has the same panel.
+        """
         dot, vectors = str(self.decision["dot"]), -(-valid // self.lanes)
         shape = Tile(rows, vectors, self.lanes, valid, self.anchor.dtype, dot)
 
         def store(i: PrimExpr, column: PrimExpr, value: PrimExpr, mask: PrimExpr | None) -> Stmt:
-            """A vector of the result through the epilogue."""
+            """Store a vector of the result through the epilogue."""
             row, at = first + i, panel * self.width + column
-            place = unflatten(row, self.leading, at)
-            return self.epilogue.store(place, row * self.units + at, value, mask)
+            indices = unflatten(row, self.leading, at)
+            return self.epilogue.store(indices, row * self.units + at, value, mask)
 
-        near, base = self.near, Var("base")
+        prefetches, base = self.near, Var("base")
+        # The decision knows the rows of static tiles only; short dynamic ones skip the prefetches
+        # here.
         if not isinstance(self.rows, IntImm) and not self.has_time(rows, vectors):
-            near = replace(near, own=0)
-        lets, ahead = near.of(base, number)
-        made = compute_tile(
+            prefetches = replace(prefetches, own=0)
+        lets, ahead = prefetches.of(base, number)
+        tile_stmt = compute_tile(
             shape,
             [KLoop(self.steps, const(WORD), const(self.step))],
             self.a if self.pairs is None else self.pairs,
@@ -96,23 +105,23 @@ class _Listed:
             store,
             not self.epilogue.is_light,
             ahead,
-            near.unroll,
+            prefetches.unroll,
             listed=self.rest(panel),
         )
-        return bound([(base, simplify(panel * self.panel_size)), *lets], made)
+        return bound([(base, simplify(panel * self.panel_size)), *lets], tile_stmt)
 
     def has_time(self, rows: int, vectors: int) -> bool:
-        """Whether a tile has time to bring its panel ahead."""
+        """Return whether a tile has time to prefetch its panel."""
         return hides_prefetches(rows, vectors, self.target, NARROW)
 
     def rest(self, panel: PrimExpr) -> Listed:
-        """The rows of a panel behind those for all words of data."""
+        """Return the rows of a panel behind those for all words of data."""
         origin = panel * self.panel_size + self.k * self.width
         begin = panel * self.listed
         return Listed(self.listed, self.places, begin, origin, const(WORD), const(self.step))
 
     def row_tiles(self, panels: PrimExpr, begin: PrimExpr, valid: int, kind: ForKind) -> Stmt:
-        """Row tiles outside, panels [begin, begin + panels) inside."""
+        """Return row tiles outside, panels [begin, begin + panels) inside."""
         panel = Var("p")
 
         def body(rows: int, first: PrimExpr) -> Stmt:
@@ -122,7 +131,7 @@ class _Listed:
         return balanced_rows(self.rows, self.limit(valid), body, kind)
 
     def panel_tiles(self, panel: PrimExpr, valid: int) -> Stmt:
-        """All rows of one panel."""
+        """Return all rows of one panel."""
         number = Var("t")
 
         def body(rows: int, first: PrimExpr) -> Stmt:
@@ -131,44 +140,46 @@ class _Listed:
         return balanced_rows(self.rows, self.limit(valid), body, ForKind.SERIAL, number)
 
     def limit(self, valid: int) -> int:
-        """Most rows of a tile; of a narrow panel as many as there are registers for."""
+        """Return the most rows of a tile; of a narrow panel as many as there are registers for."""
         rows = self.decision.number("rows")
         if valid == self.width:
             return rows
-        most = most_rows(-(-valid // self.lanes), self.target, NARROW)
-        return max(rows, min(NARROW_ROWS, most))
+        register_rows = most_rows(-(-valid // self.lanes), self.target, NARROW)
+        return max(rows, min(NARROW_ROWS, register_rows))
 
     def any_panel(self, panel: PrimExpr) -> Stmt:
-        """All rows of a panel, which may be the narrow one."""
-        whole, rest = divmod(self.units, self.width)
-        if rest == 0:
+        """Return all rows of a panel, which may be the narrow one."""
+        num_full, tail_columns = divmod(self.units, self.width)
+        if tail_columns == 0:
             return self.panel_tiles(panel, self.width)
-        narrow = self.panel_tiles(const(whole), rest)
-        if whole == 0:
+        narrow = self.panel_tiles(const(num_full), tail_columns)
+        if num_full == 0:
             return narrow
-        return IfThenElse(panel < whole, self.panel_tiles(panel, self.width), narrow)
+        return IfThenElse(panel < num_full, self.panel_tiles(panel, self.width), narrow)
 
     def run(self, begin: PrimExpr, end: PrimExpr, is_end: PrimExpr, kind: ForKind) -> Stmt:
-        """Row tiles of panels [begin, end); the narrow one is among them if `is_end`."""
-        whole, rest = divmod(self.units, self.width)
-        parts = []
-        if whole:
-            count = simplify((Min(end, const(whole), end.dtype) if rest else end) - begin)
-            parts.append(self.row_tiles(count, begin, self.width, kind))
-        if rest:
-            narrow = self.row_tiles(const(1), const(whole), rest, kind)
-            parts.append(narrow if is_const(is_end, 1) else IfThenElse(is_end, narrow))
-        return seq(*parts)
+        """Return row tiles of panels [begin, end); the narrow one is among them if `is_end`."""
+        num_full, tail_columns = divmod(self.units, self.width)
+        stmts = []
+        if num_full:
+            count = simplify(
+                (Min(end, const(num_full), end.dtype) if tail_columns else end) - begin
+            )
+            stmts.append(self.row_tiles(count, begin, self.width, kind))
+        if tail_columns:
+            narrow = self.row_tiles(const(1), const(num_full), tail_columns, kind)
+            stmts.append(narrow if is_const(is_end, 1) else IfThenElse(is_end, narrow))
+        return seq(*stmts)
 
     def body(self) -> Stmt:
-        """All panels, on data widened before if their words are multiplied in pairs."""
+        """Return all panels, on data widened before if their words are multiplied in pairs."""
         if self.pairs is None:
             return self.all_panels()
         wide = widen(self.a, self.pairs, simplify(self.rows * self.k), self.lanes)
         return Allocate(self.pairs, seq(wide, self.all_panels()))
 
     def all_panels(self) -> Stmt:
-        """All panels, of which the last one may be narrower."""
+        """Return all panels, of which the last one may be narrower."""
         panels, always = -(-self.units // self.width), const(True, "bool")
         if self.decision["split"] == "rows":
             return self.run(const(0), const(panels), always, ForKind.PARALLEL)
@@ -177,6 +188,7 @@ class _Listed:
             inside = self.any_panel(panel)
             return For(panel, const(0), const(panels), ForKind.PARALLEL, inside, {"grain": 1})
         chunk, count = Var("c"), min(self.target.cores, panels)
+        # Each core walks a contiguous run of panels, whose sizes differ by at most one.
         begin, end = chunk * panels // count, (chunk + 1) * panels // count
         last = chunk.equal(count - 1) if count > 1 else always
         inside = self.run(begin, end, last, ForKind.SERIAL)
@@ -184,7 +196,7 @@ class _Listed:
 
 
 def has_list(anchor: te.Tensor) -> bool:
-    """Whether sums of two products of a layer fit int16, and there may be listed words."""
+    """Return whether sums of two products of a layer fit int16, and there may be listed words."""
     return "places" in anchor.op.attrs
 
 

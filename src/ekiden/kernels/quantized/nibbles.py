@@ -43,14 +43,29 @@ class _Nibbles(WordPanels):
         self.blocks, self.words = self.weight.shape[1:3]
 
     def load(self, buffer: Buffer, at: PrimExpr) -> PrimExpr:
-        """A vector."""
+        """Load a vector."""
         vector = dt.with_lanes(buffer.dtype, self.lanes)
         return buffer[ramp(at, 1, self.lanes)].with_fields(dtype=vector)
 
     def words_of(
-        self, sums: Buffer, rows: int, first: PrimExpr, place: PrimExpr, at: PrimExpr, vectors: int
+        self,
+        sums: Buffer,
+        rows: int,
+        first: PrimExpr,
+        word_offset: PrimExpr,
+        at: PrimExpr,
+        vectors: int,
     ) -> Stmt:
-        """The sums grow by a word of each row of the weight: those at `place`, and `at` in k."""
+        """Add a word of each row of the weight to the sums.
+
+        Args:
+            sums: The sums of the block.
+            rows: Rows of the tile.
+            first: The first row.
+            place: The offset of the words.
+            at: The first k of the words.
+            vectors: Vectors of columns.
+        """
         kind = dt.with_lanes("int32", self.lanes)
         loaded = [Var(f"w{v}", kind) for v in range(vectors)]
         halves = [(Var(f"low{v}", kind), Var(f"high{v}", kind)) for v in range(vectors)]
@@ -58,27 +73,29 @@ class _Nibbles(WordPanels):
         for i in range(rows):
             for half in range(2):
                 value = Var(f"a{i}_{half}", kind)
-                grown = []
+                updates = []
                 for v in range(vectors):
                     n = const(i * vectors + v)
-                    made = call_intrin("dot4_u8s8", sums[n], halves[v][half], value, dtype=kind)
-                    grown.append(BufferStore(sums, made, (n,)))
-                taken = self.word(first + i, at + half * (GROUP // 2))
-                steps.append(LetStmt(value, taken, seq(*grown)))
-        made_all = seq(*steps)
+                    updated = call_intrin("dot4_u8s8", sums[n], halves[v][half], value, dtype=kind)
+                    updates.append(BufferStore(sums, updated, (n,)))
+                data_word = self.word(first + i, at + half * (GROUP // 2))
+                steps.append(LetStmt(value, data_word, seq(*updates)))
+        stmt = seq(*steps)
         mask, four = (broadcast(const(n, "int32"), self.lanes) for n in (0x0F0F0F0F, 4))
         for v in reversed(range(vectors)):
+            # The shift moves the upper nibble of each byte down; the mask drops the neighbour's
+            # bits.
             upper = call_intrin("right_shift", loaded[v], four, dtype=kind)
-            parts = [call_intrin("bitwise_and", x, mask, dtype=kind) for x in (loaded[v], upper)]
-            made_all = LetStmt(halves[v][1], parts[1], made_all)
-            made_all = LetStmt(halves[v][0], parts[0], made_all)
-            made_all = LetStmt(loaded[v], self.load(self.weight, place + v * self.lanes), made_all)
-        return made_all
+            nibbles = [call_intrin("bitwise_and", x, mask, dtype=kind) for x in (loaded[v], upper)]
+            stmt = LetStmt(halves[v][1], nibbles[1], stmt)
+            stmt = LetStmt(halves[v][0], nibbles[0], stmt)
+            stmt = LetStmt(loaded[v], self.load(self.weight, word_offset + v * self.lanes), stmt)
+        return stmt
 
     def block(
         self, acc: Buffer, rows: int, first: PrimExpr, panel: PrimExpr, column: int, vectors: int
     ) -> Stmt:
-        """All blocks of k for a tile."""
+        """Return the loop over all blocks of k for a tile."""
         b, w = Var("block"), Var("word")
         kind, real = dt.with_lanes("int32", self.lanes), dt.with_lanes("float32", self.lanes)
         sums = Buffer("sums", (const(rows * vectors),), kind, "register")
@@ -91,25 +108,27 @@ class _Nibbles(WordPanels):
             scale = self.load(self.scale, at)
             for i in range(rows):
                 n, of_row = const(i * vectors + v), (first + i) * self.blocks + b
+                # sum(a * (q - point)) = sum(a * q) - point * sum(a): the second term starts the
+                # sums.
                 total = broadcast(const(0, "int32") - self.total[of_row], self.lanes)
                 begin.append(BufferStore(sums, Mul(total, point, kind), (n,)))
                 step = Mul(broadcast(self.step[of_row], self.lanes), scale, real)
                 grown = call_intrin("fma", Cast(sums[n], real), step, acc[n], dtype=real)
                 end.append(BufferStore(acc, grown, (n,)))
-        place = (line * self.words + w) * PANEL + column
-        words = self.words_of(sums, rows, first, place, (b * self.words + w) * GROUP, vectors)
+        word_offset = (line * self.words + w) * PANEL + column
+        words = self.words_of(sums, rows, first, word_offset, (b * self.words + w) * GROUP, vectors)
         loop = For(w, const(0), self.words, ForKind.SERIAL, words)
-        each = Allocate(sums, seq(*begin, loop, *end))
-        return For(b, const(0), self.blocks, ForKind.SERIAL, each)
+        block_body = Allocate(sums, seq(*begin, loop, *end))
+        return For(b, const(0), self.blocks, ForKind.SERIAL, block_body)
 
 
 def accepts(anchor: te.Tensor, target: Target) -> bool:
-    """Whether the rule covers a product: the shape of the weight is known."""
+    """Return whether the kernel covers a product: the shape of the weight is known."""
     return all(isinstance(d, IntImm) for t in operands_of(anchor)[3:] for d in t.shape)
 
 
 def default(anchor: te.Tensor, target: Target, fixed: Fixed) -> Decision:
-    """As many rows as registers hold sums of."""
+    """Return as many rows as registers hold sums of."""
     return rows_in_registers(target, fixed, PANEL, SPARE)
 
 

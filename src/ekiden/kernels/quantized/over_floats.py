@@ -1,11 +1,12 @@
-"""How long a product of bytes takes beside the same product of float32, by the model of kernels.
+"""Relative cost of a product of bytes, compared with the same product of float32, by the model of
+kernels.
 
-    bytes     products / (4 lanes x tile) x cycles of a step by the target's instructions; of
+    bytes     products / (4 lanes x tile) x cycles of an iteration by the target's instructions; of
               3x3 windows those of Winograd's method where the kernel is one of that
     floats    the same of multiply-adds; of 3x3 windows Winograd's method where that is faster
 
-Where there are no dot products of bytes a quantised convolution may be slower than the floats that
-it stands for: who compiles or profiles one is told so.
+Where there are no dot products of bytes a quantized convolution may be slower than the floats that
+it replaces: compilation and profiling report it.
 """
 
 from __future__ import annotations
@@ -64,13 +65,14 @@ def over_floats(outputs: list[te.Tensor], chosen: Chosen, target: Target) -> flo
     columns = size_of(anchor.shape[-1]) or 1
     products = pixels * columns * steps * WORD_OF[weight.dtype]
     floats = direct_cycles(products, target)
+    # Floats may use Winograd's method instead, which is the faster competitor.
     if is_conv:
         floats = min(floats, _winograd(anchor, data, target))
     return _word_cycles(products, chosen, target) / floats if floats else 0.0
 
 
 def _word_cycles(products: int, chosen: Chosen, target: Target) -> float:
-    """Cycles of products of bytes as a decision has them multiplied."""
+    """Return the cycles of products of bytes by the instructions of a decision."""
     decision = chosen.decision
     if decision["dot"] in MATRIX_DOTS:  # a row of a register takes a cycle
         return products / (LANES * WORDS * WORD_BYTES)
@@ -81,7 +83,9 @@ def _word_cycles(products: int, chosen: Chosen, target: Target) -> float:
 
 
 def _winograd_over_floats(anchor: te.Tensor, target: Target) -> float:
-    """Return the same for a convolution of bytes by Winograd's method; 0 for one of floats."""
+    """Return the relative cost of a convolution of bytes by Winograd's method; 0 for one
+    of floats.
+    """
     kind = arithmetic_of(anchor)
     if kind is not BYTES:
         return 0.0
@@ -94,10 +98,10 @@ def _winograd_over_floats(anchor: te.Tensor, target: Target) -> float:
 def _sizes(anchor: te.Tensor, data: te.Tensor) -> tuple[tuple[int, int, int], tuple[int, int]]:
     """Return (images, height, width) of a result, and the channels of both sides; guesses where
     only the run knows them."""
-    many, height, width = (size_of(d) or 0 for d in anchor.shape[:3])
+    images, height, width = (size_of(d) or 0 for d in anchor.shape[:3])
     side = math.isqrt(UNKNOWN)
     channels = size_of(data.shape[-1]) or 0, size_of(anchor.shape[-1]) or 0
-    return (many or 1, height or side, width or side), channels
+    return (images or 1, height or side, width or side), channels
 
 
 def _winograd(anchor: te.Tensor, data: te.Tensor, target: Target) -> float:

@@ -1,10 +1,11 @@
-"""Data rounded to bytes in blocks, as a kernel does it before it multiplies.
+"""Data quantized dynamically to bytes in blocks, before a kernel multiplies them.
 
-step[row, block]   = largest magnitude of the block / 127
-bytes[row, k]      = data[row, k] / step, to the nearest whole number
-total[row, group]  = sum of the bytes of a group
+    step[row, block]   = largest magnitude of the block / 127
+    bytes[row, k]      = data[row, k] / step, to the nearest whole number
+    total[row, group]  = sum of the bytes of a group
 
-`is_paired`: the bytes as int16, of each four the first and the third first (words.py)
+With `is_paired`, the bytes are int16, and of each four the first and the third come first
+(int8_dot.py).
 """
 
 from __future__ import annotations
@@ -32,8 +33,9 @@ GRAIN = 1 << 13
 
 @dataclass(frozen=True, slots=True)
 class RoundedData:
-    """Where the data of a product are rounded to; `block` numbers of a row have a step, and `group`
-    of them a sum."""
+    """Buffers of quantized data; `block` numbers of a row have a step, and `group` of them
+    a sum.
+    """
 
     data: Buffer
     block: int
@@ -44,7 +46,7 @@ class RoundedData:
 
     @staticmethod
     def of(data: Buffer, block: int, group: int, is_paired: bool = False) -> RoundedData:
-        """Buffers for data whose last axis blocks divide."""
+        """Return buffers for data whose last axis blocks divide."""
         leading, depth = data.shape[:-1], data.shape[-1]
         assert isinstance(depth, IntImm)
         steps, totals = (const(depth.value // size) for size in (block, group))
@@ -58,19 +60,19 @@ class RoundedData:
         )
 
     def around(self, rows: PrimExpr, lanes: int, body: Stmt) -> Stmt:
-        """The body after the data are rounded; rows in parallel."""
+        """Return the body after the data are quantized; rows in parallel."""
         depth = self.data.shape[-1]
         assert isinstance(depth, IntImm)
         row, n = Var("row"), Var("n")
         blocks = depth.value // self.block
-        each = _Block(self, row, simplify(row * blocks + n), lanes)
-        inside = For(n, const(0), const(blocks), ForKind.SERIAL, each.body())
+        quantizer = _Block(self, row, simplify(row * blocks + n), lanes)
+        inside = For(n, const(0), const(blocks), ForKind.SERIAL, quantizer.body())
         grain = max(1, GRAIN // max(1, depth.value))
         work = For(row, const(0), rows, ForKind.PARALLEL, inside, {"grain": grain})
-        made = seq(work, body)
+        stmt = seq(work, body)
         for buffer in (self.total, self.step, self.bytes):
-            made = Allocate(buffer, made)
-        return made
+            stmt = Allocate(buffer, stmt)
+        return stmt
 
 
 class _Block:
@@ -84,49 +86,51 @@ class _Block:
         self.rounded = [Var(f"q{i}", self.whole) for i in range(count)]
 
     def body(self) -> Stmt:
-        """The largest magnitude first."""
-        most, finer, step = (Var(n, "float32") for n in ("most", "finer", "step"))
-        made = seq(BufferStore(self.to.step, step, (self.number,)), *self.stores())
+        """Return the quantization of a block, the largest magnitude first."""
+        magnitude, inverse_step, step = (Var(n, "float32") for n in ("most", "finer", "step"))
+        stmt = seq(BufferStore(self.to.step, step, (self.number,)), *self.stores())
         for var, value in zip(reversed(self.rounded), reversed(self.values), strict=True):
-            scaled = Mul(value, broadcast(finer, self.lanes), self.real)
+            scaled = Mul(value, broadcast(inverse_step, self.lanes), self.real)
             near = call_intrin("round", scaled, dtype=self.real)
-            made = LetStmt(var, Cast(near, self.whole), made)
-        bound = Max(most, const(LEAST, "float32"), "float32")
-        made = LetStmt(finer, Div(const(LEVELS, "float32"), bound, "float32"), made)
-        made = LetStmt(step, Mul(most, const(1 / LEVELS, "float32"), "float32"), made)
+            stmt = LetStmt(var, Cast(near, self.whole), stmt)
+        # A block of zeros would divide by 0; the smallest normal number keeps the inverse finite.
+        bound = Max(magnitude, const(LEAST, "float32"), "float32")
+        stmt = LetStmt(inverse_step, Div(const(LEVELS, "float32"), bound, "float32"), stmt)
+        stmt = LetStmt(step, Mul(magnitude, const(1 / LEVELS, "float32"), "float32"), stmt)
         magnitudes = [call_intrin("abs", value, dtype=self.real) for value in self.values]
         largest = magnitudes[0]
-        for other in magnitudes[1:]:
-            largest = Max(largest, other, self.real)
-        made = LetStmt(most, VectorReduce(largest, "max", "float32"), made)
+        for candidate in magnitudes[1:]:
+            largest = Max(largest, candidate, self.real)
+        stmt = LetStmt(magnitude, VectorReduce(largest, "max", "float32"), stmt)
         for i, value in reversed([*enumerate(self.values)]):
             at = ramp(self.number * self.to.block + i * self.lanes, 1, self.lanes)
-            made = LetStmt(value, self.to.data[at].with_fields(dtype=self.real), made)
-        return made
+            stmt = LetStmt(value, self.to.data[at].with_fields(dtype=self.real), stmt)
+        return stmt
 
     def stores(self) -> list[Stmt]:
-        """The bytes, and the sums of groups."""
-        made: list[Stmt] = []
+        """Return the stores of the bytes, and of the sums of groups."""
+        stmts: list[Stmt] = []
         for i, value in enumerate(self.rounded):
             at = ramp(self.number * self.to.block + i * self.lanes, 1, self.lanes)
             is_paired = self.to.bytes.dtype == "int16"
             level = paired(value) if is_paired else Cast(value, dt.with_lanes("int8", self.lanes))
-            made.append(BufferStore(self.to.bytes, level, (at,)))
+            stmts.append(BufferStore(self.to.bytes, level, (at,)))
         size = self.to.group // self.lanes
         groups = self.to.block // self.to.group
         for group in range(groups):
+            # Sums are taken from int32 registers, before the bytes lose their upper bits.
             total = _sum(self.rounded[group * size : (group + 1) * size], self.whole)
-            place = self.number * groups + group
-            whole = VectorReduce(total, "sum", "int32")
-            made.append(BufferStore(self.to.total, whole, (place,)))
-        return made
+            total_index = self.number * groups + group
+            group_total = VectorReduce(total, "sum", "int32")
+            stmts.append(BufferStore(self.to.total, group_total, (total_index,)))
+        return stmts
 
 
-def _sum(parts: Sequence[PrimExpr], dtype: str) -> PrimExpr:
-    found = parts[0]
-    for part in parts[1:]:
-        found = Add(found, part, dtype)
-    return found
+def _sum(vectors: Sequence[PrimExpr], dtype: str) -> PrimExpr:
+    total = vectors[0]
+    for vector in vectors[1:]:
+        total = Add(total, vector, dtype)
+    return total
 
 
 __all__ = ["RoundedData"]

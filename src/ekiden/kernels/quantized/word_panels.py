@@ -1,5 +1,5 @@
-"""Products of int8 data with panels of words of few bits, in tiles of registers: what kernels for
-one way to keep scales share with those for another.
+"""Products of int8 data with panels of words of few bits, in register tiles: what kernels of
+different formats of scales share.
 
 One row takes all columns of a panel at once, to have sums enough that none waits for another;
 beyond `wide_rows` tiles are two vectors wide, so that what is unpacked serves more rows.
@@ -25,7 +25,7 @@ NARROW = 2
 
 
 class WordPanels:
-    """One kernel being built: `block` says what a tile sums."""
+    """Kernel under construction: `block` emits the sums of a tile."""
 
     def __init__(
         self,
@@ -56,20 +56,22 @@ class WordPanels:
     def block(
         self, acc: Buffer, rows: int, first: PrimExpr, panel: PrimExpr, column: int, vectors: int
     ) -> Stmt:
-        """All blocks of k for a tile: the sums in `acc` grow."""
+        """Emit all blocks of k for a tile, which add to the sums in `acc`."""
         raise NotImplementedError
 
     def word(self, row: PrimExpr, at: PrimExpr) -> PrimExpr:
-        """Four bytes of the data in every lane."""
+        """Broadcast four bytes of the data to every lane."""
         start = row * self.bytes.shape[-1] + at
-        taken = self.bytes[ramp(start, 1, 4)].with_fields(dtype="int8x4")
-        return broadcast(call_intrin("reinterpret", taken, dtype="int32"), self.lanes)
+        bytes_ = self.bytes[ramp(start, 1, 4)].with_fields(dtype="int8x4")
+        return broadcast(call_intrin("reinterpret", bytes_, dtype="int32"), self.lanes)
 
     def tile(self, rows: int, first: PrimExpr, panel: PrimExpr, column: int, valid: int) -> Stmt:
-        """One tile from a column of a panel, of whose columns from there `valid` are stored."""
+        """Emit the tiles from a column of a panel on, of whose columns from there `valid` are
+        stored.
+        """
         is_wide = rows <= self.decision.number("wide_rows")
-        wanted = self.panel // self.lanes if is_wide else self.narrow
-        vectors = min(wanted, -(-valid // self.lanes))
+        max_vectors = self.panel // self.lanes if is_wide else self.narrow
+        vectors = min(max_vectors, -(-valid // self.lanes))
         acc = Buffer(
             "acc", (const(rows * vectors),), dt.with_lanes("float32", self.lanes), "register"
         )
@@ -79,21 +81,21 @@ class WordPanels:
         stores: list[Stmt] = []
         for n in range(count):
             i, v = divmod(n, vectors)
-            left = valid - v * self.lanes
-            mask = None if left >= self.lanes else column_mask(left, self.lanes)
+            num_valid = valid - v * self.lanes
+            mask = None if num_valid >= self.lanes else column_mask(num_valid, self.lanes)
             row, at = first + i, panel * self.panel + (column + v * self.lanes)
-            place = row * self.units + at
+            offset = row * self.units + at
             indices = unflatten(row, self.leading, at)
-            stores.append(self.epilogue.store(indices, place, acc[const(n)], mask))
+            stores.append(self.epilogue.store(indices, offset, acc[const(n)], mask))
         work = self.block(acc, rows, first, panel, column, vectors)
-        made = Allocate(acc, seq(*clear, work, *stores))
+        tile_stmt = Allocate(acc, seq(*clear, work, *stores))
         width = vectors * self.lanes
         if valid <= width:
-            return made
-        return seq(made, self.tile(rows, first, panel, column + width, valid - width))
+            return tile_stmt
+        return seq(tile_stmt, self.tile(rows, first, panel, column + width, valid - width))
 
     def panels(self, count: int, begin: int, valid: int) -> Stmt:
-        """Some panels in parallel, all rows of each."""
+        """Return some panels in parallel, all rows of each."""
         panel = Var("p")
         inside = balanced_rows(
             self.rows,
@@ -103,23 +105,23 @@ class WordPanels:
         return For(panel, const(begin), const(count), ForKind.PARALLEL, inside, {"grain": 1})
 
     def body(self) -> Stmt:
-        """Whole panels, then the last one if it is narrower."""
-        whole, rest = divmod(self.units, self.panel)
-        parts = [self.panels(whole, 0, self.panel)] if whole else []
-        if rest:
-            parts.append(self.panels(1, whole, rest))
-        return seq(*parts)
+        """Return the full panels, then the last one if it is narrower."""
+        num_full, tail_columns = divmod(self.units, self.panel)
+        stmts = [self.panels(num_full, 0, self.panel)] if num_full else []
+        if tail_columns:
+            stmts.append(self.panels(1, num_full, tail_columns))
+        return seq(*stmts)
 
 
 def operands_of(anchor: te.Tensor) -> tuple[te.Tensor, ...]:
-    """What an anchor multiplies."""
-    found = anchor.op.attrs["inputs"]
-    assert isinstance(found, tuple)
-    return found
+    """Return what an anchor multiplies."""
+    operands = anchor.op.attrs["inputs"]
+    assert isinstance(operands, tuple)
+    return operands
 
 
 def space(anchor: te.Tensor, target: Target) -> Space:
-    """What may be chosen."""
+    """Return the search space."""
     rows = steps_down(MOST_ROWS)
     return (
         Choice("rows", rows, "rows of a tile"),
@@ -128,8 +130,15 @@ def space(anchor: te.Tensor, target: Target) -> Space:
 
 
 def rows_in_registers(target: Target, fixed: Fixed, panel: int, spare: int) -> Decision:
-    """As many rows as registers hold sums of, whole numbers and floats, with all columns; and as
-    many sums with two vectors. `spare` registers have other things."""
+    """Return as many rows as registers hold sums of, integers and floats, with all columns; and as
+    many sums with two vectors.
+
+    Args:
+        target: The processor.
+        fixed: The overrides.
+        panel: Columns of a panel.
+        spare: Registers for other values.
+    """
     vectors = panel // target.lanes("float32")
     wide = max(1, (target.registers - spare) // (2 * vectors))
     rows = max(wide, wide * vectors // NARROW)

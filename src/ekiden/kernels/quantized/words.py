@@ -60,78 +60,108 @@ calling one."""
 
 
 def dots(target: Target, is_narrow: bool = False) -> tuple[str, ...]:
-    """How a target can multiply words of bytes, the best first: the first way there always is, if
-    not as an instruction; the third if sums of two products fit int16."""
-    ways = [MADD] if target.has(MADD) else []
+    """Return the instructions by which a target can multiply words of bytes, the best first.
+
+    Args:
+        target: The processor.
+        is_narrow: Whether sums of two products fit int16.
+
+    Returns:
+        Names of intrinsics. The exact dot product is always among them, if not as an instruction.
+    """
+    instructions = [MADD] if target.has(MADD) else []
     if is_narrow and target.has(NARROW_DOT):
-        ways.insert(0, NARROW_DOT)
-    return (DOT4, *ways) if target.has(DOT4) else (*ways, DOT4)
+        instructions.insert(0, NARROW_DOT)
+    return (DOT4, *instructions) if target.has(DOT4) else (*instructions, DOT4)
 
 
 def exact_dot(target: Target) -> str:
-    """The instruction of a target for products of bytes without a sign by bytes with one: for all
-    bytes, or where sums of two products fit int16; "" where it has neither."""
-    return next((way for way in (DOT4, NARROW_DOT) if target.has(way)), "")
+    """Return the instruction of a target for products of unsigned by signed bytes.
+
+    It holds for all bytes, or where sums of two products fit int16; "" where the target has
+    neither.
+    """
+    return next((instruction for instruction in (DOT4, NARROW_DOT) if target.has(instruction)), "")
 
 
 def word_products(target: Target) -> tuple[str, ...]:
-    """What a target has instructions for that multiply words of bytes or of int16."""
+    """Return the instructions of a target that multiply words of bytes or of int16."""
     needs = {DOT4: DOT4, MADD: MADD, SHORT_DOT: NARROW_DOT}
-    return tuple(way for way, ability in needs.items() if target.has(ability))
+    return tuple(instruction for instruction, ability in needs.items() if target.has(ability))
 
 
 def has_few_products(target: Target) -> bool:
-    """Whether products of bytes are so few at a time that windows of the data are worth copying to
-    have none with zeros. On x86-64 they are not: pmaddwd takes 1.2 to 2.4 times as long with them.
+    """Return whether a target multiplies so few bytes at a time that windows of the data are worth
+    copying to have none with zeros. On x86-64 they are not: pmaddwd takes 1.2 to 2.4 times as
+    long with them.
     """
     return target.has(SUMS) or target.has("smlad")
 
 
 def words_of_step(target: Target) -> int:
-    """How many words of a row are multiplied at once: of rows that are made, a multiple."""
+    """Return the words of a row that are multiplied at once: rows that are built have a multiple of
+    it.
+    """
     return target.lanes("int32") if target.has(SUMS) else 1
 
 
 def dot_space(
     weight: te.Tensor, target: Target, is_narrow: bool = False, matrices: str | None = None
 ) -> Space:
-    """The choice of a kernel whose weight may be of words; `matrices`: how it can have them
-    multiplied in registers that hold those (`matrix_dot`)."""
-    ways = dots(target, is_narrow) if weight.dtype == "int8" else (PAIR,)
+    """Return the knob of a kernel whose weight may be of words.
+
+    Args:
+        weight: The weight.
+        target: The processor.
+        is_narrow: Whether sums of two products fit int16.
+        matrices: The instruction of registers that hold matrices (`matrix_dot`), or None.
+    """
+    instructions = dots(target, is_narrow) if weight.dtype == "int8" else (PAIR,)
     if matrices is not None:
-        ways = (matrices, *ways)
+        instructions = (matrices, *instructions)
     elif weight.dtype != "int8":
         return ()
-    return (Choice("dot", ways, "how words of a few neighbours are multiplied"),)
+    return (Choice("dot", instructions, "how words of a few neighbours are multiplied"),)
 
 
 def matrix_dot(weight: te.Tensor, target: Target) -> str | None:
-    """How words are multiplied in registers that hold matrices, if a target has them; their loads
-    are not checked where all accesses shall be."""
-    made = BY_PANEL.get(weight.dtype)
-    has_it = made is not None and target.has(made.ability) and not target.bounds
-    return made.ability if made is not None and has_it else None
+    """Return the instruction that multiplies words in registers that hold matrices, if a target has
+    it.
+
+    Its loads are not checked, so it is not used where all accesses shall be.
+    """
+    products = BY_PANEL.get(weight.dtype)
+    # Checks of bounds instrument vector loads, not loads of matrix registers.
+    has_it = products is not None and target.has(products.ability) and not target.bounds
+    return products.ability if products is not None and has_it else None
 
 
 def narrowed_words(weight: Array) -> tuple[Array, Array]:
-    """A weight [panel][k / 4][column][4] so that sums of two products fit, with the words of the
-    rest behind the others, and their places, as above."""
+    """Split a weight [panel][k / 4][column][4] so that sums of two products fit int16.
+
+    Returns:
+        The weight with the words of the remainder behind the others, and their positions, as above.
+    """
     pairs = weight.reshape(*weight.shape[:-1], 2, 2)
     wide = pairs.astype(np.int16)
     above = np.maximum(wide, 0).sum(-1) > MOST
     is_large = above | (np.minimum(wide, 0).sum(-1) < -MOST)
-    rest = np.where(is_large[..., None], pairs >> 1, 0).astype(np.int8)
-    there = is_large.any((-1, -2))
-    count = int(there.sum(1).max(initial=0))
-    first = np.argsort(~there, axis=1, kind="stable")[:, :count]
-    rows = np.take_along_axis(rest.reshape(weight.shape), first[:, :, None, None], axis=1)
-    made = np.concatenate([(pairs - rest).reshape(weight.shape), rows], axis=1)
-    return made, first.astype(np.int32)
+    # Half of a pair, and the other half, are each at most 128 in sum; both are exact integers.
+    remainder = np.where(is_large[..., None], pairs >> 1, 0).astype(np.int8)
+    has_remainder = is_large.any((-1, -2))
+    count = int(has_remainder.sum(1).max(initial=0))
+    # A stable sort keeps listed words in the order of k; short lists are padded by words of zeros.
+    first = np.argsort(~has_remainder, axis=1, kind="stable")[:, :count]
+    rows = np.take_along_axis(remainder.reshape(weight.shape), first[:, :, None, None], axis=1)
+    extended = np.concatenate([(pairs - remainder).reshape(weight.shape), rows], axis=1)
+    return extended, first.astype(np.int32)
 
 
 def pairs_of(data: Buffer, decision: Decision) -> Buffer | None:
-    """Where data are widened to, if they are: the same elements, but of each word the first and the
-    third come first."""
+    """Return the buffer that data are widened to, if they are.
+
+    It has the same elements, but of each word the first and the third come first.
+    """
     if decision.get("dot") != MADD:
         return None
     return Buffer("pairs", data.shape, "int16")
@@ -143,28 +173,30 @@ def widen(data: Buffer, pairs: Buffer, size: PrimExpr, lanes: int) -> Stmt:
     bytes and 16 columns by AVX-512 on Zen 5: 177 us row by row, 57 as one)."""
     words = simplify(size // WORD)
 
-    def body(at: PrimExpr, many: int) -> Stmt:
+    def body(at: PrimExpr, width: int) -> Stmt:
         """Words of four bytes b0 b1 b2 b3 as int16 b0 b2 b1 b3, by masks and shifts within each
         word.
         """
         first = at * WORD
-        wide = f"int64x{many}" if many > 1 else "int64"
-        word = dt.with_lanes("int32", many) if many > 1 else "int32"
+        wide = f"int64x{width}" if width > 1 else "int64"
+        word = dt.with_lanes("int32", width) if width > 1 else "int32"
 
         def number(value: int) -> PrimExpr:
-            return broadcast(const(value, "int64"), many) if many > 1 else const(value, "int64")
+            return broadcast(const(value, "int64"), width) if width > 1 else const(value, "int64")
 
-        load = data[ramp(first, 1, WORD * many)].with_fields(
-            dtype=dt.with_lanes("uint8", WORD * many)
+        load = data[ramp(first, 1, WORD * width)].with_fields(
+            dtype=dt.with_lanes("uint8", WORD * width)
         )
         value = Cast(call_intrin("reinterpret", load, dtype=word), wide)
         even = call_intrin("bitwise_and", value, number(EVEN), dtype=wide)
         odd = call_intrin("right_shift", value, number(8), dtype=wide)
         odd = call_intrin("bitwise_and", odd, number(EVEN), dtype=wide)
+        # Even bytes fill the lower 32 bits, odd ones the upper, so one OR gives the order b0 b2 b1
+        # b3.
         odd = call_intrin("left_shift", odd, number(32), dtype=wide)
         both = call_intrin("bitwise_or", even, odd, dtype=wide)
-        made = call_intrin("reinterpret", both, dtype=dt.with_lanes("int16", WORD * many))
-        return BufferStore(pairs, made, (ramp(first, 1, WORD * many),))
+        widened = call_intrin("reinterpret", both, dtype=dt.with_lanes("int16", WORD * width))
+        return BufferStore(pairs, widened, (ramp(first, 1, WORD * width),))
 
     vector, tail = Var("vector"), Var("tail")
     whole = simplify(words // lanes)
@@ -179,7 +211,9 @@ def widen(data: Buffer, pairs: Buffer, size: PrimExpr, lanes: int) -> Stmt:
 
 
 def paired(levels: PrimExpr) -> PrimExpr:
-    """The lower halves of a vector of int32 in that order, as products of int16 take them."""
+    """Return the lower halves of a vector of int32 in the order that products of int16
+    take them.
+    """
     count = dt.lanes(levels.dtype)
     halves = call_intrin("reinterpret", levels, dtype=dt.with_lanes("int16", 2 * count))
     first = [WORD * (n // WORD) + (0, 2, 1, 3)[n % WORD] for n in range(count)]

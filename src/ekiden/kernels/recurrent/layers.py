@@ -119,7 +119,7 @@ class Layer:
     # Vectors.
 
     def load(self, buffer: Buffer, at: PrimExpr, mask: PrimExpr | None = None) -> PrimExpr:
-        """A vector; zeros where the mask is not set."""
+        """Load a vector; zeros where the mask is not set."""
         vector = BufferLoad(
             buffer, (ramp(at, 1, self.lanes),), dt.with_lanes(buffer.dtype, self.lanes)
         )
@@ -129,16 +129,16 @@ class Layer:
     def store(
         self, buffer: Buffer, at: PrimExpr, value: PrimExpr, mask: PrimExpr | None = None
     ) -> Stmt:
-        """Keep a vector."""
+        """Store a vector."""
         return BufferStore(buffer, value, (ramp(at, 1, self.lanes),), mask)
 
     @property
     def zero(self) -> PrimExpr:
-        """A vector of zeros."""
+        """Return a vector of zeros."""
         return broadcast(const(0.0, "float32"), self.lanes)
 
     def mask(self, panel: PrimExpr) -> PrimExpr | None:
-        """The lanes of a panel that are hidden units; None where all are."""
+        """Return the lanes of a panel that are hidden units; None where all are."""
         if self.hidden == self.width:
             return None
         limit = broadcast(const(self.hidden), self.lanes)
@@ -147,23 +147,23 @@ class Layer:
     # Before and after the loop.
 
     def each_state(self, name: str, first: bool) -> Stmt:
-        """A state from its initial value, or to its output."""
+        """Copy a state from its initial value, or to its output."""
         row, panel = Var("row"), Var("panel")
         state, mask = self.states[name], self.mask(panel)
         inside, outside = (row * n + panel * self.lanes for n in (self.width, self.hidden))
         if first:
-            given = self.extras.get(f"initial_{name}")
-            value = self.zero if given is None else self.load(given, outside, mask)
+            initial = self.extras.get(f"initial_{name}")
+            value = self.zero if initial is None else self.load(initial, outside, mask)
             body = self.store(state, inside, value)
         else:
             output = self.outputs[1 + list(self.states).index(name)]
             half = self.steps % 2 * self.size if name == "h" else const(0)
             body = self.store(output, outside, self.load(state, half + inside), mask)
-        each = For(panel, const(0), const(self.panels), ForKind.SERIAL, body)
-        return For(row, const(0), self.batch, ForKind.SERIAL, each)
+        panels_loop = For(panel, const(0), const(self.panels), ForKind.SERIAL, body)
+        return For(row, const(0), self.batch, ForKind.SERIAL, panels_loop)
 
     def packed(self) -> tuple[Buffer, Stmt]:
-        """A copy of the weight in panels, and what makes it."""
+        """Return a copy of the weight in panels, and the statement that fills it."""
         gates, lanes, dtype = self.cell.gates, self.lanes, self.weight.dtype
         count = self.panels * self.depth * gates * lanes * self.word
         copy = Buffer("packed", (const(count),), dtype)
@@ -179,38 +179,42 @@ class Layer:
                 value = if_then_else(mask, value, zero)
             if self.depth * self.word != self.hidden:
                 value = if_then_else(column < self.hidden, value, zero)
-            place = ((panel * self.depth + k) * gates + gate) * (lanes * self.word) + byte
-            steps.append(BufferStore(copy, value, (ramp(place, self.word, lanes),)))
+            offset = ((panel * self.depth + k) * gates + gate) * (lanes * self.word) + byte
+            steps.append(BufferStore(copy, value, (ramp(offset, self.word, lanes),)))
         rows = For(k, const(0), const(self.depth), ForKind.SERIAL, seq(*steps))
         return copy, For(panel, const(0), const(self.panels), ForKind.PARALLEL, rows, {"grain": 1})
 
     # One step.
 
     def time(self, t: PrimExpr, row: PrimExpr) -> tuple[PrimExpr, PrimExpr | None]:
-        """(which row of the data step t of a sequence takes, whether the sequence has a step t)."""
+        """Return (the row of the data that step t of a sequence takes, whether the sequence has a
+        step t).
+        """
         lengths = self.extras.get("lengths")
         if lengths is None:
             return (self.steps - 1 - t if self.cell.reverse else t), None
         length = BufferLoad(lengths, (row,), "int32")
-        there = t < length
+        is_active = t < length
         at = length - 1 - t
-        return (if_then_else(there, at, t) if self.cell.reverse else t), there
+        return (if_then_else(is_active, at, t) if self.cell.reverse else t), is_active
 
     def multiplied(self, t: PrimExpr, phase: int) -> tuple[Buffer, PrimExpr]:
-        """What a phase multiplies with the weight, and where it begins."""
+        """Return what a phase multiplies with the weight, and where it begins."""
         if self.is_bytes:
             return self.quantized if self.pairs is None else self.pairs, const(0)
         return self.state(t, phase)
 
     def state(self, t: PrimExpr, phase: int) -> tuple[Buffer, PrimExpr]:
-        """The state that a phase takes, and where it begins."""
+        """Return the state that a phase takes, and where it begins."""
         return (self.reset, const(0)) if phase else (self.h, t % 2 * self.size)
 
     def quantize(self, t: PrimExpr, phase: int) -> Stmt:
-        """The state of a phase as bytes, with their scale and zero point: those of the least range
-        that holds the state and 0."""
+        """Quantize the state of a phase to bytes, with a scale and zero point: those of the
+        smallest range that holds the state and 0.
+        """
         source, start = self.state(t, phase)
         shape, one = (const(self.lanes),), const(0)
+        # Both start at 0, so that 0 is a level of the range (as in ONNX DynamicQuantizeLinear).
         low, high = (Buffer(name, shape, scope="local") for name in ("low", "high"))
         i, j = Var("i"), Var("j")
         count = simplify(self.size // self.lanes)
@@ -220,19 +224,19 @@ class Layer:
             self.store(low, one, Min(self.load(low, one), value, vector)),
             self.store(high, one, Max(self.load(high, one), value, vector)),
         )
-        least = VectorReduce(self.load(low, one), "min", "float32")
-        most = VectorReduce(self.load(high, one), "max", "float32")
-        spread = (most - least) / const(255.0, "float32")
-        step = if_then_else(most > least, spread, const(1.0, "float32"))
+        minimum = VectorReduce(self.load(low, one), "min", "float32")
+        maximum = VectorReduce(self.load(high, one), "max", "float32")
+        spread = (maximum - minimum) / const(255.0, "float32")
+        step = if_then_else(maximum > minimum, spread, const(1.0, "float32"))
         scale = self.scale[const(0)]
-        zero = call_intrin("round", (const(0.0, "float32") - least) / scale)
+        zero = call_intrin("round", (const(0.0, "float32") - minimum) / scale)
         level = call_intrin("round", Div(self.load(source, start + j * self.lanes),
                                          broadcast(scale, self.lanes), vector))  # fmt: skip
         shift = broadcast(cast(self.zero_point[const(0)], "float32"), self.lanes)
         top = broadcast(const(255.0, "float32"), self.lanes)
         byte = Max(Min(Add(level, shift, vector), top, vector), self.zero, vector)
         bytes_ = Cast(byte, dt.with_lanes("uint8", self.lanes))
-        made = seq(
+        stmt = seq(
             self.store(low, one, self.zero),
             self.store(high, one, self.zero),
             For(i, const(0), count, ForKind.SERIAL, extremes),
@@ -243,13 +247,13 @@ class Layer:
         )  # fmt: skip
         if self.pairs is not None:
             width = const(self.width)
-            made = seq(made, widen(self.quantized, self.pairs, self.batch * width, self.lanes))
-        return Allocate(low, Allocate(high, made))
+            stmt = seq(stmt, widen(self.quantized, self.pairs, self.batch * width, self.lanes))
+        return Allocate(low, Allocate(high, stmt))
 
     def products(self, products: Buffer, at: PrimExpr, phase: int, unit: PrimExpr,
                  mask: PrimExpr | None) -> list[PrimExpr]:  # fmt: skip
-        """The products of a phase's gates for a panel, in float32."""
-        found: list[PrimExpr] = []
+        """Return the products of a phase's gates for a panel, in float32."""
+        gate_values: list[PrimExpr] = []
         for n, gate in enumerate(self.cell.phases[phase]):
             value = self.load(products, at + n * self.lanes)
             if self.is_bytes:
@@ -260,68 +264,75 @@ class Layer:
                 weight = self.load(self.extras["scale"], row, mask)
                 total = Cast(Sub(value, sums, vector), weight.dtype)
                 value = Mul(total, Mul(step, weight, weight.dtype), weight.dtype)
-            found.append(value)
-        return found
+            gate_values.append(value)
+        return gate_values
 
     def units(self, t: PrimExpr, phase: int, panel: PrimExpr, weight: Buffer) -> Stmt:
-        """The product and the cell of a panel, for all sequences."""
+        """Return the product and the cell of a panel, for all sequences."""
         chosen, lanes = self.cell.phases[phase], self.lanes
         dtype = "int32" if self.is_bytes else "float32"
 
         def tile(rows: int, first: PrimExpr) -> Stmt:
-            """Some rows of the batch: the products of their states with the gates of a panel, kept
-            in the thread's own memory, then what the cell makes of them.
+            """Compute some rows of the batch: the products of their states with the gates of a
+            panel, in the thread's own memory, then the cell.
             """
             count = const(rows * len(chosen) * lanes)
             products = Buffer("products", (count,), dtype, "local")
             multiply = seq(
                 *(
-                    self.multiply((t, phase), part, (rows, first), (panel, weight), products)
-                    for part in self.parts(chosen, rows)
+                    self.multiply((t, phase), group, (rows, first), (panel, weight), products)
+                    for group in self.parts(chosen, rows)
                 )
             )
             row = Var("row")
             one = self.one(t, phase, panel, first + row, products, row * (len(chosen) * lanes))
-            each = For(row, const(0), const(rows), ForKind.SERIAL, one)
-            return Allocate(products, seq(multiply, each))
+            rows_loop = For(row, const(0), const(rows), ForKind.SERIAL, one)
+            return Allocate(products, seq(multiply, rows_loop))
 
         return balanced_rows(self.batch, self.rows, tile)
 
     def parts(self, gates: Sequence[int], rows: int) -> Sequence[Sequence[int]]:
-        """Gates whose sums are in registers together."""
+        """Return groups of gates whose sums are in registers together."""
         return (gates,) if self.target is None else parts_of(gates, rows, self.target, self.factor)
 
     def multiply(
         self,
         when: tuple[PrimExpr, int],
-        part: Sequence[int],
+        gates: Sequence[int],
         tile: tuple[int, PrimExpr],
         panel: tuple[PrimExpr, Buffer],
         products: Buffer,
     ) -> Stmt:
-        """The products of some gates in a step and a phase: of (how many, the first) rows with a
-        panel of the weight."""
+        """Compute the products of some gates in a step and a phase.
+
+        Args:
+            when: The step and the phase.
+            part: The gates.
+            tile: The number of rows, and the first.
+            panel: The panel's number, and the weight.
+            products: Where they are stored.
+        """
         (t, phase), (rows, first), (number, weight), lanes = when, tile, panel, self.lanes
         chosen = self.cell.phases[phase]
-        count, wide, chains = len(part), len(part) * lanes, 1
+        count, wide, chains = len(gates), len(gates) * lanes, 1
         if self.target is not None:
             chains = chains_of(rows, count, self.target, self.factor)
         shape = Tile(rows, count, lanes, wide, products.dtype, self.dot, chains)
-        behind = (part[0] - chosen[0]) * lanes
+        behind = (gates[0] - chosen[0]) * lanes
 
         def keep(i: PrimExpr, column: PrimExpr, value: PrimExpr, _: PrimExpr | None) -> Stmt:
             return self.store(products, i * (len(chosen) * lanes) + behind + column, value)
 
         step = self.cell.gates * lanes * self.word
-        base = number * ((self.depth + self.listed) * step) + part[0] * (lanes * self.word)
+        base = number * ((self.depth + self.listed) * step) + gates[0] * (lanes * self.word)
         source, half = self.multiplied(t, phase)
         starts = [half + (first + i) * self.width for i in range(rows)]
         loops = [KLoop(const(self.depth), const(self.word), const(step))]
-        rest = self.rest(number, base)
-        return compute_tile(shape, loops, source, starts, weight, base, keep, listed=rest)
+        indexed = self.rest(number, base)
+        return compute_tile(shape, loops, source, starts, weight, base, keep, listed=indexed)
 
     def rest(self, panel: PrimExpr, base: PrimExpr) -> Listed | None:
-        """The rows of a panel behind those for all words of the states, if there are any."""
+        """Return the rows of a panel behind those for all words of the states, if there are any."""
         if self.places is None:
             return None
         step = self.cell.gates * self.lanes * self.word
@@ -337,10 +348,10 @@ class Layer:
         products: Buffer,
         at: PrimExpr,
     ) -> Stmt:
-        """The cell of a panel's units in one sequence; its products begin at `at`."""
+        """Compute the cell of a panel's units in one sequence; its products begin at `at`."""
         chosen, lanes, mask = self.cell.phases[phase], self.lanes, self.mask(panel)
-        unit, place = panel * lanes, row * self.width + panel * lanes
-        when, there = self.time(t, row)
+        unit, state_offset = panel * lanes, row * self.width + panel * lanes
+        when, is_active = self.time(t, row)
         time = Var("time")
         line = (time * self.batch + row) * self.cell.gates
         x = [self.load(self.data, (line + g) * self.hidden + unit, mask) for g in chosen]
@@ -351,76 +362,87 @@ class Layer:
                 value + self.load(bias, unit + g * self.hidden, mask)
                 for g, value in zip(chosen, r, strict=True)
             ]
-        old = {"h": self.load(self.h, t % 2 * self.size + place)}
+        old = {"h": self.load(self.h, t % 2 * self.size + state_offset)}
         if "c" in self.states:
-            old["c"] = self.load(self.c, place)
-        known = old | {
+            old["c"] = self.load(self.c, state_offset)
+        cell_inputs = old | {
             name: self.load(self.extras["peephole"], unit + n * self.hidden, mask)
             for n, name in enumerate(PEEPHOLES)
             if "peephole" in self.extras
         }
         if phase:
-            known["update"] = self.load(self.update, place)
-        made = self.cell.step(VectorMaths(lanes), phase, x, r, known)
+            cell_inputs["update"] = self.load(self.update, state_offset)
+        new_values = self.cell.step(VectorMaths(lanes), phase, x, r, cell_inputs)
         body = self.keep(
-            t, made, old, place, ((time * self.batch + row) * self.hidden + unit, there, mask)
+            t,
+            new_values,
+            old,
+            state_offset,
+            ((time * self.batch + row) * self.hidden + unit, is_active, mask),
         )
         return LetStmt(time, when, body)
 
     def keep(
         self,
         t: PrimExpr,
-        made: dict[str, PrimExpr],
+        new_values: dict[str, PrimExpr],
         old: dict[str, PrimExpr],
-        place: PrimExpr,
+        state_offset: PrimExpr,
         output: tuple[PrimExpr, PrimExpr | None, PrimExpr | None],
     ) -> Stmt:
-        """Store what a cell made. A sequence that has ended keeps its state, and its output is
-        zero."""
-        at, there, mask = output
+        """Store what a cell computed. A sequence that has ended keeps its state, and its output is
+        zero.
+        """
+        at, is_active, mask = output
         targets = {
-            "h": (self.h, (1 - t % 2) * self.size + place),
-            "c": (self.c, place),
-            "reset": (self.reset, place),
-            "update": (self.update, place),
+            "h": (self.h, (1 - t % 2) * self.size + state_offset),
+            "c": (self.c, state_offset),
+            "reset": (self.reset, state_offset),
+            "update": (self.update, state_offset),
         }
-        names = {name: Var(f"new_{name}", dt.with_lanes("float32", self.lanes)) for name in made}
+        names = {
+            name: Var(f"new_{name}", dt.with_lanes("float32", self.lanes)) for name in new_values
+        }
         stores = []
         for name, variable in names.items():
-            kept: PrimExpr = variable
-            if there is not None and name in old:
-                kept = Select(broadcast(there, self.lanes), kept, old[name], kept.dtype)
-            stores.append(self.store(*targets[name], kept))
+            stored: PrimExpr = variable
+            if is_active is not None and name in old:
+                # Shorter sequences of a batch carry their last state to the end.
+                stored = Select(broadcast(is_active, self.lanes), stored, old[name], stored.dtype)
+            stores.append(self.store(*targets[name], stored))
         if "h" in names:
             shown: PrimExpr = names["h"]
-            if there is not None:
-                shown = Select(broadcast(there, self.lanes), shown, self.zero, shown.dtype)
+            if is_active is not None:
+                shown = Select(broadcast(is_active, self.lanes), shown, self.zero, shown.dtype)
             stores.append(self.store(self.outputs[0], at, shown, mask))
         body = seq(*stores)
-        for name, value in reversed(made.items()):
+        for name, value in reversed(new_values.items()):
             body = LetStmt(names[name], value, body)
         return body
 
     def step(self, t: PrimExpr, phase: int, weight: Buffer) -> Stmt:
-        """All panels of a phase; the run of each thread forth in even steps, back in odd ones."""
+        """Return all panels of a phase; the run of each thread forth in even steps, back in odd
+        ones.
+        """
         products = self.hidden * self.hidden * len(self.cell.phases[phase])
         if isinstance(self.batch, IntImm):
             products *= self.batch.value
         count = min(self.cores, self.panels) if products >= PARALLEL_PRODUCTS else 1
-        chunk, turn, panel = Var("chunk"), Var("turn"), Var("panel")
+        chunk, position, panel = Var("chunk"), Var("turn"), Var("panel")
         begin = chunk * self.panels // count
         extent = simplify((chunk + 1) * self.panels // count - begin)
-        at = begin + turn + t % 2 * (extent - 1 - turn * 2)
+        # Odd steps reverse the run: what is left in the cache from the step before comes first.
+        at = begin + position + t % 2 * (extent - 1 - position * 2)
         inside = LetStmt(panel, at, self.units(t, phase, panel, weight))
-        run = For(turn, const(0), extent, ForKind.SERIAL, inside)
+        run = For(position, const(0), extent, ForKind.SERIAL, inside)
         kind = ForKind.PARALLEL if count > 1 else ForKind.SERIAL
         grain = {"grain": 1} if count > 1 else None
         shared = For(chunk, const(0), const(count), kind, run, grain)
         return seq(self.quantize(t, phase), shared) if self.is_bytes else shared
 
     def body(self) -> Stmt:
-        """The whole layer."""
-        weight, made = (self.weight, None) if self.is_packed else self.packed()
+        """Return the complete layer."""
+        weight, pack_stmt = (self.weight, None) if self.is_packed else self.packed()
         t = Var("t")
         phases = [self.step(t, n, weight) for n in range(len(self.cell.phases))]
         statements = [
@@ -428,15 +450,16 @@ class Layer:
             For(t, const(0), self.steps, ForKind.SERIAL, seq(*phases)),
             *(self.each_state(name, False) for name in self.states),
         ]
-        whole = seq(*([] if made is None else [made]), *statements)
+        stmt = seq(*([] if pack_stmt is None else [pack_stmt]), *statements)
+        # GRU resets the state in a first phase, which all units must finish before the second.
         used = [*self.states.values(), *([self.reset, self.update] if len(phases) > 1 else [])]
         if self.is_bytes:
             used += [self.quantized, self.scale, self.zero_point]
         if self.pairs is not None:
             used.append(self.pairs)
-        for buffer in [*used, *([] if made is None else [weight])]:
-            whole = Allocate(buffer, whole)
-        return whole
+        for buffer in [*used, *([] if pack_stmt is None else [weight])]:
+            stmt = Allocate(buffer, stmt)
+        return stmt
 
 
 def recurrent(
@@ -446,16 +469,16 @@ def recurrent(
     name: str,
     decision: Decision,
 ) -> PrimFunc:
-    """The rule for tag "recurrent": all outputs of one layer."""
+    """Build the kernel of tag "recurrent": all outputs of one layer."""
     cell = outputs[0].op.attrs["cell"]
     assert isinstance(cell, Cell)
     buffers, operands, results = extern_buffers(inputs, outputs)
     layer = Layer(cell, operands, results, target, decision)
-    made = tiled_function(name, buffers, layer.body(), len(outputs))
+    func = tiled_function(name, buffers, layer.body(), len(outputs))
     if checks_of(outputs[0].op):
-        made = made.with_attr({"tir.has_blocks": 1})  # the checks of lengths are loops as others
+        func = func.with_attr({"tir.has_blocks": 1})  # the checks of lengths are loops as others
     # gates that stay shut make states decay through subnormal numbers
-    return made.with_attr({"tir.flush_subnormals": 1})
+    return func.with_attr({"tir.flush_subnormals": 1})
 
 
 def _known(dim: PrimExpr) -> int:

@@ -1,10 +1,10 @@
-"""What may be chosen about convolutions with packed weights, and what is.
+"""Search space and default decision of convolutions with packed weights.
 
 A convolution is the product of its output pixels and its output channels over taps and input
-channels:  rows = n * h * w,  columns = o,  depth = kh * kw * c.  What differs from a dense layer is
+channels:  rows = n * h * w,  columns = o,  depth = kh * kw * c.  It differs from a dense layer in
 where rows come from: of 1x1 kernels they are the pixels of the data in order, and the model of
-dense layers says everything; of others a tile must not go over the end of a line, and blocks of k
-are parts of one kernel row, as only along that the depth is contiguous.
+dense layers covers it; of others a tile must not go over the end of a line, and blocks of k are
+slices of one kernel row, as only along that the depth is contiguous.
 
     order=panel    weights larger than the data (late layers): each panel is read once
     order=row      data larger than the weights (early layers): a band of lines stays in L2
@@ -40,14 +40,14 @@ one word as with sixteen, 64 products a cycle for each, where dot products of 51
 
 
 def is_short(width: PrimExpr) -> bool:
-    """Whether lines are too short to be cut into good tiles."""
+    """Return whether lines are too short to be cut into good tiles."""
     size = size_of(width)
     return size is not None and size <= NARROW
 
 
 @dataclass(frozen=True, slots=True)
 class ConvSizes:
-    """What a decision depends on."""
+    """Sizes that a decision depends on."""
 
     geometry: Geometry
     product: Product
@@ -60,7 +60,7 @@ class ConvSizes:
 
     @staticmethod
     def of(anchor: te.Tensor, target: Target) -> ConvSizes:
-        """Of a convolution with a packed weight."""
+        """Return the sizes of a convolution with a packed weight."""
         geometry, attrs = geometry_of(anchor), anchor.op.attrs
         data, weight = operands_of(anchor)
         word = WORD_OF.get(weight.dtype, 1)
@@ -84,23 +84,23 @@ class ConvSizes:
 
     @property
     def vectors(self) -> int:
-        """Of a panel."""
+        """Return the vectors of a panel."""
         return -(-self.panel // self.target.lanes("float32"))
 
     @property
     def is_flat(self) -> bool:
-        """Whether tiles run over all output pixels."""
+        """Return whether tiles run over all output pixels."""
         return self.geometry.is_pointwise or is_short(self.geometry.out[2])
 
     def blocks(self) -> tuple[int, ...]:
-        """Steps of k that a block may have."""
+        """Return the iterations of k that a block may have."""
         if self.row_steps is None or self.product.dtype != "float32":
             return ()
         depth = self.product.depth
         return tuple(d for d in divisors(self.row_steps, LEAST_BLOCK) if d != depth)
 
     def rows(self) -> int:
-        """Of a tile. Rows of data lie a pixel apart, or a stride."""
+        """Return the rows of a tile. Rows of data are a pixel apart, or a stride."""
         size = self.product
         across = None if self.is_flat else size_of(self.geometry.out[2])
         rows = size.rows if across is None else across
@@ -109,23 +109,31 @@ class ConvSizes:
 
     @property
     def pixel(self) -> int | None:
-        """Elements from the data of a pixel of a line to those of the next, if they are known."""
+        """Return the elements from the data of a pixel of a line to those of the next, if they are
+        known.
+        """
         return size_of(simplify(self.geometry.data[3] * self.geometry.strides[1]))
 
     def unroll(self, blocking: Blocking, order: str, ahead: int) -> int:
-        """Steps of k that stand one after the other: as many as for any product, but one where the
-        next step of a pixel reads what this one of the next pixel does. A compiler loads that once
-        for both, for all rows of a tile, and no registers are left for the sums (one channel,
-        stride 1, window 256, 36 and 96 channels: by one step 0.70 and 0.29 of the time on Zen 4,
-        0.48 and 0.43 as Zen 3)."""
+        """Return the iterations of k that stand one after the other.
+
+        They are as many as for any product, but one where the next iteration of a pixel reads what
+        this one of the next pixel does. A compiler loads that once for both, for all rows of a
+        tile, and no registers remain for the sums (one channel, stride 1, window 256, 36 and 96
+        channels: by one iteration 0.70 and 0.29 of the time on Zen 4, 0.48 and 0.43 as Zen 3).
+        """
         steps = blocking.unroll(order, ahead)
         along = self.row_steps is not None and self.geometry.kernel[1] > 1
         return 1 if along and self.pixel is not None and self.pixel < steps else steps
 
     def order(self, blocking: Blocking) -> str:
-        """The outer loop. Lines of pixels read from bands of data in the second-level cache, unless
-        the weights are larger than all data: then each panel should be read once."""
+        """Return the outer loop.
+
+        Lines of pixels read from bands of data in the second-level cache, unless the weights are
+        larger than all data: then each panel should be read once.
+        """
         panels = -(-(self.product.columns or 0) // self.panel) * self.geometry.groups
+        # Too few panels to occupy the cores: threads share rows instead.
         if panels < self.target.cores:
             return "row"
         data, depth = self.geometry.data, self.geometry.depth.size
@@ -136,15 +144,15 @@ class ConvSizes:
         return "panel" if is_heavy else "row"
 
     def k_block(self, blocking: Blocking, order: str) -> int:
-        """Steps of k of a block: the longest that the model has cache for."""
-        wanted = blocking.k_block(order) if self.is_flat else 0
-        if not wanted:
+        """Return the iterations of k of a block: the most that the model has cache for."""
+        max_block = blocking.k_block(order) if self.is_flat else 0
+        if not max_block:
             return 0
-        return next((d for d in self.blocks() if d <= wanted), 0)
+        return next((d for d in self.blocks() if d <= max_block), 0)
 
 
 def space(anchor: te.Tensor, target: Target) -> Space:
-    """What may be chosen for a convolution."""
+    """Return the search space of a convolution."""
     sizes = ConvSizes.of(anchor, target)
     blocking = Blocking(sizes.product, sizes.panel, 1, target)
     rows = steps_down(most_rows(sizes.vectors, target, sizes.product.dtype))
@@ -167,8 +175,9 @@ def space(anchor: te.Tensor, target: Target) -> Space:
 
 
 def _row_words(sizes: ConvSizes, weight: te.Tensor) -> int:
-    """Words that follow one another in the data: of a tap, or of all of a row where the channels of
-    neighbouring pixels do."""
+    """Return the words that follow one another in the data: of a tap, or of all of a row where the
+    channels of neighbouring pixels do.
+    """
     words = size_of(weight.shape[-3]) or 0
     geometry = sizes.geometry
     is_whole = geometry.groups == 1 and geometry.dilation[1] == 1
@@ -176,14 +185,15 @@ def _row_words(sizes: ConvSizes, weight: te.Tensor) -> int:
 
 
 def default(anchor: te.Tensor, target: Target, fixed: Fixed) -> Decision:
-    """What is chosen for a convolution."""
+    """Return the default decision for a convolution."""
     sizes = ConvSizes.of(anchor, target)
     chosen: dict[str, Value] = {**fixed, "panel": sizes.panel}
     weight = operands_of(anchor)[1]
     matrices = matrix_dot(weight, target) if _row_words(sizes, weight) >= FEW_WORDS else None
-    ways = (matrices, dots(target)[0])
-    if chosen.setdefault("dot", next(filter(None, ways))) in MATRIX_DOTS:
+    instructions = (matrices, dots(target)[0])
+    if chosen.setdefault("dot", next(filter(None, instructions))) in MATRIX_DOTS:
         chosen.setdefault("rows", HEIGHTS[0])
+        # Matrix registers take all of k at once, and their loads stream.
         plain = {"k_block": 0, "own": 0, "spread": 0, "unroll": 1}
         chosen = {**plain, **chosen}
     rows = int(chosen.setdefault("rows", sizes.rows()))

@@ -1,15 +1,15 @@
-"""What may be chosen about products of computed matrices, and what is.
+"""Search space and default decision of products of computed matrices.
 
 The right matrix is copied into panels, which costs k * n writes beside m * k * n / lanes
-multiply-adds: with m below NARROW_ROWS copying is most of the time, and lines are read as they lie
+multiply-adds: with m below NARROW_ROWS copying is most of the time, and lines are read in place
 instead: from 4 to 27 times as fast for 1 to 7 rows by a transposed matrix (Zen 4). Of more rows the
-tile follows from registers (model.py), and the panel's width from what the columns leave over:
+tile follows from registers (cost_model.py), and the panel's width from the remainder of columns:
 1024^3 forced to AVX2 on a Sapphire Rapids reached 80 percent of that class's peak with panels of
 four vectors, and reaches 93 with two.
 
 A product of many rows and one column is that of one row and many columns: panels of one column
-would leave all lanes but one empty, and reading the left matrix as it lies takes a fifth of the
-time (32 of 256 x 64, 147 us to 32, Zen 4 with AVX-512).
+would leave all lanes but one empty, and reading the left matrix in place takes a fifth of the time
+(32 of 256 x 64, 147 us to 32, Zen 4 with AVX-512).
 """
 
 from __future__ import annotations
@@ -43,15 +43,18 @@ MANY = 1 << 12
 
 
 def is_turned(anchor: te.Tensor) -> bool:
-    """Whether a product is computed as its transposition, that of one row by the left matrix: it
-    has one column, and a vector of results can run along its rows."""
+    """Return whether a product is computed as its transposition, that of one row by the left
+    matrix.
+
+    It has one column then, and a vector of results can run along its rows.
+    """
     columns, rows = size_of(anchor.shape[-1]), size_of(anchor.shape[-2]) if anchor.ndim > 1 else 1
     return columns == 1 != rows and (anchor.op.tag == "batch_matmul" or anchor.ndim == 2)
 
 
 @dataclass(frozen=True, slots=True)
 class ProductSizes:
-    """What a decision depends on."""
+    """Sizes that a decision depends on."""
 
     product: Product
     """Its depth in words of 4 bytes, which the model counts."""
@@ -64,7 +67,7 @@ class ProductSizes:
 
     @staticmethod
     def of(anchor: te.Tensor, target: Target) -> ProductSizes:
-        """Of a product of computed matrices."""
+        """Return the sizes of a product of computed matrices."""
         a, _ = operands_of(anchor)
         attrs, tag = anchor.op.attrs, anchor.op.tag
         batched = tag == "batch_matmul"
@@ -73,6 +76,7 @@ class ProductSizes:
         rows = anchor.shape[1] if batched else product(list(anchor.shape[:-1]))
         transpose_b = bool(attrs.get("transpose_b", tag == "dense"))
         batch = size_of(anchor.shape[0]) if batched else 1
+        # The cost model counts words of 4 bytes.
         words = simplify(depth * (itemsize(anchor.dtype) // itemsize("float32")))
         columns, lanes = anchor.shape[-1], target.lanes(anchor.dtype)
         if is_turned(anchor):
@@ -83,51 +87,53 @@ class ProductSizes:
 
     @property
     def columns(self) -> int | None:
-        """Of the result."""
+        """Return the columns of the result."""
         return self.product.columns
 
     def tall(self) -> Product:
-        """The product with a known number of rows: tiles are of few sizes in any case."""
+        """Return the product with a known number of rows: tiles are of few sizes in any case."""
         size = self.product
         return Product(size.rows or MANY, size.columns, size.depth)
 
     def vectors(self) -> int:
-        """Of a whole panel: the columns left over take panels of one vector."""
+        """Return the vectors of a full panel: the remaining columns take panels of one vector."""
         product, target = self.tall(), self.target
 
         def cost(wide: int) -> float:
-            """Cycles of a step of k for one row, in panels of `wide` vectors and what they leave
-            over.
+            """Return the cycles of an iteration of k for one row, in panels of `wide` vectors and
+            the remainder.
             """
-            each = step_cycles(rows := self.rows(wide), wide, target) / rows
+            panel_cycles = step_cycles(rows := self.rows(wide), wide, target) / rows
             if product.columns is None:
-                return each / wide
-            whole, rest = divmod(product.columns, wide * self.lanes)
+                return panel_cycles / wide
+            num_panels, tail_columns = divmod(product.columns, wide * self.lanes)
             narrow = step_cycles(NARROW_ROWS, 1, target) / NARROW_ROWS
-            return whole * each + -(-rest // self.lanes) * narrow
+            return num_panels * panel_cycles + -(-tail_columns // self.lanes) * narrow
 
+        # Rounding lets equal costs tie, and the widest panel win.
         return min(range(MOST_VECTORS, 1, -1), key=lambda wide: round(cost(wide), 6))
 
     def rows(self, vectors: int) -> int:
-        """Of a tile on a whole panel."""
+        """Return the rows of a tile on a full panel."""
         return min(MOST_ROWS, tile_rows(vectors, self.tall(), self.target))
 
     def ways(self, vectors: int) -> tuple[str, ...]:
-        """How the product can be computed, the best first."""
+        """Return the methods that can compute the product, the best first."""
         rows, width = self.product.rows, vectors * self.lanes
-        found = ["panels", "whole"] if self.shares_panels(width) else ["whole", "panels"]
+        methods = ["panels", "whole"] if self.shares_panels(width) else ["whole", "panels"]
         columns = -1 if self.columns is None or self.transpose_b else self.columns
+        # One panel of full vectors is already in the order of reading: no copy is needed.
         if 0 <= columns <= MOST_VECTORS * self.lanes and columns % self.lanes == 0:
-            found.insert(0, "direct")
+            methods.insert(0, "direct")
         if rows is not None and 0 < rows < NARROW_ROWS:
             if not self.transpose_b:
-                found.insert(0, "streamed")
+                methods.insert(0, "streamed")
             elif not self.transpose_a:
-                found.insert(0, "dots")
-        return tuple(found)
+                methods.insert(0, "dots")
+        return tuple(methods)
 
     def shares_panels(self, width: int) -> bool:
-        """Whether threads have other matrices of a batch, or can share out the panels."""
+        """Return whether threads have other matrices of a batch, or can share out the panels."""
         if self.batch != 1:
             return True
         columns = self.columns
@@ -135,7 +141,7 @@ class ProductSizes:
 
 
 def space(anchor: te.Tensor, target: Target) -> Space:
-    """What may be chosen for a product of computed matrices."""
+    """Return the search space of a product of computed matrices."""
     sizes = ProductSizes.of(anchor, target)
     own = "steps by which a copied panel is brought to the first cache ahead"
     return (
@@ -149,7 +155,7 @@ def space(anchor: te.Tensor, target: Target) -> Space:
 
 
 def default(anchor: te.Tensor, target: Target, fixed: Fixed) -> Decision:
-    """What is chosen for a product of computed matrices."""
+    """Return the default decision for a product of computed matrices."""
     sizes = ProductSizes.of(anchor, target)
     vectors = int(fixed.get("vectors", sizes.vectors()))
     rows = int(fixed.get("rows", sizes.rows(vectors)))

@@ -1,4 +1,4 @@
-"""What may be chosen about convolutions by Winograd's method, and what is; when it is used.
+"""Search space and default decision of convolutions by Winograd's method, and when it is used.
 
 The method trades multiplications for weights: (m + 2)^2 matrices of them instead of nine. Where
 they come from a slow cache and few tiles read them, the direct sum is faster.
@@ -7,12 +7,12 @@ they come from a slow cache and few tiles read them, the direct sum is faster.
     weights                 9  ->  (m + 2)^2:            16,           36
 
     cost(m) = multiply-adds / rate of good tiles
-              + HIDDEN * weights / bandwidth of the cache they fit in  * blocks that read them
+              + exposed share * weights / bandwidth of their cache * blocks that read them
               + transformed data there and back / bandwidth of L2
 
 against multiply-adds alone for the direct sum. Bytes are multiplied as pairs of int16, and compared
-with the direct sum of words of four. On a Skylake-SP 7x7x512 is faster direct, 1.79 ms
-against 2.38 measured, as 17 MB of weights come from its slow third-level cache.
+with the direct sum of words of four. On a Skylake-SP 7x7x512 is faster direct, 1.79 ms against 2.38
+measured, as 17 MB of weights come from its slow third-level cache.
 """
 
 from __future__ import annotations
@@ -48,8 +48,9 @@ SIDE = "m"
 
 @dataclass(frozen=True, slots=True)
 class Arithmetic:
-    """How transformed data and weights are multiplied: the dtype whose steps of k they take, the
-    bytes of an element of both, and the elements of a step; the dtype of data before."""
+    """Arithmetic of transformed data and weights: the dtype that iterations of k count in, the
+    bytes of an element of both, the elements of an iteration, and the dtype of data before.
+    """
 
     dtype: str
     element_bytes: int
@@ -68,21 +69,24 @@ UNKNOWN_SIDE = 32
 
 
 def arithmetic_of(anchor: te.Tensor) -> Arithmetic:
-    """Return that of a convolution."""
+    """Return the arithmetic of a convolution."""
     return BYTES if operands_of(anchor)[1].dtype == BYTES.dtype else FLOATS
 
 
 def side_choice() -> Choice:
-    """The sides of output tiles."""
+    """Return the knob of the side of output tiles."""
     return Choice(SIDE, (0, *POINTS), "side of an output tile; 0: the direct sum", is_early=True)
 
 
 def block_size(tiles: int | None) -> int:
-    """Tiles of a block: a divisor of their number if a good one is known, as the last block repeats
-    tiles where it does not divide. A block's V and M are to stay in the second-level cache:
-    2 * 36 places * 36 tiles * 64 channels * 4 bytes are 660 KB."""
+    """Return the tiles of a block: a divisor of their number if a good one is known.
+
+    The last block repeats tiles where it does not divide. A block's V and M are to stay in the
+    second-level cache: 2 * 36 points * 36 tiles * 64 channels * 4 bytes are 660 KB.
+    """
     if tiles is None:
         return UNEVEN
+    # A prime number of tiles has no good divisor: repeating some tiles is cheaper than tiny blocks.
     best = max(d for d in range(1, BLOCK + 1) if tiles % d == 0)
     if best > FEW:
         return best
@@ -90,7 +94,9 @@ def block_size(tiles: int | None) -> int:
 
 
 def _product(anchor: te.Tensor) -> tuple[Product, int]:
-    """The product of one of the places of a patch, with all tiles as rows; columns of a panel."""
+    """Return the product of one point of a patch, with all tiles as rows, and the columns of a
+    panel.
+    """
     data, weight = operands_of(anchor)
     m = int(str(anchor.op.attrs[SIDE]))
     n, height, width, channels = anchor.shape
@@ -103,7 +109,7 @@ def _product(anchor: te.Tensor) -> tuple[Product, int]:
 
 
 def space(anchor: te.Tensor, target: Target) -> Space:
-    """What may be chosen for a convolution."""
+    """Return the search space of a convolution."""
     product, panel = _product(anchor)
     rows = steps_down(most_rows(-(-panel // target.lanes("float32")), target, product.dtype))
     blocks = tuple(sorted({*BLOCKS, block_size(product.rows)}))
@@ -120,7 +126,7 @@ def space(anchor: te.Tensor, target: Target) -> Space:
 
 
 def default(anchor: te.Tensor, target: Target, fixed: Fixed) -> Decision:
-    """What is chosen for a convolution."""
+    """Return the default decision for a convolution."""
     product, panel = _product(anchor)
     block = int(fixed.get("block", block_size(product.rows)))
     within = replace(product, rows=block)
@@ -154,6 +160,7 @@ def tile_side(
         side_choice().check(fixed[SIDE], "'winograd_conv2d'")
         side = int(fixed[SIDE])
         return side if side in sides else 0
+    # A guess of the size, not of the decision: weights are transformed before shapes are known.
     if image is None:
         image = (1, UNKNOWN_SIDE, UNKNOWN_SIDE)
     costs = {m: c for m, c in _costs(image, channels, target, kind).items() if m in sides}
@@ -166,8 +173,8 @@ def _costs(
     image: tuple[int, int, int], channels: tuple[int, int], target: Target, kind: Arithmetic
 ) -> dict[int, float]:
     """Return side of output tiles -> cycles."""
-    many, height, width = image
-    counts = {m: many * -(-height // m) * -(-width // m) for m in POINTS}
+    images, height, width = image
+    counts = {m: images * -(-height // m) * -(-width // m) for m in POINTS}
     return {m: _cost(m, n, channels, target, kind) for m, n in counts.items() if n >= FEW}
 
 
@@ -198,16 +205,17 @@ def direct_cycles(products: float, target: Target, dtype: str = "float32") -> fl
 def _cost(m: int, tiles: int, channels: tuple[int, int], target: Target, kind: Arithmetic) -> float:
     """Return the cycles of the method: multiply-adds, reading the weights once for each block of
     tiles, and the transforms' way through the second-level cache."""
-    places, (before, behind) = (m + TAPS - 1) ** 2, channels
+    points, (before, behind) = (m + TAPS - 1) ** 2, channels
     _, second, third = levels(target)
-    weights = kind.element_bytes * places * before * behind
+    weights = kind.element_bytes * points * before * behind
     share = third.size // 2
     speed = second.bandwidth if weights <= second.size // 2 else third.bandwidth
+    # Weights beyond their share of the third cache come from memory.
     speed = speed if weights <= max(share, second.size) else speed / 2
     blocks = -(-tiles // block_size(tiles))
     lanes = target.lanes("float32")
-    inner, outer = (-(-many // lanes) * lanes for many in channels)
-    moved = 2 * tiles * places * (kind.element_bytes * inner + SUM_BYTES * outer)
+    inner, outer = (-(-num_channels // lanes) * lanes for num_channels in channels)
+    moved = 2 * tiles * points * (kind.element_bytes * inner + SUM_BYTES * outer)
     read = weights * (blocks if weights <= second.size // 2 else 1) / speed
-    multiply = direct_cycles(tiles * places * before * behind, target, kind.dtype)
+    multiply = direct_cycles(tiles * points * before * behind, target, kind.dtype)
     return multiply + HIDDEN * read + moved / second.bandwidth
