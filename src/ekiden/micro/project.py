@@ -352,7 +352,7 @@ def _config(about: _Library, options: Options) -> str:
         name=about.name,
         pools=pools,
         pool_table=table,
-        frame=_number("frame_bytes", options, 8192, least=4096),
+        frame=_number("frame_bytes", options, 8192, minimum=4096),
         heap=_number("heap_bytes", options, 3 * about.io_bytes + 16),
     )
 

@@ -40,56 +40,58 @@ RISCV: dict[str, str] = {
 
 
 def _target(first: str, options: Words) -> Target:
-    """What is given counts before what is known."""
+    """Build a target from its kind and options; the caller's options come before the defaults."""
     words = options.split() if isinstance(options, str) else list(options or ())
     return Target(" ".join((first, *words)))
 
 
 def cuda(model: str = "unknown", arch: str | None = None, options: Words = None) -> Target:
-    """A GPU of NVIDIA; `arch` as "sm_80"."""
+    """Return a target for an NVIDIA GPU; `arch` is like "sm_80"."""
     return _target(f"cuda -model={model}" + (f" -arch={arch}" if arch else ""), options)
 
 
 def rocm(model: str = "unknown", options: Words = None) -> Target:
-    """A GPU of AMD."""
+    """Return a target for an AMD GPU."""
     return _target(f"rocm -model={model}", options)
 
 
 def mali(model: str = "unknown", options: Words = None) -> Target:
-    """A GPU of Arm."""
+    """Return a target for an Arm Mali GPU."""
     return _target(f"opencl -device=mali -model={model}", options)
 
 
 def bifrost(model: str = "unknown", options: Words = None) -> Target:
-    """A GPU of Arm, of its second architecture."""
+    """Return a target for an Arm GPU of the Bifrost architecture."""
     return _target(f"opencl -device=bifrost -model={model}", options)
 
 
 def intel_graphics(model: str = "unknown", options: Words = None) -> Target:
-    """A GPU of Intel."""
+    """Return a target for an Intel GPU."""
     first = f"opencl -device=intel_graphics -model={model} -thread_warp_size=16"
     return _target(first, options)
 
 
 def arm_cpu(model: str = "unknown", options: Words = None) -> Target:
-    """A board with a processor of Arm (ARM has those known by name); 64 bits of one that is not."""
-    known = ARM.get(model, f"-model={model} {_ARM64}")
-    return _target(f"llvm -device=arm_cpu {known}", options)
+    """Return a target for an Arm board (ARM_BOARDS lists the known models); an unknown model is
+    assumed to be 64-bit.
+    """
+    board_options = ARM.get(model, f"-model={model} {_ARM64}")
+    return _target(f"llvm -device=arm_cpu {board_options}", options)
 
 
 def riscv_cpu(model: str = "sifive-u54", options: Words = None) -> Target:
-    """A processor of RISC-V (RISCV has those known by name)."""
-    known = RISCV.get(model, "-mtriple=riscv64-linux-gnu")
-    return _target(f"llvm -device=arm_cpu -model={model} {known}", options)
+    """Return a target for a RISC-V processor (RISCV_BOARDS lists the known models)."""
+    board_options = RISCV.get(model, "-mtriple=riscv64-linux-gnu")
+    return _target(f"llvm -device=arm_cpu -model={model} {board_options}", options)
 
 
 def create(target: TargetLike) -> Target:
-    """As `Target`."""
+    """Return a target, like `Target`."""
     return Target(target)
 
 
 def list_tags() -> dict[str, Target]:
-    """Every tag with its target."""
+    """Return every tag with its target."""
     return {tag: Target(tag) for tag in TAGS}
 
 

@@ -1,4 +1,4 @@
-"""Facts of the code generator at TVM's place."""
+"""Queries of the code generator, at TVM's import path."""
 
 from __future__ import annotations
 
@@ -38,7 +38,8 @@ _intrinsics: list[str] = []
 
 
 def llvm_version_major(allow_none: bool = False) -> int | None:
-    """Return the major version of the LLVM that makes code; None, if that is allowed, without one.
+    """Return the major version of the LLVM that generates code; None, if that is allowed, without
+    one.
 
     Raises ModuleNotFoundError.
     """
@@ -95,9 +96,9 @@ def llvm_get_cpu_features(target: Target | None = None) -> list[str]:
 
 
 def llvm_cpu_has_features(cpu_features: str | Sequence[str], target: Target | None = None) -> bool:
-    """Return whether a target's processor has all of some features."""
-    wanted = [cpu_features] if isinstance(cpu_features, str) else list(cpu_features)
-    return set(wanted) <= set(llvm_get_cpu_features(target))
+    """Return whether a target's processor has all of the given features."""
+    requested = [cpu_features] if isinstance(cpu_features, str) else list(cpu_features)
+    return set(requested) <= set(llvm_get_cpu_features(target))
 
 
 target_has_features = llvm_cpu_has_features

@@ -1,4 +1,4 @@
-"""The texts of targets: words with options, JSON, tags; and dictionaries."""
+"""Parsing of target strings and dictionaries: words with options, JSON, tags; and dictionaries."""
 
 from __future__ import annotations
 
@@ -18,22 +18,21 @@ Config = dict[str, object]
 
 
 def read_config(target: str | Mapping[str, object]) -> Config:
-    """A configuration with values of the right types, from a text, a tag, JSON or a dictionary.
-
-    Raises CompileError for a kind, tag or option that there is not, and for what is no target.
+    """Return a typed configuration from a string, a tag, JSON or a dictionary. Raises CompileError
+    for an unknown kind, tag or option, or for a value that is no target.
     """
     if isinstance(target, Mapping):
         return _checked(dict(target))
-    given: object = target  # whatever the caller's types say
-    if not isinstance(given, str):
-        raise CompileError(f"target: one text or dictionary expected, got {shown(given)}")
-    text = given.strip()
+    source: object = target  # whatever the caller's types say
+    if not isinstance(source, str):
+        raise CompileError(f"target: one text or dictionary expected, got {shown(source)}")
+    text = source.strip()
     if text.startswith("{"):
         try:
-            found = json.loads(text)
+            parsed = json.loads(text)
         except json.JSONDecodeError as error:
             raise CompileError(f"target: wrong JSON: {error}") from error
-        return _checked(found)
+        return _checked(parsed)
     try:
         words = shlex.split(text)
     except ValueError as error:
@@ -47,58 +46,61 @@ def read_config(target: str | Mapping[str, object]) -> Config:
     return _checked({"kind": words[0], **options})
 
 
-def _kind(name: object, whole: object) -> TargetKind:
+def _kind(name: object, source: object) -> TargetKind:
+    """Look up a target kind by name. Raises CompileError if it is unknown."""
     if isinstance(name, TargetKind):
         return name
     if name not in KINDS:
-        known = ", ".join(KINDS)
+        kind_names = ", ".join(KINDS)
         hint = f"; tags are {', '.join(TAGS)}" if "/" in str(name) else ""
-        raise CompileError(f"target: unknown kind in {whole!r}; there are {known}{hint}")
+        raise CompileError(f"target: unknown kind in {source!r}; there are {kind_names}{hint}")
     return KINDS[str(name)]
 
 
 def _options(words: Sequence[str]) -> Config:
-    """Of -name=value, -name value, or -name for a flag."""
-    found: Config = {}
+    """Parse options written as -name=value, -name value, or -name for a flag."""
+    options: Config = {}
     name = ""
     for word in words:
         if word.startswith("-") and word.strip("-"):
             name, equals, value = word.lstrip("-").partition("=")
-            if name in found:
+            if name in options:
                 raise CompileError(f"target: option -{name} is given twice, in {' '.join(words)!r}")
-            found[name] = value if equals else True
-        elif name and found[name] is True:
-            found[name] = word
+            options[name] = value if equals else True
+        elif name and options[name] is True:
+            options[name] = word
         else:
             raise CompileError(f"target: expected options -name=value, got {word!r}")
-    return found
+    return options
 
 
-def _checked(given: Config) -> Config:
-    """The same under our names, with every option known to the kind and of its type."""
-    if "kind" not in given:
-        tag = given.pop("tag", None)
+def _checked(config: Config) -> Config:
+    """Return the configuration under canonical names, each option validated against the kind and
+    typed.
+    """
+    if "kind" not in config:
+        tag = config.pop("tag", None)
         if tag not in TAGS:
-            raise CompileError(f"target: expected a 'kind', got {given!r}")
-        given = {**TAGS[str(tag)], "tag": tag, **given}
-    kind = _kind(given["kind"], given["kind"])
-    found: Config = {"kind": kind}
-    for written, value in given.items():
+            raise CompileError(f"target: expected a 'kind', got {config!r}")
+        config = {**TAGS[str(tag)], "tag": tag, **config}
+    kind = _kind(config["kind"], config["kind"])
+    checked: Config = {"kind": kind}
+    for written, value in config.items():
         name = SAME.get(written, written) if kind.is_cpu else written
         if name == "kind" or value is None or (name == "tag" and not value):
             continue
-        known = (*OPTIONS, *kind.option_table) if kind.is_cpu else tuple(kind.option_table)
-        if name != "host" and name not in known:
-            listed = ", ".join(f"-{each}=" for each in (*known, "host"))
+        allowed = (*OPTIONS, *kind.option_table) if kind.is_cpu else tuple(kind.option_table)
+        if name != "host" and name not in allowed:
+            listed = ", ".join(f"-{option}=" for option in (*allowed, "host"))
             raise CompileError(f"target: {kind.name}: unknown option {name!r}; there are {listed}")
-        if name in found:
+        if name in checked:
             raise CompileError(f"target: option -{name} is given twice, once as another name of it")
-        found[name] = _typed(kind, name, value)
-    return found
+        checked[name] = _typed(kind, name, value)
+    return checked
 
 
 def _typed(kind: TargetKind, name: str, value: object) -> object:
-    """An option of the kind in its type; a fact as it is."""
+    """Convert an option to its declared type; processor facts are returned unchanged."""
     option = kind.option_table.get(name)
     if option is None:
         return value
@@ -125,7 +127,7 @@ def _typed(kind: TargetKind, name: str, value: object) -> object:
 
 
 def written(value: object) -> str:
-    """The value of an option as text."""
+    """Format an option's value as text."""
     if isinstance(value, bool):
         return str(int(value))
     return shlex.quote(",".join(value) if isinstance(value, tuple) else str(value))

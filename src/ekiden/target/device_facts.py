@@ -1,4 +1,4 @@
-"""What a device says of itself, by the names of a target's options."""
+"""Device attributes queried from the driver, by the names of target options."""
 
 from __future__ import annotations
 
@@ -26,24 +26,23 @@ VERSION = 3
 
 @functools.cache
 def device_facts(device_type: int, number: int) -> Mapping[str, object]:
-    """The facts of a device of this machine; empty where there is no such device, or no driver.
-
-    The answer is kept: a driver is asked once in a process.
+    """Return the attributes of a device of this machine; empty if there is no such device or
+    driver. Cached: the driver is queried once per process.
     """
-    asked = get_global_func("ek.device.attribute")
+    query = get_global_func("ek.device.attribute")
     device = Device(device_type, number)
-    found = {name: _number(asked, device, which) for name, which in ASKED.items()}
-    if not any(found.values()):
+    values = {name: _number(query, device, which) for name, which in ASKED.items()}
+    if not any(values.values()):
         return {}
-    known: dict[str, object] = {n: v for n, v in found.items() if v or n in MAY_BE_0}
-    version = str(asked(device, VERSION))
-    return known | ({"arch": version} if version.startswith("sm_") else {})
+    facts: dict[str, object] = {n: v for n, v in values.items() if v or n in MAY_BE_0}
+    version = str(query(device, VERSION))
+    return facts | ({"arch": version} if version.startswith("sm_") else {})
 
 
-def _number(asked: Callable[..., object], device: Device, which: int) -> int:
-    """0 for what a driver does not know."""
+def _number(query: Callable[..., object], device: Device, which: int) -> int:
+    """Query an attribute; 0 if the driver does not know it."""
     try:
-        return int(str(asked(device, which)))
+        return int(str(query(device, which)))
     except (DeviceError, ValueError):
         return 0
 

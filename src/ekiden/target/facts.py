@@ -1,4 +1,6 @@
-"""The facts of a target: from the table of processors, the machine itself, and what a user says."""
+"""Resolution of a target's processor facts: from the table of processors, the machine itself, and
+what a user says.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,7 @@ Given = Mapping[str, object]
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What stands behind a target before anything is overridden."""
+    """The processor facts of a target before overrides."""
 
     processor: str
     architecture: str
@@ -53,24 +55,27 @@ class Machine:
 
 @functools.cache
 def host() -> Machine:
-    """This machine."""
+    """Return the facts of this machine."""
     info, arch = probe.read_cpuinfo(), probe.architecture()
     present = probe.features_of(probe.own_flags(arch), arch)
     processor, core = probe.processor_of(info, arch, present)
     extra = probe.extra_features(processor, present)
-    found = probe.caches(core, is_guest="hypervisor" in info.get("flags", ""))
-    return Machine(processor.name, arch, extra, core, found)
+    data_caches = probe.caches(core, is_guest="hypervisor" in info.get("flags", ""))
+    return Machine(processor.name, arch, extra, core, data_caches)
 
 
 def host_cores() -> int:
-    """Those that this process may use."""
+    """Return the number of cores available to this process."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
-def _row(each: Processor) -> Machine:
-    return Machine(each.name, each.architecture, (), each.core, each.core.caches)
+def _row(processor: Processor) -> Machine:
+    """Return the machine facts of a processor in the table."""
+    return Machine(
+        processor.name, processor.architecture, (), processor.core, processor.core.caches
+    )
 
 
 OTHER_NAMES = {
@@ -83,70 +88,72 @@ OTHER_NAMES = {
 
 
 def processor_named(name: str, arch: str | None = None) -> Processor:
-    """A row of the table, by its name or another of LLVM's; for Armv7 that of a 64-bit processor is
-    what it is in 32 bits. Raises CompileError with those there are."""
+    """Look up a processor by its name or an LLVM alias; for Armv7, a 64-bit processor is returned
+    with its 32-bit features. Raises CompileError listing the known names.
+    """
     name = OTHER_NAMES.get(name, name)
     if name not in PROCESSORS:
-        known = ", ".join(PROCESSORS)
-        raise CompileError(f"target: unknown processor {name!r}; there are native, {known}")
+        names = ", ".join(PROCESSORS)
+        raise CompileError(f"target: unknown processor {name!r}; there are native, {names}")
     row = PROCESSORS[name]
     if arch == ARMV7 and row.architecture == ARM and name.startswith("cortex-a"):
         return replace(row, architecture=ARMV7, features=(IN_32_BITS,))
     return row
 
 
-def _machine(given: Given, triple: str | None) -> Machine:
-    """The machine that -mcpu, -mtriple and -mtune name."""
+def _machine(options: Given, triple: str | None) -> Machine:
+    """Return the machine that -mcpu, -mtriple and -mtune select."""
     arch = architecture_of(triple) if triple else None
-    name = str(given.get("mcpu", "native" if arch in (None, host().architecture) else "generic"))
+    name = str(options.get("mcpu", "native" if arch in (None, host().architecture) else "generic"))
     if arch is not None and arch not in ARCHITECTURES:
         stranger = "generic" if name == "native" else name
         return replace(_row(PROCESSORS[GENERIC[X86]]), processor=stranger, architecture=arch)
     if name == "native":
-        made = host()
+        machine = host()
     else:
-        wanted = arch or host().architecture
-        made = _row(processor_named(GENERIC[wanted] if name == "generic" else name, arch))
-    if arch not in (None, made.architecture):
-        what = f"processor {made.processor!r} is {made.architecture}"
+        target_arch = arch or host().architecture
+        machine = _row(processor_named(GENERIC[target_arch] if name == "generic" else name, arch))
+    if arch not in (None, machine.architecture):
+        what = f"processor {machine.processor!r} is {machine.architecture}"
         raise CompileError(f"target: {what}, the triple {triple!r} is not")
-    tune = given.get("mtune")
+    tune = options.get("mtune")
     if tune is None:
-        return made
-    other = host() if tune == "native" else _row(processor_named(str(tune)))
-    return replace(made, core=other.core, caches=other.caches)
+        return machine
+    tuned = host() if tune == "native" else _row(processor_named(str(tune)))
+    return replace(machine, core=tuned.core, caches=tuned.caches)
 
 
-def resolve(given: Given, base_cores: int | None = None) -> dict[str, object]:
-    """The fields of a target by name. Raises CompileError for values that cannot be."""
-    triple = normalize_triple(str(given["mtriple"])) if given.get("mtriple") else None
-    machine = _machine(given, triple)
+def resolve(options: Given, base_cores: int | None = None) -> dict[str, object]:
+    """Return the fields of a target by name. Raises CompileError for invalid values."""
+    triple = normalize_triple(str(options["mtriple"])) if options.get("mtriple") else None
+    machine = _machine(options, triple)
     arch = machine.architecture
-    asked = _features(given.get("mattr", ()), arch)
-    features = tuple(dict.fromkeys((*machine.features, *asked)))
+    requested = _features(options.get("mattr", ()), arch)
+    features = tuple(dict.fromkeys((*machine.features, *requested)))
     present = all_features(arch, machine.processor, features)
     own, registers = vector_registers(arch, present)
-    bits = _number("vector-bits", given, own, least=8)
+    bits = _number("vector-bits", options, own, minimum=8)
     _check_width(bits, own, machine.processor, is_scalable=arch == RISCV and "v" in present)
     core = machine.core
-    loads = _number("loads", given, per_cycle(core.loads, bits))
+    loads = _number("loads", options, per_cycle(core.loads, bits))
     return {
         "triple": triple or _triple_of(machine),
         "cpu": machine.processor,
         "features": features,
         "vector_bits": bits,
-        "registers": _number("registers", given, registers),
-        "cores": _number("cores", given, _default_cores(arch, base_cores)),
-        "caches": _caches(given, machine.caches, loads * bits / 8),
-        "fma_units": _number("fma-units", given, per_cycle(core.fma, bits)),
-        "fma_latency": _number("fma-latency", given, core.fma_latency),
+        "registers": _number("registers", options, registers),
+        "cores": _number("cores", options, _default_cores(arch, base_cores)),
+        "caches": _caches(options, machine.caches, loads * bits / 8),
+        "fma_units": _number("fma-units", options, per_cycle(core.fma, bits)),
+        "fma_latency": _number("fma-latency", options, core.fma_latency),
         "loads": loads,
     }
 
 
 def _check_width(bits: int, own: int, processor: str, *, is_scalable: bool) -> None:
-    """Raises CompileError for vectors that no register holds: instructions of a width that the
-    processor lacks would be asked for."""
+    """Raises CompileError if a vector width exceeds every register: instructions of a width that
+    the processor lacks would be asked for.
+    """
     if bits & (bits - 1):
         raise CompileError(f"target: option -vector-bits must be a power of two, got {bits}")
     if bits > own and not is_scalable:
@@ -162,25 +169,28 @@ def _triple_of(machine: Machine) -> str:
 
 
 def _default_cores(arch: str, base: int | None) -> int:
-    """A microcontroller has one, whatever this machine has; so has a page, unless told."""
+    """Return the default number of cores: one for microcontrollers, and for WebAssembly unless
+    specified.
+    """
     if arch == CORTEX_M:
         return 1
     return base or (1 if arch == WASM else host_cores())
 
 
 def all_features(arch: str, cpu: str, extra: Sequence[str]) -> frozenset[str]:
-    """Those of the processor and those beyond it, with all that they bring."""
+    """Return the features of the processor and the extra ones, with everything they imply."""
     if arch not in ARCHITECTURES:
         return frozenset(extra)
     return closure(arch, (*processor_named(cpu, arch).features, *extra))
 
 
 def _features(value: object, arch: str) -> tuple[str, ...]:
-    """Names, "-" before those taken away; from a text with commas or a list, "+" before the others
-    or nothing."""
+    """Parse a feature list, from comma-separated text or a sequence: "-" removes a feature, "+" or
+    no sign adds it.
+    """
     listed = value.split(",") if isinstance(value, str) else value
     assert isinstance(listed, Sequence)
-    names = [str(each).strip().removeprefix("+") for each in listed]
+    names = [str(entry).strip().removeprefix("+") for entry in listed]
     names = [n for n in names if n and n.removeprefix("-") not in BASE.get(arch, ())] + [
         _taken_away(n, arch) for n in names if n.startswith("-") and n[1:] in BASE.get(arch, ())
     ]
@@ -189,8 +199,10 @@ def _features(value: object, arch: str) -> tuple[str, ...]:
         raise CompileError(f"target: feature {both[0]!r} is both added and taken away by -mattr")
     unknown = [n for n in names if (arch, n.removeprefix("-")) not in FEATURES]
     if unknown and arch in ARCHITECTURES:
-        known = ", ".join(names_of(arch))
-        raise CompileError(f"target: unknown feature {unknown[0]!r} of {arch}; there are {known}")
+        names_there = ", ".join(names_of(arch))
+        raise CompileError(
+            f"target: unknown feature {unknown[0]!r} of {arch}; there are {names_there}"
+        )
     return tuple(dict.fromkeys(names))
 
 
@@ -198,12 +210,13 @@ def _taken_away(name: str, arch: str) -> str:
     raise CompileError(f"target: {name[1:]!r} is part of every {arch} and cannot be taken away")
 
 
-def _number(name: str, given: Given, default: int, least: int = 1) -> int:
-    text = str(given.get(name, default))
+def _number(name: str, options: Given, default: int, minimum: int = 1) -> int:
+    """Parse a numeric option of at least `minimum`. Raises CompileError."""
+    text = str(options.get(name, default))
     if not (text.isascii() and text.isdigit()):
         raise CompileError(f"target: option -{name} must be a number, got {text!r}")
-    if int(text) < least:
-        raise CompileError(f"target: option -{name} must be at least {least}, got {text}")
+    if int(text) < minimum:
+        raise CompileError(f"target: option -{name} must be at least {minimum}, got {text}")
     return int(text)
 
 
@@ -219,38 +232,42 @@ def _bytes(text: str) -> int:
     return int(text[:-1]) * _UNITS[text[-1]] if text[-1:] in _UNITS else int(text)
 
 
-def _caches(given: Given, known: Sequence[Cache], first: float) -> tuple[Cache, ...]:
-    """The levels, with what -l1=, -l2= and -l3= say; L1 gives as much as the loads take unless it
-    says otherwise. A level of no bytes is none."""
-    found: list[Cache] = []
+def _caches(options: Given, base_caches: Sequence[Cache], first: float) -> tuple[Cache, ...]:
+    """Return the cache levels with -l1=, -l2= and -l3= applied. L1 bandwidth matches the load units
+    unless specified; a level of zero bytes ends the list.
+    """
+    levels: list[Cache] = []
     for level, name in enumerate(("l1", "l2", "l3")):
-        row = known[level] if level < len(known) else Cache(0, 16, 64, 1, 8.0, 60)
+        row = base_caches[level] if level < len(base_caches) else Cache(0, 16, 64, 1, 8.0, 60)
         row = replace(row, bandwidth=first) if level == 0 else row
-        made = _cache(name, str(given[name]), row) if name in given else row
-        if made.size == 0:
+        cache = _cache(name, str(options[name]), row) if name in options else row
+        if cache.size == 0:
             break
-        found.append(made)
-    _check_levels(given, len(found))
-    return tuple(found)
+        levels.append(cache)
+    _check_levels(options, len(levels))
+    return tuple(levels)
 
 
-def _check_levels(given: Given, count: int) -> None:
-    """Raises CompileError for a processor without a first cache, which no model of kernels knows,
-    and for a level that is said to lie behind one that is not there."""
+def _check_levels(options: Given, count: int) -> None:
+    """Raises CompileError for a processor without an L1 cache, which no kernel model supports, and
+    for a level that is specified behind a missing one.
+    """
     if count == 0:
-        raise CompileError(f"target: option -l1 must be above 0, got {str(given['l1'])!r}")
+        raise CompileError(f"target: option -l1 must be above 0, got {str(options['l1'])!r}")
     for level in range(count + 2, 4):
-        said = str(given.get(f"l{level}", "0"))
-        if _cache(f"l{level}", said, Cache(0, 16, 64, 1, 8.0, 60)).size:
-            raise CompileError(f"target: option -l{level}={said} lies behind no -l{level - 1}")
+        setting = str(options.get(f"l{level}", "0"))
+        if _cache(f"l{level}", setting, Cache(0, 16, 64, 1, 8.0, 60)).size:
+            raise CompileError(f"target: option -l{level}={setting} lies behind no -l{level - 1}")
 
 
 def _cache(name: str, text: str, row: Cache) -> Cache:
-    """A size, or its first fields: size:ways:line:shared:bandwidth:latency."""
-    parts, values = text.split(":"), list(astuple(row))
+    """Parse a cache: a size, or a prefix of size:ways:line:shared:bandwidth:latency."""
+    cache_fields, values = text.split(":"), list(astuple(row))
     try:
-        values[: len(parts)] = [read(part) for read, part in zip(_CACHE_PARTS, parts, strict=False)]
-        valid = len(parts) <= len(_CACHE_PARTS) and min(values[1:]) > 0 and values[0] >= 0
+        values[: len(cache_fields)] = [
+            read(field_text) for read, field_text in zip(_CACHE_PARTS, cache_fields, strict=False)
+        ]
+        valid = len(cache_fields) <= len(_CACHE_PARTS) and min(values[1:]) > 0 and values[0] >= 0
     except ValueError:
         valid = False
     if not valid:

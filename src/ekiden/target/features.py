@@ -1,4 +1,5 @@
-"""What instructions processors have: one row a feature, and what kernels ask for in terms of them.
+"""Instruction-set features of processors: one row a feature, and what kernels ask for in terms of
+them.
 
 The C runtime's table is made from FEATURES (scripts/generate_cpu.py): what an artifact says it
 needs is looked up in the same rows on the machine that loads it.
@@ -18,7 +19,7 @@ POINTER_BYTES = {X86: 8, ARM: 8, RISCV: 8, ARMV7: 4, WASM: 4, CORTEX_M: 4}
 
 @dataclass(frozen=True, slots=True)
 class Feature:
-    """Instructions that a processor may have."""
+    """An instruction-set extension that a processor may have."""
 
     name: str
     """LLVM's name."""
@@ -160,31 +161,32 @@ BY_FLAG: dict[tuple[str, str], Feature] = {
 
 
 def names_of(architecture: str) -> list[str]:
-    """The features there are on an architecture."""
+    """Return the feature names of an architecture."""
     return [name for arch, name in FEATURES if arch == architecture]
 
 
 def closure(architecture: str, names: Iterable[str]) -> frozenset[str]:
-    """Features with all that they bring, in the order of "+x" and "-x": one that is taken away
-    takes with it what needs it. Without a sign a name counts as added."""
-    found: set[str] = set(BASE[architecture])
+    """Apply feature names in the order of "+x" and "-x", with everything they imply; removing a
+    feature also removes those that depend on it. A name without a sign is added.
+    """
+    enabled: set[str] = set(BASE[architecture])
     for name in names:
         if not name.startswith("-"):
-            found |= _brought(architecture, name.removeprefix("+"))
+            enabled |= _brought(architecture, name.removeprefix("+"))
         else:
-            found = {f for f in found if name[1:] not in _brought(architecture, f)}
-    return frozenset(found)
+            enabled = {f for f in enabled if name[1:] not in _brought(architecture, f)}
+    return frozenset(enabled)
 
 
 def _brought(architecture: str, name: str) -> set[str]:
-    """A feature and all that it implies; the chains are five long."""
-    found, waiting = set[str](), [name]
+    """Return a feature and everything it implies; chains are at most five long."""
+    implied, waiting = set[str](), [name]
     while waiting:
         one = waiting.pop()
-        if one not in found:
-            found.add(one)
+        if one not in implied:
+            implied.add(one)
             waiting.extend(FEATURES[architecture, one].implies)
-    return found
+    return implied
 
 
 _Ways = tuple[str, ...]
@@ -256,22 +258,24 @@ UNUSED = frozenset("amx_fp16 fma_fp16 sve sve2".split())
 
 
 def idle(architecture: str) -> frozenset[str]:
-    """Features that serve such abilities alone: code is made without them, and needs none."""
+    """Return the features that serve only unused abilities: generated code is compiled without them
+    and does not require them.
+    """
     serving: dict[bool, set[str]] = {True: set(), False: set()}
-    for ability, ways in ABILITIES.items():
-        for name in " ".join(ways.get(architecture, ())).split():
+    for ability, alternatives in ABILITIES.items():
+        for name in " ".join(alternatives.get(architecture, ())).split():
             serving[ability in UNUSED] |= _brought(architecture, name)
     alone = serving[True] - serving[False]
     return frozenset(f for f in names_of(architecture) if alone & _brought(architecture, f))
 
 
-def has_any(features: frozenset[str], ways: Iterable[str]) -> bool:
-    """Whether features (a closure) are all there that one of the ways needs."""
-    return any(features.issuperset(way.split()) for way in ways)
+def has_any(features: frozenset[str], alternatives: Iterable[str]) -> bool:
+    """Return whether a closed feature set contains every feature of at least one alternative."""
+    return any(features.issuperset(alternative.split()) for alternative in alternatives)
 
 
 def vector_registers(architecture: str, features: frozenset[str]) -> tuple[int, int]:
-    """(bits of the widest vector registers that pay, how many there are)."""
+    """Return (width in bits of the widest vector registers that pay off, their number)."""
     if architecture == X86:
         if has_any(features, ABILITIES["masks"][X86]):
             return 512, 32

@@ -1,5 +1,5 @@
-"""Kinds of targets: the ways code is made, those of TVM that there are here and those that are
-known by name alone.
+"""Target kinds: the ways code is made, those of TVM that there are here and those that are known by
+name alone.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ OptionType = type[int] | type[bool] | type[str] | type[list[str]]
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """Something a target's text may say that is no fact of the processor."""
+    """An option of a target string that is not a processor fact."""
 
     type: OptionType
     harmless: tuple[object, ...] | None = ()
@@ -67,17 +67,17 @@ class TargetKind:
         return self.device_type
 
     def can_use(self, ability: str) -> bool:
-        """Whether the generator has code for it."""
+        """Return whether the generator emits code for an ability."""
         return ability not in UNUSED and (self.abilities is None or ability in self.abilities)
 
     @property
     def is_cpu(self) -> bool:
-        """Whether a target of it has the facts of a processor."""
+        """Return whether targets of this kind have processor facts."""
         return self.device_type == CPU
 
     @property
     def option_table(self) -> dict[str, Option]:
-        """The options beside the facts."""
+        """Return the options besides the processor facts."""
         return {**LABELS, **self.own_options}
 
     @property
@@ -87,7 +87,7 @@ class TargetKind:
         return {name: names.get(o.type, "list") for name, o in self.option_table.items()}
 
     def __str__(self) -> str:
-        """Its name."""
+        """Return its name."""
         return self.name
 
 
@@ -188,6 +188,6 @@ KINDS: dict[str, TargetKind] = {each.name: each for each in (
 
 
 def generators() -> str:
-    """The kinds that code can be made for, as messages say them."""
+    """Return the kinds that code can be generated for, formatted for messages."""
     names = [repr(k.name) for k in KINDS.values() if k.has_generator]
     return f"{', '.join(names[:-1])} and {names[-1]}"

@@ -1,5 +1,5 @@
-"""What this machine is, asked of the system. What it does not say, or says against reason, stands
-in the table of processors.
+"""Detection of this machine's processor, features and caches. What it does not say, or says against
+reason, stands in the table of processors.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ which shows a guest of two cores all 480 MB of a socket."""
 
 
 def architecture() -> str:
-    """That of this machine."""
+    """Return the architecture of this machine."""
     return _MACHINES.get(os.uname().machine.lower(), X86)
 
 
 def read_cpuinfo(text: str | None = None) -> dict[str, str]:
-    """The first processor's entry of /proc/cpuinfo; empty where there is none."""
+    """Return the first processor's entry in /proc/cpuinfo; empty if there is none."""
     if text is None:
         text = _text("/proc/cpuinfo")
     entry: dict[str, str] = {}
@@ -39,33 +39,36 @@ def read_cpuinfo(text: str | None = None) -> dict[str, str]:
 
 
 def own_flags(arch: str) -> list[str]:
-    """What this machine has of an architecture, as the runtime finds that loads the code: a system
-    that keeps no registers for instructions has none of them, whatever /proc/cpuinfo shows."""
+    """Return the feature flags of this machine as the runtime detects them when it loads code; a
+    feature whose registers the system does not save is absent, whatever /proc/cpuinfo shows.
+    """
     has = get_global_func("ek.runtime.cpu_has")
     return [flag for of, flag in BY_FLAG if of == arch and has(flag)]
 
 
 def features_of(flags: Iterable[str], arch: str) -> frozenset[str]:
-    """The features behind flags of /proc/cpuinfo, by LLVM's names, with the base."""
-    found = {BY_FLAG[arch, flag].name for flag in flags if (arch, flag) in BY_FLAG}
-    whole = {n for n in found if found.issuperset(closure(arch, (n,)) - closure(arch, ()))}
-    return closure(arch, whole)
+    """Return the features behind flags of /proc/cpuinfo, by LLVM's names, with the baseline."""
+    flagged = {BY_FLAG[arch, flag].name for flag in flags if (arch, flag) in BY_FLAG}
+    complete = {n for n in flagged if flagged.issuperset(closure(arch, (n,)) - closure(arch, ()))}
+    return closure(arch, complete)
 
 
 def _named(info: dict[str, str], arch: str) -> Processor | None:
-    """The processor by what it says of itself: vendor, family and model."""
+    """Identify the processor by its vendor, family and model."""
     if arch == X86:
         family, model = int(info.get("cpu family", 0)), int(info.get("model", 0))
-        known = MODELS.get((info.get("vendor_id", ""), family), ())
-        name = next((name for first, last, name in known if first <= model <= last), None)
+        model_ranges = MODELS.get((info.get("vendor_id", ""), family), ())
+        name = next((name for first, last, name in model_ranges if first <= model <= last), None)
     else:
-        made_by, part = (int(info.get(f"CPU {key}", "0"), 16) for key in ("implementer", "part"))
-        name = PARTS.get((made_by, part))
+        made_by, part_number = (
+            int(info.get(f"CPU {key}", "0"), 16) for key in ("implementer", "part")
+        )
+        name = PARTS.get((made_by, part_number))
     return PROCESSORS.get(name or "")
 
 
 def _candidates(info: dict[str, str], arch: str) -> list[Processor]:
-    """Processors of the vendor, and those that stand for a level of the architecture."""
+    """Return the vendor's processors, and those that stand for a level of the architecture."""
     vendor = info.get("vendor_id", "")
     is_amd, is_intel = vendor == "AuthenticAMD", vendor == "GenuineIntel"
     return [
@@ -83,15 +86,15 @@ def _candidates(info: dict[str, str], arch: str) -> list[Processor]:
 def processor_of(
     info: dict[str, str], arch: str, present: frozenset[str]
 ) -> tuple[Processor, Core]:
-    """The processor with the most features of those that are there, and the core to count with.
-
-    Of equals that which the machine says it is, else the first of the table. A machine that hides
-    features of what it says it is counts with that one's core all the same.
+    """Return the processor that uses most of the present features, and the core for the cost model.
+    Ties go to the processor the machine identifies as, then to the first in the table. A machine
+    that hides features still uses the core it identifies as.
     """
     named = _named(info, arch)
 
-    def rank(each: Processor) -> tuple[int, bool]:
-        return len(closure(arch, each.features)), each == named
+    def rank(processor: Processor) -> tuple[int, bool]:
+        """Return the sort key: number of features, then whether the machine identifies as it."""
+        return len(closure(arch, processor.features)), processor == named
 
     rows = _candidates(info, arch) + ([named] if named else [])
     fitting = [p for p in rows if closure(arch, p.features) <= present]
@@ -101,24 +104,25 @@ def processor_of(
 
 
 def caches(core: Core, is_guest: bool, folder: PathName = CACHES) -> tuple[Cache, ...]:
-    """The data caches that the system shows, as far as they can be for that core; in a guest at
-    least as many cores share one as on the machine beneath."""
+    """Return the data caches the system reports, as far as they are plausible for that core; in a
+    guest each cache is shared by at least as many cores as on the host machine.
+    """
     rows = core.caches
     shown = _shown(folder)
     alone = shown[1].sharers if 1 in shown else 1
-    found = []
+    levels = []
     for level in range(1, max(len(rows), *shown, 0) + 1):
         row = rows[level - 1] if level <= len(rows) else None
         if level in shown:
-            found.append(_reasonable(shown[level], row, alone, is_guest))
+            levels.append(_reasonable(shown[level], row, alone, is_guest))
         elif row is not None:
-            found.append(row)
-    return tuple(found)
+            levels.append(row)
+    return tuple(levels)
 
 
 @dataclass(frozen=True, slots=True)
 class _Shown:
-    """A cache as /sys has it; `sharers` are hardware threads."""
+    """A cache as reported in /sys; `sharers` counts hardware threads."""
 
     size: int
     ways: int
@@ -127,7 +131,9 @@ class _Shown:
 
 
 def _reasonable(shown: _Shown, row: Cache | None, alone: int, is_guest: bool) -> Cache:
-    """What is shown where it may be true, else the row's; speeds are always the row's."""
+    """Return the reported cache where it is plausible, else the table's; speeds always come from
+    the table.
+    """
     row = row or Cache(shown.size, 16, 64, 1, 8.0, 60)
     sharers = max(1, shown.sharers // alone)
     share = shown.size // (max(sharers, row.shared_by) if is_guest else sharers)
@@ -143,33 +149,33 @@ def _reasonable(shown: _Shown, row: Cache | None, alone: int, is_guest: bool) ->
 
 
 def _shown(folder: PathName) -> dict[int, _Shown]:
-    """Level -> cache of the first core, of those that hold data."""
-    found: dict[int, _Shown] = {}
+    """Return the first core's data caches by level, as /sys reports them."""
+    by_level: dict[int, _Shown] = {}
     names = os.listdir(folder) if os.path.isdir(folder) else ()
     for index in sorted(name for name in names if name.startswith("index")):
         about = partial(_read, folder, index)
         kind, level = about("type"), about("level")
         if kind in ("Data", "Unified") and level.isdigit():
-            ways, line = (
+            associativity, line = (
                 _number(about(name)) for name in ("ways_of_associativity", "coherency_line_size")
             )
             sharers = _count(about("shared_cpu_list"))
-            found[int(level)] = _Shown(_number(about("size")), ways, line, sharers)
-    return found
+            by_level[int(level)] = _Shown(_number(about("size")), associativity, line, sharers)
+    return by_level
 
 
 def _number(text: str) -> int:
-    """ "48K" and the like; 0 for none."""
+    """Parse a size such as "48K"; 0 if it is malformed."""
     digits = text.rstrip("KMG")
     scale = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}.get(text[-1:], 1)
     return int(digits) * scale if digits.isdigit() else 0
 
 
 def _count(text: str) -> int:
-    """Of "0-3,8" 5; at least 1."""
+    """Count the processors in a list such as "0-3,8"; at least 1."""
     count = 0
-    for part in filter(None, text.split(",")):
-        first, _, last = part.partition("-")
+    for id_range in filter(None, text.split(",")):
+        first, _, last = id_range.partition("-")
         if first.isdigit() and (last or first).isdigit():
             count += int(last or first) - int(first) + 1
     return max(1, count)
@@ -180,7 +186,7 @@ def _read(*path: PathName) -> str:
 
 
 def _text(path: str) -> str:
-    """What a file of the system says; empty where there is none."""
+    """Return the contents of a system file; empty if it does not exist."""
     if not os.path.exists(path):
         return ""
     with open(path, encoding="utf-8", errors="replace") as file:
@@ -188,8 +194,9 @@ def _text(path: str) -> str:
 
 
 def extra_features(processor: Processor, present: frozenset[str]) -> tuple[str, ...]:
-    """Features of this machine beyond those of its processor's name, sorted, none that another of
-    them brings."""
+    """Return this machine's features beyond those of its processor's name, sorted, without any that
+    another one implies.
+    """
     arch = processor.architecture
     beyond = sorted(present - closure(arch, processor.features))
     brought: Sequence[str] = [f for name in beyond for f in closure(arch, (name,)) if f != name]

@@ -1,4 +1,4 @@
-"""The processors that code is made for, by LLVM's names: one table.
+"""The table of supported processors, by LLVM's names: one table.
 
 A row has the features (target/features.py) that compiled code may use, and the core behind it: what
 it multiplies and loads in a cycle, and its caches as one core sees them. Vector width and registers
@@ -25,7 +25,7 @@ KB = 1 << 10
 
 @dataclass(frozen=True, slots=True)
 class Cache:
-    """One level of data cache, as one core sees it."""
+    """One level of data cache, as seen by one core."""
 
     size: int
     """Bytes, of all cores that share it."""
@@ -41,18 +41,18 @@ class Cache:
 
     @property
     def share(self) -> int:
-        """Bytes for each core that shares it."""
+        """Return the bytes available to each core that shares it."""
         return self.size // self.shared_by
 
     def __str__(self) -> str:
-        """The text form of a target's options: size:ways:line:shared:bandwidth:latency."""
+        """Return the text form used in target options: size:ways:line:shared:bandwidth:latency."""
         head = f"{self.size}:{self.ways}:{self.line}:{self.shared_by}"
         return f"{head}:{self.bandwidth:g}:{self.latency}"
 
 
 @dataclass(frozen=True, slots=True)
 class Core:
-    """What a core does in a cycle, whatever the width of vectors; its caches."""
+    """The throughput of a core per cycle, for any vector width, and its caches."""
 
     fma: tuple[int, int]
     """(multiply-adds of one cycle, at most so many bits of them together)."""
@@ -66,7 +66,7 @@ class Core:
 
 @dataclass(frozen=True, slots=True)
 class Processor:
-    """A row: LLVM's name, architecture, features beyond the base, and the core."""
+    """A processor: LLVM's name, architecture, features beyond the baseline, and core."""
 
     name: str
     architecture: str
@@ -77,9 +77,11 @@ class Processor:
 
 
 def per_cycle(of: tuple[int, int], vector_bits: int) -> int:
-    """Operations on full vectors in one cycle; one that takes several cycles counts as one."""
-    most, bits = of
-    return max(1, min(most, bits // vector_bits))
+    """Return the full-vector operations per cycle; at least 1, even for an operation that takes
+    several cycles.
+    """
+    max_operations, bits = of
+    return max(1, min(max_operations, bits // vector_bits))
 
 
 _CORES = """
@@ -140,18 +142,19 @@ def _numbers(text: str) -> tuple[int, ...]:
 
 
 def _cache(text: str) -> Cache:
-    kb, ways, speed, wait, cores = _numbers(text)
-    return Cache(kb * KB * cores, ways, 64, cores, speed, wait)
+    """Parse a cache column of the table."""
+    kb, associativity, speed, wait, cores = _numbers(text)
+    return Cache(kb * KB * cores, associativity, 64, cores, speed, wait)
 
 
 def _core(row: str) -> tuple[str, Core]:
-    """A line of the table as a value."""
+    """Parse a line of the core table."""
     name, multiply, loads, l1, l2, l3 = row.split()
-    most, bits, latency = _numbers(multiply)
-    kb, ways, wait = _numbers(l1)
+    max_multiply, bits, latency = _numbers(multiply)
+    kb, l1_ways, wait = _numbers(l1)
     most_loads, load_bits = _numbers(loads)
-    caches = (_cache(f"{kb}:{ways}:0:{wait}:1"), *(_cache(t) for t in (l2, l3) if t != "-"))
-    return name, Core((most, bits), latency, (most_loads, load_bits), caches)
+    caches = (_cache(f"{kb}:{l1_ways}:0:{wait}:1"), *(_cache(t) for t in (l2, l3) if t != "-"))
+    return name, Core((max_multiply, bits), latency, (most_loads, load_bits), caches)
 
 
 CORES: dict[str, Core] = dict(map(_core, _CORES.strip().splitlines()[1:]))

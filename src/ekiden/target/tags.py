@@ -1,4 +1,6 @@
-"""Tags: short names of whole targets (TVM's), by what they stand for."""
+"""Target tags: short names for full configurations; short names of whole targets (TVM's), by what
+they stand for.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Target: an immutable value that says what code is for, with the facts that kernels are chosen by.
+"""The Target class: an immutable value that says what code is for, with the facts that kernels are
+chosen by.
 
     Target("llvm")                                   this machine
     Target("llvm -mcpu=x86-64-v3 -cores=4")          a processor of the table
@@ -37,7 +38,9 @@ TargetLike: TypeAlias = "str | Mapping[str, object] | Target"
 
 
 class _Host:
-    """`Target.host()` is this machine; `target.host` is TVM's: the target of the host's code."""
+    """Descriptor: `Target.host()` is this machine; `target.host` is TVM's: the target of the host's
+    code.
+    """
 
     @overload
     def __get__(self, instance: None, owner: type[Target]) -> Callable[[], Target]: ...
@@ -52,9 +55,9 @@ class _Host:
 @Object.register
 @dataclass(frozen=True, slots=True, init=False, repr=False)
 class Target:
-    """What code will run on. Equal targets give equal code; `str` and `Target` are inverse.
-
-    A target of devices that have no facts here, as GPUs, has those of the oldest processor.
+    """A description of the machine that code runs on. Equal targets produce equal code; `str` and
+    `Target` are inverses. Kinds without processor facts here, such as GPUs, take those of the
+    oldest processor.
     """
 
     is_said_by_text: ClassVar[bool] = True
@@ -94,50 +97,49 @@ class Target:
     def __init__(
         self, target: TargetLike | None = None, host: TargetLike | None = None, **given: object
     ) -> None:
-        """A target from text, JSON, a tag or a dictionary, with fields replaced; without one, from
-        fields alone, the others from the table of processors (x86-64-v3 by default, one core).
-
-        Raises CompileError for a kind, option, processor or feature that there is not, listing
-        those there are.
+        """Build a target from text, JSON, a tag or a dictionary, with fields overridden; or from
+        fields alone, defaulting the others from the processor table (x86-64-v3, one core).
+        Raises CompileError for an unknown kind, option, processor or feature, listing the known
+        ones.
         """
         if isinstance(target, Target):
-            found: dict[str, object] = {f.name: getattr(target, f.name) for f in fields(target)}
+            values: dict[str, object] = {f.name: getattr(target, f.name) for f in fields(target)}
         elif target is None:
-            found = _from_fields(given)
+            values = _from_fields(given)
         else:
-            found = _from_config(read_config(target))
-        found |= given
-        kind = found["kind"]
-        found["kind"] = KINDS[kind] if isinstance(kind, str) else kind
+            values = _from_config(read_config(target))
+        values |= given
+        kind = values["kind"]
+        values["kind"] = KINDS[kind] if isinstance(kind, str) else kind
         if host is not None:
-            found["host_target"] = Target.parse(host)
-        for each in fields(Target):
-            object.__setattr__(self, each.name, found.pop(each.name))
-        if found:
-            raise TypeError(f"Target: unexpected fields {', '.join(found)}")
+            values["host_target"] = Target.parse(host)
+        for target_field in fields(Target):
+            object.__setattr__(self, target_field.name, values.pop(target_field.name))
+        if values:
+            raise TypeError(f"Target: unexpected fields {', '.join(values)}")
 
     @staticmethod
     def parse(target: TargetLike) -> Target:
-        """The target that a text, dictionary or target names. Raises CompileError."""
+        """Return the target that a text, dictionary or target names. Raises CompileError."""
         return target if isinstance(target, Target) else Target(target)
 
     def lanes(self, dtype: str) -> int:
-        """Elements of `dtype` in one vector register."""
+        """Return the elements of `dtype` in one vector register."""
         return max(1, self.vector_bits // (8 * dt.itemsize(dt.element(dtype))))
 
     @property
     def l1(self) -> int:
-        """Bytes of the first cache."""
+        """Return the L1 data cache size in bytes."""
         return self._size(0)
 
     @property
     def l2(self) -> int:
-        """Bytes of the second cache; 0 if there is none."""
+        """Return the L2 cache size in bytes; 0 if there is none."""
         return self._size(1)
 
     @property
     def l3(self) -> int:
-        """Bytes of the third cache, of all cores that share it; 0 if there is none."""
+        """Return the size in bytes of the L3 cache, shared by several cores; 0 if there is none."""
         return self._size(2)
 
     def _size(self, level: int) -> int:
@@ -145,64 +147,72 @@ class Target:
 
     @property
     def architecture(self) -> str:
-        """ "x86-64", "aarch64", "riscv64", or the first word of another triple."""
+        """Return "x86-64", "aarch64", "riscv64", or the first word of another triple."""
         return architecture_of(self.triple)
 
     def has(self, ability: str) -> bool:
-        """Whether its code generator can use instructions for an ability (features.ABILITIES):
-        "fma", "rounding", "float16", "dot4_u8s8", ... Raises KeyError for one that there is not.
+        """Return whether its code generator can use instructions for an ability
+        (features.ABILITIES): "fma", "rounding", "float16", "dot4_u8s8", ... Raises KeyError for
+        an unknown ability.
         """
-        ways = ABILITIES[ability].get(self.architecture, ())
+        alternatives = ABILITIES[ability].get(self.architecture, ())
         if self.kind.has_threads:  # what the languages of devices have, not their processors
             return self.kind.can_use(ability) and self._arch >= self.kind.least_arch.get(ability, 0)
-        return self.kind.can_use(ability) and has_any(self._all_features(), ways)
+        return self.kind.can_use(ability) and has_any(self._all_features(), alternatives)
 
     @property
     def _arch(self) -> int:
-        """The number of the architecture that code of a device is for; 0 where it is not known."""
-        found = re.fullmatch(r"sm_(\d+)[af]?", self.arch)
-        return int(found[1]) if found is not None else self.kind.oldest
+        """Return the compute capability that device code is for; the kind's oldest if it is not
+        specified.
+        """
+        match = re.fullmatch(r"sm_(\d+)[af]?", self.arch)
+        return int(match[1]) if match is not None else self.kind.oldest
 
     def _all_features(self) -> frozenset[str]:
         return _all_features(self.architecture, self.cpu, self.features)
 
     @property
     def flags(self) -> tuple[str, ...]:
-        """What its processor has, by the flags of /proc/cpuinfo."""
+        """Return its features as /proc/cpuinfo flags."""
         return self._flags(self._all_features())
 
     @property
     def needs(self) -> tuple[str, ...]:
-        """Those of the flags that its code relies on, as artifacts say them."""
+        """Return the flags its code relies on, as recorded in artifacts."""
         return self._flags(self._all_features() - self.idle)
 
     @property
     def idle(self) -> frozenset[str]:
-        """The features, by LLVM's names, that it has and no code generator uses: they are switched
-        off where its code is made."""
+        """Return the features, by LLVM's names, that it has but no code generator uses: they are
+        disabled when its code is compiled.
+        """
         return idle(self.architecture) & self._all_features()
 
     def _flags(self, features: frozenset[str]) -> tuple[str, ...]:
+        """Return the sorted /proc/cpuinfo flags of features."""
         arch = self.architecture
-        known = (FEATURES[arch, f] for f in features if (arch, f) in FEATURES)
-        return tuple(sorted(f.flag for f in known if f.flag))
+        known_features = (FEATURES[arch, f] for f in features if (arch, f) in FEATURES)
+        return tuple(sorted(f.flag for f in known_features if f.flag))
 
     def serves(self, other: Target) -> bool:
-        """Whether every machine that runs code for `other` runs that for this one."""
+        """Return whether every machine that runs code for `other` also runs code for this
+        target.
+        """
         return self.architecture == other.architecture and set(self.needs) <= set(other.needs)
 
     def check_usable(self, what: str) -> None:
-        """Raises CompileError, for which thing and with what there is instead, where no code can
-        be made for it or an option asks for what is not done."""
+        """Raises CompileError, naming `what` and the alternatives, if no code can be generated for
+        it or an option requests something unsupported.
+        """
         if not self.kind.has_generator:
             raise CompileError(
                 f"{what}: there is no code generator for target kind {self.kind.name!r}; "
                 f"there are {generators()}"
             )
         if self.kind.is_cpu and not is_supported(self.triple):
-            known = ", ".join(TRIPLES.values())
+            supported = ", ".join(TRIPLES.values())
             raise CompileError(
-                f"{what}: there is no runtime for the triple {self.triple!r}; there are {known}"
+                f"{what}: there is no runtime for the triple {self.triple!r}; there are {supported}"
             )
         table = self.kind.option_table
         for name, value in self.options:
@@ -226,22 +236,24 @@ class Target:
 
     @property
     def code_host(self) -> Target:
-        """The target of code that runs on the host: itself, or of a device that of what launches
-        its kernels, this machine where none is said."""
+        """Return the target of the code that runs on the host: itself, or for a device that of the
+        code launching its kernels, by default this machine.
+        """
         if self.kind.is_cpu:
             return self
         return self.host_target or Target("llvm")
 
     def __str__(self) -> str:
-        """The text form, with every fact."""
+        """Return the text form, with every fact."""
         words = [f"-{name}={written(value)}" for name, value in self._said().items()]
         if self.host_target is not None:
             words.append(f"-host={written(str(self.host_target))}")
         return " ".join((self.kind.name, *words))
 
     def __eq__(self, other: object) -> bool:
-        """Whether it is the same target, or the one that a text names: `Target("llvm")` is equal to
-        "llvm". A text that names none is not equal to any."""
+        """Compare with a target, or with text that names one: `Target("llvm")` equals "llvm". Text
+        that names no target is not equal.
+        """
         if isinstance(other, Target):
             return self is other or _facts(self) == _facts(other)
         if not isinstance(other, str):
@@ -252,38 +264,38 @@ class Target:
             return False
 
     def __hash__(self) -> int:
-        """That of its text form, the one text equal to it that can be looked up in its place."""
+        """Return the hash of its text form, so that the text finds it in a dictionary."""
         facts = _facts(self)
-        found = _HASHES.get(facts)
-        if found is None:
-            found = _HASHES[facts] = hash(str(self))
-        return found
+        cached = _HASHES.get(facts)
+        if cached is None:
+            cached = _HASHES[facts] = hash(str(self))
+        return cached
 
     def __repr__(self) -> str:
-        """As Python text that makes it."""
+        """Return a Python expression that constructs it."""
         return f"Target({str(self)!r})"
 
     def _said(self) -> dict[str, object]:
-        """Facts and options by their names in text."""
-        found: dict[str, object] = {}
+        """Return facts and options by their names in text."""
+        options: dict[str, object] = {}
         if self.kind.is_cpu:
-            found = {"mtriple": self.triple, "mcpu": self.cpu}
+            options = {"mtriple": self.triple, "mcpu": self.cpu}
             if self.features:
-                found["mattr"] = tuple(f if f[0] == "-" else f"+{f}" for f in self.features)
-            found |= {"vector-bits": self.vector_bits, "registers": self.registers}
-            found |= {"cores": self.cores}
-            found |= {f"l{i + 1}": str(cache) for i, cache in enumerate(self.caches)}
+                options["mattr"] = tuple(f if f[0] == "-" else f"+{f}" for f in self.features)
+            options |= {"vector-bits": self.vector_bits, "registers": self.registers}
+            options |= {"cores": self.cores}
+            options |= {f"l{i + 1}": str(cache) for i, cache in enumerate(self.caches)}
             if len(self.caches) < 3:
-                found[f"l{len(self.caches) + 1}"] = "0"
-            found |= {"fma-units": self.fma_units, "fma-latency": self.fma_latency}
-            found |= {"loads": self.loads}
-        return found | dict(self.options)
+                options[f"l{len(self.caches) + 1}"] = "0"
+            options |= {"fma-units": self.fma_units, "fma-latency": self.fma_latency}
+            options |= {"loads": self.loads}
+        return options | dict(self.options)
 
     # The face of TVM's Target.
 
     @property
     def attrs(self) -> dict[str, Any]:
-        """Facts and options by their names in text; lists as such."""
+        """Return facts and options by their names in text; lists as such."""
         hidden = ("keys", "tag")
         return {
             name: list(value) if isinstance(value, tuple) else value
@@ -293,84 +305,88 @@ class Target:
 
     @property
     def keys(self) -> list[str]:
-        """What strategies may be chosen by: those given, the device, those of the kind."""
+        """Return the keys that strategies are selected by: explicit ones, the device, those of the
+        kind.
+        """
         return list(_all_keys(self.kind, dict(self.options)))
 
     @property
     def tag(self) -> str:
-        """The tag it was made from, or ""."""
+        """Return the tag it was built from, or ""."""
         return str(dict(self.options).get("tag", ""))
 
     @property
     def bounds(self) -> str:
-        """ "check" for code that compares every access of a buffer with its extent, or ""."""
+        """Return "check" for code that checks every buffer access against its extent, or ""."""
         return str(dict(self.options).get("bounds", ""))
 
     def with_bounds(self, bounds: str) -> Target:
-        """The same with such code, or without."""
-        left = {name: value for name, value in self.options if name != "bounds"}
-        asked: dict[str, object] = {"bounds": bounds} if bounds else {}
-        return Target(self, options=tuple(sorted({**left, **asked}.items())))
+        """Return the same target with bounds checks, or without."""
+        other_options = {name: value for name, value in self.options if name != "bounds"}
+        bounds_option: dict[str, object] = {"bounds": bounds} if bounds else {}
+        return Target(self, options=tuple(sorted({**other_options, **bounds_option}.items())))
 
     @property
     def libs(self) -> list[str]:
-        """The libraries it names."""
+        """Return the libraries it names."""
         return list(self.attrs.get("libs", ()))
 
     @property
     def device_name(self) -> str:
-        """The option `device`, or ""."""
+        """Return the option `device`, or ""."""
         return str(self.attrs.get("device", ""))
 
     @property
     def model(self) -> str:
-        """The option `model`, or "unknown"."""
+        """Return the option `model`, or "unknown"."""
         return str(self.attrs.get("model", "unknown"))
 
     @property
     def mcpu(self) -> str:
-        """The processor."""
+        """Return the processor's name."""
         return str(self.attrs.get("mcpu", ""))
 
     @property
     def mattr(self) -> list[str]:
-        """Features beyond the processor's, each behind its sign."""
+        """Return the features beyond the processor's, each with its sign."""
         return list(self.attrs.get("mattr", ()))
 
     @property
     def arch(self) -> str:
-        """The option `arch` of GPUs, or ""."""
+        """Return the GPU option `arch`, or ""."""
         return str(self.attrs.get("arch", ""))
 
     @property
     def max_num_threads(self) -> int:
-        """Threads of a block. Raises KeyError where the kind has none."""
+        """Return the maximum number of threads in a block."""
         return int(self.attrs["max_num_threads"])
 
     @property
     def thread_warp_size(self) -> int:
-        """Threads that run together. Raises KeyError where the kind has none."""
+        """Return the number of threads in a warp."""
         return int(self.attrs["thread_warp_size"])
 
     @property
     def max_shared_memory_per_block(self) -> int:
-        """Bytes. Raises KeyError where it is not said."""
+        """Return the shared memory of a block in bytes."""
         return int(self.attrs["max_shared_memory_per_block"])
 
     @property
     def block_memory(self) -> int:
-        """The same; where it is not said, what every device of the kind has."""
-        said = self.attrs.get("max_shared_memory_per_block")
-        return int(said) if said else self.kind.block_memory
+        """Return the shared memory of a block in bytes; if unspecified, what every device of the
+        kind has.
+        """
+        option = self.attrs.get("max_shared_memory_per_block")
+        return int(option) if option else self.kind.block_memory
 
     @property
     def l2_cache_size_bytes(self) -> int:
-        """Of a GPU where it is said, of a processor its second cache; else 0."""
+        """Return a GPU's L2 size if specified, or a processor's L2 size; else 0."""
         return int(self.attrs.get("l2_cache_size_bytes", self.l2 if self.kind.is_cpu else 0))
 
     @property
     def max_function_args(self) -> int:
-        """Most arguments of a kernel; -1 for no limit."""
+        """Return the maximum number of kernel arguments; -1 if unlimited."""
         return int(self.attrs.get("max_function_args", -1))
 
     @property
@@ -383,23 +399,25 @@ class Target:
         return max(2, (min(said, MOST_ARGUMENTS) if said > 0 else MOST_ARGUMENTS) // 2)
 
     def get_target_device_type(self) -> int:
-        """DLPack's number of its devices."""
+        """Return DLPack's device type number."""
         return self.kind.device_type
 
     def with_host(self, host: TargetLike | None = None) -> Target:
-        """The same with another host."""
+        """Return the same target with another host."""
         return Target(self, host_target=None if host is None else Target.parse(host))
 
     def export(self) -> dict[str, Any]:
-        """A dictionary from which `Target` makes it again."""
-        found = {"kind": self.kind.name, "tag": self.tag, "keys": self.keys, **self.attrs}
+        """Return a dictionary that `Target` rebuilds it from."""
+        config = {"kind": self.kind.name, "tag": self.tag, "keys": self.keys, **self.attrs}
         if self.host_target is not None:
-            found["host"] = self.host_target.export()
-        return found
+            config["host"] = self.host_target.export()
+        return config
 
     @staticmethod
     def current(allow_none: bool = True) -> Target | None:
-        """The target of the innermost `with`. Raises ValueError for none unless allowed."""
+        """Return the target of the innermost `with`. Raises ValueError if there is none and
+        `allow_none` is false.
+        """
         entered = ENTERED.get()
         if not entered and not allow_none:
             raise ValueError("target: there is no current target; `with Target(...):` sets one")
@@ -407,16 +425,16 @@ class Target:
 
     @staticmethod
     def list_kinds() -> list[str]:
-        """The names of the kinds."""
+        """Return the names of the kinds."""
         return sorted(KINDS)
 
     def __enter__(self) -> Target:
-        """Make it the current target, which `compile` and `build` take when none is given."""
+        """Make it the current target, the default of `compile` and `build`."""
         ENTERED.set((*ENTERED.get(), self))
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Go back to the target around."""
+        """Restore the enclosing target."""
         ENTERED.set(ENTERED.get()[:-1])
 
 
@@ -428,7 +446,7 @@ ENTERED: ContextVar[tuple[Target, ...]] = ContextVar("entered targets", default=
 
 
 def target_or_current(target: TargetLike | None = None) -> Target:
-    """A target; where none is given the current one, and this machine where there is none."""
+    """Parse a target; the default is the current one, or else this machine."""
     return Target.parse(target if target is not None else Target.current() or "llvm")
 
 
@@ -440,7 +458,7 @@ _HASHES: dict[tuple[object, ...], int] = {}
 
 @functools.cache
 def _host_machine() -> Target:
-    """This machine."""
+    """Return the target of this machine."""
     return Target("llvm")
 
 
@@ -450,27 +468,27 @@ def _all_features(arch: str, cpu: str, extra: tuple[str, ...]) -> frozenset[str]
 
 
 def _from_config(config: Config) -> dict[str, Any]:
-    """The fields of a target by name."""
+    """Return a target's fields by name, from its configuration."""
     kind = config["kind"]
     assert isinstance(kind, TargetKind)
     facts = {n: v for n, v in config.items() if n in target_facts.OPTIONS} if kind.is_cpu else None
-    found = target_facts.resolve(facts) if facts is not None else _without_facts()
+    values = target_facts.resolve(facts) if facts is not None else _without_facts()
     host = config.get("host")
     defaults = {n: o.default for n, o in kind.option_table.items() if o.default is not None}
-    said = {n: config[n] for n in kind.option_table if n in config}
-    options = defaults | _of_device(kind, said) | said
+    specified = {n: config[n] for n in kind.option_table if n in config}
+    options = defaults | _of_device(kind, specified) | specified
     if kind.asks_device:
         options.pop("from_device", None)
-        found["cores"] = int(str(options["cores"]))
+        values["cores"] = int(str(options["cores"]))
     if "vector-bits" in options and not kind.is_cpu:
-        found |= _vectors(int(str(options["vector-bits"])))
+        values |= _vectors(int(str(options["vector-bits"])))
     keys = _all_keys(kind, options)
     if keys == _all_keys(kind, {**options, "keys": ()}):
         options.pop("keys", None)
     else:
         options["keys"] = keys
     return {
-        **found,
+        **values,
         "kind": kind,
         "options": tuple(sorted(options.items())),
         "host_target": None if host is None else Target.parse(host),  # type: ignore[arg-type]
@@ -483,25 +501,31 @@ def _all_keys(kind: TargetKind, options: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(dict.fromkeys((*options.get("keys", ()), *own, *kind.default_keys)))
 
 
-def _of_device(kind: TargetKind, said: Mapping[str, object]) -> dict[str, object]:
-    """The facts of a device of this machine: of the first, or of the one that `from_device` says;
-    none where the target is labelled as another's, or says everything. Raises CompileError."""
-    asked = [name for name in ASKED if name in kind.option_table]
-    is_known = all(name in said for name in asked) or "device" in said or "model" in said
-    if not kind.asks_device or (is_known and "from_device" not in said):
+def _of_device(kind: TargetKind, specified: Mapping[str, object]) -> dict[str, object]:
+    """Return options queried from a device of this machine: the first one, or number `from_device`;
+    none if the target is labelled as another device, or specifies everything. Raises
+    CompileError if there is no such device.
+    """
+    queried_options = [name for name in ASKED if name in kind.option_table]
+    is_known = (
+        all(name in specified for name in queried_options)
+        or "device" in specified
+        or "model" in specified
+    )
+    if not kind.asks_device or (is_known and "from_device" not in specified):
         return {}
-    number = int(str(said.get("from_device", 0)))
+    number = int(str(specified.get("from_device", 0)))
     facts = device_facts(kind.device_type, number)
-    found = {name: value for name, value in facts.items() if name in kind.option_table}
-    if not found and "from_device" in said:
+    device_options = {name: value for name, value in facts.items() if name in kind.option_table}
+    if not device_options and "from_device" in specified:
         raise CompileError(
             f"target: -from_device={number}: there is no such device of kind {kind.name!r} here"
         )
-    return found
+    return device_options
 
 
 def _vectors(bits: int) -> dict[str, object]:
-    """Those of a device: there are more of the widest."""
+    """Return a device's vector facts: the widest vectors have more registers."""
     return {"vector_bits": bits, "registers": 32 if bits >= WIDEST_BITS else 16}
 
 
@@ -509,16 +533,16 @@ def _without_facts() -> dict[str, object]:
     return target_facts.resolve({"mcpu": "x86-64", "cores": 1})
 
 
-def _from_fields(given: Mapping[str, object]) -> dict[str, Any]:
-    """The fields that are not given, from the row of the processor that is."""
-    kind = given.get("kind", "llvm")
+def _from_fields(overrides: Mapping[str, object]) -> dict[str, Any]:
+    """Return the missing fields, from the table row of the given processor."""
+    kind = overrides.get("kind", "llvm")
     kind = KINDS[kind] if isinstance(kind, str) else kind
     assert isinstance(kind, TargetKind)
     if not kind.is_cpu:
         return _from_config({"kind": kind})
-    options: dict[str, object] = {"mcpu": given.get("cpu", "x86-64-v3"), "cores": 1}
+    options: dict[str, object] = {"mcpu": overrides.get("cpu", "x86-64-v3"), "cores": 1}
     named = {"triple": "mtriple", "features": "mattr", "vector_bits": "vector-bits"}
-    options |= {text: given[name] for name, text in named.items() if name in given}
+    options |= {text: overrides[name] for name, text in named.items() if name in overrides}
     return _from_config({"kind": kind, **options})
 
 

@@ -1,4 +1,4 @@
-"""LLVM's triples, in the one form that LLVM reads right: architecture-vendor-system-environment.
+"""Parsing and normalization of LLVM target triples: architecture-vendor-system-environment.
 
 A text of three parts is read by position otherwise: `thumbv7em-none-eabihf` has the system `eabihf`
 and the wrong ABI.
@@ -30,29 +30,33 @@ _BY_NAME = {triple.partition("-")[0]: arch for arch, triple in TRIPLES.items()}
 
 
 def normalize_triple(text: str) -> str:
-    """A triple of four parts from one of one to four: "riscv64-linux-gnu" is
-    "riscv64-unknown-linux-gnu". A system that is not said is Linux, on WebAssembly none."""
-    machine, *rest = text.split("-")
-    if architecture_of(machine) == WASM and rest in ([], ["unknown"]):
+    """Expand a triple to four components: "riscv64-linux-gnu" becomes "riscv64-unknown-linux-gnu".
+    The system defaults to Linux, for WebAssembly to none.
+    """
+    machine, *components = text.split("-")
+    if architecture_of(machine) == WASM and components in ([], ["unknown"]):
         return TRIPLES[WASM]
-    if not rest or rest[0].startswith(SYSTEMS):
-        rest.insert(0, "unknown")
-    vendor, system, *environment = [*rest, "linux"] if len(rest) == 1 else rest
+    if not components or components[0].startswith(SYSTEMS):
+        components.insert(0, "unknown")
+    vendor, system, *environment = [*components, "linux"] if len(components) == 1 else components
     machine = _SAME.get(machine, machine)
     usual = TRIPLES.get(architecture_of(machine), "gnu").rpartition("-")[2]
-    given = "-".join(environment) or (usual if system == "linux" else "")
-    return "-".join(filter(None, (machine, vendor, system, given)))
+    environment_text = "-".join(environment) or (usual if system == "linux" else "")
+    return "-".join(filter(None, (machine, vendor, system, environment_text)))
 
 
 def architecture_of(triple: str) -> str:
-    """That of a normalized triple: one of ARCHITECTURES, else the triple's own word."""
+    """Return the architecture of a normalized triple: one of ARCHITECTURES, else its first
+    component.
+    """
     machine = triple.partition("-")[0]
     return CORTEX_M if machine in MICRO else _BY_NAME.get(machine, machine)
 
 
 def is_supported(triple: str) -> bool:
-    """Whether code can be made for it: for Linux, on an architecture with a runtime, of Armv7 with
-    floats in their own registers; or for WebAssembly, on which there is no system."""
+    """Return whether code can be generated for a triple: Linux on an architecture with a runtime
+    (Armv7 only with the hard-float ABI), or WebAssembly without a system.
+    """
     machine, _, system, environment, *_ = [*triple.split("-"), "", "", ""]
     if _BY_NAME.get(machine) == ARMV7 and not environment.endswith("eabihf"):
         return False

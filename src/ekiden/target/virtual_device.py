@@ -24,25 +24,25 @@ CPU = 1
 
 
 class Where(NamedTuple):
-    """A device, and one of its memories: "" where nobody said which."""
+    """A device and one of its memories; the scope is "" if unspecified."""
 
     device: Device
     scope: str = ""
 
     def joined(self, other: Where) -> Where | None:
-        """Where a value is that is at both; None for two devices or two memories."""
+        """Return the placement that satisfies both; None if devices or memories differ."""
         if self.device != other.device or (self.scope and other.scope not in ("", self.scope)):
             return None
         return self if self.scope else other
 
     def virtual_device(self) -> VirtualDevice:
-        """The virtual device that says it."""
+        """Return the virtual device that names it."""
         return VirtualDevice(self.device, memory_scope=self.scope)
 
 
 @node("VirtualDevice")
 class VirtualDevice(Node):
-    """A device of a program, in DLPack's numbers (TVM's name and order of fields).
+    """A device of a program, with DLPack's numbers (TVM's name and field order).
 
     The first field may be a Device, the name of one, or a number that is an expression. Memories of
     a device other than "global", which is also "", are planned and told apart; code is made for
@@ -55,39 +55,39 @@ class VirtualDevice(Node):
     virtual_device_id: int = 0
 
     def __post_init__(self) -> None:
-        """Take a Device or name apart; a target is kept as its text."""
+        """Split a Device or device name into type and number; a target is kept as text."""
         kind = self.device_type
         if isinstance(kind, IntImm):
             freeze(self, device_type=kind.value)
         elif not isinstance(kind, int):
-            found = device(kind)
-            freeze(self, device_type=found.type, virtual_device_id=found.id)
+            parsed = device(kind)
+            freeze(self, device_type=parsed.type, virtual_device_id=parsed.id)
         freeze(self, target=str(self.target) if self.target else None)
 
     @property
     def device(self) -> Device:
-        """The device itself."""
+        """Return the device itself."""
         assert isinstance(self.device_type, int)
         return Device(self.device_type, self.virtual_device_id)
 
     @property
     def where(self) -> Where:
-        """What tells it from others."""
+        """Return the device and memory that distinguish it."""
         return Where(self.device, "" if self.memory_scope == "global" else self.memory_scope)
 
     @property
     def device_type_int(self) -> int:
-        """DLPack's number for the kind of device (TVM's name)."""
+        """Return DLPack's device type number (TVM's name)."""
         assert isinstance(self.device_type, int)
         return self.device_type
 
     @property
     def is_host(self) -> bool:
-        """Whether it is the device on which shapes, conditions and the virtual machine are."""
+        """Return whether it is the host, where shapes, conditions and the virtual machine live."""
         return self.device == HOST.device
 
     def __str__(self) -> str:
-        """As Relay text says it."""
+        """Return it as Relay text."""
         number = f", virtual_device_id={self.virtual_device_id}" if self.virtual_device_id else ""
         scope = f", memory_scope={json.dumps(self.memory_scope)}" if self.memory_scope else ""
         return f"VirtualDevice(device_type={self.device_type}{number}{scope})"
@@ -105,15 +105,15 @@ A function of a planned module without them has all on the host.
 """
 
 
-def all_on_host(places: object) -> bool:
-    """Whether no device but the host is among places."""
-    if isinstance(places, tuple):
-        return all(map(all_on_host, places))
-    return not isinstance(places, VirtualDevice) or places.is_host
+def all_on_host(placement: object) -> bool:
+    """Return whether the host is the only device in a placement."""
+    if isinstance(placement, tuple):
+        return all(map(all_on_host, placement))
+    return not isinstance(placement, VirtualDevice) or placement.is_host
 
 
 def virtual_device(value: DeviceLike) -> VirtualDevice:
-    """The virtual device that a value names. Raises ValueError for an unknown name."""
+    """Convert a value to a virtual device. Raises ValueError for an unknown name."""
     return value if isinstance(value, VirtualDevice) else VirtualDevice(value)
 
 
@@ -132,36 +132,38 @@ class CompilationConfig:
 
     @property
     def by_kind(self) -> dict[int, Target]:
-        """The targets of devices by DLPack's numbers of their kinds."""
-        return {each.kind.device_type: each for each in self.device_targets}
+        """Return the device targets by DLPack device type."""
+        return {
+            device_target.kind.device_type: device_target for device_target in self.device_targets
+        }
 
     def device_targets_by(self, host: Target) -> dict[int, Target]:
-        """The same for one variant of the host's code, which is that around kernels too unless a
-        target names another host.
+        """Return the device targets for one variant of the host code, which becomes their host
+        unless they name another.
         """
         pairs = self.by_kind.items()
         return {kind: t if t.host_target else t.with_host(host) for kind, t in pairs}
 
     @property
     def layout_target(self) -> Target | None:
-        """The target of operators that nothing places, whose kernels say how weights lie; None
-        where those run on the host: each variant of the code has a target of its own.
+        """Return the target of unplaced operators, whose kernels determine weight layouts; None if
+        those run on the host, where every code variant has its own target.
         """
         return self.by_kind.get(self.default_primitive_virtual_device.device.type)
 
     @property
     def target(self) -> Target | None:
-        """The first target."""
+        """Return the first target, or None."""
         return self.primitive_targets[0] if self.primitive_targets else None
 
     @property
     def host_virtual_device(self) -> VirtualDevice:
-        """Where shapes and conditions are."""
+        """Return the device that holds shapes and conditions."""
         return HOST
 
     @property
     def default_primitive_virtual_device(self) -> VirtualDevice:
-        """Where operators run that nothing places."""
+        """Return the device of unplaced operators."""
         return self.devices[0]
 
 
@@ -177,28 +179,28 @@ BOUNDS = ("", "check")
 
 
 def with_bounds(targets: Targets, bounds: str) -> Targets:
-    """Targets, whose code checks every access of a buffer where `bounds` is "check".
-
-    Raises CompileError for another word.
+    """Return targets whose code checks every buffer access if `bounds` is "check". Raises
+    CompileError for another mode.
     """
     if bounds not in BOUNDS:
-        known = " or ".join(map(repr, BOUNDS))
-        raise CompileError(f"compile: bounds must be {known}, got {bounds!r}")
+        allowed = " or ".join(map(repr, BOUNDS))
+        raise CompileError(f"compile: bounds must be {allowed}, got {bounds!r}")
     if not bounds:
         return targets
-    for _, given in _pairs(targets):
-        for each in map(Target.parse, given):
-            _check_bounds(each)
-    made: dict[DeviceLike, TargetLike | Sequence[TargetLike]] = {
+    for _, device_targets in _pairs(targets):
+        for parsed_target in map(Target.parse, device_targets):
+            _check_bounds(parsed_target)
+    checked_targets: dict[DeviceLike, TargetLike | Sequence[TargetLike]] = {
         place: [Target.parse(t).with_bounds(bounds) for t in given or ("llvm",)]
         for place, given in _pairs(targets)
     }
-    return made
+    return checked_targets
 
 
 def with_asked_bounds(target: Target) -> Target:
-    """A target, whose code checks accesses where the PassContext asks for it. Raises CompileError
-    for a kind that cannot."""
+    """Return a target whose code checks accesses if the PassContext requests it. Raises
+    CompileError for a kind that cannot.
+    """
     if not PassContext.current().option(CHECKS_BOUNDS):
         return target
     _check_bounds(target)
@@ -211,21 +213,19 @@ def _check_bounds(target: Target) -> None:
 
 
 def compilation_config(targets: Targets, host: TargetLike | None = None) -> CompilationConfig:
-    """The devices and targets of what a user gives: `"llvm"`,
-    `["llvm -mcpu=x86-64-v4", "llvm -mcpu=x86-64-v3"]` for two variants,
-    `{cpu(0): "llvm", cpu(1): "llvm"}`, `[cpu(0), cpu(1)]`. `host` is the target of the code around
-    kernels, for targets that name none.
-
-    Raises CompileError for none, for devices other than CPUs, for different targets of two devices,
-    for a target that no code can be made for, and for a variant that would never be chosen.
+    """Return the devices and targets that the user's value describes: `"llvm"`, `["llvm
+    -mcpu=x86-64-v4", "llvm -mcpu=x86-64-v3"]` for two variants, `{cpu(0): "llvm", cpu(1):
+    "llvm"}`, or `[cpu(0), cpu(1)]`. `host` is the target of the code around kernels, for targets
+    that name none. Raises CompileError if there is no target, a device is not supported, devices
+    of a kind have different targets, or no code can be generated for a target.
     """
     pairs = [(place, tuple(_usable(t, host) for t in given)) for place, given in _pairs(targets)]
     if not pairs:
         raise CompileError(f"compile: a target or a device expected, got {shown(targets)}")
     plain = [place for place, given in pairs if not given]
-    for place, given in pairs:
-        _check_kinds(place, given)
-        _check_once(place, plain)
+    for virtual, device_targets in pairs:
+        _check_kinds(virtual, device_targets)
+        _check_once(virtual, plain)
     threads = _device_targets(pairs)
     lists = list(dict.fromkeys(given for p, given in pairs if given and p.device_type == CPU))
     if not lists and threads:
@@ -233,28 +233,28 @@ def compilation_config(targets: Targets, host: TargetLike | None = None) -> Comp
     if len(lists) > 1:
         kinds = " and ".join(", ".join(map(str, given)) for given in lists)
         raise CompileError(f"compile: one target for all CPU devices expected, got {kinds}")
-    found: dict[Device, VirtualDevice] = {}
-    for each, _ in pairs:
-        check_supported(each)
-        found.setdefault(each.device, each)
+    by_device: dict[Device, VirtualDevice] = {}
+    for pair_device, _ in pairs:
+        check_supported(pair_device)
+        by_device.setdefault(pair_device.device, pair_device)
     variants = tuple(dict.fromkeys(lists[0])) if lists else (_usable(target_or_current(), host),)
     _check_variants(variants)
-    devices = _default_first(tuple(found.values()) or (HOST,), PassContext.current())
+    devices = _default_first(tuple(by_device.values()) or (HOST,), PassContext.current())
     return CompilationConfig(devices, variants, threads)
 
 
 def make_compilation_config(
     ctxt: PassContext, target: Targets, target_host: TargetLike | None = None
 ) -> CompilationConfig:
-    """The same for a pass alone (TVM's name and order), of any kinds of devices and targets: what
-    can be planned for is more than what code can be made for.
+    """Return a configuration for a pass alone (TVM's name and argument order), for any kinds of
+    devices: more can be planned for than code can be generated for.
     """
     pairs = [(place, tuple(map(Target.parse, given))) for place, given in _pairs(target)]
-    places = {place.device: place for place, _ in pairs}
-    every = dict.fromkeys(each for _, given in pairs for each in given)
+    by_device = {place.device: place for place, _ in pairs}
+    every = dict.fromkeys(device_target for _, given in pairs for device_target in given)
     hosted = [t.with_host(target_host) if target_host and not t.host_target else t for t in every]
     return CompilationConfig(
-        _default_first(tuple(places.values()) or (HOST,), ctxt),
+        _default_first(tuple(by_device.values()) or (HOST,), ctxt),
         tuple(t for t in hosted if t.kind.is_cpu),
         tuple(t for t in hosted if not t.kind.is_cpu),
     )
@@ -263,68 +263,76 @@ def make_compilation_config(
 def _default_first(
     devices: tuple[VirtualDevice, ...], context: PassContext
 ) -> tuple[VirtualDevice, ...]:
-    """The devices, those of the kind that the context wants to be the default before others."""
+    """Sort the devices of the context's default kind before the others. Raises CompileError if
+    there is none.
+    """
     kind = context.option(FALLBACK)
-    if kind and not any(each.device_type == kind for each in devices):
-        there = ", ".join(f"{each.device} ({each.device_type})" for each in devices)
-        raise CompileError(f"compile: option {FALLBACK!r}: no device of kind {kind} in {there}")
-    return tuple(sorted(devices, key=lambda each: kind not in (0, each.device_type)))
+    if kind and not any(candidate.device_type == kind for candidate in devices):
+        listed = ", ".join(f"{entry.device} ({entry.device_type})" for entry in devices)
+        raise CompileError(f"compile: option {FALLBACK!r}: no device of kind {kind} in {listed}")
+    return tuple(sorted(devices, key=lambda ranked: kind not in (0, ranked.device_type)))
 
 
-def _check_once(place: VirtualDevice, places: Sequence[VirtualDevice]) -> None:
-    """Raises CompileError for a device that stands twice among those given, be it by two names."""
-    if sum(each.device == place.device for each in places) > 1:
-        raise CompileError(f"compile: different devices expected, got {place.device} twice")
+def _check_once(virtual: VirtualDevice, virtual_devices: Sequence[VirtualDevice]) -> None:
+    """Raises CompileError if a device occurs twice, even under two names."""
+    if sum(candidate.device == virtual.device for candidate in virtual_devices) > 1:
+        raise CompileError(f"compile: different devices expected, got {virtual.device} twice")
 
 
-def _check_kinds(place: VirtualDevice, given: Sequence[Target]) -> None:
-    """Raises CompileError for targets of another kind of device than the one they are for."""
-    check_supported(place)
-    for each in given:
-        if each.kind.device_type != place.device_type:
+def _check_kinds(virtual: VirtualDevice, device_targets: Sequence[Target]) -> None:
+    """Raises CompileError for targets of another device type than the one they are given for."""
+    check_supported(virtual)
+    for target in device_targets:
+        if target.kind.device_type != virtual.device_type:
             raise CompileError(
-                f"compile: target kind {each.kind.name!r} makes no code for {place.device}"
+                f"compile: target kind {target.kind.name!r} makes no code for {virtual.device}"
             )
 
 
 def _device_targets(pairs: Sequence[tuple[VirtualDevice, Sequence[Target]]]) -> tuple[Target, ...]:
-    """The target of each kind of device that is no processor: the one given, or the current one of
-    that kind, or what the name of the kind alone says. Raises CompileError for several."""
-    found: dict[int, Target] = {}
-    for place, given in sorted(pairs, key=lambda pair: not pair[1]):  # what is said holds for all
-        kind = place.device_type_int
+    """Return the target of each non-CPU device type: the given one, the current one of that kind,
+    or the kind's default. Raises CompileError for several.
+    """
+    by_type: dict[int, Target] = {}
+    for virtual, device_targets in sorted(
+        pairs, key=lambda pair: not pair[1]
+    ):  # what is said holds for all
+        kind = virtual.device_type_int
         if kind == CPU:
             continue
         current = Target.current()
         usual = current if current is not None and current.kind.device_type == kind else None
-        asked = given[0] if given else found.get(kind) or usual or _kind_of(kind)
-        if len(given) > 1 or found.get(kind, asked) != asked:
-            raise CompileError(f"compile: one target for all devices of {place.device} expected")
-        found[kind] = asked
-    return tuple(found.values())
+        chosen = (
+            device_targets[0] if device_targets else by_type.get(kind) or usual or _kind_of(kind)
+        )
+        if len(device_targets) > 1 or by_type.get(kind, chosen) != chosen:
+            raise CompileError(f"compile: one target for all devices of {virtual.device} expected")
+        by_type[kind] = chosen
+    return tuple(by_type.values())
 
 
 def _kind_of(device_type: int) -> Target:
-    """The target of a kind of device, by the name of the first kind that has a generator."""
+    """Return the default target of a device type: the first kind that has a generator."""
     names = [k.name for k in KINDS.values() if k.device_type == device_type and k.has_generator]
     return Target(names[0])
 
 
 def with_host(targets: Targets, host: TargetLike | None) -> Targets:
-    """The same for targets that name no host, with one. Raises CompileError as
-    `compilation_config`."""
+    """Return the targets with `host` set where they name none. Raises CompileError as
+    `compilation_config`.
+    """
     if host is None:
         return targets
     config = compilation_config(targets, host)
-    found: dict[DeviceLike, TargetLike | Sequence[TargetLike]] = {}
-    for each in config.devices:
-        found[each] = config.primitive_targets
-    return found
+    by_device: dict[DeviceLike, TargetLike | Sequence[TargetLike]] = {}
+    for virtual in config.devices:
+        by_device[virtual] = config.primitive_targets
+    return by_device
 
 
-def _usable(given: TargetLike, host: TargetLike | None) -> Target:
-    """A target that code can be made for, with its host."""
-    target = Target.parse(given)
+def _usable(target_like: TargetLike, host: TargetLike | None) -> Target:
+    """Parse a target that code can be generated for, with its host and bounds mode."""
+    target = Target.parse(target_like)
     if host is not None and target.host_target is None:
         target = target.with_host(host)
     target.check_usable("compile")
@@ -339,64 +347,64 @@ def _check_variants(variants: Sequence[Target]) -> None:
                 raise CompileError(f"compile: {never}, and runs wherever it does")
 
 
-def check_supported(each: VirtualDevice) -> None:
-    """Raises CompileError for a device that there is no code generator for, and for a memory of it
-    that code cannot name.
+def check_supported(virtual: VirtualDevice) -> None:
+    """Raises CompileError for a device without a code generator, or a memory scope that code cannot
+    name.
     """
     kinds = {k.device_type: k.name for k in reversed(KINDS.values()) if k.has_generator}
-    if each.device_type not in kinds:
-        there = ", ".join(f"{device(number)}" for number in sorted(kinds))
+    if virtual.device_type not in kinds:
+        supported = ", ".join(f"{device(number)}" for number in sorted(kinds))
         raise CompileError(
-            f"compile: there is no code generator for {each.device}; there are those for {there}"
+            f"compile: there is no code generator for {virtual.device}; there are those for {supported}"
         )
-    if each.virtual_device_id < 0:
-        raise CompileError(f"compile: devices are numbered from 0, got {each.device}")
-    if each.where.scope:
-        got = f"got {each.where.scope!r} of {each.device}"
-        raise CompileError(f"compile: the memory scope 'global' expected, {got}")
+    if virtual.virtual_device_id < 0:
+        raise CompileError(f"compile: devices are numbered from 0, got {virtual.device}")
+    if virtual.where.scope:
+        got_text = f"got {virtual.where.scope!r} of {virtual.device}"
+        raise CompileError(f"compile: the memory scope 'global' expected, {got_text}")
 
 
 def _pairs(targets: Targets) -> Iterator[tuple[VirtualDevice, Sequence[TargetLike]]]:
-    """Devices, each with its targets or none."""
+    """Yield each device with its targets, possibly none."""
     if targets is None:
         targets = target_or_current()
     if isinstance(targets, Mapping) and not is_target(targets):
-        places = [virtual_device(each) for each in targets]
-        for place, given in zip(places, targets.values(), strict=True):
-            _check_once(place, places)
-            yield place, _targets(given)
+        virtual_devices = [virtual_device(each) for each in targets]
+        for virtual, device_targets in zip(virtual_devices, targets.values(), strict=True):
+            _check_once(virtual, virtual_devices)
+            yield virtual, _targets(device_targets)
         return
     given_all = _several(targets)
     parsed = {id(t): Target.parse(t) for t in given_all if is_target(t)}
     variants = [t for t in parsed.values() if t.kind.is_cpu]
-    for each in given_all:
-        if is_target(each):
-            own = parsed[id(each)]
-            place = HOST if own.kind.is_cpu else VirtualDevice(own.kind.device_type)
-            yield place, variants if own.kind.is_cpu else (own,)
-        elif isinstance(each, (Device, VirtualDevice)):
-            yield virtual_device(each), ()
+    for entry in given_all:
+        if is_target(entry):
+            own = parsed[id(entry)]
+            virtual = HOST if own.kind.is_cpu else VirtualDevice(own.kind.device_type)
+            yield virtual, variants if own.kind.is_cpu else (own,)
+        elif isinstance(entry, (Device, VirtualDevice)):
+            yield virtual_device(entry), ()
         else:
-            raise CompileError(f"compile: a target or a device expected, got {shown(each)}")
+            raise CompileError(f"compile: a target or a device expected, got {shown(entry)}")
 
 
-def _targets(given: object) -> Sequence[TargetLike]:
-    """The variants of one device."""
-    found = [each for each in _several(given) if is_target(each)]
-    if not found or len(found) != len(_several(given)):
-        raise CompileError(f"compile: a target expected, got {given!r}")
-    return found
+def _targets(value: object) -> Sequence[TargetLike]:
+    """Return the code variants of one device. Raises CompileError if an entry is no target."""
+    variants = [candidate for candidate in _several(value) if is_target(candidate)]
+    if not variants or len(variants) != len(_several(value)):
+        raise CompileError(f"compile: a target expected, got {value!r}")
+    return variants
 
 
-def is_target(given: object) -> TypeGuard[TargetLike]:
-    """Whether something names a target: a text, a dictionary with a kind or a tag, or itself."""
-    if isinstance(given, Mapping):
-        return "kind" in given or "tag" in given
-    return isinstance(given, (str, Target))
+def is_target(value: object) -> TypeGuard[TargetLike]:
+    """Return whether a value names a target: text, a dictionary with a kind or tag, or a Target."""
+    if isinstance(value, Mapping):
+        return "kind" in value or "tag" in value
+    return isinstance(value, (str, Target))
 
 
-def _several(given: object) -> Sequence[object]:
-    """What may be one target, as a sequence."""
-    if isinstance(given, (str, Device)) or not isinstance(given, Sequence):
-        return (given,)
-    return given
+def _several(value: object) -> Sequence[object]:
+    """Return a value that may be a single target as a sequence."""
+    if isinstance(value, (str, Device)) or not isinstance(value, Sequence):
+        return (value,)
+    return value
