@@ -1,4 +1,4 @@
-"""Gradients of tensor expressions, by adjoints: TVM's `te.gradient`.
+"""Gradients of tensor expressions by reverse-mode differentiation. TVM's `te.gradient`.
 
     Y[i] = sum(A[i, k] * X[k], k)   ->   dX[p] = sum(A[n, p] * dY[n], n)
 
@@ -52,7 +52,7 @@ Rule = Callable[[Sequence[PrimExpr], PrimExpr, PrimExpr], Sequence[PrimExpr | No
 
 
 def _one(slope: Callable[[PrimExpr, PrimExpr], PrimExpr]) -> Rule:
-    """The rule of a function of one number, from its slope at x where its value is y."""
+    """Return the rule of a unary function from its derivative at x, where its value is y."""
     return lambda args, y, g: [g * slope(args[0], y)]
 
 
@@ -127,15 +127,14 @@ def _zero(like: PrimExpr) -> PrimExpr:
 
 
 def adjoints(body: PrimExpr, seed: PrimExpr) -> dict[ProducerLoad, PrimExpr]:
-    """The adjoint of every element that an expression reads, from the expression's.
-
+    """Return the adjoint of every tensor element that an expression reads, from the expression's.
     Raises DifferentiationError for an operation without a rule.
     """
     order = post_order(body)
-    found: dict[int, PrimExpr] = {id(body): seed}
+    adjoint_of: dict[int, PrimExpr] = {id(body): seed}
     loads: dict[ProducerLoad, PrimExpr] = {}
     for e in reversed(order):
-        g = found.get(id(e))
+        g = adjoint_of.get(id(e))
         if g is None:
             continue
         if isinstance(e, ProducerLoad):
@@ -144,10 +143,12 @@ def adjoints(body: PrimExpr, seed: PrimExpr) -> dict[ProducerLoad, PrimExpr]:
         inside = children(e)
         if not inside or not dt.is_float(e.dtype):
             continue
-        for each, part in zip(inside, _rule(e)(inside, e, g), strict=True):
-            if part is not None and dt.is_float(each.dtype):
-                known = found.get(id(each))
-                found[id(each)] = part if known is None else known + part
+        for operand, operand_adjoint in zip(inside, _rule(e)(inside, e, g), strict=True):
+            if operand_adjoint is not None and dt.is_float(operand.dtype):
+                accumulated = adjoint_of.get(id(operand))
+                adjoint_of[id(operand)] = (
+                    operand_adjoint if accumulated is None else accumulated + operand_adjoint
+                )
     return loads
 
 
@@ -162,25 +163,32 @@ def _rule(e: PrimExpr) -> Rule:
 def gradient(
     output: Tensor, inputs: Tensor | Sequence[Tensor], head: Tensor | None = None
 ) -> list[Tensor]:
-    """The gradients of a tensor by tensors that it is computed from.
+    """Return the gradients of a tensor with respect to tensors that it is computed from.
 
-    `head`, of shape (..., *output.shape), is the adjoint of the output; a gradient then has the
-    shape (..., *input.shape). Without it they are Jacobians, of shape (*output.shape,
-    *input.shape). Where the output does not depend on an input, its gradient is 0. Raises
-    DifferentiationError for inputs that are no floats, shapes of `head` that do not end in the
-    output's, and for operations that have no gradient.
+    Args:
+        output: the tensor.
+        inputs: one tensor, or several.
+        head: adjoint of the output, of shape (..., *output.shape); a gradient then has the shape (..., *input.shape). Without it the results are Jacobians, of shape (*output.shape, *input.shape).
+
+    Returns:
+        A gradient for each input; 0 where the output does not depend on it.
+
+    Raises:
+        DifferentiationError: for inputs that are not floating point, a head of another shape, and operations without a rule.
     """
-    many = [inputs] if isinstance(inputs, Tensor) else list(inputs)
-    for each in many:
-        if not dt.is_float(each.dtype):
-            raise DifferentiationError(f"te.gradient by {each.name!r}: it is of {each.dtype}")
+    input_list = [inputs] if isinstance(inputs, Tensor) else list(inputs)
+    for input_tensor in input_list:
+        if not dt.is_float(input_tensor.dtype):
+            raise DifferentiationError(
+                f"te.gradient by {input_tensor.name!r}: it is of {input_tensor.dtype}"
+            )
     seed = _identity(output) if head is None else head
     lead = len(seed.shape) - len(output.shape)
     if lead < 0 or not all(map(_same_size, seed.shape[lead:], output.shape)):
         raise DifferentiationError(
             f"te.gradient of {output.name!r}: the shape of head must end in that of the output"
         )
-    return _Adjoints(output, many, seed, seed.shape[:lead]).run()
+    return _Adjoints(output, input_list, seed, seed.shape[:lead]).run()
 
 
 def _same_size(a: PrimExpr, b: PrimExpr) -> bool:
@@ -192,7 +200,7 @@ def _identity(output: Tensor) -> Tensor:
     rank = len(output.shape)
 
     def element(*at: Var) -> PrimExpr:
-        """1 where the first half of the indices equals the second, else 0."""
+        """Return 1 where the first half of the indices equals the second, else 0."""
         equal: PrimExpr = const(True)
         for a, b in zip(at[:rank], at[rank:], strict=True):
             equal = logical_and(equal, EQ(a, b))
@@ -217,34 +225,34 @@ class _Adjoints:
         self.wanted = self._wanted()
 
     def _wanted(self) -> set[Tensor]:
-        """The inputs, and what is computed from them."""
-        found = set(self.inputs)
+        """Return the inputs, and what is computed from them."""
+        dependent = set(self.inputs)
         for tensor in self.order:
-            if any(t in found for t in tensor.op.input_tensors):
-                found.add(tensor)
-        return found
+            if any(t in dependent for t in tensor.op.input_tensors):
+                dependent.add(tensor)
+        return dependent
 
     def run(self) -> list[Tensor]:
-        """The adjoints of the inputs."""
-        whole: dict[Tensor, Tensor] = {}
+        """Return the adjoints of the inputs."""
+        adjoint_of: dict[Tensor, Tensor] = {}
         for tensor in reversed(self.order):
-            parts = self.parts.get(tensor)
-            if tensor not in self.wanted or not parts:
+            contributions = self.parts.get(tensor)
+            if tensor not in self.wanted or not contributions:
                 continue
-            whole[tensor] = self._total(tensor, parts)
+            adjoint_of[tensor] = self._total(tensor, contributions)
             if tensor.op.input_tensors:
-                self._pull_back(tensor, whole[tensor])
-        return [whole.get(t) or self._nothing(t) for t in self.inputs]
+                self._pull_back(tensor, adjoint_of[tensor])
+        return [adjoint_of.get(t) or self._nothing(t) for t in self.inputs]
 
-    def _total(self, tensor: Tensor, parts: Sequence[Tensor]) -> Tensor:
-        if len(parts) == 1:
-            return parts[0]
+    def _total(self, tensor: Tensor, contributions: Sequence[Tensor]) -> Tensor:
+        if len(contributions) == 1:
+            return contributions[0]
 
         def element(*at: Var) -> PrimExpr:
-            """The sum of what all readers of the tensor give for the element."""
-            total: PrimExpr = parts[0][at]
-            for each in parts[1:]:
-                total = total + each[at]
+            """Return the sum of all readers' contributions to the element."""
+            total: PrimExpr = contributions[0][at]
+            for contribution in contributions[1:]:
+                total = total + contribution[at]
             return total
 
         return compute((*self.lead, *tensor.shape), element, name=f"{tensor.name}.grad")
@@ -257,7 +265,7 @@ class _Adjoints:
         )
 
     def _pull_back(self, tensor: Tensor, adjoint: Tensor) -> None:
-        """Add what a tensor's expression gives to those that it reads."""
+        """Add a tensor's contributions to the tensors that its expression reads."""
         op = tensor.op
         if not isinstance(op, ComputeOp):
             raise DifferentiationError(
@@ -273,8 +281,8 @@ class _Adjoints:
             seed, body = seed * _slope(tensor, body), body.source
         for load, value in adjoints(body, seed).items():
             if load.producer in self.wanted:
-                part = self._part(op, sums, load, value, lead)
-                self.parts.setdefault(load.producer, []).append(part)
+                contribution = self._part(op, sums, load, value, lead)
+                self.parts.setdefault(load.producer, []).append(contribution)
 
     # dX[p] = sum over all steps s with f(s) = p of g(s). `_inverse` solves f(s) = p for s in whole
     # numbers: s = V n + c, with n free; its relations say for which p there is a solution at all
@@ -288,37 +296,41 @@ class _Adjoints:
         value: PrimExpr,
         lead: Sequence[Var],
     ) -> Tensor:
-        """For each element, the sum of a read's adjoint over the steps that read the element."""
+        """Return, for each element, the sum of a read's adjoint over the iterations that
+        read it.
+        """
         target = load.producer
         points = tuple(Var(f"p{n}") for n in range(len(target.shape)))
         axes: list[IterVar | ReduceAxis] = [*op.axis, *sums]
         steps: dict[Var, PrimExpr] = {a.var: a.extent for a in axes}
         conditions, values, free = _inverse(load.indices, points, target.shape, steps)
         where: PrimExpr = const(True)
-        for each in conditions:
-            where = logical_and(where, each)
+        for condition in conditions:
+            where = logical_and(where, condition)
 
         def element(*at: Var) -> PrimExpr:
-            """The sum over all steps (h, p fixed, free variables running) that read element p of
-            the adjoint of the read: zero where a condition says that no step does.
+            """Return the sum over all iterations (h, p fixed, free variables running) that read
+            element p; zero where a condition says that none does.
             """
-            here: dict[Var, PrimExpr] = dict(zip((*lead, *points), at, strict=True))
-            sums_over = {n: _axis(n.name, substitute(e, here)) for n, (_, e) in free.items()}
+            substitution: dict[Var, PrimExpr] = dict(zip((*lead, *points), at, strict=True))
+            sums_over = {
+                n: _axis(n.name, substitute(e, substitution)) for n, (_, e) in free.items()
+            }
             for n, (low, _) in free.items():
-                here[n] = sums_over[n] + substitute(low, here)
-            placed = {v: substitute(e, here) for v, e in values.items()}
-            found = substitute(value, {**here, **placed})
-            condition = substitute(substitute(where, placed), here)
+                substitution[n] = sums_over[n] + substitute(low, substitution)
+            placed = {v: substitute(e, substitution) for v, e in values.items()}
+            term = substitute(value, {**substitution, **placed})
+            condition = substitute(substitute(where, placed), substitution)
             if sums_over:
                 guard = None if is_const(condition, 1) else condition
-                return reducer.sum(found, tuple(sums_over.values()), guard)
-            return found if is_const(condition, 1) else if_then_else(condition, found, _zero(found))
+                return reducer.sum(term, tuple(sums_over.values()), guard)
+            return term if is_const(condition, 1) else if_then_else(condition, term, _zero(term))
 
         return compute((*self.lead, *target.shape), element, name=f"{target.name}.grad")
 
 
 def _axis(name: str, extent: PrimExpr) -> ReduceAxis:
-    """A reduced axis from 0."""
+    """Return a reduction axis from 0."""
     return ReduceAxis(name, "int64", extent)
 
 
@@ -331,29 +343,29 @@ def _inverse(
     shape: Sequence[PrimExpr],
     steps: Mapping[Var, PrimExpr],
 ) -> tuple[list[PrimExpr], dict[Var, PrimExpr], Free]:
-    """The steps that read a point: (conditions, the steps' variables, what they are free in with
-    its first value and extent).
+    """Solve for the iterations that read a point: (conditions, iteration variables, the free
+    variables with first value and extent).
     """
     equations = [EQ(i, cast(p, i.dtype)) for i, p in zip(indices, points, strict=True)]
     ranges = {v: Range(e) for v, e in steps.items()}
     around = {p: Range(d) for p, d in zip(points, shape, strict=True)}
-    found = solve_linear_equations(equations, list(steps), {**ranges, **around})
+    solution = solve_linear_equations(equations, list(steps), {**ranges, **around})
     free: dict[Var, tuple[PrimExpr, PrimExpr]] = {}
-    for n in found.dst.variables:
-        known = found.dst.ranges.get(n)
-        if known is None or not isinstance(known.extent, IntImm):
+    for n in solution.dst.variables:
+        free_range = solution.dst.ranges.get(n)
+        if free_range is None or not isinstance(free_range.extent, IntImm):
             plain = {Var(v.name): v for v in steps}
             values: dict[Var, PrimExpr] = {v: n for n, v in plain.items()}
             everywhere = [substitute(e, values) for e in equations]
             return everywhere, values, {n: (const(0), steps[v]) for n, v in plain.items()}
-        free[n] = (known.min, known.extent)
-    return list(found.dst.relations), dict(found.src_to_dst), free
+        free[n] = (free_range.min, free_range.extent)
+    return list(solution.dst.relations), dict(solution.src_to_dst), free
 
 
 # Of a maximum every source that is equal to it gets the whole adjoint: with ties the parts add up
 # to more than there is.
 def _slope(tensor: Tensor, body: Reduce) -> PrimExpr:
-    """What a reduction changes by when one of its sources does."""
+    """Return the derivative of a reduction with respect to one of its sources."""
     at = tuple(a.var for a in tensor.op.axis)  # type: ignore[attr-defined]
     kind = body.kind or _kind(body.reducer)
     if kind == "sum":
@@ -368,23 +380,23 @@ def _slope(tensor: Tensor, body: Reduce) -> PrimExpr:
     )
 
 
-def _kind(made: CommReducer) -> str:
-    """The built-in reduction that one of a user's own is, if it is one."""
-    if len(made.lhs) != 1:
+def _kind(custom_reducer: CommReducer) -> str:
+    """Return the built-in reduction that a custom reducer is equivalent to, or ""."""
+    if len(custom_reducer.lhs) != 1:
         return ""
     kinds: dict[type[PrimExpr], str] = {Add: "sum", Mul: "prod", Max: "max", Min: "min"}
-    result = made.result[0]
+    result = custom_reducer.result[0]
     kind = kinds.get(type(result), "")
     operands = children(result) if kind else ()
-    return kind if set(operands) == {made.lhs[0], made.rhs[0]} else ""
+    return kind if set(operands) == {custom_reducer.lhs[0], custom_reducer.rhs[0]} else ""
 
 
 def _product_of_others(tensor: Tensor, body: Reduce, at: Sequence[Var]) -> PrimExpr:
-    """The product of all sources but one, for each: a quotient would fail where one is 0."""
+    """Return for each source the product of all others: a quotient would fail where one is 0."""
     spatial = [a.extent for a in tensor.op.axis]  # type: ignore[attr-defined]
 
     def element(*where: Var) -> PrimExpr:
-        """The product over the reduced axes with 1 in the place of the one source `where` names."""
+        """Return the product over the reduction axes with 1 in place of the source at `where`."""
         fixed: dict[Var, PrimExpr] = dict(zip(at, where[: len(at)], strict=True))
         again = {k: _axis(k.name, k.extent) for k in body.axis}
         is_own: PrimExpr = const(True)
@@ -396,8 +408,8 @@ def _product_of_others(tensor: Tensor, body: Reduce, at: Sequence[Var]) -> PrimE
         one = const(1.0, source.dtype)
         return reducer.prod(Select(is_own, one, source), tuple(again.values()))
 
-    others = compute((*spatial, *(k.extent for k in body.axis)), element, name="others")
-    return ProducerLoad(others, (*at, *body.axis), others.dtype)
+    other_products = compute((*spatial, *(k.extent for k in body.axis)), element, name="others")
+    return ProducerLoad(other_products, (*at, *body.axis), other_products.dtype)
 
 
 __all__ = ["gradient"]

@@ -1,4 +1,4 @@
-"""Substituting computations into those that read them."""
+"""Inline computations into their consumers."""
 
 from __future__ import annotations
 
@@ -15,30 +15,30 @@ MAX_DEPTH = 32
 
 
 def inputs_of(tensor: Tensor) -> list[Tensor]:
-    """The tensors an operation reads, each once, in order of appearance."""
+    """Return the tensors that an operation reads, each once, in order of appearance."""
     return tensor.op.input_tensors
 
 
 def post_order_tensors(outputs: Iterable[Tensor]) -> list[Tensor]:
-    """All tensors that the outputs are made of, producers first; outputs of one operation stay
-    apart.
+    """Return all tensors that the outputs depend on, producers first; outputs of one operation stay
+    separate.
     """
-    seen: set[Tensor] = set()
+    visited: set[Tensor] = set()
     order: list[Tensor] = []
     stack = [(t, False) for t in reversed(list(outputs))]
     while stack:
         tensor, done = stack.pop()
         if done:
             order.append(tensor)
-        elif tensor not in seen:
-            seen.add(tensor)
+        elif tensor not in visited:
+            visited.add(tensor)
             stack.append((tensor, True))
             stack.extend((t, False) for t in reversed(inputs_of(tensor)))
     return order
 
 
 def is_injective(tensor: Tensor) -> bool:
-    """Whether each element is an expression of elements of the inputs, without a reduction."""
+    """Return whether each element is an expression of input elements without a reduction."""
     op = tensor.op
     return isinstance(op, ComputeOp) and not isinstance(op.body[0], Reduce)
 
@@ -48,14 +48,13 @@ STORED = "stored"
 
 
 def is_stored(tensor: Tensor) -> bool:
-    """Whether a computation asks for that."""
+    """Return whether a computation must be stored, not recomputed by its readers."""
     return isinstance(tensor.op, ComputeOp) and bool(tensor.op.attrs.get(STORED))
 
 
 class Inliner:
-    """Replaces loads of chosen computations by their expressions, once per distinct element.
-
-    Equal indices give one shared expression, so that a diamond of computations stays a graph.
+    """Rewriter that replaces loads of chosen computations by their expressions, once per distinct
+    element. Equal indices share one expression, so that a diamond of computations stays a graph.
     """
 
     def __init__(self, chosen: Collection[Tensor]) -> None:
@@ -72,12 +71,12 @@ class Inliner:
                     self._prepare(tensor)
 
     def expr(self, expr: PrimExpr) -> PrimExpr:
-        """The expression with every load of a chosen tensor replaced, deeply."""
+        """Return the expression with every load of a chosen tensor replaced, recursively."""
         self._alive.append(expr)
         return rewrite(expr, self._change, self._memo)
 
     def _prepare(self, tensor: Tensor) -> None:
-        """Note how many chosen tensors stand one behind the other up to this one.
+        """Record the length of the chain of chosen tensors up to this one.
 
         Its producers have been prepared. Every MAX_DEPTH of them one is inlined at once, so that no
         substitution nests deeper.
@@ -96,11 +95,11 @@ class Inliner:
         if not isinstance(expr, ProducerLoad) or expr.producer not in self._chosen:
             return expr
         key = (expr.producer, *(_index_key(i) for i in expr.indices))
-        found = self._elements.get(key)
-        if found is None:
+        inlined = self._elements.get(key)
+        if inlined is None:
             self._alive.extend(expr.indices)
-            found = self._elements[key] = self._element(expr)
-        return found
+            inlined = self._elements[key] = self._element(expr)
+        return inlined
 
     def _element(self, load: ProducerLoad) -> PrimExpr:
         op = load.producer.op
@@ -109,11 +108,11 @@ class Inliner:
             a.var: self._analyzer.simplify(i) for a, i in zip(op.axis, load.indices, strict=True)
         }
 
-        def place(e: PrimExpr) -> PrimExpr:
+        def replacement(e: PrimExpr) -> PrimExpr:
             return self._change(values.get(e, e) if isinstance(e, Var) else e)
 
         body = self._flat.get(load.producer, op.body[load.producer.value_index])
-        return rewrite(body, place)
+        return rewrite(body, replacement)
 
 
 def _index_key(index: PrimExpr) -> object:
@@ -121,10 +120,8 @@ def _index_key(index: PrimExpr) -> object:
 
 
 def inline_injective(outputs: Sequence[Tensor], keep: Collection[Tensor] = ()) -> list[Tensor]:
-    """The outputs with every injective producer substituted into its consumers, except outputs and
-    those in `keep`.
-
-    Kept tensors are rebuilt over what was inlined into them.
+    """Return the outputs with every injective producer inlined into its consumers, except outputs
+    and those in `keep`, which are rebuilt over what was inlined into them.
     """
     stay = set(keep) | set(outputs)
     order = post_order_tensors(outputs)
@@ -138,15 +135,15 @@ def rebuilt(
     change: Callable[[PrimExpr], PrimExpr],
     left_out: Collection[Tensor] = (),
 ) -> list[Tensor]:
-    """The outputs with `change` of the bodies of all computations that they are made of, but those
-    left out, which nothing may read any more. Bodies are changed as they were written, and then
-    read what their producers became.
+    """Return the outputs with `change` applied to the bodies of all computations, except those left
+    out, which nothing may read any more. Bodies are changed as written, then redirected to their
+    rebuilt producers.
     """
     new: dict[Tensor, Tensor] = {}
     ops: dict[ComputeOp, ComputeOp] = {}
 
     def repoint(e: PrimExpr) -> PrimExpr:
-        """A read of a tensor that was rebuilt reads what it became."""
+        """Redirect a read of a rebuilt tensor."""
         if isinstance(e, ProducerLoad) and e.producer in new:
             return e.with_fields(producer=new[e.producer])
         return e
@@ -173,5 +170,5 @@ def rebuilt(
 
 
 def tensor_loads(op: ComputeOp) -> list[ProducerLoad]:
-    """Every read of a tensor in a computation."""
+    """Return every tensor read of a computation."""
     return [e for e in post_order(*op.body) if isinstance(e, ProducerLoad)]

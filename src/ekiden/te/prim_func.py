@@ -1,4 +1,6 @@
-"""From tensor expressions to a loop program: one block per computation, in order, nothing fused."""
+"""Lower tensor expressions to a loop program; one block per computation, in order, nothing
+fused.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,7 @@ from ekiden.tir.visitor import substitute
 
 
 class BufferMap:
-    """Which buffer holds each tensor; outputs of one rebuilt operation may be set beforehand."""
+    """Map from tensors to their buffers; outputs of one rebuilt operation may be set beforehand."""
 
     def __init__(self) -> None:
         self.buffers: dict[Tensor, Buffer] = {}
@@ -41,25 +43,25 @@ class BufferMap:
         self._blocks: dict[str, int] = {}
 
     def declare(self, tensor: Tensor, scope: str = "global") -> Buffer:
-        """A new buffer for a tensor, its name made unique."""
+        """Create a uniquely named buffer for a tensor."""
         count = self._names.get(tensor.name, 0)
         self._names[tensor.name] = count + 1
         name = f"{tensor.name}_{count}" if count else tensor.name
         buffer = self.buffers[tensor] = Buffer(name, tensor.whole_shape, tensor.dtype, scope)
         return buffer
 
-    def block_name(self, wanted: str) -> str:
-        """A name for a block that no other block has: schedules tell them apart by it."""
-        name = wanted
+    def block_name(self, hint: str) -> str:
+        """Return a unique block name, by which schedules find blocks."""
+        name = hint
         while name in self._blocks:
-            count = self._blocks[wanted]
-            self._blocks[wanted] = count + 1
-            name = f"{wanted}_{count}"
+            count = self._blocks[hint]
+            self._blocks[hint] = count + 1
+            name = f"{hint}_{count}"
         self._blocks[name] = 1
         return name
 
     def loads(self, expr: PrimExpr) -> PrimExpr:
-        """The expression with tensor elements read from buffers."""
+        """Return the expression with tensor loads replaced by buffer loads."""
         return rewrite(expr, self._load)
 
     def _load(self, expr: PrimExpr) -> PrimExpr:
@@ -74,7 +76,7 @@ class BufferMap:
 
 
 def stage_block(op: ComputeOp, outputs: Sequence[Tensor], buffers: BufferMap) -> Stmt:
-    """The loops and block of one computation (all its outputs)."""
+    """Return the loops and block of one computation (all its outputs)."""
     spatial = tuple(a.var for a in op.axis)
     targets = [buffers.buffers[t] for t in outputs]
     first = op.body[0]
@@ -109,8 +111,8 @@ def stage_block(op: ComputeOp, outputs: Sequence[Tensor], buffers: BufferMap) ->
     nest: Stmt = BlockRealize(loops, const(True), block)
     # What a sum runs over may depend on the element it is for.
     around: dict[Var, PrimExpr] = {i.var: v for i, v in zip(iters, loops, strict=True)}
-    for var, each in zip(reversed(loops), reversed(iters), strict=True):
-        extent = substitute_expr(each.extent, around)
+    for var, iter_var in zip(reversed(loops), reversed(iters), strict=True):
+        extent = substitute_expr(iter_var.extent, around)
         nest = For(var, const(0), extent, ForKind.SERIAL, nest)
     return nest
 
@@ -118,7 +120,7 @@ def stage_block(op: ComputeOp, outputs: Sequence[Tensor], buffers: BufferMap) ->
 def stores(
     targets: Sequence[Buffer], values: Sequence[PrimExpr], indices: tuple[PrimExpr, ...]
 ) -> Stmt:
-    """Each value into its buffer; several are all computed before the first is stored."""
+    """Store each value in its buffer; several are all computed before the first store."""
     if len(targets) == 1:
         return BufferStore(targets[0], values[0], indices)
     names = [Var(f"{t.name}_next", t.dtype) for t in targets]
@@ -129,7 +131,7 @@ def stores(
 
 
 def extern_stage(op: ExternOp, outputs: Sequence[Tensor], buffers: BufferMap) -> Stmt:
-    """The statements of an extern operation over the real buffers."""
+    """Return the statements of an extern operation over the real buffers."""
     real: dict[Buffer, Buffer] = {
         declared: buffers.buffers[t]
         for declared, t in zip(op.input_buffers, op.inputs, strict=True)
@@ -140,15 +142,15 @@ def extern_stage(op: ExternOp, outputs: Sequence[Tensor], buffers: BufferMap) ->
 
 
 def allocated(body: Stmt, buffers: Sequence[Buffer]) -> Stmt:
-    """The body within allocations."""
+    """Wrap the body in allocations."""
     for buffer in reversed(buffers):
         body = Allocate(buffer, body)
     return body
 
 
 def whole_operations(tensors: Sequence[Tensor]) -> list[list[Tensor]]:
-    """Tensors grouped by operation, each group where its first member stands, in order of the
-    operation's outputs.
+    """Group tensors by operation, each group at its first member, in the operation's
+    output order.
     """
     groups: dict[object, list[Tensor]] = {}
     for tensor in tensors:
@@ -157,7 +159,7 @@ def whole_operations(tensors: Sequence[Tensor]) -> list[list[Tensor]]:
 
 
 def _completed(group: list[Tensor]) -> list[Tensor]:
-    """Outputs of an extern or of a reduction of tuples that nobody reads are written all the
+    """Add the outputs of externs and tuple reductions that nobody reads: they are written all the
     same.
     """
     op = group[0].op
@@ -173,13 +175,13 @@ def _completed(group: list[Tensor]) -> list[Tensor]:
 
 
 def with_numbers(
-    args: Sequence[Tensor | Var], made: Callable[[Sequence[Tensor]], PrimFunc]
+    args: Sequence[Tensor | Var], build: Callable[[Sequence[Tensor]], PrimFunc]
 ) -> PrimFunc:
-    """A program over arguments of which some are numbers, in their order: `made` gives that of the
-    tensors. A number that is a size too is compared with it in a call.
+    """Return a program over arguments that include scalars, in order: `build` returns that of the
+    tensors. A scalar that is also a dimension is checked against it at a call.
     """
     numbers = [a for a in args if isinstance(a, Var)]
-    func = made([a for a in args if not isinstance(a, Var)])
+    func = build([a for a in args if not isinstance(a, Var)])
     if not numbers:
         return func
     buffers = iter(func.params)
@@ -190,14 +192,20 @@ def with_numbers(
 def create_prim_func(
     ops: Sequence[Tensor | Var] | Tensor, name: str = "main", extern_blocks: bool = False
 ) -> PrimFunc:
-    """The program that computes the outputs among `ops` (inputs first, then outputs) from the
-    inputs. Numbers, which are variables, may stand anywhere among them.
+    """Return the program that computes the outputs among `ops` (inputs first, then outputs) from
+    the inputs.
 
-    One block per computation in dependency order; intermediates are allocated around all of them.
-    With `extern_blocks` the statements of an extern operation are a block too, so that a schedule
-    knows what they touch.
-    Raises ValueError when an input that is needed is not among `ops`, or an argument is there
-    twice; TypeError for an argument that is neither.
+    Args:
+        ops: tensors; variables among them become scalar parameters.
+        name: the function's name.
+        extern_blocks: make the statements of an extern operation a block, so that schedules know what they access.
+
+    Returns:
+        The program: one block per computation in dependency order; intermediates are allocated around all.
+
+    Raises:
+        ValueError: if an input is not among `ops`.
+        TypeError: for another argument.
     """
     args = [ops] if isinstance(ops, Tensor) else list(ops)
     check_arguments(args, f"create_prim_func {name!r}")
@@ -225,36 +233,40 @@ def _of_tensors(args: Sequence[Tensor], name: str, extern_blocks: bool) -> PrimF
         if isinstance(op, ComputeOp):
             stages.append(stage_block(op, group, buffers))
         elif isinstance(op, ExternOp):
-            made = extern_stage(op, group, buffers)
-            whole = BlockRealize((), const(True), Block(buffers.block_name(op.name), (), made))
-            stages.append(whole if extern_blocks else made)
+            statements = extern_stage(op, group, buffers)
+            extern_block = BlockRealize(
+                (), const(True), Block(buffers.block_name(op.name), (), statements)
+            )
+            stages.append(extern_block if extern_blocks else statements)
     attrs = {"global_symbol": name, "num_outputs": len(outputs)}
     return PrimFunc(params, allocated(seq(*stages), intermediates), attrs)
 
 
 def _search(check: RangeCheck, buffers: BufferMap, result: Sequence[PrimExpr]) -> Stmt:
-    """The loops of a check, unless the result is empty and nothing is read. What it is about is an
-    input of the computation or is made of inputs alone, element by element.
+    """Return the loops of a check, skipped if the result is empty and nothing is read. The checked
+    values are an input of the computation or an elementwise function of inputs.
     """
-    made = {t for t in post_order_tensors([check.values]) if t not in buffers.buffers}
-    inliner = Inliner(made)
+    computed = {t for t in post_order_tensors([check.values]) if t not in buffers.buffers}
+    inliner = Inliner(computed)
 
     def real(value: PrimExpr) -> PrimExpr:
         return buffers.loads(inliner.expr(value))
 
-    found = search(check.over(real), lambda at: real(check.values[at]))
+    loops = search(check.over(real), lambda at: real(check.values[at]))
     for extent in result:
         if not (isinstance(extent, IntImm) and extent.value > 0):
-            found = IfThenElse(extent > 0, found)
-    return found
+            loops = IfThenElse(extent > 0, loops)
+    return loops
 
 
 def check_arguments(args: Sequence[object], what: str) -> None:
-    """Raise TypeError for an argument that is neither a tensor nor a variable, ValueError for one
-    that is there twice.
+    """Raise TypeError for an argument that is neither a tensor nor a variable, ValueError for a
+    duplicate.
     """
-    for each in args:
-        if not isinstance(each, (Tensor, Var)):
-            raise TypeError(f"{what}: expected tensors and variables, got {type(each).__name__}")
+    for argument in args:
+        if not isinstance(argument, (Tensor, Var)):
+            raise TypeError(
+                f"{what}: expected tensors and variables, got {type(argument).__name__}"
+            )
     if len(set(args)) != len(args):
         raise ValueError(f"{what}: a tensor or variable is among the arguments twice")

@@ -1,4 +1,4 @@
-"""What data must be for a computation to stay inside its tensors: checks of indices.
+"""Run-time checks of data that index tensors; checks of indices.
 
 A computation lists them in its attribute CHECKS; whoever makes loops of it puts `search` (or a pass
 in vectors, and `search` once that has found something) before them, so that nothing is written, or
@@ -42,7 +42,7 @@ _SITE: ContextVar[int | None] = ContextVar("site", default=None)
 
 @node("te.RangeCheck")
 class RangeCheck(Node):
-    """Every element of `values` must be in [low, high).
+    """Check that every element of `values` is in [low, high).
 
     subject: begins the message: "take: index". bound: what the numbers are out of range for, with a
     "{}" for each of `shown`: "axis 0 of size {}". site: which of the operators of a kernel this is,
@@ -61,17 +61,17 @@ class RangeCheck(Node):
     problem: str = ""
 
     def holds(self, value: PrimExpr) -> PrimExpr:
-        """Whether a value is in range."""
+        """Return whether a value is in range."""
         wide = cast(value, "int64")
         return logical_and(wide >= self.low, wide < self.high)
 
     def over(self, change: Callable[[PrimExpr], PrimExpr]) -> RangeCheck:
-        """The same with changed ends, which may be data."""
+        """Return the check with its bounds mapped, which may be data."""
         shown = tuple(map(change, self.shown))
         return self.with_fields(low=change(self.low), high=change(self.high), shown=shown)
 
     def assertion(self, value: PrimExpr, position: Sequence[PrimExpr]) -> AssertStmt:
-        """What fails for a value at a position that is out of range."""
+        """Return the assertion that fails for an out-of-range value at a position."""
         text = message(self.subject, len(position), self.bound, self.problem)
         text = text if self.site is None else f"#{self.site} {text}"
         ends = () if self.problem else (*self.shown, self.low, self.high - 1)
@@ -82,20 +82,20 @@ class RangeCheck(Node):
 
 
 def message(subject: str, rank: int, bound: str, problem: str = "") -> str:
-    """The message of a check, a format: of the value, its position, the numbers of `bound`, the
-    least and the greatest value that are valid; of the first two alone where the problem is said.
+    """Return the format string of a check's message: of the value, its position, the numbers of
+    `bound`, and the valid range; of the first two alone where `problem` is given.
     """
     at = ", ".join(["{}"] * rank)
-    place = f" at position {at if rank == 1 else f'({at})'}" if rank else ""
+    position_text = f" at position {at if rank == 1 else f'({at})'}" if rank else ""
     if problem:
-        return f"{subject} {{}}{place} {problem}"
+        return f"{subject} {{}}{position_text} {problem}"
     what = f" for {bound}" if bound else ""
-    return f"{subject} {{}}{place} is out of range{what} ([{{}}, {{}}] are valid)"
+    return f"{subject} {{}}{position_text} is out of range{what} ([{{}}, {{}}] are valid)"
 
 
 @contextmanager
 def check_site(number: int | None) -> Iterator[None]:
-    """Checks made within say that they are those of the operator of this number."""
+    """Assign checks created inside to the operator of this number."""
     token = _SITE.set(number)
     try:
         yield
@@ -111,13 +111,13 @@ def range_check(
     bound: str = "",
     shown: Sequence[PrimExpr] = (),
 ) -> RangeCheck:
-    """A check of any numbers: a length, a coordinate."""
-    least, end = (cast(convert(e, "int64"), "int64") for e in (low, high))
-    return RangeCheck(subject, values, least, end, bound, tuple(shown), _SITE.get())
+    """Return a check of any numbers: a length, a coordinate."""
+    lowest, end = (cast(convert(e, "int64"), "int64") for e in (low, high))
+    return RangeCheck(subject, values, lowest, end, bound, tuple(shown), _SITE.get())
 
 
 def info_check(subject: str, info: Tensor, problem: str) -> RangeCheck:
-    """A check of what a decomposition says of each of its matrices: 0 where all is well."""
+    """Return a check of a decomposition's status for each of its matrices: 0 is success."""
     low, high = const(0, "int64"), const(1, "int64")
     return RangeCheck(subject, info, low, high, site=_SITE.get(), kind=NUMERIC, problem=problem)
 
@@ -125,8 +125,8 @@ def info_check(subject: str, info: Tensor, problem: str) -> RangeCheck:
 def index_check(
     name: str, indices: Tensor, size: PrimExpr, axis: int | None, what: str = "index"
 ) -> RangeCheck:
-    """The check of indices of an axis (None: of the flattened data); negative ones count from the
-    end.
+    """Return the check of indices of an axis (None: of the flattened data); negative ones count
+    from the end.
     """
     bound = bound_text(axis)
     low = const(0) if dt.is_unsigned(indices.dtype) else const(0) - size
@@ -140,12 +140,10 @@ def extent_checks(
     indexed: int | None = None,
     what: tuple[str, str] = ("indices", "data"),
 ) -> tuple[RangeCheck, ...]:
-    """The checks that indices are not longer than the data along all axes but the indexed one;
-    `what` has the names of other things.
-
-    Raises ValueError where they are known to be.
+    """Return the checks that indices are not longer than the data along all axes but the indexed
+    one; `what` names other arguments. Raises ValueError where they are known to be.
     """
-    found, prove = [], Analyzer().can_prove
+    checks, prove = [], Analyzer().can_prove
     for axis, (size, limit) in enumerate(zip(inner, outer, strict=False)):
         if axis == indexed or prove(size <= limit):
             continue
@@ -156,8 +154,8 @@ def extent_checks(
             )
         extent = compute((), partial(_same, size), name="extent", tag="injective")
         subject = f"{name}: extent of {what[0]!r} along axis {axis}"
-        found.append(range_check(subject, extent, 0, limit + 1))
-    return tuple(found)
+        checks.append(range_check(subject, extent, 0, limit + 1))
+    return tuple(checks)
 
 
 def _same(value: PrimExpr) -> PrimExpr:
@@ -165,12 +163,12 @@ def _same(value: PrimExpr) -> PrimExpr:
 
 
 def bound_text(axis: int | None) -> str:
-    """What an index is out of range for."""
+    """Return the text of what an index is out of range for."""
     return "{} elements" if axis is None else f"axis {axis} of size {{}}"
 
 
 def from_either_end(index: PrimExpr, size: PrimExpr) -> PrimExpr:
-    """The position of an index that an `index_check` has passed."""
+    """Return the position of a checked index."""
     wide = cast(index, "int64")
     if dt.is_unsigned(dt.element(index.dtype)):
         return wide
@@ -180,14 +178,14 @@ def from_either_end(index: PrimExpr, size: PrimExpr) -> PrimExpr:
 
 
 def checks_of(op: Operation) -> tuple[RangeCheck, ...]:
-    """The checks of a computation."""
-    found = op.attrs.get(CHECKS, ())
-    assert isinstance(found, tuple)
-    return found
+    """Return the checks of a computation."""
+    checks = op.attrs.get(CHECKS, ())
+    assert isinstance(checks, tuple)
+    return checks
 
 
 def flag(check: RangeCheck) -> Tensor:
-    """A tensor of rank 0: above 0 where any value is out of range."""
+    """Return a tensor of rank 0 that is above 0 where any value is out of range."""
     values = check.values
     axes = [reducer.reduce_axis((0, d), f"at{n}") for n, d in enumerate(values.shape)]
     right, wrong = const(0, "int32"), const(1, "int32")
@@ -199,7 +197,9 @@ def flag(check: RangeCheck) -> Tensor:
 
 
 def search(check: RangeCheck, element: Callable[[Sequence[PrimExpr]], PrimExpr]) -> Stmt:
-    """Loops that fail at the first value out of range; `element` gives the value at a position."""
+    """Return loops that fail at the first out-of-range value. `element` gives the value at a
+    position.
+    """
     at = [Var(f"at{n}") for n in range(check.values.ndim)]
     body: Stmt = check.assertion(element(at), at)
     for var, extent in zip(reversed(at), reversed(check.values.shape), strict=True):

@@ -1,4 +1,4 @@
-"""Reductions: commutative combinations of many values, of one or several at a time.
+"""Reductions; commutative combinations of many values, of one or several at a time.
 
 Reduce (only as a whole body of a computation) combines `sources` over all values of `axis` with a
 CommReducer. The built-in ones are REDUCERS; `comm_reducer` makes others, such as an argmax over
@@ -46,10 +46,8 @@ REDUCERS = tuple(COMBINE)
 
 @node("te.ReduceAxis")
 class ReduceAxis(Var):
-    """A variable that a reduction runs over [begin, begin + extent).
-
-    In a Reduce all axes begin at 0: the sources are shifted when it is made, and `origin` is the
-    axis that was given.
+    """Reduction variable over [begin, begin + extent). In a Reduce all axes begin at 0: the sources
+    are shifted when it is created, and `origin` is the original axis.
     """
 
     extent: PrimExpr = IntImm(1)
@@ -58,24 +56,25 @@ class ReduceAxis(Var):
 
     @property
     def dom(self) -> Range:
-        """What it runs over."""
+        """Return the axis's range."""
         return Range.from_min_extent(self.begin, self.extent)
 
     @property
     def iter_type(self) -> int:
-        """2, `IterVar.CommReduce`."""
+        """Return 2, `IterVar.CommReduce`."""
         return 2
 
     @property
     def var(self) -> ReduceAxis:
-        """The axis itself, which is a variable."""
+        """Return the axis itself, which is a variable."""
         return self
 
 
 @node("tir.CommReducer")
 class CommReducer(Node):
-    """A commutative, associative combination of tuples: `result` in terms of the variables `lhs`
-    and `rhs`, and the tuple that changes nothing.
+    """Commutative, associative combination of tuples: `result` in terms of the variables `lhs` and
+    `rhs`, and the identity tuple. `result` in terms of the variables `lhs` and `rhs`, and the
+    tuple that changes nothing.
 
     `name` is the kind for a built-in reducer, which schedule rules know; else anything.
     """
@@ -87,9 +86,9 @@ class CommReducer(Node):
     identity_element: tuple[PrimExpr, ...]
 
     def combine(self, a: Sequence[PrimExpr], b: Sequence[PrimExpr]) -> tuple[PrimExpr, ...]:
-        """The combination of two tuples."""
+        """Return the combination of two tuples."""
         values = dict(zip((*self.lhs, *self.rhs), (*a, *b), strict=True))
-        return tuple(substitute(each, values) for each in self.result)
+        return tuple(substitute(component, values) for component in self.result)
 
 
 @node("te.Reduce")
@@ -104,17 +103,17 @@ class Reduce(PrimExpr):
 
     @property
     def kind(self) -> str:
-        """One of REDUCERS; empty for a reducer that rules know nothing about."""
+        """Return the built-in reducer's name; "" for a custom reducer."""
         return self.reducer.name if self.reducer.name in COMBINE else ""
 
     @property
     def source(self) -> PrimExpr:
-        """The source of this component."""
+        """Return the source of this component."""
         return self.sources[self.value_index]
 
 
 def identity(kind: str, dtype: str) -> PrimExpr:
-    """The value that a built-in reduction of nothing has, and that it starts from."""
+    """Return the identity of a built-in reduction, its value over nothing."""
     if kind in ("sum", "prod"):
         return const(0 if kind == "sum" else 1, dtype)
     return max_value(dtype) if kind == "min" else min_value(dtype)
@@ -130,12 +129,12 @@ def _bounds(dtype: str) -> tuple[float, float]:
 
 
 def min_value(dtype: str) -> PrimExpr:
-    """The lowest value of a type: minus infinity for floats."""
+    """Return the lowest value of a dtype: minus infinity for floats."""
     return const(_bounds(dtype)[0], dtype)
 
 
 def max_value(dtype: str) -> PrimExpr:
-    """The highest value of a type: infinity for floats."""
+    """Return the highest value of a dtype: infinity for floats."""
     return const(_bounds(dtype)[1], dtype)
 
 
@@ -148,9 +147,8 @@ def _built_in(kind: str, dtype: str) -> CommReducer:
 def reduce_axis(
     dom: tuple[ExprLike, ExprLike], name: str = "rv", thread_tag: str = ""
 ) -> ReduceAxis:
-    """A variable over [dom[0], dom[1]) to reduce over.
-
-    Raises ValueError for a thread tag: axes are bound to threads by a schedule (tir.Schedule.bind).
+    """Return a reduction variable over [dom[0], dom[1]). Raises ValueError for a thread tag: a
+    schedule binds axes to threads (tir.Schedule.bind).
     """
     if thread_tag:
         raise ValueError(f"reduce_axis {name!r}: bind it to {thread_tag!r} by a schedule")
@@ -169,10 +167,21 @@ def make_reduce(
     axis: AxisLike,
     where: PrimExpr | None = None,
 ) -> tuple[PrimExpr, ...]:
-    """The components of a reduction; the sources themselves if there is no axis.
+    """Return the components of a reduction; the sources themselves if there is no axis.
 
-    Where the condition does not hold, nothing is read and the identity is combined. Raises
-    TypeError for an axis of another kind, ValueError for a reduction inside another expression."""
+    Args:
+        reducer: the combination.
+        sources: the reduced expressions.
+        axis: one axis or several.
+        where: where false, nothing is read and the identity is combined.
+
+    Returns:
+        The components.
+
+    Raises:
+        TypeError: for an axis of another kind.
+        ValueError: for a reduction inside another expression.
+    """
     axes = (axis,) if isinstance(axis, ReduceAxis) else tuple(axis)
     if any(not isinstance(a, ReduceAxis) for a in axes):
         raise TypeError(f"{reducer.name}: expected axes made by te.reduce_axis, got {axis!r}")
@@ -198,12 +207,12 @@ def _reducer(
     fcombine: Callable[..., PrimExpr | Sequence[PrimExpr]],
     fidentity: Callable[..., ExprLike | Sequence[ExprLike]],
     dtypes: Sequence[str],
-    many: bool,
+    is_tuple: bool,
 ) -> CommReducer:
     lhs = tuple(Var(f"x{n}", t) for n, t in enumerate(dtypes))
     rhs = tuple(Var(f"y{n}", t) for n, t in enumerate(dtypes))
-    found = fcombine(lhs, rhs) if many else fcombine(lhs[0], rhs[0])
-    result = tuple(found) if isinstance(found, (tuple, list)) else (found,)
+    combined = fcombine(lhs, rhs) if is_tuple else fcombine(lhs[0], rhs[0])
+    result = tuple(combined) if isinstance(combined, (tuple, list)) else (combined,)
     start = fidentity(*dtypes)
     starts = tuple(start) if isinstance(start, (tuple, list)) else (start,)
     for what, values in (("fcombine", result), ("fidentity", starts)):
@@ -212,8 +221,8 @@ def _reducer(
                 f"comm_reducer {name!r}: {what} must give {len(dtypes)} values, got {len(values)}"
             )
     elements = tuple(convert(s, t) for s, t in zip(starts, dtypes, strict=True))
-    for what, given in (("fcombine", result), ("fidentity", elements)):
-        found_dtypes = [e.dtype for e in given]
+    for what, entries in (("fcombine", result), ("fidentity", elements)):
+        found_dtypes = [e.dtype for e in entries]
         if found_dtypes != list(dtypes):
             raise TypeError(
                 f"comm_reducer {name!r}: {what} must give {', '.join(dtypes)}, got"
@@ -228,12 +237,21 @@ def comm_reducer(
     fidentity: Callable[..., ExprLike | Sequence[ExprLike]],
     name: str = "reduce",
 ) -> Callable[..., PrimExpr | tuple[PrimExpr, ...]]:
-    """A reduction of one's own: a function of (expression or tuple of them, axis, where=None).
+    """Return a custom reduction: a function of (expression or tuple, axis, where=None). The
+    combination must be commutative and associative, which is not checked. Called with two
+    expressions instead of an axis, it combines them.
 
-    fcombine(x, y) combines two values, or two tuples of them; fidentity(*dtypes) gives what
-    changes nothing. The combination must be commutative and associative: that is not checked.
-    Given two expressions instead of an axis, the reducer combines them. Raises ValueError or
-    TypeError when the functions give another number of values, or other dtypes, than came.
+    Args:
+        fcombine: fcombine(x, y) combines two values, or two tuples.
+        fidentity: fidentity(*dtypes) returns the identity.
+        name: the reducer's name.
+
+    Returns:
+        The reduction.
+
+    Raises:
+        ValueError: if the functions return another number of values.
+        TypeError: if the functions return other dtypes.
     """
     if len(inspect.signature(fcombine).parameters) != 2:
         raise ValueError(f"comm_reducer {name!r}: fcombine must take two arguments")
@@ -243,21 +261,23 @@ def comm_reducer(
         axis: AxisLike | PrimExpr,
         where: PrimExpr | None = None,
     ) -> PrimExpr | tuple[PrimExpr, ...]:
-        """The reduction over `axis` (or of two expressions). Raises what `comm_reducer` says."""
-        many = not isinstance(expr, PrimExpr)
+        """Return the reduction over `axis` (or of two expressions). Raises what `comm_reducer`
+        documents.
+        """
+        is_tuple = not isinstance(expr, PrimExpr)
         sources = (expr,) if isinstance(expr, PrimExpr) else tuple(expr)
-        made = _reducer(name, fcombine, fidentity, [s.dtype for s in sources], many)
+        reducer = _reducer(name, fcombine, fidentity, [s.dtype for s in sources], is_tuple)
         if isinstance(axis, PrimExpr) and not isinstance(axis, ReduceAxis):
-            return made.combine(sources, (axis,))[0]
-        found = make_reduce(made, sources, axis, where)
-        return found if many else found[0]
+            return reducer.combine(sources, (axis,))[0]
+        components = make_reduce(reducer, sources, axis, where)
+        return components if is_tuple else components[0]
 
     reduce.__name__ = reduce.__qualname__ = name
     return reduce
 
 
 class _BuiltIn:
-    """`te.sum` and its kin: over axes, or of two values."""
+    """Built-in reducer such as `te.sum`: over axes, or of two values."""
 
     def __init__(self, kind: str, doc: str) -> None:
         self.kind = self.__name__ = kind

@@ -1,4 +1,4 @@
-"""Recurrences: a state whose element at each time is made of those before."""
+"""Recurrences (scans over time); a state whose element at each time is made of those before."""
 
 from __future__ import annotations
 
@@ -69,8 +69,8 @@ def scan(
     blocks = [(op, names.block_name(op.name)) for op in dict.fromkeys(t.op for t in steps)]
 
     def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
-        """The statements over buffers: each state lies in the buffer of its result, so that a read
-        of an earlier row reads what was written there.
+        """Return the statements over buffers: each state shares the buffer of its result, so that
+        reads of earlier rows read what was written there.
         """
         buffers = BufferMap()
         buffers.buffers.update(zip(read, ins, strict=True))
@@ -78,9 +78,9 @@ def scan(
         return _statements(inits, updates, steps, buffers, outs)
 
     shapes, dtypes = [s.shape for s in states], [s.dtype for s in states]
-    known = [(op, block) for op, block in blocks if isinstance(op, ComputeOp)]
-    found = extern_op(shapes, read, build, dtypes, name, tag or "scan", attrs, known)
-    return found[0] if isinstance(init, Tensor) else list(found)
+    step_blocks = [(op, block) for op, block in blocks if isinstance(op, ComputeOp)]
+    outputs = extern_op(shapes, read, build, dtypes, name, tag or "scan", attrs, step_blocks)
+    return outputs[0] if isinstance(init, Tensor) else list(outputs)
 
 
 def _check(
@@ -114,15 +114,15 @@ def _check(
 
 
 def _text(tensor: Tensor) -> str:
-    parts = [str(getattr(d, "value", getattr(d, "name", d))) for d in tensor.shape]
-    return f"({', '.join(parts)})"
+    dim_texts = [str(getattr(d, "value", getattr(d, "name", d))) for d in tensor.shape]
+    return f"({', '.join(dim_texts)})"
 
 
 def _steps(name: str, updates: Sequence[Tensor], states: set[Tensor]) -> list[Tensor]:
-    """The computations that a state goes into, and the updates, producers first."""
-    found: list[Tensor] = []
+    """Return the computations that depend on a state, and the updates, producers first."""
+    steps: list[Tensor] = []
     for tensor in post_order_tensors(updates):
-        if tensor not in updates and not any(t in states or t in found for t in inputs_of(tensor)):
+        if tensor not in updates and not any(t in states or t in steps for t in inputs_of(tensor)):
             continue
         if tensor in states:
             continue
@@ -136,8 +136,8 @@ def _steps(name: str, updates: Sequence[Tensor], states: set[Tensor]) -> list[Te
                 f"scan {name!r}: {tensor.name!r} reads at indices that are data, which cannot be"
                 " checked before the state is known"
             )
-        found.append(tensor)
-    return found
+        steps.append(tensor)
+    return steps
 
 
 def _reads(steps: Sequence[Tensor]) -> list[Tensor]:
@@ -145,14 +145,16 @@ def _reads(steps: Sequence[Tensor]) -> list[Tensor]:
 
 
 def _check_times(name: str, tensor: Tensor, recurrent: set[Tensor], states: set[Tensor]) -> None:
-    """A state is read before the time of the reader, a computation of this step at that time."""
+    """Check that states are read at earlier times, and computations of this step at the current
+    time.
+    """
     op = tensor.op
     assert isinstance(op, ComputeOp)
     analyzer = Analyzer()
     time = op.axis[0].var
 
     def check(e: PrimExpr) -> PrimExpr:
-        """Raises ValueError for a read at another time; the expression stays as it is."""
+        """Raise ValueError for a read at another time; the expression stays as it is."""
         if isinstance(e, ProducerLoad) and e.producer in recurrent:
             at = e.indices[0]
             earlier = analyzer.can_prove(at < time)
@@ -168,8 +170,8 @@ def _check_times(name: str, tensor: Tensor, recurrent: set[Tensor], states: set[
                 )
         return e
 
-    for each in op.body:
-        rewrite(each, check)
+    for body in op.body:
+        rewrite(body, check)
 
 
 def _statements(
@@ -179,10 +181,11 @@ def _statements(
     buffers: BufferMap,
     outs: Sequence[Buffer],
 ) -> Stmt:
-    """for the first rows: copy init;  for t: every step. An update that no step reads is computed
-    into the state, others are copied there behind the steps; so is one that reads the state itself,
-    as schedules know nothing of blocks that read what they write."""
-    kept: list[Buffer] = []
+    """Return the loops: copy the initial rows, then for each t every step. An update that no step
+    reads is computed into the state; others are copied there after the steps, also one that
+    reads the state itself, as schedules do not support blocks that read what they write.
+    """
+    intermediates: list[Buffer] = []
     time, nests = Var("t"), []
     read = {*_reads(steps)}
     for tensor, out in zip(updates, outs, strict=True):
@@ -192,7 +195,7 @@ def _statements(
     for group in whole_operations(steps):
         for tensor in group:
             if tensor not in buffers.buffers:
-                kept.append(buffers.declare(tensor))
+                intermediates.append(buffers.declare(tensor))
         op = group[0].op
         assert isinstance(op, ComputeOp)
         nests.append(_at_time(stage_block(op, group, buffers), time))
@@ -206,7 +209,7 @@ def _statements(
     ]
     start = inits[0].shape[0]
     loop = For(time, start, outs[0].shape[0] - start, ForKind.SERIAL, seq(*nests, *done))
-    return allocated(seq(*begin, loop), kept)
+    return allocated(seq(*begin, loop), intermediates)
 
 
 def _copied(
@@ -216,8 +219,9 @@ def _copied(
     shape: Sequence[PrimExpr],
     time: Var | None = None,
 ) -> Stmt:
-    """The first elements of a buffer, as many as a shape has, as those of another; of one row where
-    a time is given."""
+    """Copy the first elements of a buffer, as many as a shape has, to another; of one row where a
+    time is given.
+    """
     iters = tuple(IterVar(Var(f"v{n}"), d, IterKind.SPATIAL) for n, d in enumerate(shape))
     at = tuple(i.var for i in iters)
     store = BufferStore(target, BufferLoad(source, at, source.dtype), at)
@@ -231,7 +235,9 @@ def _copied(
 
 
 def _at_time(nest: Stmt, time: Var) -> Stmt:
-    """A computation's loops without the outermost one, its first iterator bound to the time."""
+    """Return a computation's loops without the outermost one, its first iterator bound to
+    the time.
+    """
     assert isinstance(nest, For)
     loops: list[For] = []
     inner: Stmt = nest.body

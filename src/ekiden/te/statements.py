@@ -1,4 +1,4 @@
-"""Statements of extern operations, moved to other buffers and names."""
+"""Rename buffers and blocks in statements of extern operations."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from ekiden.tir.visitor import ExprRewriter, StmtMutator
 
 
 def replace_buffers(body: Stmt, new: Mapping[Buffer, Buffer]) -> Stmt:
-    """The statement over other buffers; expressions that name a buffer (loads, addresses) too."""
+    """Return the statement with buffers replaced, in expressions (loads, addresses) too."""
 
     class _Rename(ExprRewriter):
         def buffer(self, buffer: Buffer) -> Buffer:
             return new.get(buffer, buffer)
 
     def change(e: PrimExpr) -> PrimExpr:
-        """An expression that names a replaced buffer names the new one."""
+        """Replace the buffer of an expression."""
         buffer: Buffer | None = getattr(e, "buffer", None)
         moved = None if buffer is None else new.get(buffer)
         return e if moved is None else e.with_fields(buffer=moved)
@@ -27,14 +27,14 @@ def replace_buffers(body: Stmt, new: Mapping[Buffer, Buffer]) -> Stmt:
 
 
 def rename_blocks(body: Stmt, new: Callable[[str], str]) -> Stmt:
-    """The statement with other names of its blocks."""
+    """Return the statement with its blocks renamed."""
 
     class _Rename(StmtMutator):
         def visit_realize(self, stmt: BlockRealize) -> Stmt:
-            """A block under its new name, and those inside it."""
+            """Rename a block and those inside it."""
             name = new(stmt.block.name)
-            made = super().visit_realize(stmt)
-            assert isinstance(made, BlockRealize)
-            return made.with_fields(block=made.block.with_fields(name=name))
+            visited = super().visit_realize(stmt)
+            assert isinstance(visited, BlockRealize)
+            return visited.with_fields(block=visited.block.with_fields(name=name))
 
     return _Rename().visit(body)

@@ -1,4 +1,5 @@
-"""Tensor expressions: what each element of a tensor is, as a function of its indices.
+"""Tensors and operations of tensor expressions; what each element of a tensor is, as a function of
+its indices.
 
 Operation = PlaceholderOp | ComputeOp | ExternOp. PrimExpr gains ProducerLoad (an element of a
 tensor), ReduceAxis and Reduce (see ekiden.te.reducer).
@@ -30,7 +31,7 @@ from ekiden.tir.visitor import all_expressions, substitute, walk
 
 
 class Operation(Node):
-    """What makes tensors."""
+    """Operation that computes tensors."""
 
     __slots__ = ()
     name: str
@@ -38,30 +39,30 @@ class Operation(Node):
     attrs: Mapping[str, object]
 
     def _outputs(self) -> Sequence[tuple[tuple[PrimExpr, ...], str]]:
-        """The shape and dtype of each output."""
+        """Return the shape and dtype of each output."""
         raise NotImplementedError
 
     @property
     def num_outputs(self) -> int:
-        """How many tensors it makes."""
+        """Return the number of outputs."""
         return len(self._outputs())
 
     def output(self, index: int) -> Tensor:
-        """The tensor of a number. Raises IndexError where there is none."""
-        many = self._outputs()
-        if not 0 <= index < len(many):
-            raise IndexError(f"operation {self.name!r}: it has {len(many)} outputs, not {index}")
-        return Tensor(self, index, *many[index])
+        """Return the n-th output tensor. Raises IndexError where there is none."""
+        outputs = self._outputs()
+        if not 0 <= index < len(outputs):
+            raise IndexError(f"operation {self.name!r}: it has {len(outputs)} outputs, not {index}")
+        return Tensor(self, index, *outputs[index])
 
     @property
     def input_tensors(self) -> list[Tensor]:
-        """The tensors it reads, each once, in order of appearance."""
+        """Return the tensors that it reads, each once, in order of appearance."""
         return []
 
 
 @node("te.PlaceholderOp")
 class PlaceholderOp(Operation):
-    """An input."""
+    """Placeholder operation: an input tensor."""
 
     name: str
     tag: str
@@ -75,8 +76,8 @@ class PlaceholderOp(Operation):
 
 @node("te.ComputeOp")
 class ComputeOp(Operation):
-    """One expression per output over the same axes; either all are plain or all are a Reduce over
-    the same axes.
+    """Compute operation: one expression per output over the same axes; all are plain, or all are a
+    Reduce over the same axes.
     """
 
     name: str
@@ -87,7 +88,7 @@ class ComputeOp(Operation):
 
     @property
     def reduce_axis(self) -> tuple[ReduceAxis, ...]:
-        """The axes that are reduced; empty for a plain computation."""
+        """Return the reduction axes; empty for a plain computation."""
         first = self.body[0]
         return first.axis if isinstance(first, Reduce) else ()
 
@@ -97,12 +98,12 @@ class ComputeOp(Operation):
 
     @property
     def input_tensors(self) -> list[Tensor]:
-        """The tensors it reads, each once, in order of appearance."""
-        found = _READ.get(self)
-        if found is None:
+        """Return the tensors that it reads, each once, in order of appearance."""
+        producers = _READ.get(self)
+        if producers is None:
             loads = (e for e in post_order(*self.body) if isinstance(e, ProducerLoad))
-            found = _READ[self] = tuple(dict.fromkeys(e.producer for e in loads))
-        return list(found)
+            producers = _READ[self] = tuple(dict.fromkeys(e.producer for e in loads))
+        return list(producers)
 
 
 _READ: WeakKeyDictionary[ComputeOp, tuple[Tensor, ...]] = WeakKeyDictionary()
@@ -111,8 +112,8 @@ _READ: WeakKeyDictionary[ComputeOp, tuple[Tensor, ...]] = WeakKeyDictionary()
 
 @node("te.ExternOp")
 class ExternOp(Operation):
-    """A computation written as statements over the buffers of its inputs and outputs; never
-    inlined, and rescheduled only where computations are `steps` of it.
+    """Extern operation: statements over the buffers of its inputs and outputs; never inlined, and
+    scheduled only where computations are `steps` of it.
     """
 
     name: str
@@ -131,7 +132,7 @@ class ExternOp(Operation):
 
     @property
     def input_tensors(self) -> list[Tensor]:
-        """The tensors it reads, in their order."""
+        """Return the tensors that it reads, in order."""
         return list(self.inputs)
 
 
@@ -140,20 +141,21 @@ OPERATORS: dict[str, Callable[..., Tensor]] = {}
 
 
 def _operator(name: str, reflected: bool = False) -> Callable[[Tensor, object], Tensor]:
-    def apply(self: Tensor, other: object) -> Tensor:
-        """The operator of ekiden.topi, which is above this module and hands it over when it is
-        imported. Raises TypeError before that.
+    def apply(self: Tensor, operand: object) -> Tensor:
+        """Apply the operator of ekiden.topi, which registers it on import. Raises TypeError before
+        that.
         """
         if name not in OPERATORS:
             raise TypeError(f"arithmetic on tensors ({name} of {self.name!r}): import ekiden.topi")
-        return OPERATORS[name](other, self) if reflected else OPERATORS[name](self, other)
+        return OPERATORS[name](operand, self) if reflected else OPERATORS[name](self, operand)
 
     return apply
 
 
 @node("te.Tensor")
 class Tensor(Node):
-    """An output of an operation. `t[i, j]` is an element of it; a rank 0 tensor's is `t[()]`.
+    """Output of an operation. `t[i, j]` is an element; that of a rank 0 tensor is `t[()]`. `t[i,
+    j]` is an element of it; a rank 0 tensor's is `t[()]`.
 
     Arithmetic on whole tensors broadcasts: `a + b` is topi.add(a, b). Two tensors are equal if they
     are the same output of the same operation.
@@ -164,66 +166,70 @@ class Tensor(Node):
     shape: tuple[PrimExpr, ...]
     dtype: str
 
-    def __eq__(self, other: object) -> bool:
-        if self is other:
+    def __eq__(self, tensor: object) -> bool:
+        if self is tensor:
             return True
-        if not isinstance(other, Tensor):
+        if not isinstance(tensor, Tensor):
             return False
-        return self.op is other.op and self.value_index == other.value_index
+        return self.op is tensor.op and self.value_index == tensor.value_index
 
     def __hash__(self) -> int:
         return hash((id(self.op), self.value_index))
 
     @property
     def axis(self) -> tuple[IterVar, ...]:
-        """The axes of its computation; none for an input."""
+        """Return the axes of its computation; none for an input."""
         return getattr(self.op, "axis", ())
 
     @property
     def name(self) -> str:
-        """The name of the operation."""
+        """Return the name of the operation."""
         return self.op.name
 
     @property
     def whole_shape(self) -> tuple[PrimExpr, ...]:
-        """The shape of the tensor that this one is written into the first elements of, by the
-        attribute "whole" of its operation; its own where there is none.
+        """Return the shape of the larger tensor that this one fills the beginning of (attribute
+        "whole" of its operation); its own where there is none.
         """
-        found = self.op.attrs.get("whole", self.shape)
-        assert isinstance(found, tuple)
-        return found
+        outer_shape = self.op.attrs.get("whole", self.shape)
+        assert isinstance(outer_shape, tuple)
+        return outer_shape
 
     @property
     def is_part(self) -> bool:
-        """Whether this is written into the first elements of a larger tensor, the rest of which is
-        not its kernel's."""
+        """Return whether this fills the beginning of a larger tensor, the rest of which other
+        kernels write.
+        """
         return "whole" in self.op.attrs
 
     @property
     def ndim(self) -> int:
-        """The number of axes."""
+        """Return the number of axes."""
         return len(self.shape)
 
     __iter__ = None  # else Python would ask for elements 0, 1, ... without an end
 
     def __getitem__(self, indices: ExprLike | Sequence[ExprLike]) -> ProducerLoad:
-        """An element; with fewer indices what takes the others, so that `t[i][j]` is one too; with
-        slices, `t[i, 0:16]`, a part that an instruction is called with."""
-        many = (indices,) if isinstance(indices, (PrimExpr, int, slice)) else tuple(indices)  # type: ignore[arg-type]
-        if any(isinstance(i, slice) for i in many):
-            return cast(ProducerLoad, TensorRegion(self, many))
-        if 0 < len(many) < len(self.shape):
-            return cast(ProducerLoad, TensorSlice(self, many))  # which becomes one
-        if len(many) != len(self.shape):
-            raise ValueError(_wrong_count(self, len(many)))
-        values = tuple(convert(i, None if _is_fraction(i) else "int64") for i in many)
-        for each in values:
-            if not dt.is_int(each.dtype):
-                raise TypeError(f"tensor {self.name!r}: an index must be an integer, got {each!r}")
+        """Return an element; with fewer indices a partial index, so that `t[i][j]` works; with
+        slices, `t[i, 0:16]`, a region for a tensor instruction.
+        """
+        index_list = (indices,) if isinstance(indices, (PrimExpr, int, slice)) else tuple(indices)  # type: ignore[arg-type]
+        if any(isinstance(i, slice) for i in index_list):
+            return cast(ProducerLoad, TensorRegion(self, index_list))
+        if 0 < len(index_list) < len(self.shape):
+            return cast(ProducerLoad, TensorSlice(self, index_list))  # which becomes one
+        if len(index_list) != len(self.shape):
+            raise ValueError(_wrong_count(self, len(index_list)))
+        values = tuple(convert(i, None if _is_fraction(i) else "int64") for i in index_list)
+        for index_expr in values:
+            if not dt.is_int(index_expr.dtype):
+                raise TypeError(
+                    f"tensor {self.name!r}: an index must be an integer, got {index_expr!r}"
+                )
         return ProducerLoad(self, values, self.dtype)
 
     def __call__(self, *indices: ExprLike) -> ProducerLoad:
-        """`t(i, j)` is `t[i, j]`."""
+        """Return `t[i, j]` for `t(i, j)`."""
         return self[indices]
 
     __add__, __radd__ = _operator("add"), _operator("add", True)
@@ -239,7 +245,7 @@ class Tensor(Node):
         return OPERATORS["negative"](self)
 
     def astype(self, dtype: str) -> Tensor:
-        """Each element converted, as topi.cast does."""
+        """Convert each element, as topi.cast."""
         return OPERATORS["cast"](self, dtype)
 
 
@@ -252,13 +258,13 @@ def _wrong_count(tensor: Tensor, count: int) -> str:
 
 
 def _refused(self: TensorSlice, *_: object) -> NoReturn:
-    """A slice is no value."""
+    """Raise ValueError: a partially indexed tensor is no value."""
     raise ValueError(_wrong_count(self.tensor, len(self.indices)))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TensorSlice:
-    """A tensor that was given its first indices and waits for the others: `t[i]` in `t[i][j]`."""
+    """Partially indexed tensor: `t[i]` in `t[i][j]`."""
 
     tensor: Tensor
     indices: tuple[ExprLike, ...]
@@ -271,7 +277,7 @@ class TensorSlice:
 
     @property
     def dtype(self) -> str:
-        """Of the elements."""
+        """Return the dtype of the elements."""
         return self.tensor.dtype
 
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = _refused
@@ -281,28 +287,29 @@ class TensorSlice:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TensorRegion:
-    """A part of a tensor: an index or a slice for each axis."""
+    """Region of a tensor: an index or a slice for each axis."""
 
     tensor: Tensor
     indices: tuple[object, ...]
 
 
 class InstructionCall:
-    """What `te.compute` gets of a function of fewer indices than there are axes: a call of an
-    instruction, which computes the axes behind them; `te.tensor_compute` has it."""
+    """Call of a tensor instruction: the result of a `te.compute` function with fewer indices than
+    axes; the instruction computes the remaining axes (`te.tensor_compute`).
+    """
 
     __slots__ = ()
 
     def operation(
         self, name: str, tag: str, attrs: Mapping[str, object], axis: tuple[IterVar, ...], own: int
     ) -> ComputeOp:
-        """The computation, whose last `own` axes are those of the instruction."""
+        """Return the computation, whose last `own` axes are those of the instruction."""
         raise NotImplementedError
 
 
 @node("te.ProducerLoad")
 class ProducerLoad(PrimExpr):
-    """An element of a tensor."""
+    """Element of a tensor."""
 
     producer: Tensor
     indices: tuple[PrimExpr, ...]
@@ -310,31 +317,35 @@ class ProducerLoad(PrimExpr):
 
 
 def var(name: str = "tindex", dtype: str = "int64") -> Var:
-    """A named integer. (TVM's is int32 by default; every index here is int64.)"""
+    """Return a named integer. (TVM's is int32 by default; every index here is int64.)"""
     return Var(name, dt.spelled(dtype))
 
 
 def size_var(name: str = "size", dtype: str = "int64") -> SizeVar:
-    """A named dimension, known to be at least 0; a kernel reads it from its arguments' shapes."""
+    """Return a named dimension, known to be at least 0; a kernel reads it from its arguments'
+    shapes.
+    """
     return SizeVar(name, dtype)
 
 
 def as_dims(shape: ExprLike | Sequence[ExprLike], what: str) -> tuple[PrimExpr, ...]:
-    """A shape as expressions. Raises ValueError for a negative dimension, TypeError for a float."""
-    many = (shape,) if isinstance(shape, (PrimExpr, int, float)) else tuple(shape)
-    dims = tuple(convert(d, "int64") if not isinstance(d, float) else convert(d) for d in many)
-    for each in dims:
-        if not dt.is_int(each.dtype):
-            raise TypeError(f"{what}: a dimension must be an integer, got {each!r}")
-        if isinstance(each, IntImm) and each.value < 0:
-            raise ValueError(f"{what}: a dimension must not be negative, got {many}")
+    """Return a shape as expressions. Raises ValueError for a negative dimension, TypeError for a
+    float.
+    """
+    dim_list = (shape,) if isinstance(shape, (PrimExpr, int, float)) else tuple(shape)
+    dims = tuple(convert(d, "int64") if not isinstance(d, float) else convert(d) for d in dim_list)
+    for dim in dims:
+        if not dt.is_int(dim.dtype):
+            raise TypeError(f"{what}: a dimension must be an integer, got {dim!r}")
+        if isinstance(dim, IntImm) and dim.value < 0:
+            raise ValueError(f"{what}: a dimension must not be negative, got {dim_list}")
     return dims
 
 
 def placeholder(
     shape: ExprLike | Sequence[ExprLike], dtype: str = "float32", name: str = "placeholder"
 ) -> Tensor:
-    """An input tensor. Raises TypeError for a dtype that elements do not have."""
+    """Return an input tensor. Raises TypeError for an invalid dtype."""
     dims = as_dims(shape, f"placeholder {name!r}")
     if dtype not in dt.SCALAR_BITS:
         raise TypeError(
@@ -344,21 +355,22 @@ def placeholder(
 
 
 def _parameters(function: Callable[..., object]) -> tuple[list[str], bool]:
-    """The names of the parameters without a default, and whether any number of others may follow.
-    Of a plain function its code says it, in a tenth of the time of a signature."""
+    """Return the names of the parameters without a default, and whether there is a *args. Of a
+    plain function the code object tells it, in a tenth of the time of a signature.
+    """
     if isinstance(function, FunctionType) and not function.__dict__:
         code, defaults = function.__code__, len(function.__defaults__ or ())
         if not code.co_kwonlyargcount and not code.co_flags & inspect.CO_VARKEYWORDS:
             names = code.co_varnames[: code.co_argcount - defaults]
             return list(names), bool(code.co_flags & inspect.CO_VARARGS)
-    given = inspect.signature(function).parameters.values()
-    parameters = [p for p in given if p.default is p.empty]
+    signature_params = inspect.signature(function).parameters.values()
+    parameters = [p for p in signature_params if p.default is p.empty]
     fixed = [p.name for p in parameters if p.kind is not p.VAR_POSITIONAL]
     return fixed, len(fixed) != len(parameters)
 
 
 def _axis_names(fcompute: Callable[..., object], rank: int) -> tuple[list[str], int]:
-    """Names of all axes, and how many of the last ones the function does not take."""
+    """Return names of all axes, and how many of the last ones the function does not take."""
     fixed, is_open = _parameters(fcompute)
     if len(fixed) > rank:
         raise ValueError(_wrong_rank(rank, len(fixed)))
@@ -366,8 +378,8 @@ def _axis_names(fcompute: Callable[..., object], rank: int) -> tuple[list[str], 
     return fixed + [f"i{n}" for n in range(missing)], 0 if is_open else missing
 
 
-def _wrong_rank(rank: int, got: int) -> str:
-    return f"compute: expected a function of {rank} indices, got one of {got}"
+def _wrong_rank(rank: int, actual: int) -> str:
+    return f"compute: expected a function of {rank} indices, got one of {actual}"
 
 
 def _check_reduce(name: str, bodies: Sequence[PrimExpr]) -> None:
@@ -382,15 +394,15 @@ def _check_reduce(name: str, bodies: Sequence[PrimExpr]) -> None:
 
 
 def _bodies(name: str, result: object) -> tuple[PrimExpr, ...]:
-    many = result if isinstance(result, (tuple, list)) else (result,)
-    for each in many:
-        if isinstance(each, TensorSlice):
-            raise ValueError(_wrong_count(each.tensor, len(each.indices)))
-        if not isinstance(each, (PrimExpr, int, float)):
+    results = result if isinstance(result, (tuple, list)) else (result,)
+    for expr in results:
+        if isinstance(expr, TensorSlice):
+            raise ValueError(_wrong_count(expr.tensor, len(expr.indices)))
+        if not isinstance(expr, (PrimExpr, int, float)):
             raise TypeError(
-                f"compute {name!r}: the function must give expressions, got {type(each).__name__}"
+                f"compute {name!r}: the function must give expressions, got {type(expr).__name__}"
             )
-    return tuple(convert(each) for each in many)
+    return tuple(convert(result) for result in results)
 
 
 def compute_op(
@@ -400,19 +412,21 @@ def compute_op(
     tag: str = "",
     attrs: Mapping[str, object] | None = None,
 ) -> tuple[Tensor, ...]:
-    """As `compute`; one tensor for each expression that the function gives."""
+    """Return the tensors of a computation, one for each expression that the function returns; see
+    `compute`.
+    """
     dims = as_dims(shape, f"compute {name!r}")
     names, own = _axis_names(fcompute, len(dims))
     axis = tuple(IterVar(Var(n), d, IterKind.SPATIAL) for n, d in zip(names, dims, strict=True))
-    given = fcompute(*(a.var for a in axis[: len(axis) - own]))
+    computed = fcompute(*(a.var for a in axis[: len(axis) - own]))
     label, notes = tag or _TAG.get() or "", dict(attrs or {})
-    if isinstance(given, InstructionCall):
-        op = given.operation(name, label, notes, axis, own)
+    if isinstance(computed, InstructionCall):
+        op = computed.operation(name, label, notes, axis, own)
         bodies = op.body
     elif own:
         raise ValueError(_wrong_rank(len(dims), len(dims) - own))
     else:
-        bodies = _bodies(name, given)
+        bodies = _bodies(name, computed)
         _check_reduce(name, bodies)
         op = ComputeOp(name, label, notes, axis, bodies)
     return tuple(Tensor(op, n, dims, body.dtype) for n, body in enumerate(bodies))
@@ -444,15 +458,27 @@ def compute(
     attrs: Mapping[str, object] | None = None,
     varargs_names: Sequence[str] | None = None,
 ) -> Tensor | tuple[Tensor, ...]:
-    """The tensor whose element at (i, j, ...) is `fcompute(i, j, ...)`; a tuple of tensors where
-    the function gives a tuple or list of expressions.
+    """Return the tensor whose element at (i, j, ...) is `fcompute(i, j, ...)`; a tuple of tensors
+    where the function returns several expressions. A reduction (`te.sum(...)`) must be the whole
+    expression; what follows it is another compute.
 
-    A reduction (`te.sum(...)`) must be the whole expression; what follows it is another compute.
-    `tag` and `attrs` tell schedule rules what the computation is. `varargs_names`, which name what
-    `*indices` takes, are accepted for TVM's sake. Raises ValueError when the ranks differ.
+    Args:
+        shape: the tensor's shape.
+        fcompute: function of the indices.
+        name: the operation's name.
+        tag: tag for schedule rules.
+        attrs: attributes for schedule rules.
+        varargs_names: names of `*indices`, accepted for TVM's sake.
+
+    Returns:
+        The tensor or tensors.
+
+    Raises:
+        ValueError: for a function of another number of indices.
+        TypeError: for results that are no expressions.
     """
-    found = compute_op(shape, fcompute, name, tag, attrs)
-    return found[0] if len(found) == 1 else found
+    tensors = compute_op(shape, fcompute, name, tag, attrs)
+    return tensors[0] if len(tensors) == 1 else tensors
 
 
 _TAG: ContextVar[str | None] = ContextVar("tag", default=None)
@@ -488,8 +514,10 @@ def extern_op(
     attrs: Mapping[str, object] | None = None,
     steps: Sequence[tuple[ComputeOp, str]] = (),
 ) -> tuple[Tensor, ...]:
-    """As `extern`, for a list of shapes and a dtype for each; within `without_statements` without
-    what `fbuild` makes. Raises ValueError for another number of dtypes."""
+    """Create an extern operation as `extern`, for a list of shapes and dtypes; within
+    `without_statements` without calling `fbuild`. Raises ValueError for another number of
+    dtypes.
+    """
     dims = [as_dims(shape, f"extern {name!r}") for shape in shapes]
     if len(dtypes) != len(dims):
         raise ValueError(f"extern {name!r}: {len(dims)} shapes need as many dtypes, got {dtypes}")
@@ -537,16 +565,16 @@ def _extern(
 
 
 def _check_ranks(name: str, body: Stmt) -> None:
-    """That elements have an index for each axis, or one of the flat buffer. Raises ValueError."""
+    """Raise ValueError for an access with neither an index per axis nor one flat index."""
     accesses: list[BufferLoad | BufferStore] = [
         *(s for s in walk(body) if isinstance(s, BufferStore)),
         *(e for e in all_expressions(body) if isinstance(e, BufferLoad)),
     ]
-    for each in accesses:
-        if len(each.indices) not in (1, len(each.buffer.shape)):
+    for access in accesses:
+        if len(access.indices) not in (1, len(access.buffer.shape)):
             raise ValueError(
-                f"{name}: {each.buffer.name!r} has {len(each.buffer.shape)} dimensions, and is"
-                f" accessed by {len(each.indices)} indices"
+                f"{name}: {access.buffer.name!r} has {len(access.buffer.shape)} dimensions, and is"
+                f" accessed by {len(access.indices)} indices"
             )
 
 
@@ -574,13 +602,13 @@ def extern(
     shapes = [shape] if single else list(shape)
     ins = _given(name, "in_buffers", in_buffers, [Buffer(t.name, t.shape, t.dtype) for t in inputs])
     dtypes = _output_dtypes(name, dtype, inputs, out_buffers, len(shapes))
-    made = [
+    new_buffers = [
         Buffer(name, as_dims(d, f"extern {name!r}"), t)  # type: ignore[arg-type]
         for d, t in zip(shapes, dtypes, strict=True)
     ]
-    outs = _given(name, "out_buffers", out_buffers, made)
-    found = _extern(name, tag, attrs, inputs, ins, outs, fcompute(ins, outs))
-    return found[0] if single else list(found)
+    outs = _given(name, "out_buffers", out_buffers, new_buffers)
+    tensors = _extern(name, tag, attrs, inputs, ins, outs, fcompute(ins, outs))
+    return tensors[0] if single else list(tensors)
 
 
 def _given(
@@ -588,10 +616,12 @@ def _given(
 ) -> list[Buffer]:
     if buffers is None:
         return otherwise
-    many = [buffers] if isinstance(buffers, Buffer) else list(buffers)
-    if len(many) != len(otherwise):
-        raise ValueError(f"extern {name!r}: expected {len(otherwise)} {what}, got {len(many)}")
-    return many
+    buffer_list = [buffers] if isinstance(buffers, Buffer) else list(buffers)
+    if len(buffer_list) != len(otherwise):
+        raise ValueError(
+            f"extern {name!r}: expected {len(otherwise)} {what}, got {len(buffer_list)}"
+        )
+    return buffer_list
 
 
 def _output_dtypes(
@@ -610,10 +640,10 @@ def _output_dtypes(
         if len(kinds) != 1:
             raise ValueError(f"extern {name!r}: dtype must be given, inputs have {sorted(kinds)}")
         return [*kinds] * count
-    many = [dtype] * count if isinstance(dtype, str) else list(dtype)
-    if len(many) != count:
+    dtype_list = [dtype] * count if isinstance(dtype, str) else list(dtype)
+    if len(dtype_list) != count:
         raise ValueError(f"extern {name!r}: {count} outputs need as many dtypes, got {dtype!r}")
-    return many
+    return dtype_list
 
 
 def extern_primfunc(
@@ -639,9 +669,9 @@ def extern_primfunc(
                 f" {tensor.dtype}"
             )
     sizes = {
-        dim: given
+        dim: extent
         for tensor, buffer in zip(input_tensors, ins, strict=True)
-        for dim, given in zip(buffer.shape, tensor.shape, strict=True)
+        for dim, extent in zip(buffer.shape, tensor.shape, strict=True)
         if isinstance(dim, Var)
     }
     fresh = {
@@ -649,7 +679,7 @@ def extern_primfunc(
         for b in primfunc.buffers
     }
     body = substitute(replace_buffers(primfunc.body, fresh), sizes)
-    found = _extern(
+    outputs = _extern(
         called,
         "extern",
         None,
@@ -658,7 +688,7 @@ def extern_primfunc(
         [fresh[b] for b in outs],
         body,
     )
-    return found[0] if len(found) == 1 else list(found)
+    return outputs[0] if len(outputs) == 1 else list(outputs)
 
 
 __all__ = [

@@ -1,4 +1,5 @@
-"""Computations by an instruction: `te.compute((m, 16), lambda i: add(a[i, 0:16], b[i, 0:16]))`.
+"""Computations whose inner axes an instruction executes: `te.compute((m, 16), lambda i: add(a[i,
+0:16], b[i, 0:16]))`.
 
 The function gets fewer indices than there are axes, and gives a call of what
 `te.decl_tensor_intrin` declared. The axes that it does not get are the instruction's own. What is
@@ -28,8 +29,9 @@ __all__ = ["IntrinsicCall", "TensorComputeOp"]
 
 @node("te.TensorComputeOp")
 class TensorComputeOp(ComputeOp):
-    """A computation whose last `own` axes an instruction computes; of the reduced axes those that
-    it sums over come last, `own_sums` of them."""
+    """A computation whose last `own` axes an instruction executes. Of the reduced axes, the last
+    `own_sums` are summed inside the instruction.
+    """
 
     name: str
     tag: str
@@ -43,7 +45,9 @@ class TensorComputeOp(ComputeOp):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class IntrinsicCall(InstructionCall):
-    """An instruction, the parts of tensors that it reads, and the axes that its calls sum over."""
+    """A call of an instruction: the tensor regions it reads and the axes its calls are
+    summed over.
+    """
 
     intrin: object
     op: ComputeOp
@@ -54,8 +58,9 @@ class IntrinsicCall(InstructionCall):
     def operation(
         self, name: str, tag: str, attrs: Mapping[str, object], axis: tuple[IterVar, ...], own: int
     ) -> TensorComputeOp:
-        """The computation. Raises ValueError where the instruction has other axes, or a part of a
-        tensor other ones than its input."""
+        """Return the computation for this call. Raises ValueError if the number of axes differs
+        from the instruction's, or a region's shape from its input's.
+        """
         if own != len(self.op.axis):
             raise ValueError(
                 f"compute {name!r}: the instruction {self.op.name!r} has {len(self.op.axis)} axes,"
@@ -64,8 +69,8 @@ class IntrinsicCall(InstructionCall):
         at: dict[Var, PrimExpr] = {
             old.var: new.var for old, new in zip(self.op.axis, axis[-own:], strict=True)
         }
-        for part, source in zip(self.regions, self.inputs, strict=True):
-            _check_part(name, part, source)
+        for region, source in zip(self.regions, self.inputs, strict=True):
+            _check_part(name, region, source)
         sums = tuple(ReduceAxis(a.name, a.dtype, a.extent) for a in self.op.reduce_axis)
         at.update(zip(self.op.reduce_axis, sums, strict=True))
         sources = self._sources(at)
@@ -77,14 +82,14 @@ class IntrinsicCall(InstructionCall):
         return TensorComputeOp(name, tag, attrs, axis, bodies, self.intrin, own, len(sums))
 
     def _sources(self, at: dict[Var, PrimExpr]) -> list[PrimExpr]:
-        """What is computed, or summed, over the tensors of the call."""
-        parts = dict(zip(self.inputs, self.regions, strict=True))
+        """Return the expressions that are computed or summed, reading from the call's tensors."""
+        region_of = dict(zip(self.inputs, self.regions, strict=True))
 
         def read(e: PrimExpr) -> PrimExpr:
-            """An element of an input is one of the part that stands for it."""
-            if not isinstance(e, ProducerLoad) or e.producer not in parts:
+            """Replace an access to an instruction input by one to its region."""
+            if not isinstance(e, ProducerLoad) or e.producer not in region_of:
                 return e
-            return _element(parts[e.producer], e.indices)
+            return _element(region_of[e.producer], e.indices)
 
         first = self.op.body[0]
         sources: Sequence[PrimExpr] = self.op.body
@@ -94,7 +99,7 @@ class IntrinsicCall(InstructionCall):
 
 
 def _check_part(name: str, region: TensorRegion, source: Tensor) -> None:
-    """Raises ValueError where a part is not as large as the input that it stands for."""
+    """Raises ValueError if a region's shape differs from that of the input it is bound to."""
     tensor, slices = region.tensor, []
     if len(region.indices) != tensor.ndim:
         raise ValueError(
@@ -104,7 +109,7 @@ def _check_part(name: str, region: TensorRegion, source: Tensor) -> None:
     for index, size in zip(region.indices, tensor.shape, strict=True):
         if isinstance(index, slice):
             slices.append(_end(index, size) - _begin(index))
-    sizes = [simplify(each) for each in slices]
+    sizes = [simplify(extent) for extent in slices]
     if len(sizes) != source.ndim or not all(
         is_const(simplify(a - b), 0) for a, b in zip(sizes, source.shape, strict=True)
     ):
@@ -115,18 +120,20 @@ def _check_part(name: str, region: TensorRegion, source: Tensor) -> None:
 
 
 def _element(region: TensorRegion, inside: Sequence[PrimExpr]) -> PrimExpr:
-    """The element of a part at indices of its slices."""
-    rest = iter(inside)
+    """Return the element of a region at indices within its slices."""
+    inner = iter(inside)
     return region.tensor[
-        tuple(_begin(i) + next(rest) if isinstance(i, slice) else i for i in region.indices)  # type: ignore[misc]
+        tuple(_begin(i) + next(inner) if isinstance(i, slice) else i for i in region.indices)  # type: ignore[misc]
     ]
 
 
-def _begin(part: slice) -> PrimExpr:
-    if part.step not in (None, 1):
-        raise ValueError(f"compute: a part of a tensor has step 1, got {part.step}")
-    return convert(0 if part.start is None else part.start, "int64")
+def _begin(region_slice: slice) -> PrimExpr:
+    """Return the start of a slice. Raises ValueError for a step other than 1."""
+    if region_slice.step not in (None, 1):
+        raise ValueError(f"compute: a part of a tensor has step 1, got {region_slice.step}")
+    return convert(0 if region_slice.start is None else region_slice.start, "int64")
 
 
-def _end(part: slice, size: PrimExpr) -> PrimExpr:
-    return convert(size if part.stop is None else part.stop, "int64")
+def _end(region_slice: slice, size: PrimExpr) -> PrimExpr:
+    """Return the end of a slice, which defaults to the axis's extent."""
+    return convert(size if region_slice.stop is None else region_slice.stop, "int64")

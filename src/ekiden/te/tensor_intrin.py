@@ -1,8 +1,7 @@
-"""Instructions for te's schedules: what an operation computes, written as statements.
+"""Tensor intrinsics for te's schedules: what an operation computes, written as statements.
 
-z = te.compute((16,), lambda i: x[i] + y[i])
-add = te.decl_tensor_intrin(z.op, lambda ins, outs: tir.call_packed("vadd", *ins, *outs))
-s[Z].tensorize(inner, add)
+z = te.compute((16,), lambda i: x[i] + y[i]) add = te.decl_tensor_intrin(z.op, lambda ins, outs:
+tir.call_packed("vadd", *ins, *outs)) s[Z].tensorize(inner, add)
 """
 
 from __future__ import annotations
@@ -30,10 +29,9 @@ Part = Stmt | PrimExpr | None
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TensorIntrin:
-    """An operation and what computes it over `buffers` (inputs, then outputs).
-
-    Of a reduction, `body` makes the whole result; `reduce_init` begins one, `reduce_update` adds a
-    part to it.
+    """An operation and the instruction that computes it over `buffers` (inputs, then outputs). For
+    a reduction, `body` computes the whole result, `reduce_init` initializes it and
+    `reduce_update` accumulates into it.
     """
 
     name: str
@@ -50,16 +48,17 @@ class TensorIntrin:
         *regions: TensorRegion | Tensor,
         reduce_axis: ReduceAxis | Sequence[ReduceAxis] | None = None,
     ) -> IntrinsicCall:
-        """What a function that `te.compute` is given gives to be computed by this instruction, of
-        parts of tensors: `add(a[i, 0:16], b[i, 0:16])`. Calls are summed over `reduce_axis`.
-
-        Raises ScheduleError for anything but a part for each input.
+        """Return what a `te.compute` function returns to use this instruction on regions of
+        tensors, such as `add(a[i, 0:16], b[i, 0:16])`. Calls are summed over `reduce_axis`.
+        Raises ScheduleError unless there is one region per input.
         """
-        whole = slice(None)
-        parts = [
-            TensorRegion(r, (whole,) * r.ndim) if isinstance(r, Tensor) else r for r in regions
+        full_slice = slice(None)
+        input_regions = [
+            TensorRegion(r, (full_slice,) * r.ndim) if isinstance(r, Tensor) else r for r in regions
         ]
-        if len(parts) != len(self.inputs) or any(not isinstance(p, TensorRegion) for p in parts):
+        if len(input_regions) != len(self.inputs) or any(
+            not isinstance(p, TensorRegion) for p in input_regions
+        ):
             raise ScheduleError(
                 f"call of {self.name!r}: a part of a tensor, such as a[i, 0:16], is expected for"
                 f" each of its {len(self.inputs)} inputs, got {regions}"
@@ -67,7 +66,7 @@ class TensorIntrin:
         if not isinstance(self.op, ComputeOp):
             raise ScheduleError(f"call of {self.name!r}: its operation is no computation")
         axes = (reduce_axis,) if isinstance(reduce_axis, ReduceAxis) else tuple(reduce_axis or ())
-        return IntrinsicCall(self, self.op, self.inputs, tuple(parts), axes)
+        return IntrinsicCall(self, self.op, self.inputs, tuple(input_regions), axes)
 
 
 def decl_tensor_intrin(
@@ -78,11 +77,10 @@ def decl_tensor_intrin(
     scalar_params: Sequence[Var] | None = None,
     default_buffer_params: Mapping[str, object] | None = None,
 ) -> TensorIntrin:
-    """Declare an instruction: `fcompute(input_buffers, output_buffers)` gives a statement or a
-    call, or three for a reduction: the whole, the init, the update (None where there is none).
-
-    `binds` says which buffer stands for a tensor. Raises TypeError for what is no operation,
-    ValueError for inputs that are computed, ScheduleError for scalar parameters.
+    """Declare an instruction: `fcompute(input_buffers, output_buffers)` returns a statement or a
+    call, or three for a reduction: body, init and update (None if absent). `binds` maps tensors
+    to buffers. Raises TypeError if `op` is no operation, ValueError for computed inputs,
+    ScheduleError for scalar parameters.
     """
     if not isinstance(op, Operation):
         raise TypeError(f"decl_tensor_intrin: expected an operation, got {type(op).__name__}")
@@ -96,15 +94,15 @@ def decl_tensor_intrin(
         raise ValueError(f"decl_tensor_intrin {name!r}: its inputs must be placeholders")
     tensors = [*inputs, *(op.output(n) for n in range(op.num_outputs))]
     options: dict[str, Any] = dict(default_buffer_params or {})
-    given = binds or {}
+    bound_buffers = binds or {}
     buffers = [
-        given[t] if t in given else decl_buffer(t.shape, t.dtype, t.name, **options)
+        bound_buffers[t] if t in bound_buffers else decl_buffer(t.shape, t.dtype, t.name, **options)
         for t in tensors
     ]
-    made = fcompute(buffers[: len(inputs)], buffers[len(inputs) :])
-    parts: list[Part] = list(made) if isinstance(made, (tuple, list)) else [made]  # type: ignore[list-item]
-    parts += [None] * (3 - len(parts))
-    body, init, update = (Evaluate(p) if isinstance(p, PrimExpr) else p for p in parts)
+    statements = fcompute(buffers[: len(inputs)], buffers[len(inputs) :])
+    bodies: list[Part] = list(statements) if isinstance(statements, (tuple, list)) else [statements]  # type: ignore[list-item]
+    bodies += [None] * (3 - len(bodies))
+    body, init, update = (Evaluate(p) if isinstance(p, PrimExpr) else p for p in bodies)
     return TensorIntrin(name, op, tuple(inputs), tuple(buffers), (), body, init, update)
 
 
@@ -112,7 +110,7 @@ _COUNT = itertools.count()
 
 
 def _register(intrin: TensorIntrin, desc: PrimFunc, impl: Stmt, params: Sequence[Buffer]) -> str:
-    """Make the instruction one of `tir.TensorIntrin` under a name of its own."""
+    """Register the instruction in `tir.TensorIntrin` under a unique name."""
     name = f"{intrin.name}.{next(_COUNT)}"
     LoopIntrin.register(name, desc, PrimFunc(tuple(params), impl, {"global_symbol": name}))
     return name
@@ -126,10 +124,7 @@ def _description(intrin: TensorIntrin) -> PrimFunc:
 def tensorize_stage(
     sch: Schedule, block: BlockRV, loop: LoopRV, outermost_sum: LoopRV | None, intrin: object
 ) -> None:
-    """Put an instruction in the place of a loop of a block. A sum that runs around the loop too is
-    begun by the instruction's init, or by stores where it has none, and continued by its update.
-    Raises ScheduleError for an instruction without a body, or without an update where the sum needs
-    one."""
+    """Replace a loop of a block by an instruction."""
     if not isinstance(intrin, TensorIntrin):
         raise ScheduleError(
             f"tensorize: expected what te.decl_tensor_intrin gives, got {type(intrin).__name__}"
@@ -163,8 +158,9 @@ def tensorize_stage(
 
 
 def _position(sch: Schedule, loops: Sequence[LoopRV], loop: LoopRV) -> int:
-    wanted = sch.get(loop)
-    return next(n for n, each in enumerate(loops) if sch.get(each) is wanted)
+    """Return the index of a loop among `loops`."""
+    target = sch.get(loop)
+    return next(n for n, candidate in enumerate(loops) if sch.get(candidate) is target)
 
 
 def _block_of(desc: PrimFunc) -> Block:
@@ -172,24 +168,24 @@ def _block_of(desc: PrimFunc) -> Block:
 
 
 def _without_init(desc: PrimFunc) -> PrimFunc:
-    """The description of the steps of a sum alone."""
+    """Return the description of a reduction's update steps only."""
     sch = Schedule(desc)
     name = _block_of(desc).name
     init = sch.decompose_reduction(name, sch.get_loops(name)[0])
-    found = sch.statement(sch.get_loops(name)[0])
+    update_loop = sch.statement(sch.get_loops(name)[0])
     del init
-    return desc.with_fields(body=found)
+    return desc.with_fields(body=update_loop)
 
 
 def _init_alone(desc: PrimFunc) -> PrimFunc:
-    """The description of the init of a sum alone."""
+    """Return the description of a reduction's init only."""
     sch = Schedule(desc)
     name = _block_of(desc).name
     init = sch.decompose_reduction(name, sch.get_loops(name)[0])
-    found = sch.statement(sch.get_loops(init)[0])
+    init_loop = sch.statement(sch.get_loops(init)[0])
     outputs = desc.attr("num_outputs")
     assert isinstance(outputs, int)
-    return desc.with_fields(body=found, params=desc.params[len(desc.params) - outputs :])
+    return desc.with_fields(body=init_loop, params=desc.params[len(desc.params) - outputs :])
 
 
 __all__ = ["TensorIntrin", "decl_tensor_intrin"]

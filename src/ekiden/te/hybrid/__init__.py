@@ -1,4 +1,4 @@
-"""Computations written as Python functions over elements: TVM's hybrid script.
+"""Hybrid scripts: computations written as Python functions over elements. TVM's hybrid script.
 
     @te.hybrid.script
     def outer(a, b):

@@ -1,4 +1,4 @@
-"""Hybrid scripts to statements: Python's parser gives the tree, this walks it once per call.
+"""Parse hybrid scripts to statements. Python's parser gives the tree, this walks it once per call.
 
 A name assigned a number is a variable of one element; a loop of `const_range` and a condition known
 from the arguments are gone when the statements are made.
@@ -88,7 +88,7 @@ _KINDS = {
 
 
 class HybridFunction:
-    """A function under `@te.hybrid.script`."""
+    """Function under `@te.hybrid.script`."""
 
     def __init__(self, function: FunctionType) -> None:
         functools.update_wrapper(self, function)
@@ -112,20 +112,20 @@ class HybridFunction:
 
 
 def script(pyfunc: FunctionType) -> HybridFunction:
-    """The decorator: see `ekiden.te.hybrid`."""
+    """Decorate a function as a hybrid script: see `ekiden.te.hybrid`."""
     return HybridFunction(pyfunc)
 
 
 def _compile(function: HybridFunction, args: Sequence[object]) -> Tensor | list[Tensor]:
     inputs = [a for a in args if isinstance(a, Tensor)]
     buffers = {t: Buffer(t.name, t.shape, t.dtype) for t in inputs}
-    given = [buffers[a] if isinstance(a, Tensor) else a for a in args]
+    arguments = [buffers[a] if isinstance(a, Tensor) else a for a in args]
     reader = _Reader(function.source, function.captured)
-    returned = reader.function(function.node, given)
+    returned = reader.function(function.node, arguments)
     outputs = [b for b in returned if isinstance(b, Buffer)]
     if len(outputs) != len(returned) or set(outputs) != set(reader.outputs):
         function.source.fail(function.node, "what it returns must be its output_tensors")
-    made = extern_op(
+    operation = extern_op(
         [b.shape for b in outputs],
         inputs,
         lambda ins, outs: Evaluate(const(0)),
@@ -137,13 +137,13 @@ def _compile(function: HybridFunction, args: Sequence[object]) -> Tensor | list[
         output_buffers=tuple(outputs),
         body=reader.whole(),
     )
-    found = [made.output(n) for n in range(len(outputs))]
-    return found[0] if len(found) == 1 else found
+    output_tensors = [operation.output(n) for n in range(len(outputs))]
+    return output_tensors[0] if len(output_tensors) == 1 else output_tensors
 
 
 @dataclass(frozen=True, slots=True)
 class _Loop:
-    """What a loop runs over: `range(n)`, `bind("threadIdx.x", n)`, ..."""
+    """Range of a loop: `range(n)`, `bind("threadIdx.x", n)`, ..."""
 
     kind: ForKind | None
     low: PrimExpr
@@ -152,7 +152,7 @@ class _Loop:
 
 
 class _Reader:
-    """Reads one call of a script."""
+    """Parser of one call of a script."""
 
     def __init__(self, source: Source, captured: Mapping[str, object]) -> None:
         self.source = source
@@ -163,7 +163,7 @@ class _Reader:
         self.returned: list[object] | None = None
 
     def whole(self) -> Stmt:
-        """All statements, in the allocations of variables and buffers."""
+        """Return all statements within the allocations of variables and buffers."""
         body = seq(*self.statements[0])
         for buffer in reversed(self.kept):
             body = Allocate(buffer, body)
@@ -196,7 +196,7 @@ class _Reader:
         self.statements[-1].append(stmt)
 
     def _inside(self, nodes: Sequence[ast.stmt]) -> Stmt:
-        """The statements of an indented block; names of numbers that it defines end with it."""
+        """Return the statements of an indented block; numeric names defined in it end with it."""
         before = dict(self.names)
         self.statements.append([])
         self.body(nodes)
@@ -215,8 +215,10 @@ class _Reader:
     def _return(self, node: ast.Return) -> None:
         if len(self.statements) > 1 or node.value is None:
             self.source.fail(node, "return stands at the end, with the output tensors")
-        found = self.value(node.value)
-        self.returned = list(found) if isinstance(found, (tuple, list)) else [found]
+        returned_value = self.value(node.value)
+        self.returned = (
+            list(returned_value) if isinstance(returned_value, (tuple, list)) else [returned_value]
+        )
 
     def _assert(self, node: ast.Assert) -> None:
         message = "an assertion of a hybrid script does not hold"
@@ -230,17 +232,19 @@ class _Reader:
         self._store(node.targets[0], self.value(node.value))
 
     def _augassign(self, node: ast.AugAssign) -> None:
-        whole = ast.copy_location(ast.BinOp(_loaded(node.target), node.op, node.value), node)
-        self._store(node.target, self.value(whole))
+        expanded = ast.copy_location(ast.BinOp(_loaded(node.target), node.op, node.value), node)
+        self._store(node.target, self.value(expanded))
 
     def _store(self, target: ast.expr, value: object) -> None:
         match target:
             case ast.Tuple() | ast.List():
-                many = list(value) if isinstance(value, (tuple, list)) else []
-                if len(many) != len(target.elts):
-                    self.source.fail(target, f"expected {len(target.elts)} values, got {len(many)}")
-                for each, one in zip(target.elts, many, strict=True):
-                    self._store(each, one)
+                values = list(value) if isinstance(value, (tuple, list)) else []
+                if len(values) != len(target.elts):
+                    self.source.fail(
+                        target, f"expected {len(target.elts)} values, got {len(values)}"
+                    )
+                for target_element, one in zip(target.elts, values, strict=True):
+                    self._store(target_element, one)
             case ast.Subscript():
                 buffer = self.value(target.value)
                 if not isinstance(buffer, Buffer):
@@ -253,7 +257,7 @@ class _Reader:
                 self.source.fail(target, "cannot assign to this")
 
     def _define(self, target: ast.Name, value: object) -> None:
-        """A name for a buffer or a tuple; a variable for a number."""
+        """Define a name for a buffer or a tuple, or a variable for a number."""
         if isinstance(value, Buffer):
             if value.name == "":
                 new = value.with_fields(name=target.id)
@@ -266,19 +270,19 @@ class _Reader:
             self.names[target.id] = value
             return
         number = _number(value)
-        known = self.names.get(target.id)
-        if not isinstance(known, _Variable):
+        existing = self.names.get(target.id)
+        if not isinstance(existing, _Variable):
             buffer = Buffer(target.id, (const(1),), number.dtype, "local")
-            known = self.names[target.id] = _Variable(buffer)
+            existing = self.names[target.id] = _Variable(buffer)
             self.kept.append(buffer)
-        stored = self._as(known.buffer.dtype, target, number)
-        self._emit(BufferStore(known.buffer, stored, (const(0),)))
+        stored = self._as(existing.buffer.dtype, target, number)
+        self._emit(BufferStore(existing.buffer, stored, (const(0),)))
 
     def _as(self, dtype: str, node: ast.AST, value: object) -> PrimExpr:
         if not isinstance(value, (PrimExpr, int, float)):
             self.source.fail(node, f"expected a number, got {type(value).__name__}")
-        made = value if isinstance(value, PrimExpr) else _number(value)
-        return cast(made, dtype)
+        number = value if isinstance(value, PrimExpr) else _number(value)
+        return cast(number, dtype)
 
     def _if(self, node: ast.If) -> None:
         test = self.value(node.test)
@@ -308,7 +312,7 @@ class _Reader:
         self._emit(For(var, loop.low, loop.extent, loop.kind, inner, notes))
 
     def _repeat(self, node: ast.For, name: str, loop: _Loop) -> None:
-        """A loop of const_range: its body once for each number."""
+        """Expand a const_range loop: its body once per number."""
         low, count = loop.low, loop.extent
         if not isinstance(low, IntImm) or not isinstance(count, IntImm):
             self.source.fail(node.iter, "const_range takes numbers")
@@ -319,7 +323,7 @@ class _Reader:
     # Expressions.
 
     def value(self, node: ast.expr) -> object:
-        """What an expression is: a number, an expression, a buffer, a tuple, a loop."""
+        """Return the value of an expression: a number, an expression, a buffer, a tuple, a loop."""
         match node:
             case ast.Constant():
                 return node.value
@@ -349,31 +353,31 @@ class _Reader:
                 self.source.fail(node, f"a hybrid script has no such expression: {kind}")
 
     def _plain(self, node: ast.expr) -> PrimExpr | int | float:
-        found = self.value(node)
-        if not isinstance(found, (PrimExpr, int, float)):
-            self.source.fail(node, f"expected a number, got {type(found).__name__}")
-        return found
+        evaluated = self.value(node)
+        if not isinstance(evaluated, (PrimExpr, int, float)):
+            self.source.fail(node, f"expected a number, got {type(evaluated).__name__}")
+        return evaluated
 
     def scalar(self, node: ast.expr) -> PrimExpr:
-        """An expression that must be a number."""
+        """Return the value of an expression that must be a number."""
         return _number(self._plain(node))
 
     def condition(self, node: ast.expr) -> PrimExpr:
-        """An expression as a bool."""
-        found = convert(self._plain(node), None)
-        return found if dt.element(found.dtype) == "bool" else binary(NE, found, 0)
+        """Return an expression as a bool."""
+        evaluated = convert(self._plain(node), None)
+        return evaluated if dt.element(evaluated.dtype) == "bool" else binary(NE, evaluated, 0)
 
     def indices(self, node: ast.Subscript) -> tuple[PrimExpr, ...]:
-        """The indices of an element."""
-        parts = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
-        return tuple(convert(self._plain(p), "int64") for p in parts)
+        """Return the indices of an element."""
+        index_nodes = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
+        return tuple(convert(self._plain(p), "int64") for p in index_nodes)
 
     def _name(self, node: ast.Name) -> object:
         if node.id in self.names and self.names[node.id] is not None:
-            found = self.names[node.id]
-            if isinstance(found, _Variable):
-                return BufferLoad(found.buffer, (const(0),), found.buffer.dtype)
-            return found.item() if isinstance(found, np.generic) else found
+            bound_value = self.names[node.id]
+            if isinstance(bound_value, _Variable):
+                return BufferLoad(bound_value.buffer, (const(0),), bound_value.buffer.dtype)
+            return bound_value.item() if isinstance(bound_value, np.generic) else bound_value
         if node.id in HYBRID_GLOBALS:
             return _Builtin(node.id)
         self.source.fail(node, f"undefined name '{node.id}'")
@@ -413,27 +417,29 @@ class _Reader:
             self.source.fail(node, str(error))
 
     def _compare(self, node: ast.Compare) -> object:
-        left, whole = node.left, None
+        lhs, conjunction = node.left, None
         for op, right in zip(node.ops, node.comparators, strict=True):
-            one = self._binary(node, type(op), self.value(left), right)
-            whole = one if whole is None else logical_and(convert(whole), convert(one))  # type: ignore[arg-type]
-            left = right
-        return whole
+            one = self._binary(node, type(op), self.value(lhs), right)
+            conjunction = (
+                one if conjunction is None else logical_and(convert(conjunction), convert(one))
+            )  # type: ignore[arg-type]
+            lhs = right
+        return conjunction
 
     def _joined(self, node: ast.BoolOp) -> object:
-        parts = [self.condition(v) for v in node.values]
-        total = parts[0]
-        for each in parts[1:]:
+        conditions = [self.condition(v) for v in node.values]
+        total = conditions[0]
+        for condition in conditions[1:]:
             both = isinstance(node.op, ast.And)
-            total = logical_and(total, each) if both else binary(Or, total, each)
+            total = logical_and(total, condition) if both else binary(Or, total, condition)
         return total
 
     def _unary(self, node: ast.UnaryOp) -> object:
         if isinstance(node.op, ast.Not):
             test = self.condition(node.operand)
             return not test.value if isinstance(test, IntImm) else Not(test, test.dtype)
-        found = self._plain(node.operand)
-        return -found if isinstance(node.op, ast.USub) else found
+        operand = self._plain(node.operand)
+        return -operand if isinstance(node.op, ast.USub) else operand
 
     # Calls.
 
@@ -452,8 +458,8 @@ class _Reader:
             return self._new_buffer(node, name)
         args = [self.value(a) for a in node.args]
         if name == "len":
-            found = args[0]
-            return found.shape[0] if isinstance(found, Buffer) else len(found)  # type: ignore[arg-type]
+            subject = args[0]
+            return subject.shape[0] if isinstance(subject, Buffer) else len(subject)  # type: ignore[arg-type]
         if name == "max_num_threads":
             return 1024
         values = [_checked(self, node, a) for a in args]
@@ -469,10 +475,10 @@ class _Reader:
 
     def _loop(self, node: ast.Call, name: str) -> _Loop:
         thread = ""
-        parts = list(node.args)
+        range_args = list(node.args)
         if name == "bind":
-            thread = str(self.value(parts.pop(0)))
-        ends = [convert(self._plain(p), "int64") for p in parts]
+            thread = str(self.value(range_args.pop(0)))
+        ends = [convert(self._plain(p), "int64") for p in range_args]
         if len(ends) not in (1, 2):
             self.source.fail(node, f"{name} takes (stop) or (start, stop)")
         low = ends[0] if len(ends) == 2 else const(0)
@@ -484,12 +490,12 @@ class _Reader:
         dtype = str(values[1]) if len(values) > 1 else "float32"
         scope = str(values[2]) if len(values) > 2 else "global"
         dims = tuple(convert(_checked(self, node, d), "int64") for d in shape)
-        made = Buffer("", dims, dtype, scope)
-        (self.outputs if name == "output_tensor" else self.kept).append(made)
-        return made
+        buffer = Buffer("", dims, dtype, scope)
+        (self.outputs if name == "output_tensor" else self.kept).append(buffer)
+        return buffer
 
     def _inlined(self, node: ast.Call, called: HybridFunction, args: Sequence[object]) -> object:
-        """A script called by another: its statements here, its outputs as allocations."""
+        """Inline a script called by another: its statements here, its outputs as allocations."""
         reader = _Reader(called.source, called.captured)
         returned = reader.function(called.node, args)
         self.kept += reader.kept + reader.outputs
@@ -500,14 +506,14 @@ class _Reader:
 
 @dataclass(frozen=True, slots=True)
 class _Variable:
-    """A name that holds a number, which may change."""
+    """Name of a mutable number."""
 
     buffer: Buffer
 
 
 @dataclass(frozen=True, slots=True)
 class _Builtin:
-    """A name of hybrid scripts."""
+    """Built-in name of hybrid scripts."""
 
     name: str
 
@@ -517,7 +523,7 @@ def _loaded(target: ast.expr) -> ast.expr:
 
 
 def _number(value: PrimExpr | int | float) -> PrimExpr:
-    """A number as an expression: ints are int32, as in TVM, floats float32."""
+    """Return a number as an expression: ints are int32, as in TVM, floats float32."""
     if isinstance(value, PrimExpr):
         return value
     is_int = isinstance(value, int) and not isinstance(value, bool)

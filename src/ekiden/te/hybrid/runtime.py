@@ -1,4 +1,4 @@
-"""What the names of hybrid scripts mean where a script runs as Python."""
+"""Built-in names of hybrid scripts that run as Python."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from ekiden.ir.intrinsic import INTRINSICS
 
 
 def _zeros(shape: Sequence[int], dtype: str = "float32", scope: str = "global") -> np.ndarray:
-    """An array for `output_tensor` and `allocate`."""
+    """Return an array for `output_tensor` and `allocate`."""
     del scope
     return np.zeros(tuple(int(d) for d in shape), dtype)
 
 
 def _bind(thread: str, extent: int) -> Iterable[int]:
-    """The steps of a thread axis, one after the other."""
+    """Return the iterations of a thread axis, serialised."""
     del thread
     return range(extent)
 
 
 def max_num_threads(allow_none: bool = True) -> int:
-    """How many threads a block may have on a device: 1024."""
+    """Return the maximum number of threads of a block, 1024."""
     del allow_none
     return 1024
 

@@ -1,4 +1,4 @@
-"""Schedules of tensor expressions, by stages, under TVM's names."""
+"""Schedules of tensor expressions by stages, under TVM's names."""
 
 from ekiden.te.schedule.auto_inline import (
     auto_inline_broadcast,

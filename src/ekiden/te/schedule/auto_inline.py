@@ -1,4 +1,4 @@
-"""Inlining all stages of a kind, those alone that are not outputs or scheduled already."""
+"""Inline all stages of a kind that are neither outputs nor scheduled already."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ def _inline(schedule: Schedule, is_wanted: Callable[[ComputeOp], bool]) -> None:
 
 
 def _is_untouched(stage: Stage) -> bool:
-    """Whether a stage may be inlined, and nothing else was asked of it."""
-    asked = stage.steps or stage.iter_var_attrs or stage.scope or stage.layouts
+    """Return whether a stage may be inlined and has no other schedule."""
+    is_scheduled = stage.steps or stage.iter_var_attrs or stage.scope or stage.layouts
     is_own = not stage.is_output and stage.within is None
-    return is_own and stage.attach_type is Attach.ROOT and not asked
+    return is_own and stage.attach_type is Attach.ROOT and not is_scheduled
 
 
 def _reads(op: ComputeOp) -> list[Sequence[PrimExpr]]:
@@ -58,6 +58,6 @@ def auto_inline_broadcast(schedule: Schedule) -> None:
 
 
 def _in_order(op: ComputeOp, indices: Sequence[PrimExpr]) -> bool:
-    places = {a.var: n for n, a in enumerate(op.axis)}
-    found = [places.get(i, -1) if isinstance(i, Var) else -1 for i in indices]
-    return -1 not in found and all(a < b for a, b in pairwise(found))
+    axis_position = {a.var: n for n, a in enumerate(op.axis)}
+    positions = [axis_position.get(i, -1) if isinstance(i, Var) else -1 for i in indices]
+    return -1 not in positions and all(a < b for a, b in pairwise(positions))

@@ -1,4 +1,4 @@
-"""What axes are worth in terms of each other: roots of the leaves, leaves of the roots."""
+"""Values of axes in terms of each other; roots of the leaves, leaves of the roots."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from ekiden.te.schedule.relations import Axis, Fuse, Split, Step
 
 
 def inner_size(step: Split | Fuse) -> PrimExpr:
-    """How many steps the inner axis of a relation has."""
+    """Return the extent of a relation's inner axis."""
     return step.inner.extent
 
 
 def roots_from_leaves(
     steps: Sequence[Step], leaves: Mapping[Axis, PrimExpr]
 ) -> tuple[dict[Axis, PrimExpr], list[PrimExpr]]:
-    """The values of all axes that the leaves given are made from, and the conditions under which
-    those are steps at all (a split that does not divide makes too many).
+    """Return the values of all axes from which the given leaves are derived, and the conditions
+    under which they are iterations at all (a split that does not divide has too many).
     """
     values = dict(leaves)
     conditions: list[PrimExpr] = []
@@ -40,7 +40,7 @@ def roots_from_leaves(
 def leaves_from_roots(
     steps: Sequence[Step], roots: Mapping[Axis, PrimExpr]
 ) -> dict[Axis, PrimExpr]:
-    """The values of all axes made from the roots given."""
+    """Return the values of all axes derived from the given roots."""
     values = dict(roots)
     for step in steps:
         if isinstance(step, Split) and step.parent in values:

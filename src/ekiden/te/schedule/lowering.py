@@ -1,4 +1,4 @@
-"""From a schedule of stages to a loop program: `lower(schedule, args)`.
+"""Lower a schedule of stages to a loop program. `lower(schedule, args)`.
 
 1. The computations as they are now, what is inlined put into its readers.
 2. `create_prim_func` of them: one block each, in loops of its own.
@@ -49,38 +49,38 @@ MAX_THREADS = 1024
 
 
 def lower(schedule: Schedule, args: Sequence[Tensor | Var], name: str = "main") -> PrimFunc:
-    """The loop program of a schedule over its arguments: inputs, then outputs, as in
-    `create_prim_func`. Raises ScheduleError for a step that would change its meaning; TypeError,
-    ValueError as there.
+    """Return the loop program of a schedule over its arguments: inputs, then outputs, as in
+    `create_prim_func`. Raises ScheduleError for a step that would change its meaning; TypeError
+    and ValueError as there.
     """
     check_arguments(args, f"lower {name!r}")
     return with_numbers(args, lambda tensors: Lowering(schedule, tensors, name).func)
 
 
 def infer_bound(schedule: Schedule) -> dict[Axis, Range]:
-    """What every axis of every stage runs over in the end, in terms of the variables of the loops
-    around it. TVM: `te.schedule.InferBound`.
+    """Return the range of every axis of every stage in terms of the surrounding loop variables.
+    TVM: `te.schedule.InferBound`.
     """
     return _whole(schedule).bounds
 
 
 def _whole(schedule: Schedule) -> Lowering:
-    """A schedule lowered over its inputs and outputs."""
+    """Lower a schedule over its inputs and outputs."""
     inputs = [s.op.output(0) for s in schedule.stages if isinstance(s.op, PlaceholderOp)]
     outputs = [op.output(n) for op in schedule.outputs for n in range(op.num_outputs)]
     return Lowering(schedule, [*inputs, *outputs], "main")
 
 
 def schedule_ops(schedule: Schedule, bounds: Mapping[Axis, Range] | None = None) -> Stmt:
-    """The statements of a schedule over its inputs and outputs, before any pass. Ranges are found
-    anew: `bounds` is TVM's. TVM: `te.schedule.ScheduleOps`.
+    """Return the statements of a schedule over its inputs and outputs, before any pass. Ranges are
+    inferred anew: `bounds` is TVM's. TVM: `te.schedule.ScheduleOps`.
     """
     del bounds
     return _whole(schedule).func.body
 
 
 class Dataflow:
-    """The operations of a schedule as they are now, under names of their own."""
+    """Operations of a schedule in their current form, with unique names."""
 
     def __init__(self, schedule: Schedule, args: Sequence[Tensor]) -> None:
         self.schedule = schedule
@@ -116,44 +116,44 @@ class Dataflow:
             self.steps |= {step: names[name] for step, name in op.steps}
             if op.steps:
                 self.copies |= {*names.values()} - {*self.steps.values()}
-        made = op.with_fields(**fields)
-        for each in {op, origin or op}:
-            for n in range(made.num_outputs):
-                self.new[each.output(n)] = made.output(n)
+        copied = op.with_fields(**fields)
+        for source_op in {op, origin or op}:
+            for n in range(copied.num_outputs):
+                self.new[source_op.output(n)] = copied.output(n)
 
     def _unique(self, name: str) -> str:
-        made = name
-        while made in self._names:
+        unique_name = name
+        while unique_name in self._names:
             count = self._names[name]
             self._names[name] = count + 1
-            made = f"{name}_{count}"
-        self._names[made] = 1
-        return made
+            unique_name = f"{name}_{count}"
+        self._names[unique_name] = 1
+        return unique_name
 
-    def is_among(self, stage: Stage, made: set[Operation]) -> bool:
-        """Whether what a stage computes is among the operations of the program."""
+    def is_among(self, stage: Stage, operations: set[Operation]) -> bool:
+        """Return whether a stage's operation is among the program's operations."""
         op = stage.within or stage.op
         assert op is not None
-        return self.new[op.output(0)].op in made
+        return self.new[op.output(0)].op in operations
 
     def block_name(self, stage: Stage) -> str:
-        """Of the block that a stage becomes."""
+        """Return the name of a stage's block."""
         assert stage.op is not None
-        found = self.steps.get(stage.op)
-        return self.tensors(stage)[0].name if found is None else found
+        step_name = self.steps.get(stage.op)
+        return self.tensors(stage)[0].name if step_name is None else step_name
 
     def _current(self, e: PrimExpr) -> PrimExpr:
         if not isinstance(e, ProducerLoad):
             return e
-        found = self.new.get(e.producer)
-        if found is None:
+        current = self.new.get(e.producer)
+        if current is None:
             raise ScheduleError(
                 f"schedule: {e.producer.name!r} is read before it is computed, or is in no stage"
             )
-        return e.with_fields(producer=found)
+        return e.with_fields(producer=current)
 
     def _inline(self) -> None:
-        """Put what is inlined into its readers."""
+        """Inline the chosen stages into their readers."""
         chosen = [t for s in self.inlined for t in self.tensors(s)]
         if not chosen:
             return
@@ -161,7 +161,7 @@ class Dataflow:
         again: dict[Tensor, Tensor] = {}
 
         def repoint(e: PrimExpr) -> PrimExpr:
-            """A read of an operation's result reads that of its copy."""
+            """Redirect a read of an operation's result to its copy."""
             if isinstance(e, ProducerLoad) and e.producer in again:
                 return e.with_fields(producer=again[e.producer])
             return e
@@ -184,29 +184,29 @@ class Dataflow:
         self.new = {old: again.get(t, t) for old, t in self.new.items()}
 
     def tensors(self, stage: Stage) -> list[Tensor]:
-        """What a stage makes in the program."""
+        """Return a stage's tensors in the program."""
         assert stage.op is not None
         return [self.new[stage.op.output(n)] for n in range(stage.op.num_outputs)]
 
 
 class Lowering:
-    """One lowering of a schedule: `func` is what came of it, `bounds` what axes run over."""
+    """Lowering of a schedule: `func` is the result, `bounds` the ranges of axes."""
 
     def __init__(self, schedule: Schedule, args: Sequence[Tensor], name: str) -> None:
         self.flow = Dataflow(schedule, args)
         self.bounds: dict[Axis, Range] = {}
         self._loops: dict[Axis, LoopRV] = {}
         self._blocks: dict[Stage, BlockRV] = {}
-        given = [self._argument(a) for a in args]
-        self._given = {t.op for t in given}
-        self.sch = LoopSchedule(create_prim_func(given, name))
-        made = {t.op for t in post_order_tensors(given)}
+        arguments = [self._argument(a) for a in args]
+        self._given = {t.op for t in arguments}
+        self.sch = LoopSchedule(create_prim_func(arguments, name))
+        operations = {t.op for t in post_order_tensors(arguments)}
         stages = [
             s
             for s in schedule.stages
-            if isinstance(s.op, ComputeOp) and self.flow.is_among(s, made)
+            if isinstance(s.op, ComputeOp) and self.flow.is_among(s, operations)
         ]
-        self._scopes(schedule, made)
+        self._scopes(schedule, operations)
         for stage in reversed(stages):
             self._place(stage)
         for stage in schedule.stages:
@@ -230,23 +230,23 @@ class Lowering:
             raise ScheduleError(
                 f"lower: expected tensors as arguments, got {type(tensor).__name__}"
             )
-        found = self.flow.new.get(tensor)
-        if found is None:
+        current = self.flow.new.get(tensor)
+        if current is None:
             raise ScheduleError(f"lower: argument {tensor.name!r} is not in the schedule")
         stage = self.flow.schedule.stage_map.get(tensor.op)
         if stage in self.flow.inlined:
             raise ScheduleError(f"lower: argument {tensor.name!r} is inlined")
-        return found
+        return current
 
     def _block(self, stage: Stage) -> BlockRV:
         if stage not in self._blocks:
             self._blocks[stage] = self.sch.get_block(self.flow.block_name(stage))
         return self._blocks[stage]
 
-    def _scopes(self, schedule: Schedule, made: set[Operation]) -> None:
-        """Where intermediates are kept: before anything moves, which depends on it."""
+    def _scopes(self, schedule: Schedule, operations: set[Operation]) -> None:
+        """Set the memory scopes of intermediates, before any move that depends on them."""
         for stage in schedule.stages:
-            if stage.is_input or not stage.scope or not self.flow.is_among(stage, made):
+            if stage.is_input or not stage.scope or not self.flow.is_among(stage, operations):
                 continue
             assert stage.op is not None
             if stage.within is None and self.flow.tensors(stage)[0].op in self._given:
@@ -290,7 +290,7 @@ class Lowering:
 
     # Only threads reach a device's memory: copies into a scan's state are made where they are.
     def _copy_on_threads(self, stage: Stage) -> None:
-        """Run the copies of what a stage on threads makes for a scan on the same threads."""
+        """Run the copies of a stage on threads for a scan on the same threads."""
         bound = [a for a in stage.leaf_iter_vars if _is_bound(stage, a) and not is_reduced(a)]
         if not bound or not self.flow.copies or stage.layouts:
             return
@@ -312,7 +312,7 @@ class Lowering:
                 self.sch.bind(loops[axis], thread.thread_tag)
 
     def _lay_out_input(self, stage: Stage, stages: Sequence[Stage]) -> None:
-        """A new layout of an argument, by way of a stage that reads it."""
+        """Transform the layout of an argument through a stage that reads it."""
         tensor = self.flow.tensors(stage)[0]
         own = [s for s in stages if s.within is None]
         readers = [s for s in own if tensor in self.flow.tensors(s)[0].op.input_tensors]
@@ -322,7 +322,7 @@ class Lowering:
             self.sch.transform_layout(self._block(readers[0]), tensor.name, index_map)
 
     def _begin(self, stage: Stage) -> None:
-        """The loops of the stage's own axes, and what those run over."""
+        """Record the loops of the stage's own axes, and their ranges."""
         block = self._block(stage)
         realize = self.sch.statement(block)
         assert isinstance(realize, BlockRealize)
@@ -332,34 +332,34 @@ class Lowering:
         variables: dict[Var, PrimExpr] = {}
         for axis, loop in zip(axes, own, strict=True):
             self._note(axis, loop)
-            found = self._for(loop)
-            variables[found.loop_var] = found.min
+            loop_stmt = self._for(loop)
+            variables[loop_stmt.loop_var] = loop_stmt.min
         for axis, value in zip(axes, realize.iter_values, strict=True):
             low = _without_casts(substitute(value, variables))
             self.bounds[axis] = Range.from_min_extent(low, self.bounds[axis].extent)
 
     def _for(self, loop: LoopRV) -> For:
-        found = self.sch.get(loop)
-        assert isinstance(found, For)
-        return found
+        loop_stmt = self.sch.get(loop)
+        assert isinstance(loop_stmt, For)
+        return loop_stmt
 
     def _note(self, axis: Axis, loop: LoopRV) -> None:
         self._loops[axis] = loop
-        found = self._for(loop)
-        self.bounds[axis] = Range.from_min_extent(found.min, found.extent)
+        loop_stmt = self._for(loop)
+        self.bounds[axis] = Range.from_min_extent(loop_stmt.min, loop_stmt.extent)
 
     def _step(self, step: Step) -> None:
         for axis, loop in _applied(self.sch, step, self._loops).items():
             self._note(axis, loop)
 
     def _loop(self, stage: Stage, axis: Axis) -> LoopRV:
-        found = self._loops.get(axis)
-        if found is None:
+        loop_rv = self._loops.get(axis)
+        if loop_rv is None:
             raise ScheduleError(
                 f"{stage.name!r}: {axis.var.name!r} was split or fused after something was asked"
                 " of it"
             )
-        return found
+        return loop_rv
 
     # How its loops run.
 
@@ -391,25 +391,26 @@ class Lowering:
         return None
 
     def _decompose(self, block: BlockRV, loop: LoopRV) -> None:
-        """The init before the sum, as TVM has it: no test in each step. Where that is refused (a
-        condition on reduced and other loops) it stays at the first step.
+        """Move the init before the reduction, as TVM does, so that no iteration tests for it. If
+        that is rejected (a condition on reduction and other loops) it stays in the first
+        iteration.
         """
-        kept = self.sch.copy()
+        backup = self.sch.copy()
         try:
             self.sch.decompose_reduction(block, loop)
         except ScheduleError:
-            self.sch = kept
+            self.sch = backup
 
     def _names(self) -> dict[Var, Var]:
-        """Loop variables -> the variables of the axes that steps made, which users' expressions
-        name.
+        """Return the map from loop variables to the variables of derived axes, which user
+        expressions name.
         """
-        found = {a: self._for(loop).loop_var for a, loop in self._loops.items()}
-        made = {a for s in self.flow.schedule.stages for a in s.all_iter_vars[_roots(s) :]}
-        return {v: a.var for a, v in found.items() if a in made}
+        loop_vars = {a: self._for(loop).loop_var for a, loop in self._loops.items()}
+        derived_axes = {a for s in self.flow.schedule.stages for a in s.all_iter_vars[_roots(s) :]}
+        return {v: a.var for a, v in loop_vars.items() if a in derived_axes}
 
     def _predicates(self, stages: Sequence[Stage]) -> dict[str, PrimExpr]:
-        """The conditions under which blocks may store, threads by the loops that are bound."""
+        """Return the store conditions of blocks, with thread axes replaced by their bound loops."""
         threads: dict[Var, PrimExpr] = {}
         for stage in stages:
             threads |= self._threads(stage)
@@ -420,7 +421,9 @@ class Lowering:
         }
 
     def _threads(self, stage: Stage) -> dict[Var, PrimExpr]:
-        """The variables of the thread axes of a stage, by those of the loops bound to them."""
+        """Return the variables of a stage's thread axes, mapped to those of the loops bound to
+        them.
+        """
         return {
             attr.bind_thread.var: self._for(self._loops[axis]).loop_var
             for axis, attr in stage.iter_var_attrs.items()
@@ -428,8 +431,9 @@ class Lowering:
         }
 
     def _threads_around(self, stage: Stage) -> set[Var]:
-        """The variables of the thread axes whose loops are around what a stage stores: its own, but
-        for those that reduce, and those of the stages that it is computed in."""
+        """Return the variables of the thread axes around a stage's store: its own, without reducing
+        ones, and those of the stages that it is computed in.
+        """
         around: set[Var] = set()
         at: tuple[Stage, Axis | None] | None = stage, None
         while at is not None:
@@ -446,42 +450,43 @@ class Lowering:
     # All threads of a sum have it in the end, and one stores it: lowering chooses which. So it is
     # with threads of another stage, all of which do the same here.
     def _stored_where(self, stage: Stage, threads: dict[Var, PrimExpr]) -> PrimExpr:
-        """The condition under which a stage stores, without what only says which of the threads
-        that reduce does. Raises ScheduleError where none of them would."""
+        """Return the condition under which a stage stores, without conjuncts that only select one
+        of the reducing threads. Raises ScheduleError where no thread would store.
+        """
         assert stage.store_predicate is not None
         around = self._threads_around(stage)
         either = {
             attr.bind_thread.var: axis.extent
-            for other in self.flow.schedule.stages
-            for axis, attr in other.iter_var_attrs.items()
+            for stage_with_threads in self.flow.schedule.stages
+            for axis, attr in stage_with_threads.iter_var_attrs.items()
             if attr.bind_thread is not None and attr.bind_thread.var not in around
         }
-        kept: list[PrimExpr] = []
+        remaining: list[PrimExpr] = []
         for condition in conditions(stage.store_predicate):
             used = either.keys() & set(free_vars(condition))
             if not used:
-                kept.append(condition)
+                remaining.append(condition)
             elif not _holds_somewhere(condition, {v: either[v] for v in used}):
                 raise ScheduleError(
                     f"set_store_predicate of {stage.name!r}: {condition} is not known to hold for"
                     " any of the threads that reduce, one of which stores the result"
                 )
-        return substitute(conjunction(kept), threads)
+        return substitute(conjunction(remaining), threads)
 
 
 def _reduces_by_threads(stage: Stage) -> bool:
-    """Whether an axis that a stage reduces over is bound to threads."""
+    """Return whether a reduction axis of a stage is bound to threads."""
     return any(is_reduced(a) and _is_bound(stage, a) for a in stage.leaf_iter_vars)
 
 
 def _is_bound(stage: Stage, axis: Axis) -> bool:
-    """Whether an axis of a stage runs on threads."""
+    """Return whether an axis of a stage is bound to threads."""
     attr = stage.iter_var_attrs.get(axis)
     return attr is not None and attr.bind_thread is not None
 
 
 def _holds_somewhere(condition: PrimExpr, extents: Mapping[Var, PrimExpr]) -> bool:
-    """Whether a condition is known to hold for one of the threads, tried one after another."""
+    """Return whether a condition provably holds for one of the threads, by enumeration."""
     sizes = [e.value if isinstance(e, IntImm) else 1 for e in extents.values()]
     for numbers in itertools.islice(itertools.product(*map(range, sizes)), MAX_THREADS):
         at: dict[Var, PrimExpr] = dict(zip(extents, map(const, numbers), strict=True))
@@ -491,7 +496,7 @@ def _holds_somewhere(condition: PrimExpr, extents: Mapping[Var, PrimExpr]) -> bo
 
 
 def _of_elements(step: Step) -> Step | None:
-    """A step as one on the axes that are not reduced over; None where it is on others."""
+    """Return a step restricted to spatial axes; None where it is on others."""
     match step:
         case Split() if not is_reduced(step.parent):
             return step
@@ -503,7 +508,7 @@ def _of_elements(step: Step) -> Step | None:
 
 
 def _applied(sch: LoopSchedule, step: Step, loops: dict[Axis, LoopRV]) -> dict[Axis, LoopRV]:
-    """Do a step on the loops of axes, taking those that it replaces away; gives the new ones."""
+    """Apply a step to the loops of axes and remove those that it replaces; gives the new ones."""
     match step:
         case Split():
             factor = _number(step.factor if step.nparts is None else step.nparts)
@@ -521,12 +526,12 @@ def _applied(sch: LoopSchedule, step: Step, loops: dict[Axis, LoopRV]) -> dict[A
 
 
 def is_inlined(stage: Stage) -> bool:
-    """Whether a stage is computed where it is read."""
+    """Return whether a stage is inlined into its readers."""
     return stage.attach_type is Attach.INLINE
 
 
 def _roots(stage: Stage) -> int:
-    """How many axes of a stage no step made."""
+    """Return the number of root (unsplit, unfused) axes of a stage."""
     return 0 if stage.op is None else len(roots_of(stage.op))
 
 
@@ -546,35 +551,35 @@ def _number(factor: PrimExpr | None) -> int | PrimExpr:
 
 
 def _with_sums(index_map: IndexMap, stage: Stage) -> IndexMap:
-    """A map of spatial axes, the reduced ones after them as they are."""
+    """Extend an index map of spatial axes by the unchanged reduction axes."""
     assert isinstance(stage.op, ComputeOp)
     sums = tuple(Var(r.name) for r in stage.op.reduce_axis)
     return IndexMap((*index_map.initial_indices, *sums), (*index_map.final_indices, *sums))
 
 
 class _Notes(StmtMutator):
-    """Puts the variables of axes for those of their loops, and conditions on stores."""
+    """Mutator that renames loop variables to their axes' variables, and adds store conditions."""
 
     def __init__(self, names: Mapping[Var, Var], predicates: Mapping[str, PrimExpr]) -> None:
         self._names = dict(names)
         self._predicates = predicates
 
     def visit_func(self, func: PrimFunc) -> PrimFunc:
-        """The function so changed."""
+        """Return the changed function."""
         return func.with_fields(body=self.visit(func.body))
 
     def expr(self, expr: PrimExpr) -> PrimExpr:
-        """Variables of axes in the place of those of loops."""
+        """Replace the variables of loops by those of axes."""
         return substitute(expr, dict(self._names))
 
     def visit_for(self, stmt: For) -> Stmt:
-        """The loop under the name of its axis."""
+        """Rename the loop's variable to its axis's."""
         new = super().visit_for(stmt)
         assert isinstance(new, For)
         return new.with_fields(loop_var=self._names.get(stmt.loop_var, stmt.loop_var))
 
     def visit_realize(self, stmt: BlockRealize) -> Stmt:
-        """The block under its condition as well."""
+        """Add the block's condition."""
         new = super().visit_realize(stmt)
         assert isinstance(new, BlockRealize)
         name = stmt.block.name.removesuffix("_init")
@@ -585,7 +590,7 @@ class _Notes(StmtMutator):
 
 
 def _attached(stage: Stage) -> tuple[Stage, Axis] | None:
-    """The stage and axis that a stage, or a group it is in, is computed at."""
+    """Return the stage and axis that a stage, or its group, is computed at."""
     at: Stage | None = stage
     while at is not None:
         if at.attach_type is Attach.SCOPE:
@@ -596,7 +601,7 @@ def _attached(stage: Stage) -> tuple[Stage, Axis] | None:
 
 
 def _first_axes(stage: Stage) -> list[Axis]:
-    """The axes that the loops of a block are, before any step."""
+    """Return the axes of a block's loops before any step."""
     assert isinstance(stage.op, ComputeOp)
     spatial: Sequence[Axis] = stage.layouts[-1][1] if stage.layouts else stage.op.axis
     return [*spatial, *stage.op.reduce_axis]

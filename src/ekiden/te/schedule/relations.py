@@ -1,4 +1,5 @@
-"""What stages record: axes, how new ones were made from others, and what is to become of them.
+"""Schedule records of stages; axes, how new ones were made from others, and what is to become of
+them.
 
 A stage's steps are Split, Fuse, Singleton and Reorder in the order they were asked for; an axis is
 an `IterVar` of a computation or of a step, or a `ReduceAxis`.
@@ -22,8 +23,9 @@ Axis: TypeAlias = IterVar | ReduceAxis
 
 @node("te.ThreadAxis")
 class ThreadAxis(IterVar):
-    """An axis of threads: "blockIdx.x", "threadIdx.y", "vthread", ...; `extent` is an AnyDim until
-    a loop is bound to it."""
+    """Thread axis: "blockIdx.x", "threadIdx.y", "vthread", ...; `extent` is an AnyDim until a loop
+    is bound to it.
+    """
 
     thread_tag: str = ""
 
@@ -33,10 +35,8 @@ def thread_axis(
     tag: str = "",
     name: str = "",
 ) -> ThreadAxis:
-    """A thread axis for `Stage.bind`: `te.thread_axis("threadIdx.x")`, `te.thread_axis((0, 64),
-    "threadIdx.x")`, `te.thread_axis(64, "vthread")`.
-
-    Raises ValueError without a tag.
+    """Return a thread axis for `Stage.bind`: `te.thread_axis("threadIdx.x")`, `te.thread_axis((0,
+    64), "threadIdx.x")`, `te.thread_axis(64, "vthread")`. Raises ValueError without a tag.
     """
     if isinstance(dom, str):
         tag, dom = dom, None
@@ -56,12 +56,14 @@ def _range(dom: int | PrimExpr | tuple[int | PrimExpr, int | PrimExpr] | Range) 
 
 @node("te.Relation")
 class Relation(Node):
-    """How axes were made from others."""
+    """Relation between derived axes and others."""
 
 
 @node("te.Split")
 class Split(Relation):
-    """`parent` as outer * factor + inner, or in `nparts` parts; one of the two is None."""
+    """Split of `parent` into outer * factor + inner, or into `nparts` parts; one of the two is
+    None.
+    """
 
     parent: Axis
     outer: IterVar
@@ -72,7 +74,7 @@ class Split(Relation):
 
 @node("te.Fuse")
 class Fuse(Relation):
-    """`outer` and `inner`, next to each other, as one."""
+    """Fusion of the adjacent axes `outer` and `inner`."""
 
     outer: Axis
     inner: Axis
@@ -81,14 +83,14 @@ class Fuse(Relation):
 
 @node("te.Singleton")
 class Singleton(Relation):
-    """An axis of one step, made from none."""
+    """Axis of one iteration, derived from none."""
 
     iter: IterVar
 
 
 @dataclass(frozen=True, slots=True)
 class Reorder:
-    """The leaves named, in this order; others stay where they are."""
+    """Order of the named leaves; others stay in place."""
 
     order: tuple[Axis, ...]
 
@@ -98,7 +100,7 @@ Step: TypeAlias = Split | Fuse | Singleton | Reorder
 
 @dataclass(slots=True)
 class AxisAttr:
-    """What is to become of an axis: how it runs, what it is bound to, notes for passes."""
+    """Annotations of an axis: its iteration kind, thread binding and pragmas."""
 
     iter_type: int = IterVar.DataPar
     bind_thread: ThreadAxis | None = None
@@ -107,32 +109,32 @@ class AxisAttr:
 
     @property
     def pragma_keys(self) -> list[str]:
-        """The names of its pragmas."""
+        """Return the names of the pragmas."""
         return list(self.pragmas)
 
     @property
     def pragma_values(self) -> list[object]:
-        """And their values."""
+        """Return the values of the pragmas."""
         return list(self.pragmas.values())
 
 
 def roots_of(op: Operation) -> tuple[Axis, ...]:
-    """The axes an operation begins with: spatial ones, then those it reduces over."""
+    """Return an operation's root axes: spatial, then reduction axes."""
     return (*getattr(op, "axis", ()), *getattr(op, "reduce_axis", ()))
 
 
 def is_reduced(axis: Axis) -> bool:
-    """Whether a sum runs over an axis."""
+    """Return whether an axis is a reduction axis."""
     return isinstance(axis, ReduceAxis) or axis.kind is IterKind.REDUCE
 
 
 def kind_of(axis: Axis) -> IterKind:
-    """The kind that axes made of this one have."""
+    """Return the kind of axes derived from this one."""
     return IterKind.REDUCE if isinstance(axis, ReduceAxis) else axis.kind
 
 
 def ceil_div(a: PrimExpr, b: PrimExpr) -> PrimExpr:
-    """How many parts of size b cover a."""
+    """Return how many parts of size b cover a."""
     if isinstance(a, IntImm) and isinstance(b, IntImm):
         return const(-(-a.value // b.value), a.dtype)
     return (a + (b - 1)) // b

@@ -1,11 +1,11 @@
-"""Scans on threads: each thread takes its elements through all of the time.
+"""Scans on threads; each thread takes its elements through all of the time.
 
     for t: for i in thread_binding(n, ..): state[t, i] = state[t - 1, i] + x[t, i]
     -> for i in thread_binding(n, ..): for t: state[t, i] = state[t - 1, i] + x[t, i]
 
-Where every element of the state is of one thread at all times: one launch for the whole scan.
-Where a thread reads what another wrote at a time before, the host launches each step, behind the
-one before.
+Where every element of the state is of one thread at all times: one launch for the whole scan. Where
+a thread reads what another wrote at a time before, the host launches each step, behind the one
+before.
 """
 
 from __future__ import annotations
@@ -35,13 +35,15 @@ class _Interchange(StmtMutator):
         self._func, self._steps = func, steps
 
     def visit_for(self, stmt: For) -> Stmt:
-        """The outermost loop around a scan's step that is not a thread's is its time."""
+        """Interchange the time loop of a scan, the outermost serial loop around its steps, with its
+        thread loops.
+        """
         inside = (s.block.name for s in walk(stmt) if isinstance(s, BlockRealize))
         if stmt.kind is not ForKind.SERIAL or self._steps.isdisjoint(inside):
             return super().visit_for(stmt)
         nests = [_threads_in(s, stmt) for s in _parts(stmt.body)]
         threads = nests[0]
-        if not threads or not all(_same_threads(threads, other) for other in nests[1:]):
+        if not threads or not all(_same_threads(threads, nest) for nest in nests[1:]):
             return super().visit_for(stmt)
         bodies: list[Stmt] = []
         for loops in nests:
@@ -81,7 +83,7 @@ def _threads_in(nest: Stmt, time: For) -> list[For]:
 
 
 def _same_threads(ours: Sequence[For], theirs: Sequence[For]) -> bool:
-    """Whether the loops of two nests are over the same threads, in the same order."""
+    """Return whether the loops of two nests are bound to the same threads, in the same order."""
     return len(ours) == len(theirs) and all(
         a.kind is b.kind
         and a.annotations == b.annotations

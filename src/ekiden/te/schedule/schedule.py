@@ -1,4 +1,4 @@
-"""A schedule of computations, by stages: TVM's `te.create_schedule`.
+"""Schedule of computations by stages. TVM's `te.create_schedule`.
 
     s = te.create_schedule(C.op)
     xo, xi = s[C].split(C.op.axis[0], factor=32)
@@ -32,7 +32,7 @@ Tensors = Tensor | Sequence[Tensor]
 
 @Object.register
 class Schedule:
-    """The stages of computations, producers first; `schedule[tensor]` is that of a tensor."""
+    """Stages of computations, producers first; `schedule[tensor]` is that of a tensor."""
 
     def __init__(self, outputs: Sequence[Operation]) -> None:
         self.outputs: list[Operation] = list(outputs)
@@ -54,20 +54,20 @@ class Schedule:
         return stage
 
     def __getitem__(self, k: Tensor | Operation) -> Stage:
-        """The stage of a tensor or an operation. Raises ScheduleError for one that is not in the
-        schedule.
+        """Return the stage of a tensor or an operation. Raises ScheduleError for one that is not in
+        the schedule.
         """
         op = k.op if isinstance(k, Tensor) else k
-        found = self.stage_map.get(op)
-        if found is None:
+        stage = self.stage_map.get(op)
+        if stage is None:
             raise ScheduleError(
                 f"schedule: {getattr(op, 'name', k)!r} is not among the computations"
                 f" {[s.name for s in self.stages]}"
             )
-        return found
+        return stage
 
     def normalize(self) -> Schedule:
-        """The schedule itself: its axes begin at 0 always."""
+        """Return the schedule unchanged: its axes begin at 0 always."""
         return self
 
     # Groups.
@@ -75,8 +75,9 @@ class Schedule:
     def create_group(
         self, outputs: Tensors, inputs: Tensors, include_inputs: bool = False
     ) -> Stage:
-        """A stage for all that lies between inputs and outputs (with `include_inputs`, those too):
-        `compute_at` of it moves every member that is not attached elsewhere.
+        """Create a group stage of all computations between inputs and outputs (with
+        `include_inputs`, those too): its `compute_at` moves every member that is not attached
+        elsewhere.
         """
         ends, begins = _many(outputs), set(_many(inputs))
         inside: dict[Operation, None] = {}
@@ -111,68 +112,65 @@ class Schedule:
     def cache_read(
         self, tensor: Tensor, scope: str, readers: Sequence[Tensor | Operation] | Tensor | Operation
     ) -> Tensor:
-        """A copy of a tensor in a memory, which the readers read; gives the copy.
-
-        Raises ScheduleError for a reader that does not read the tensor.
+        """Create a copy of a tensor in a memory scope for the readers, and return it. Raises
+        ScheduleError for a reader that does not read the tensor.
         """
         _check_scope("cache_read", tensor, scope)
-        many = [readers] if isinstance(readers, (Tensor, Operation)) else list(readers)
-        if not many:
+        reader_list = [readers] if isinstance(readers, (Tensor, Operation)) else list(readers)
+        if not reader_list:
             raise ScheduleError(f"cache_read of {tensor.name!r}: there must be a reader")
         axis = _fresh_axes(tensor.shape)
         body = ProducerLoad(tensor, tuple(a.var for a in axis), tensor.dtype)
         cached = ComputeOp(f"{tensor.name}.{scope}", "", {}, axis, (body,)).output(0)
-        for each in many:
-            stage = self[self[each].within or each]
-            found = _repointed(stage.op, {tensor: cached})
-            if found is stage.op:
+        for reader in reader_list:
+            stage = self[self[reader].within or reader]
+            redirected = _repointed(stage.op, {tensor: cached})
+            if redirected is stage.op:
                 raise ScheduleError(
                     f"cache_read of {tensor.name!r}: {stage.name!r} does not read it"
                 )
-            stage.op = found
-        made = self._add(Stage(cached.op), self.stages.index(self[tensor]) + 1)
-        made.scope = scope
-        _enter(made, self[tensor].group)
+            stage.op = redirected
+        cache_stage = self._add(Stage(cached.op), self.stages.index(self[tensor]) + 1)
+        cache_stage.scope = scope
+        _enter(cache_stage, self[tensor].group)
         return cached
 
     def cache_write(self, tensor: Tensors, scope: str) -> Tensor | list[Tensor]:
-        """Compute a tensor (all outputs of one operation) in another memory first, and copy it;
-        gives what is computed there.
-
-        After steps on its axes, what is computed is laid out as the leaves are. Raises
-        ScheduleError for what is no computation.
+        """Compute a tensor (all outputs of one operation) in another memory scope first, then copy
+        it; return the cached tensor. After steps on its axes, the cache is laid out as the
+        leaves. Raises ScheduleError for what is no computation.
         """
-        many = _many(tensor)
-        stage = self[many[0]]
+        outputs = _many(tensor)
+        stage = self[outputs[0]]
         op = stage.op
-        _check_scope("cache_write", many[0], scope)
+        _check_scope("cache_write", outputs[0], scope)
         stage.refuse_within("cache_write")
         if not isinstance(op, ComputeOp):
-            raise ScheduleError(f"cache_write of {many[0].name!r}: it is no computation")
-        if len(many) != len(op.body) or any(t.op is not many[0].op for t in many):
+            raise ScheduleError(f"cache_write of {outputs[0].name!r}: it is no computation")
+        if len(outputs) != len(op.body) or any(t.op is not outputs[0].op for t in outputs):
             raise ScheduleError(
-                f"cache_write of {many[0].name!r}: all {len(op.body)} outputs of the operation must"
+                f"cache_write of {outputs[0].name!r}: all {len(op.body)} outputs of the operation must"
                 " be given"
             )
         cached, copying = _written_through(op, stage, scope)
         at = self.stages.index(stage)
-        made = self._add(Stage(cached), at)
-        made.steps = [s for s in stage.steps if _is_about_sums(s)]
-        _replay_leaves(made)
+        cache_stage = self._add(Stage(cached), at)
+        cache_stage.steps = [s for s in stage.steps if _is_about_sums(s)]
+        _replay_leaves(cache_stage)
         stage.steps = [s for s in stage.steps if not _is_about_sums(s)]
         stage.op = copying
         stage.leaf_iter_vars = [a for a in stage.leaf_iter_vars if not is_reduced(a)]
         stage.all_iter_vars = [a for a in stage.all_iter_vars if not is_reduced(a)]
-        made.scope = scope
-        _enter(made, stage.group)
-        found = [cached.output(n) for n in range(len(cached.body))]
-        return found[0] if isinstance(tensor, Tensor) else found
+        cache_stage.scope = scope
+        _enter(cache_stage, stage.group)
+        cached_tensors = [cached.output(n) for n in range(len(cached.body))]
+        return cached_tensors[0] if isinstance(tensor, Tensor) else cached_tensors
 
     def rfactor(self, tensor: Tensor, axis: Axis, factor_axis: int = 0) -> Tensor | list[Tensor]:
-        """A sum for each step of a reduced axis, and the sum of those; gives the first, which has
-        the axis as number `factor_axis` of its own. Its stage sums over the other reduced leaves.
-
-        Raises ScheduleError for an axis that is not a reduced leaf, or was fused with another.
+        """Split a reduction into partial reductions for each iteration of a reduction axis, and
+        their total; return the partial tensor, in which the axis is number `factor_axis`. Its
+        stage reduces over the other reduction leaves. Raises ScheduleError for an axis that is
+        not a reduction leaf, or was fused with another.
         """
         stage = self[tensor]
         op = stage.op
@@ -185,33 +183,33 @@ class Schedule:
                 f"rfactor of {tensor.name!r}: {axis.var.name!r} is not reduced over"
             )
         rank = len(op.axis)
-        place = factor_axis + rank + 1 if factor_axis < 0 else factor_axis
-        if not 0 <= place <= rank:
+        axis_position = factor_axis + rank + 1 if factor_axis < 0 else factor_axis
+        if not 0 <= axis_position <= rank:
             raise ScheduleError(
                 f"rfactor of {tensor.name!r}: factor_axis must be from 0 to {rank}, got"
                 f" {factor_axis}"
             )
-        parts, whole = _factored(op, stage, factored, place)
-        self._add(Stage(parts), self.stages.index(stage))
-        stage.op = whole
+        partial_op, total_op = _factored(op, stage, factored, axis_position)
+        self._add(Stage(partial_op), self.stages.index(stage))
+        stage.op = total_op
         stage.begin_anew()
-        found = [parts.output(n) for n in range(len(parts.body))]
-        return found[0] if len(found) == 1 else found
+        partial_tensors = [partial_op.output(n) for n in range(len(partial_op.body))]
+        return partial_tensors[0] if len(partial_tensors) == 1 else partial_tensors
 
 
 def create_schedule(ops: Tensor | Operation | Sequence[Tensor | Operation]) -> Schedule:
-    """A schedule that computes operations, each stage at its own loops before its readers. One that
-    comes twice, as the operation of two tensors, is one. Raises ScheduleError for what is no
-    operation."""
-    many = [ops] if isinstance(ops, (Tensor, Operation)) else list(ops)
-    for each in many:
-        if not isinstance(each, (Tensor, Operation)):
-            raise ScheduleError(f"create_schedule: expected operations, got {type(each).__name__}")
-    return Schedule(list(dict.fromkeys(o.op if isinstance(o, Tensor) else o for o in many)))
+    """Create a schedule of operations, each stage at its own loops before its readers; duplicates
+    count once. Raises ScheduleError for what is no operation.
+    """
+    op_list = [ops] if isinstance(ops, (Tensor, Operation)) else list(ops)
+    for item in op_list:
+        if not isinstance(item, (Tensor, Operation)):
+            raise ScheduleError(f"create_schedule: expected operations, got {type(item).__name__}")
+    return Schedule(list(dict.fromkeys(o.op if isinstance(o, Tensor) else o for o in op_list)))
 
 
 def _enter(stage: Stage, group: Stage | None) -> None:
-    """Make a new stage a member of the group of the one it was made for."""
+    """Add a new stage to the group of the one it was created for."""
     stage.group = group
     if group is not None:
         group.num_child_stages += 1
@@ -229,12 +227,14 @@ def _check_scope(what: str, tensor: Tensor, scope: str) -> None:
 
 
 def _fresh_axes(shape: Sequence[PrimExpr], names: Sequence[str] = ()) -> tuple[IterVar, ...]:
-    given = names or [f"ax{n}" for n in range(len(shape))]
-    return tuple(IterVar(Var(n), d, IterKind.SPATIAL) for n, d in zip(given, shape, strict=True))
+    axis_names = names or [f"ax{n}" for n in range(len(shape))]
+    return tuple(
+        IterVar(Var(n), d, IterKind.SPATIAL) for n, d in zip(axis_names, shape, strict=True)
+    )
 
 
 def _repointed(op: Operation | None, new: Mapping[Tensor, Tensor]) -> Operation | None:
-    """An operation that reads other tensors; itself where it reads none of the old ones."""
+    """Return an operation with replaced inputs; itself where it reads none of them."""
     if isinstance(op, ExternOp):
         inputs = tuple(new.get(t, t) for t in op.inputs)
         return op if inputs == op.inputs else op.with_fields(inputs=inputs)
@@ -247,10 +247,10 @@ def _repointed(op: Operation | None, new: Mapping[Tensor, Tensor]) -> Operation 
 
 
 def repointed_body(op: ComputeOp, new: Mapping[Tensor, Tensor]) -> tuple[PrimExpr, ...]:
-    """The expressions of a computation over other tensors."""
+    """Return the expressions of a computation over replaced tensors."""
 
     def change(e: PrimExpr) -> PrimExpr:
-        """A read of a replaced tensor reads the new one."""
+        """Redirect a read of a replaced tensor."""
         if isinstance(e, ProducerLoad) and e.producer in new:
             return e.with_fields(producer=new[e.producer])
         return e
@@ -267,7 +267,7 @@ def _is_about_sums(step: Step) -> bool:
 
 
 def _replay_leaves(stage: Stage) -> None:
-    """Bring the lists of axes up to the steps of a stage."""
+    """Update the axis lists to a stage's steps."""
     steps, leaves = stage.steps, stage.leaf_iter_vars
     for step in steps:
         if isinstance(step, Split):
@@ -279,13 +279,13 @@ def _replay_leaves(stage: Stage) -> None:
             leaves[at : at + 2] = [step.fused]
             stage.all_iter_vars.append(step.fused)
         elif isinstance(step, Reorder):
-            places = sorted(map(leaves.index, step.order))
-            for place, axis in zip(places, step.order, strict=True):
-                leaves[place] = axis
+            positions = sorted(map(leaves.index, step.order))
+            for position, axis in zip(positions, step.order, strict=True):
+                leaves[position] = axis
 
 
 def _written_through(op: ComputeOp, stage: Stage, scope: str) -> tuple[ComputeOp, ComputeOp]:
-    """What is computed into the cache, and the copy back, over the axes of the operation."""
+    """Return the computation into the cache, and the copy back over the operation's axes."""
     spatial = [a for a in stage.leaf_iter_vars if not is_reduced(a)]
     names = [a.var.name for a in spatial]
     axes = _fresh_axes([a.extent for a in spatial], [f"{n}.c" for n in names])
@@ -297,8 +297,8 @@ def _written_through(op: ComputeOp, stage: Stage, scope: str) -> tuple[ComputeOp
     if conditions:
         body = tuple(_guarded(b, conditions) for b in body)
     cached = ComputeOp(f"{op.name}.{scope}", op.tag, op.attrs, axes, body)
-    places = leaves_from_roots(stage.steps, {a: a.var for a in op.axis})
-    indices = tuple(places[a] for a in spatial)
+    leaf_values = leaves_from_roots(stage.steps, {a: a.var for a in op.axis})
+    indices = tuple(leaf_values[a] for a in spatial)
     copies = tuple(ProducerLoad(cached.output(n), indices, b.dtype) for n, b in enumerate(op.body))
     return cached, op.with_fields(body=copies)
 
@@ -306,43 +306,53 @@ def _written_through(op: ComputeOp, stage: Stage, scope: str) -> tuple[ComputeOp
 def _moved(
     op: ComputeOp, at: Mapping[Var, PrimExpr], steps: Sequence[Step]
 ) -> tuple[PrimExpr, ...]:
-    """What an operation computes at other axes. A reduced axis whose extent depends on one that
-    moves is another axis then; ScheduleError where steps name it already."""
+    """Return what an operation computes at other axes. A reduction axis whose extent depends on a
+    moved axis is replaced; raises ScheduleError where steps name it already.
+    """
     values: dict[Var, PrimExpr] = dict(at)
     new: dict[Var, ReduceAxis] = {}
-    for each in op.reduce_axis:
-        if values.keys() & set(free_vars(each.extent)):
-            extent, origin = substitute(each.extent, values), each.origin or each
-            new[each] = ReduceAxis(each.name, each.dtype, extent, origin=origin)
-            if any(isinstance(s, (Split, Fuse)) and each in _taken(s) for s in steps):
+    for reduce_axis in op.reduce_axis:
+        if values.keys() & set(free_vars(reduce_axis.extent)):
+            extent, origin = (
+                substitute(reduce_axis.extent, values),
+                reduce_axis.origin or reduce_axis,
+            )
+            new[reduce_axis] = ReduceAxis(
+                reduce_axis.name, reduce_axis.dtype, extent, origin=origin
+            )
+            if any(isinstance(s, (Split, Fuse)) and reduce_axis in _taken(s) for s in steps):
                 raise ScheduleError(
-                    f"cache_write of {op.name!r}: {each.name!r} is split or fused, and its extent"
+                    f"cache_write of {op.name!r}: {reduce_axis.name!r} is split or fused, and its extent"
                     " depends on another axis; do that to the axes of what this gives"
                 )
     bodies = []
     for body in op.body:
-        made = substitute(body, {**values, **new})
-        if isinstance(made, Reduce):
-            axis = tuple(new.get(a, a) for a in made.axis)
-            made = made.with_fields(axis=axis, reducer=_moved_reducer(made.reducer, values))
-        bodies.append(made)
+        moved_body = substitute(body, {**values, **new})
+        if isinstance(moved_body, Reduce):
+            axis = tuple(new.get(a, a) for a in moved_body.axis)
+            moved_body = moved_body.with_fields(
+                axis=axis, reducer=_moved_reducer(moved_body.reducer, values)
+            )
+        bodies.append(moved_body)
     return tuple(bodies)
 
 
 def _moved_reducer(reducer: CommReducer, values: dict[Var, PrimExpr]) -> CommReducer:
-    """A reducer whose combination or first value names an axis, at other axes."""
-    made = [
+    """Return a reducer that names an axis in its combination or identity, at other axes."""
+    substituted = [
         tuple(substitute(e, values) for e in es)
         for es in (reducer.result, reducer.identity_element)
     ]
     if all(
         a is b
         for a, b in zip(
-            (*made[0], *made[1]), (*reducer.result, *reducer.identity_element), strict=True
+            (*substituted[0], *substituted[1]),
+            (*reducer.result, *reducer.identity_element),
+            strict=True,
         )
     ):
         return reducer
-    return reducer.with_fields(result=made[0], identity_element=made[1])
+    return reducer.with_fields(result=substituted[0], identity_element=substituted[1])
 
 
 def _taken(step: Split | Fuse) -> tuple[Axis, ...]:
@@ -350,37 +360,41 @@ def _taken(step: Split | Fuse) -> tuple[Axis, ...]:
 
 
 def _guarded(body: PrimExpr, conditions: Sequence[PrimExpr]) -> PrimExpr:
-    """A body that reads nothing where a condition does not hold."""
-    whole = conditions[0]
-    for each in conditions[1:]:
-        whole = logical_and(whole, each)
+    """Return a body that reads nothing where a condition does not hold."""
+    conjunction = conditions[0]
+    for condition in conditions[1:]:
+        conjunction = logical_and(conjunction, condition)
     if isinstance(body, Reduce):
         starts = body.reducer.identity_element
-        sources = (if_then_else(whole, s, i) for s, i in zip(body.sources, starts, strict=True))
+        sources = (
+            if_then_else(conjunction, s, i) for s, i in zip(body.sources, starts, strict=True)
+        )
         return body.with_fields(sources=tuple(sources))
-    return if_then_else(whole, body, const(0, body.dtype))
+    return if_then_else(conjunction, body, const(0, body.dtype))
 
 
 def _factored(
-    op: ComputeOp, stage: Stage, factored: Axis, place: int
+    op: ComputeOp, stage: Stage, factored: Axis, axis_position: int
 ) -> tuple[ComputeOp, ComputeOp]:
-    """The sums of the parts, and their sum."""
+    """Return the partial reductions, and their total."""
     first = op.body[0]
     assert isinstance(first, Reduce)
-    part = IterVar(Var(factored.var.name), factored.extent, IterKind.SPATIAL)
+    part_axis = IterVar(Var(factored.var.name), factored.extent, IterKind.SPATIAL)
     axes = list(_fresh_axes([a.extent for a in op.axis], [a.var.name for a in op.axis]))
-    axes.insert(place, part)
+    axes.insert(axis_position, part_axis)
     spatial = {a.var for a in op.axis}
     if spatial.intersection(free_vars(factored.extent)):
         raise ScheduleError(
             f"rfactor of {op.name!r}: the extent of {factored.var.name!r} depends on another axis,"
             " so that what is kept of its steps is no tensor"
         )
-    kept = [a for n, a in enumerate(axes) if n != place]
-    at: dict[Var, PrimExpr] = {old.var: new.var for old, new in zip(op.axis, kept, strict=True)}
-    rest = [a for a in stage.leaf_iter_vars if is_reduced(a) and a is not factored]
-    inner = {a: ReduceAxis(a.var.name, "int64", substitute(a.extent, at)) for a in rest}
-    leaves: dict[Axis, PrimExpr] = {factored: part.var, **inner}
+    spatial_axes = [a for n, a in enumerate(axes) if n != axis_position]
+    at: dict[Var, PrimExpr] = {
+        old.var: new.var for old, new in zip(op.axis, spatial_axes, strict=True)
+    }
+    other_sums = [a for a in stage.leaf_iter_vars if is_reduced(a) and a is not factored]
+    inner = {a: ReduceAxis(a.var.name, "int64", substitute(a.extent, at)) for a in other_sums}
+    leaves: dict[Axis, PrimExpr] = {factored: part_axis.var, **inner}
     values, conditions = roots_from_leaves(stage.steps, leaves)
     for root in op.reduce_axis:
         if root not in values:
@@ -388,16 +402,18 @@ def _factored(
         at[root] = values[root]
     sources = [substitute(s, at) for s in first.sources]
     where = None
-    for each in conditions:
-        where = each if where is None else logical_and(where, each)
+    for condition in conditions:
+        where = condition if where is None else logical_and(where, condition)
     reducer = _moved_reducer(first.reducer, at)
     body = make_reduce(reducer, sources, tuple(inner.values()), where)
-    parts = ComputeOp(f"{op.name}.rf", op.tag, op.attrs, tuple(axes), body)
+    partial_op = ComputeOp(f"{op.name}.rf", op.tag, op.attrs, tuple(axes), body)
     again = ReduceAxis(f"{factored.var.name}.v", "int64", factored.extent)
     indices: list[PrimExpr] = [a.var for a in op.axis]
-    indices.insert(place, again)
-    loads = [ProducerLoad(parts.output(n), tuple(indices), s.dtype) for n, s in enumerate(sources)]
-    return parts, op.with_fields(body=make_reduce(first.reducer, loads, (again,)))
+    indices.insert(axis_position, again)
+    loads = [
+        ProducerLoad(partial_op.output(n), tuple(indices), s.dtype) for n, s in enumerate(sources)
+    ]
+    return partial_op, op.with_fields(body=make_reduce(first.reducer, loads, (again,)))
 
 
 __all__ = ["Attach", "Schedule", "create_schedule"]

@@ -1,4 +1,4 @@
-"""Stages: one computation of a schedule, and what a user asks of it."""
+"""Stages of a schedule; one computation of a schedule, and what a user asks of it."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 class Attach(IntEnum):
-    """Where a stage is computed; the numbers are TVM's."""
+    """Attachment of a stage: where it is computed; the numbers are TVM's."""
 
     ROOT = 1
     INLINE = 2
@@ -47,7 +47,7 @@ class Attach(IntEnum):
 
 @Object.register
 class Stage:
-    """One computation of a schedule. Methods record what is asked; `lower` does it, and refuses
+    """Stage of a schedule: one computation. Methods record steps; `lower` applies them, and rejects
     what would change the program's meaning with a ScheduleError.
     """
 
@@ -84,27 +84,27 @@ class Stage:
 
     @property
     def name(self) -> str:
-        """The name of the operation."""
+        """Return the name of the operation."""
         return "group" if self.op is None else self.op.name
 
     @property
     def relations(self) -> list[Split | Fuse | Singleton]:
-        """How axes were made from others, in order."""
+        """Return the relations between axes, in order."""
         return [s for s in self.steps if not isinstance(s, Reorder)]
 
     def begin_anew(self) -> None:
-        """The axes of the operation, and no steps."""
+        """Reset the stage to the operation's axes, without steps."""
         roots = () if self.op is None else roots_of(self.op)
         self.steps = []
         self.all_iter_vars: list[Axis] = list(roots)
         self.leaf_iter_vars: list[Axis] = list(roots if self.within is None else roots[1:])
 
     def _begin_with_instruction(self, op: TensorComputeOp) -> None:
-        """The instruction's own axes innermost, and it in their place."""
-        kept = len(op.reduce_axis) - op.own_sums
-        own: list[Axis] = [*op.axis[-op.own :], *op.reduce_axis[kept:]]
-        if kept:
-            self.reorder(*op.reduce_axis[:kept], *own)
+        """Make the instruction's own axes innermost, and tensorize them."""
+        outer_sums = len(op.reduce_axis) - op.own_sums
+        own: list[Axis] = [*op.axis[-op.own :], *op.reduce_axis[outer_sums:]]
+        if outer_sums:
+            self.reorder(*op.reduce_axis[:outer_sums], *own)
         self.tensorize(own[0], op.intrin)  # type: ignore[arg-type]
 
     def refuse_within(self, what: str) -> None:
@@ -119,36 +119,40 @@ class Stage:
     def split(
         self, parent: Axis, factor: ExprLike | None = None, nparts: ExprLike | None = None
     ) -> tuple[IterVar, IterVar]:
-        """(outer, inner) in the place of an axis: inner of `factor` steps, or outer of `nparts`.
-
-        Raises ValueError unless one of the two is given, ScheduleError for an axis that is no leaf.
+        """Split an axis and return (outer, inner): inner of `factor` iterations, or outer of
+        `nparts`. Raises ValueError unless exactly one of the two is given, ScheduleError for an
+        axis that is no leaf.
         """
         if (factor is None) == (nparts is None):
             raise ValueError(f"split of {self.name!r}: give either factor or nparts")
         parent = self._leaf("split", parent)
         name, size, kind = parent.var.name, _extent(parent), kind_of(parent)
-        asked = factor if nparts is None else nparts
-        given = convert(asked, "int64") if isinstance(asked, (int, PrimExpr)) else None
-        if given is None or not dt.is_int(given.dtype):
-            raise ScheduleError(f"split of {self.name!r}: expected a whole factor, got {asked}")
-        if isinstance(given, IntImm) and given.value < 1:
-            raise ScheduleError(f"split of {self.name!r}: expected a factor above 0, got {given}")
-        rest = ceil_div(size, given)
-        sizes = (rest, given) if nparts is None else (given, rest)
+        requested = factor if nparts is None else nparts
+        size_expr = convert(requested, "int64") if isinstance(requested, (int, PrimExpr)) else None
+        if size_expr is None or not dt.is_int(size_expr.dtype):
+            raise ScheduleError(f"split of {self.name!r}: expected a whole factor, got {requested}")
+        if isinstance(size_expr, IntImm) and size_expr.value < 1:
+            raise ScheduleError(
+                f"split of {self.name!r}: expected a factor above 0, got {size_expr}"
+            )
+        other_size = ceil_div(size, size_expr)
+        sizes = (other_size, size_expr) if nparts is None else (size_expr, other_size)
         outer = IterVar(Var(f"{name}.outer"), sizes[0], kind)
         inner = IterVar(Var(f"{name}.inner"), sizes[1], kind)
-        step = Split(parent, outer, inner, *((given, None) if nparts is None else (None, given)))
+        step = Split(
+            parent, outer, inner, *((size_expr, None) if nparts is None else (None, size_expr))
+        )
         self._replace([parent], [outer, inner], step)
         return outer, inner
 
     def fuse(self, *args: Axis) -> IterVar:
-        """One axis in the place of axes that lie next to each other, in their order; of none, an
-        axis of one step. Raises ScheduleError for others.
+        """Fuse adjacent axes in order; of none, return an axis of one iteration. Raises
+        ScheduleError for other axes.
         """
         if not args:
-            made = IterVar(Var("singleton"), const(1), IterKind.SPATIAL)
-            self._replace([], [made], Singleton(made))
-            return made
+            singleton = IterVar(Var("singleton"), const(1), IterKind.SPATIAL)
+            self._replace([], [singleton], Singleton(singleton))
+            return singleton
         fused = self._leaf("fuse", args[0])
         for inner in args[1:]:
             fused = self._fuse(fused, self._leaf("fuse", inner))
@@ -174,32 +178,32 @@ class Stage:
         return fused
 
     def reorder(self, *args: Axis) -> None:
-        """Axes in the given order; others stay where they are. Raises ScheduleError for an axis
-        that is no leaf, or is there twice.
+        """Reorder axes as given; others stay in place. Raises ScheduleError for an axis that is no
+        leaf, or is given twice.
         """
         order = tuple(self._leaf("reorder", a) for a in args)
         if len(set(order)) != len(order):
             raise ScheduleError(
                 f"reorder of {self.name!r}: an axis is there twice: {_names(order)}"
             )
-        places = sorted(self.leaf_iter_vars.index(a) for a in order)
-        for place, axis in zip(places, order, strict=True):
-            self.leaf_iter_vars[place] = axis
+        positions = sorted(self.leaf_iter_vars.index(a) for a in order)
+        for position, axis in zip(positions, order, strict=True):
+            self.leaf_iter_vars[position] = axis
         self.steps.append(Reorder(order))
 
     def tile(
         self, x_parent: Axis, y_parent: Axis, x_factor: ExprLike, y_factor: ExprLike
     ) -> tuple[IterVar, IterVar, IterVar, IterVar]:
-        """Two axes as tiles: (x_outer, y_outer, x_inner, y_inner)."""
+        """Tile two axes: return (x_outer, y_outer, x_inner, y_inner)."""
         x_outer, x_inner = self.split(x_parent, x_factor)
         y_outer, y_inner = self.split(y_parent, y_factor)
         self.reorder(x_outer, y_outer, x_inner, y_inner)
         return x_outer, y_outer, x_inner, y_inner
 
     def _leaf(self, what: str, axis: Axis) -> Axis:
-        for each in self.leaf_iter_vars:
-            if each is axis or (isinstance(each, ReduceAxis) and each.origin is axis):
-                return each
+        for leaf in self.leaf_iter_vars:
+            if leaf is axis or (isinstance(leaf, ReduceAxis) and leaf.origin is axis):
+                return leaf
         if not isinstance(axis, (IterVar, ReduceAxis)):
             raise ScheduleError(
                 f"{what} of {self.name!r}: expected an axis, got {type(axis).__name__}"
@@ -289,7 +293,9 @@ class Stage:
         self.attach_type, self.attach_stage, self.attach_ivar = Attach.ROOT, None, None
 
     def set_scope(self, scope: str) -> None:
-        """Keep it in another memory: one of `tir.expr.SCOPES`. Raises ScheduleError for another."""
+        """Set the memory scope of the result; one of `tir.expr.SCOPES`. Raises ScheduleError for
+        another.
+        """
         if scope not in SCOPES:
             raise ScheduleError(
                 f"set_scope of {self.name!r}: expected one of {', '.join(SCOPES)}, got {scope!r}"
@@ -311,23 +317,23 @@ class Stage:
         )
 
     def storage_align(self, axis: Axis, factor: int, offset: int) -> None:
-        """Keep it so that the stride of an axis is k * factor + offset elements."""
+        """Pad the storage so that the stride of an axis is k * factor + offset elements."""
         self.aligned[self._root("storage_align", axis)] = (int(factor), int(offset))
 
     def double_buffer(self) -> None:
-        """Keep two copies: one is filled while the other is read."""
+        """Double-buffer the storage; one is filled while the other is read."""
         self.is_double_buffered = True
 
     def rolling_buffer(self) -> None:
-        """Keep the window that a step needs, and make only what is new in it."""
+        """Store the window that an iteration needs, and compute only what is new in it."""
         self.is_rolling = True
 
     def transform_layout(
         self, mapping_function: Callable[..., ExprLike | Sequence[ExprLike]]
     ) -> list[IterVar]:
-        """Lay the tensor out anew: element (i, j, ...) at what the function gives, and loop over
-        that. Gives the new axes; of an input none. Raises ScheduleError after other steps on the
-        axes, and for what is written as statements.
+        """Transform the tensor's layout: element (i, j, ...) is stored at the function's result,
+        and loops follow it. Return the new axes; none for an input. Raises ScheduleError after
+        other steps on the axes, and for extern operations.
         """
         self.refuse_within("transform_layout")
         if self.op is None or self.is_extern:
@@ -341,14 +347,14 @@ class Stage:
             shape = tuple(a.extent for a in self.layouts[-1][1])
         index_map = IndexMap.from_func(mapping_function, len(shape))
         sizes = index_map.map_shape(shape)
-        made = tuple(IterVar(Var(f"axis{n}"), d, IterKind.SPATIAL) for n, d in enumerate(sizes))
-        self.layouts.append((index_map, made))
+        new_axes = tuple(IterVar(Var(f"axis{n}"), d, IterKind.SPATIAL) for n, d in enumerate(sizes))
+        self.layouts.append((index_map, new_axes))
         if self.is_input:
             return []
         reduced = [a for a in self.leaf_iter_vars if is_reduced(a)]
-        self.leaf_iter_vars = [*made, *reduced]
-        self.all_iter_vars += made
-        return list(made)
+        self.leaf_iter_vars = [*new_axes, *reduced]
+        self.all_iter_vars += new_axes
+        return list(new_axes)
 
     def _root(self, what: str, axis: Axis) -> Axis:
         if self.op is None or axis not in roots_of(self.op):
@@ -359,12 +365,12 @@ class Stage:
 
     @property
     def is_input(self) -> bool:
-        """Whether nothing is computed here."""
+        """Return whether the stage is a placeholder."""
         return isinstance(self.op, PlaceholderOp)
 
     @property
     def is_extern(self) -> bool:
-        """Whether it is written as statements."""
+        """Return whether the computation is written as statements."""
         return isinstance(self.op, ExternOp)
 
 
