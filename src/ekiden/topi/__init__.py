@@ -1,4 +1,5 @@
-"""The operator inventory: one function per computation, over tensor expressions.
+"""TOPI: the operator inventory, as tensor expressions; one function per computation, over tensor
+expressions.
 
 Names and signatures are TVM's, semantics NumPy's. Each family is a module, whose `__all__` is the
 one list of its names; `operators()` is the table of all. Operators whose result's size depends on
@@ -50,13 +51,13 @@ if not TYPE_CHECKING:
 
 
 def operators() -> dict[str, Callable[..., Any]]:
-    """Every operator by its name within topi: "add", "nn.conv2d"."""
+    """Return every operator by its name within topi: "add", "nn.conv2d"."""
     own = (name for home, names in EXPORTS.items() if home for name in names.split())
-    found = {name: _own(name) for name in own}
+    by_name = {name: _own(name) for name in own}
     for prefix in _NAMESPACES:
         module = _own(prefix)
-        found.update({f"{prefix}.{name}": getattr(module, name) for name in module.__all__})
-    return found
+        by_name.update({f"{prefix}.{name}": getattr(module, name) for name in module.__all__})
+    return by_name
 
 
 def _own(name: str) -> Any:  # noqa: ANN401

@@ -1,10 +1,4 @@
-"""Computations on several tensors that broadcast against each other.
-
-An axis whose extent is known to be 1 is read at 0. Of an extent that is a symbol beside another
-one, the types say that both are equal, so it is read at the index of the result; a run checks that
-once when the function is entered, and no element does. Meanings of operators on integers are C's
-(relay/op/broadcast).
-"""
+"""Broadcasting operators."""
 
 from __future__ import annotations
 
@@ -57,13 +51,13 @@ Operand = Tensor | ExprLike
 
 
 def joint_shape(*tensors: Tensor) -> Shape:
-    """The shape that tensors broadcast to. Raises ValueError when they do not."""
+    """Return the shape that tensors broadcast to. Raises ValueError if they do not broadcast."""
     shape: Shape = ()
-    for each in tensors:
-        found = broadcast_shape(shape, each.shape)
-        if found is None:
+    for tensor in tensors:
+        merged = broadcast_shape(shape, tensor.shape)
+        if merged is None:
             raise ValueError(f"shapes {[t.shape for t in tensors]} do not broadcast")
-        shape = found
+        shape = merged
     return shape
 
 
@@ -86,7 +80,7 @@ def _index(index: PrimExpr, dim: PrimExpr, joint: PrimExpr) -> PrimExpr:
 
 
 def as_tensor(value: Tensor | ExprLike, like: Tensor | None = None) -> Tensor:
-    """A number as a tensor of rank 0, of the dtype of the tensor it meets; a tensor as it is."""
+    """Return a number as a tensor of rank 0 in the dtype of `like`; a tensor unchanged."""
     if isinstance(value, Tensor):
         return value
     scalar = convert(value, None if like is None or isinstance(value, PrimExpr) else like.dtype)
@@ -94,13 +88,13 @@ def as_tensor(value: Tensor | ExprLike, like: Tensor | None = None) -> Tensor:
 
 
 def element(x: Tensor, indices: Sequence[PrimExpr]) -> PrimExpr:
-    """An element of `x`: the number itself if it is a constant, so that special cases show."""
+    """Return an element of `x`; of a constant its number, so that special cases can match it."""
     body = x.op.body[0] if isinstance(x.op, te.ComputeOp) and x.ndim == 0 else None
     return body if body is not None and is_const(body) else x[indices]
 
 
 def broadcast(function: Callable[..., PrimExpr], name: str, *tensors: Tensor) -> Tensor:
-    """`function` of the elements of tensors that broadcast."""
+    """Return `function` applied to the elements of broadcast tensors."""
     shape = joint_shape(*tensors)
     return te.compute(
         shape,
@@ -114,7 +108,7 @@ _ON_BOOL: dict[type[BinaryExpr], type[BinaryExpr]] = {Add: Or, Mul: And, Max: Or
 
 
 def _arithmetic(kind: type[BinaryExpr]) -> Scalar2:
-    """`kind`; on bools, the logic that NumPy takes it for."""
+    """Return the scalar operation `kind`; on bool, NumPy's logical equivalent."""
 
     def scalar(a: PrimExpr, b: PrimExpr) -> PrimExpr:
         return binary(_ON_BOOL.get(kind, kind) if a.dtype == "bool" else kind, a, b)
@@ -126,7 +120,7 @@ def _comparison(kind: type[BinaryExpr]) -> Scalar2:
     assert kind in COMPARISONS, kind
 
     def scalar(a: PrimExpr, b: PrimExpr) -> PrimExpr:
-        """The comparison; bools are compared as int32, where False is less than True."""
+        """Compare two scalars; bool is compared as int32, so that False < True."""
         return (
             binary(kind, cast(a, "int32"), cast(b, "int32"))
             if a.dtype == "bool"
@@ -145,7 +139,9 @@ def _bitwise(op: str, on_bool: type[BinaryExpr]) -> Scalar2:
 
 
 def _guarded(kind: type[BinaryExpr], a: PrimExpr, b: PrimExpr) -> PrimExpr:
-    """Integer division that cannot trap: by 0 it gives 0; by -1 it gives -a, which may wrap."""
+    """Return an integer division that cannot trap; by 0 it gives 0; by -1 it gives -a, which may
+    wrap.
+    """
     if is_const(b) and not is_const(b, 0) and not is_const(b, -1):
         return binary(kind, a, b)
     zero, one = const(0, a.dtype), const(1, a.dtype)
@@ -163,24 +159,28 @@ def _divide(a: PrimExpr, b: PrimExpr) -> PrimExpr:
 
 
 def _quotient(rounding: str, a: PrimExpr, b: PrimExpr) -> PrimExpr:
-    """The rounded quotient of floats, in float64 so that it is exact for float32. Rounded down, one
-    that is too small for a number (a number by infinity) is -1 where its signs differ.
+    """Return the rounded quotient of floats, computed in float64, which is exact for float32. For
+    "floor", a quotient that underflows (a number by infinity) is -1 where the signs differ.
     """
     x, y, zero = cast(a, "float64"), cast(b, "float64"), const(0.0, "float64")
     ratio = binary(Div, x, y)
-    found = call_intrin(rounding, ratio)
+    rounded = call_intrin(rounding, ratio)
     if rounding != "floor":
-        return found
+        return rounded
     nothing = binary(And, binary(EQ, ratio, zero), binary(NE, x, zero))
     below = binary(And, nothing, Select(y < zero, x > zero, x < zero, "bool"))
-    return Select(below, const(-1.0, "float64"), found, "float64")
+    return Select(below, const(-1.0, "float64"), rounded, "float64")
 
 
 def _remainder(rounding: str, a: PrimExpr, b: PrimExpr) -> PrimExpr:
-    """What the rounded quotient leaves: all of `a` where that is 0, also by infinity."""
-    x, whole = cast(a, "float64"), _quotient(rounding, a, b)
-    left = x - whole * cast(b, "float64")
-    return cast(Select(binary(EQ, whole, const(0.0, "float64")), x, left, "float64"), a.dtype)
+    """Return the remainder of the rounded quotient: `a` itself where the quotient is 0, also by
+    infinity.
+    """
+    x, quotient = cast(a, "float64"), _quotient(rounding, a, b)
+    difference = x - quotient * cast(b, "float64")
+    return cast(
+        Select(binary(EQ, quotient, const(0.0, "float64")), x, difference, "float64"), a.dtype
+    )
 
 
 def _floor_divide(a: PrimExpr, b: PrimExpr) -> PrimExpr:
@@ -196,26 +196,27 @@ def _floor_mod(a: PrimExpr, b: PrimExpr) -> PrimExpr:
 
 
 def _mod(a: PrimExpr, b: PrimExpr) -> PrimExpr:
-    """a - trunc(a / b) * b, which has the sign of a."""
+    """Return a - trunc(a / b) * b, which has the sign of a."""
     return _remainder("trunc", a, b) if dt.is_float(a.dtype) else a - _guarded(Div, a, b) * b
 
 
 def _truncated_mod(a: PrimExpr, b: PrimExpr) -> PrimExpr:
-    """`_mod`; 0 for integers by 0."""
-    found = _mod(a, b)
+    """Return `_mod`, with 0 for integers modulo 0."""
+    remainder = _mod(a, b)
     if dt.is_float(a.dtype) or (is_const(b) and not is_const(b, 0)):
-        return found
-    return Select(binary(EQ, b, const(0, b.dtype)), const(0, a.dtype), found, a.dtype)
+        return remainder
+    return Select(binary(EQ, b, const(0, b.dtype)), const(0, a.dtype), remainder, a.dtype)
 
 
-def _of_root(a: PrimExpr, found: PrimExpr, limitless: float, zero: float) -> PrimExpr:
-    """A power by a square root, and what C's pow gives for -inf and for 0 of either sign, which
-    roots take otherwise."""
+def _of_root(a: PrimExpr, result: PrimExpr, limitless: float, zero: float) -> PrimExpr:
+    """Return a power computed by a square root, corrected to C's pow for -inf and for zeros of both
+    signs.
+    """
     edges = ((-np.inf, limitless), (0.0, zero))
     for edge, value in edges:
         at = binary(EQ, a, const(edge, a.dtype))
-        found = Select(at, const(value, a.dtype), found, a.dtype)
-    return found
+        result = Select(at, const(value, a.dtype), result, a.dtype)
+    return result
 
 
 _POWERS: dict[float, Callable[[PrimExpr], PrimExpr]] = {
@@ -247,8 +248,8 @@ def _truncated_divide(a: PrimExpr, b: PrimExpr) -> PrimExpr:
 
 def _named(name: str, function: Scalar2) -> Callable[[Operand, Operand], Tensor]:
     def compute(a: Operand, b: Operand) -> Tensor:
-        left = as_tensor(a, b if isinstance(b, Tensor) else None)
-        return broadcast(function, name, left, as_tensor(b, left))
+        lhs = as_tensor(a, b if isinstance(b, Tensor) else None)
+        return broadcast(function, name, lhs, as_tensor(b, lhs))
 
     compute.__name__ = compute.__qualname__ = name
     compute.__doc__ = f"`{name}` of two tensors that broadcast; one may be a number."
@@ -295,27 +296,27 @@ def where(condition: Tensor, x: Tensor, y: Tensor) -> Tensor:
 
 
 def broadcast_to(data: Tensor, shape: Sequence[Dim]) -> Tensor:
-    """`data` repeated to `shape`. Raises ValueError when it does not broadcast to that."""
-    wanted = as_shape(shape)
-    if not broadcasts_to(data.shape, wanted):
-        raise ValueError(f"broadcast_to: shape {data.shape} does not broadcast to {wanted}")
+    """Return `data` broadcast to `shape`. Raises ValueError if it does not broadcast to that."""
+    target_shape = as_shape(shape)
+    if not broadcasts_to(data.shape, target_shape):
+        raise ValueError(f"broadcast_to: shape {data.shape} does not broadcast to {target_shape}")
     return te.compute(
-        wanted,
-        lambda *i: data[broadcast_indices(i, data.shape, wanted)],
+        target_shape,
+        lambda *i: data[broadcast_indices(i, data.shape, target_shape)],
         name="broadcast_to",
         tag="broadcast",
     )
 
 
 def elemwise_sum(xs: Sequence[Tensor]) -> Tensor:
-    """The sum of tensors of one shape. Raises ValueError when there is none."""
+    """Return the sum of tensors of one shape. Raises ValueError for none."""
     if not xs:
         raise ValueError("elemwise_sum: expected at least one tensor")
     return broadcast(lambda *values: functools.reduce(operator.add, values), "elemwise_sum", *xs)
 
 
 def full_like(x: Tensor, fill_value: float | int | Tensor) -> Tensor:
-    """One value in the shape and dtype of `x`."""
+    """Return a tensor of one value in the shape and dtype of `x`."""
     value = as_tensor(fill_value, x)
     return te.compute(
         x.shape, lambda *i: cast(element(value, ()), x.dtype), name="full_like", tag="elemwise"

@@ -1,4 +1,4 @@
-"""The cells of recurrent networks: what one step computes.
+"""Cells of recurrent networks; what one step computes.
 
 The projection of the inputs is a product over all steps at once, made before; what is left for a
 step is the product of the hidden state with the recurrent weight, and the cell:
@@ -30,72 +30,72 @@ Value: TypeAlias = Any
 
 
 class Maths(Protocol):
-    """Functions of values beside + - *."""
+    """Interface of cell arithmetic besides + - *."""
 
     def constant(self, value: float) -> Value:
-        """A number as a value."""
+        """Return a constant."""
 
     def call(self, name: str, value: Value) -> Value:
-        """An intrinsic of one argument."""
+        """Return an intrinsic of one argument."""
 
     def divide(self, a: Value, b: Value) -> Value:
-        """a / b."""
+        """Return a / b."""
 
     def larger(self, a: Value, b: Value) -> Value:
-        """max(a, b)."""
+        """Return max(a, b)."""
 
     def smaller(self, a: Value, b: Value) -> Value:
-        """min(a, b)."""
+        """Return min(a, b)."""
 
 
 @dataclass(frozen=True, slots=True)
 class VectorMaths:
-    """Operations on vectors of float32."""
+    """Cell arithmetic on float32 vector expressions."""
 
     lanes: int
 
     def constant(self, value: float) -> PrimExpr:
-        """The number in every lane."""
+        """Return a vector with the number in every lane."""
         return broadcast(const(value, "float32"), self.lanes)
 
     def call(self, name: str, value: PrimExpr) -> PrimExpr:
-        """An intrinsic of one argument."""
+        """Return an intrinsic of one argument."""
         return call_intrin(name, value)
 
     def divide(self, a: PrimExpr, b: PrimExpr) -> PrimExpr:
-        """a / b."""
+        """Return a / b."""
         return Div(a, b, a.dtype)
 
     def larger(self, a: PrimExpr, b: PrimExpr) -> PrimExpr:
-        """max(a, b)."""
+        """Return max(a, b)."""
         return Max(a, b, a.dtype)
 
     def smaller(self, a: PrimExpr, b: PrimExpr) -> PrimExpr:
-        """min(a, b)."""
+        """Return min(a, b)."""
         return Min(a, b, a.dtype)
 
 
 class ArrayMaths:
-    """Operations on NumPy arrays of float32."""
+    """Cell arithmetic on float32 NumPy arrays."""
 
     def constant(self, value: float) -> Value:
-        """A scalar."""
+        """Return a scalar."""
         return np.float32(value)
 
     def call(self, name: str, value: Value) -> Value:
-        """An intrinsic of one argument."""
+        """Return an intrinsic of one argument."""
         return INTRINSICS[name].reference(value)
 
     def divide(self, a: Value, b: Value) -> Value:
-        """a / b."""
+        """Return a / b."""
         return a / b
 
     def larger(self, a: Value, b: Value) -> Value:
-        """max(a, b)."""
+        """Return max(a, b)."""
         return np.maximum(a, b)
 
     def smaller(self, a: Value, b: Value) -> Value:
-        """min(a, b)."""
+        """Return min(a, b)."""
         return np.minimum(a, b)
 
 
@@ -170,7 +170,9 @@ INTEGERS = ("lengths", "sums", "places")
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """What is fixed about a layer; activations by name with alpha and beta, `given` from EXTRAS."""
+    """Configuration of a recurrent layer: activations by name with alpha and beta, and the optional
+    inputs that it has.
+    """
 
     kind: str
     activations: tuple[tuple[str, float, float], ...]
@@ -182,7 +184,7 @@ class Cell:
 
     @property
     def gates(self) -> int:
-        """Gates of a step."""
+        """Return the number of gates of a step."""
         return GATES[self.kind]
 
     @property
@@ -191,7 +193,7 @@ class Cell:
         return ((0, 1), (2,)) if self.reset_first else (tuple(range(self.gates)),)
 
     def act(self, m: Maths, n: int, x: Value) -> Value:
-        """The n-th activation, of a value that is clipped before."""
+        """Apply the n-th activation to a clipped value."""
         name, alpha, beta = self.activations[n]
         if self.clip:
             x = m.larger(m.smaller(x, m.constant(self.clip)), m.constant(-self.clip))
@@ -205,10 +207,17 @@ class Cell:
         r: Sequence[Value],
         state: Mapping[str, Value],
     ) -> dict[str, Value]:
-        """What a phase makes of the projections of its gates, its products with the state (biases
-        added) and what there was before: h, c, p_i, p_f, p_o, and "update" of an earlier phase.
+        """Compute one phase of a step.
 
-        "h" and "c" are new states, "reset" is what the next phase multiplies.
+        Args:
+            m: the arithmetic.
+            phase: the phase's number.
+            x: input projections of the phase's gates.
+            r: their recurrent products, with biases.
+            state: previous values: h, c, p_i, p_f, p_o, and "update" of an earlier phase.
+
+        Returns:
+            The changed values: "h" and "c" are new states, "reset" is the operand of the next phase's product.
         """
         if self.kind == "rnn":
             return {"h": self.act(m, 0, x[0] + r[0])}

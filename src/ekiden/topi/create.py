@@ -1,4 +1,4 @@
-"""Tensors made out of numbers and shapes."""
+"""Tensors created from numbers and shapes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from ekiden.topi.shape import Dim, as_dim, as_shape, product, tidy
 
 
 def full(shape: Sequence[Dim], dtype: str, fill_value: Tensor | ExprLike) -> Tensor:
-    """A tensor of one value, which a tensor of rank 0 may hold."""
+    """Return a tensor of one value, given as a number or a tensor of rank 0."""
     value = fill_value[()] if isinstance(fill_value, Tensor) else convert(fill_value)
     return te.compute(
         as_shape(shape), lambda *i: convert_scalar(value, dtype), name="full", tag="elemwise"
@@ -38,22 +38,22 @@ def full(shape: Sequence[Dim], dtype: str, fill_value: Tensor | ExprLike) -> Ten
 def constant(
     value: int | float, shape: Sequence[Dim], dtype: str, name: str = "constant"
 ) -> Tensor:
-    """A tensor of one number."""
+    """Return a tensor of one number."""
     return te.compute(as_shape(shape), lambda *i: const(value, dtype), name=name, tag="elemwise")
 
 
 def zeros(shape: Sequence[Dim], dtype: str = "float32") -> Tensor:
-    """A tensor of 0."""
+    """Return a tensor of zeros."""
     return constant(0, shape, dtype, "zeros")
 
 
 def ones(shape: Sequence[Dim], dtype: str = "float32") -> Tensor:
-    """A tensor of 1."""
+    """Return a tensor of ones."""
     return constant(1, shape, dtype, "ones")
 
 
 def sequence(start: ExprLike, step: ExprLike, extent: PrimExpr, dtype: str) -> Tensor:
-    """start + n * step for n < extent, computed in float64 or int64."""
+    """Return start + n * step for n < extent, computed in float64 or int64."""
     exact = "float64" if dt.is_float(dtype) else "int64"
     first, by = cast(convert(start), exact), cast(convert(step), exact)
     return te.compute(
@@ -67,18 +67,19 @@ def sequence(start: ExprLike, step: ExprLike, extent: PrimExpr, dtype: str) -> T
 def arange(
     start: ExprLike, stop: ExprLike | None = None, step: ExprLike = 1, dtype: str = "float32"
 ) -> Tensor:
-    """start, start + step, ... before `stop` (which stands alone as `arange(stop)`).
+    """Return start, start + step, ... before `stop` (which stands alone as `arange(stop)`).
 
-    Bounds may be integer expressions, of which the step's sign must be known. Raises ValueError
-    for step 0.
+    Bounds may be integer expressions, of which the step's sign must be known. Raises ValueError for
+    step 0.
     """
     first, last = (0, start) if stop is None else (start, stop)
     return sequence(first, step, arange_extent(first, last, step), dtype)
 
 
 def arange_extent(start: ExprLike, stop: ExprLike, step: ExprLike) -> PrimExpr:
-    """How many elements an arange has. Raises ValueError for a step of 0, and for bounds of symbols
-    that are not integers with a number as step."""
+    """Return the number of elements of an arange. Raises ValueError for a step of 0, and for
+    symbolic bounds unless they are integers with a constant step.
+    """
     begin, end, by = convert(start), convert(stop), convert(step)
     if is_const(by, 0):
         raise ValueError("arange: step must not be 0")
@@ -93,14 +94,14 @@ def arange_extent(start: ExprLike, stop: ExprLike, step: ExprLike) -> PrimExpr:
 
 
 def _pick(values: Sequence[PrimExpr], index: Var) -> PrimExpr:
-    found = values[-1]
+    chosen = values[-1]
     for n in range(len(values) - 2, -1, -1):
-        found = Select(binary(EQ, index, n), values[n], found, found.dtype)
-    return found
+        chosen = Select(binary(EQ, index, n), values[n], chosen, chosen.dtype)
+    return chosen
 
 
 def shape(array: Tensor, dtype: str = "int32") -> Tensor:
-    """The dimensions of `array`."""
+    """Return the dimensions of `array` as a vector."""
     if array.ndim == 0:
         return constant(0, (0,), dtype, "shape_of")
     return te.compute(
@@ -112,15 +113,16 @@ def shape(array: Tensor, dtype: str = "int32") -> Tensor:
 
 
 def ndarray_size(array: Tensor, dtype: str = "int32") -> Tensor:
-    """How many elements `array` has."""
+    """Return the number of elements of `array`."""
     return te.compute(
         (), lambda: cast(product(array.shape), dtype), name="ndarray_size", tag="injective"
     )
 
 
 def meshgrid(a_tuple: Sequence[Tensor], indexing: str = "ij") -> list[Tensor]:
-    """Coordinates of a grid from those of its axes (vectors or scalars), as NumPy's meshgrid.
-    Raises ValueError for another indexing than 'ij' and 'xy'."""
+    """Return the coordinates of a grid from those of its axes (vectors or scalars), as NumPy's
+    meshgrid.
+    """
     if indexing not in ("ij", "xy"):
         raise ValueError(f"meshgrid: indexing must be 'ij' or 'xy', got {indexing!r}")
     extents = [t.shape[0] if t.ndim else as_dim(1) for t in a_tuple]
@@ -130,7 +132,7 @@ def meshgrid(a_tuple: Sequence[Tensor], indexing: str = "ij") -> list[Tensor]:
     dims = [extents[n] for n in order]
 
     def one(n: int) -> Tensor:
-        """The coordinates along axis n of the grid; a scalar is an axis of one."""
+        """Return the coordinates along axis n of the grid; a scalar is an axis of one."""
         source, at = a_tuple[n], order.index(n)
         return te.compute(
             dims, lambda *i: source[i[at]] if source.ndim else source[()], name="meshgrid",

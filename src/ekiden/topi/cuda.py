@@ -1,4 +1,4 @@
-"""Schedules for GPUs, and operators, at TVM's place (schedules.py)."""
+"""GPU schedules and operators under TVM's module name (schedules.py)."""
 
 from ekiden.topi.schedules import schedules_of
 

@@ -1,4 +1,4 @@
-"""Computations on each element alone."""
+"""Elementwise operators."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ Scalar = Callable[[PrimExpr], PrimExpr]
 
 
 def elementwise(x: Tensor, function: Scalar, name: str) -> Tensor:
-    """`function` of each element."""
+    """Return `function` applied to each element."""
     return te.compute(x.shape, lambda *i: function(x[i]), name=name, tag="elemwise")
 
 
 def as_bool(x: PrimExpr) -> PrimExpr:
-    """Whether a value is not 0."""
+    """Return whether a value is not 0."""
     return x if dt.element(x.dtype) == "bool" else binary(NE, x, const(0, x.dtype))
 
 
 def wide(x: PrimExpr) -> PrimExpr:
-    """Half-precision values as float32, in which arithmetic on them is done."""
+    """Return half-precision values as float32, in which their arithmetic is done."""
     return cast_scalar(x, "float32") if x.dtype in ("float16", "bfloat16") else x
 
 
@@ -50,12 +50,12 @@ def _intrinsic(op: str) -> Scalar:
 
 
 def _rounding(op: str) -> Scalar:
-    """A rounding function, which leaves integers alone."""
+    """Return a rounding function; integers stay unchanged."""
     return lambda x: _intrinsic(op)(x) if dt.is_float(x.dtype) else x
 
 
 def _predicate(op: str) -> Scalar:
-    """A question about floating-point values, to which integers answer no."""
+    """Return a floating-point predicate; it is false for integers."""
     return lambda x: call_intrin(op, wide(x)) if dt.is_float(x.dtype) else const(False)
 
 
@@ -70,7 +70,7 @@ def _negative(x: PrimExpr) -> PrimExpr:
 
 
 def _sign(x: PrimExpr) -> PrimExpr:
-    """1, -1, or x itself: 0 or not a number."""
+    """Return 1, -1, or x itself for 0 and NaN."""
     zero = const(0, x.dtype)
     below = (
         x
@@ -93,7 +93,7 @@ def _bitwise_not(x: PrimExpr) -> PrimExpr:
 
 
 def _isfinite(x: PrimExpr) -> PrimExpr:
-    """x - x is 0 for finite values alone."""
+    """Return whether x is finite: x - x is 0 for finite values only."""
     return binary(EQ, x - x, 0.0) if dt.is_float(x.dtype) else const(True)
 
 
@@ -102,7 +102,7 @@ def _logical_not(x: PrimExpr) -> PrimExpr:
 
 
 def relu_scalar(x: PrimExpr) -> PrimExpr:
-    """The larger of x and 0."""
+    """Return max(x, 0)."""
     return maximum(x, const(0, x.dtype))
 
 
@@ -146,25 +146,25 @@ fast_exp, fast_tanh, fast_erf = exp, tanh, erf
 
 
 def convert_scalar(x: PrimExpr, dtype: str) -> PrimExpr:
-    """A value converted as NumPy does: anything but 0 becomes True."""
+    """Convert a scalar as NumPy does: anything but 0 becomes True."""
     return as_bool(x) if dtype == "bool" else cast_scalar(x, dtype)
 
 
 def cast(x: Tensor, dtype: str) -> Tensor:
-    """Each element converted to `dtype`."""
+    """Convert each element to `dtype`."""
     return elementwise(x, lambda v: convert_scalar(v, dtype), "cast")
 
 
 def reinterpret(x: Tensor, dtype: str) -> Tensor:
-    """The bits of each element as a `dtype` of the same size."""
+    """Reinterpret the bits of each element as a `dtype` of the same size."""
     return elementwise(x, lambda v: call_intrin("reinterpret", v, dtype=dtype), "reinterpret")
 
 
 def clip(x: Tensor, a_min: float, a_max: float) -> Tensor:
-    """Each element moved into [a_min, a_max]; infinite bounds do nothing."""
+    """Clamp each element to [a_min, a_max]; infinite bounds have no effect."""
 
     def clamp(value: PrimExpr) -> PrimExpr:
-        """The value within the bounds that its dtype can hold; the others do nothing."""
+        """Clamp a value to the bounds that its dtype can represent; the others have no effect."""
         low, high = _bounds(value.dtype, a_min, a_max)
         raised = value if low is None else maximum(value, const(low, value.dtype))
         return raised if high is None else minimum(raised, const(high, value.dtype))
@@ -173,7 +173,7 @@ def clip(x: Tensor, a_min: float, a_max: float) -> Tensor:
 
 
 def _bounds(dtype: str, a_min: float, a_max: float) -> tuple[float | None, float | None]:
-    """Bounds that say something about values of `dtype`; beyond its ends they are those."""
+    """Return the bounds that can exclude values of `dtype`; beyond its ends they are those."""
     if dt.is_float(dtype):
         return None if a_min == -math.inf else a_min, None if a_max == math.inf else a_max
     if dtype == "bool":
@@ -186,14 +186,14 @@ def _bounds(dtype: str, a_min: float, a_max: float) -> tuple[float | None, float
 
 
 def leaky_relu(x: Tensor, alpha: float) -> Tensor:
-    """Elements below 0 times `alpha`."""
+    """Multiply elements below 0 by `alpha`."""
     return elementwise(
         x, lambda v: Select(binary(GT, v, 0), v, v * const(alpha, v.dtype), v.dtype), "leaky_relu"
     )
 
 
 def prelu(x: Tensor, slope: Tensor, axis: int = 1) -> Tensor:
-    """Elements below 0 times the `slope` of their channel."""
+    """Multiply elements below 0 by the `slope` of their channel."""
     at = normalize_axis(axis, x.ndim, "prelu")
     return te.compute(
         x.shape,
@@ -204,7 +204,7 @@ def prelu(x: Tensor, slope: Tensor, axis: int = 1) -> Tensor:
 
 
 def bias_add(data: Tensor, bias: Tensor, axis: int = 1) -> Tensor:
-    """A vector added along one axis."""
+    """Add a vector along one axis."""
     at = normalize_axis(axis, data.ndim, "bias_add")
     return te.compute(
         data.shape, lambda *i: data[i] + bias[i[at]], name="bias_add", tag="broadcast"
@@ -212,7 +212,7 @@ def bias_add(data: Tensor, bias: Tensor, axis: int = 1) -> Tensor:
 
 
 def fixed_point_multiply(x: Tensor, multiplier: int, shift: int) -> Tensor:
-    """int32 times multiplier * 2**(shift - 31), rounded half up: how integer networks scale.
+    """Multiply int32 by multiplier * 2**(shift - 31), rounded half up; how integer networks scale.
 
     `multiplier` is a fraction in Q31, `shift` may be negative.
     """
@@ -233,23 +233,34 @@ def fixed_point_multiply_per_axis(
     is_rshift_required: bool = True,
     axes: Sequence[int] = (),
 ) -> Tensor:
-    """As fixed_point_multiply, with a multiplier `y` and shifts (left before, right after it) for
-    each element of `axes`; vectors run along one axis.
+    """Multiply as fixed_point_multiply, with vectors along axes.
+
+    Args:
+        x: int32 data.
+        y: multiplier for each element of `axes`.
+        lshift: left shift before the product.
+        rshift: right shift after it.
+        is_lshift_required: whether `lshift` is applied.
+        is_rshift_required: whether `rshift` is applied.
+        axes: the axes that the vectors run along.
+
+    Returns:
+        The rounded int32 product.
     """
     name = "fixed_point_multiply_per_axis"
     _check_fixed_point(name, x)
     chosen = [normalize_axis(axis, x.ndim, name) for axis in axes]
     extents = [x.shape[axis] for axis in chosen]
-    for each, what, is_read in (
+    for operand, what, is_read in (
         (y, "y", True), (lshift, "lshift", is_lshift_required),
         (rshift, "rshift", is_rshift_required),
     ):  # fmt: skip
         if is_read:
-            expect_shape(name, what, each.shape, extents)
+            expect_shape(name, what, operand.shape, extents)
 
     def body(*i: Var) -> PrimExpr:
-        """(x * y * 2 ** (left - right)) with y a fraction of 2**31, rounded as `q_multiply_shift`
-        does.
+        """Return x * y * 2**(left - right) with y a fraction of 2**31, rounded as
+        `q_multiply_shift` does.
         """
         at = [i[axis] for axis in chosen]
         total = const(0, "int64")
@@ -268,10 +279,11 @@ def _check_fixed_point(name: str, x: Tensor) -> None:
 
 
 def q_multiply_shift(value: PrimExpr, multiplier: PrimExpr, shift: PrimExpr) -> PrimExpr:
-    """(value << max(shift, 0)) * multiplier / 2**(31 - min(shift, 0)), rounded half up. No product
-    is above 2**62, so that 2**63 divides it as larger numbers do."""
-    left, right = maximum(shift, 0), minimum(maximum(-shift, 0) + 31, 63)
-    scaled = call_intrin("left_shift", cast_scalar(value, "int64"), left) * multiplier
+    """Return (value << max(shift, 0)) * multiplier / 2**(31 - min(shift, 0)), rounded half up. No
+    product exceeds 2**62, so that a shift by 63 stands for all larger ones.
+    """
+    left_shift, right = maximum(shift, 0), minimum(maximum(-shift, 0) + 31, 63)
+    scaled = call_intrin("left_shift", cast_scalar(value, "int64"), left_shift) * multiplier
     half = call_intrin("left_shift", const(1, "int64"), right - 1)
     return cast_scalar(call_intrin("right_shift", scaled + half, right), "int32")
 

@@ -1,4 +1,4 @@
-"""Schedules for the current target, and operators, at TVM's place (schedules.py)."""
+"""Schedules for the current target and operators under TVM's module name (schedules.py)."""
 
 from ekiden.topi.schedules import schedules_of
 

@@ -1,8 +1,4 @@
-"""Computations whose indices are data.
-
-Indices out of range are refused by checks that the computations carry, or brought into range where
-a mode says so, so that no input can read outside.
-"""
+"""Indexing operators, whose indices are data."""
 
 from __future__ import annotations
 
@@ -41,14 +37,14 @@ def _clipped(index: PrimExpr, size: PrimExpr) -> PrimExpr:
 
 
 def _wrapped(index: PrimExpr, size: PrimExpr) -> PrimExpr:
-    """Modulo the extent (1 for an empty axis, of which nothing can be read anyway)."""
+    """Return an index modulo the extent (1 for an empty axis, of which nothing can be read)."""
     return cast(index, "int64") % maximum(size, 1)
 
 
 def take(
     a: Tensor, indices: Tensor, axis: int | None = None, batch_dims: int = 0, mode: str = "clip"
 ) -> Tensor:
-    """Slices of `a` at `indices` along an axis (None: of the flattened data).
+    """Return slices of `a` at `indices` along an axis; of the flattened data).
 
     The leading `batch_dims` axes are shared. Mode "raise": negative indices count from the end, and
     those out of range are refused. Otherwise these count modulo the extent ("wrap") or are clipped
@@ -85,8 +81,9 @@ MOST = 2**31
 def _refusing(
     mode: str, indices: Tensor, size: PrimExpr, axis: int | None, count: PrimExpr
 ) -> dict[str, object] | None:
-    """What `take` of `count` elements refuses: an index out of range, or, where those are clipped
-    or wrapped, an axis without elements."""
+    """Return the checks of `take`: indices in range, or, where they are clipped or wrapped, an axis
+    that is not empty.
+    """
     if mode == "raise":
         return {CHECKS: (index_check("take", indices, size, axis),)}
     if Analyzer().can_prove(size >= 1):
@@ -98,7 +95,9 @@ def _refusing(
 
 
 def gather(data: Tensor, axis: int, indices: Tensor) -> Tensor:
-    """One index along `axis` for each element of the result; negative ones count from the end."""
+    """Gather one index along `axis` for each element of the result; negative ones count from the
+    end.
+    """
     at = normalize_axis(axis, data.ndim, "gather")
 
     def body(*i: Var) -> PrimExpr:
@@ -112,22 +111,23 @@ def gather(data: Tensor, axis: int, indices: Tensor) -> Tensor:
 def gather_nd(
     a: Tensor, indices: Tensor, batch_dims: int = 0, index_rank: int | None = None
 ) -> Tensor:
-    """Slices of `a` at coordinates, which lie along the first axis of `indices`.
-
-    `index_rank` is their number where that axis does not tell. Raises ValueError when neither does.
+    """Gather slices of `a` at coordinates along the first axis of `indices`. `index_rank` is the
+    number of coordinates where that axis is unknown. Raises ValueError if neither is known.
     """
     count = known(indices.shape[0]) if index_rank is None else index_rank
     if count is None:
         raise ValueError("gather_nd: the number of coordinates must be known")
-    rest = indices.ndim - 1
+    index_axes = indices.ndim - 1
     shape = (*indices.shape[1:], *a.shape[batch_dims + count :])
 
     def body(*i: Var) -> PrimExpr:
-        """The element at the coordinates' first `count` numbers; the batch's axes are shared."""
+        """Return the element at the first `count` coordinates; batch axes are shared."""
         at: list[PrimExpr] = list(i[:batch_dims])
         for n in range(count):
-            at.append(from_either_end(indices[(as_dim(n), *i[:rest])], a.shape[batch_dims + n]))
-        return a[(*at, *i[rest:])]
+            at.append(
+                from_either_end(indices[(as_dim(n), *i[:index_axes])], a.shape[batch_dims + n])
+            )
+        return a[(*at, *i[index_axes:])]
 
     sizes = a.shape[batch_dims : batch_dims + count]
     shared = extent_checks("gather_nd", indices.shape[1 : 1 + batch_dims], a.shape[:batch_dims])
@@ -138,25 +138,29 @@ def gather_nd(
 def coordinate_checks(
     name: str, indices: Tensor, sizes: Sequence[PrimExpr], first: int = 0
 ) -> tuple[RangeCheck, ...]:
-    """The checks of coordinates along the first axis of `indices`, for axes from `first` on."""
-    rest = indices.shape[1:]
+    """Return the checks of the coordinates along the first axis of `indices`, for axes from `first`
+    on.
+    """
+    index_shape = indices.shape[1:]
     return tuple(
-        index_check(name, _coordinate(indices, n, rest), size, first + n)
+        index_check(name, _coordinate(indices, n, index_shape), size, first + n)
         for n, size in enumerate(sizes)
     )
 
 
-def _coordinate(indices: Tensor, n: int, rest: Sequence[PrimExpr]) -> Tensor:
-    return te.compute(rest, lambda *i: indices[(as_dim(n), *i)], name="at", tag="injective")
+def _coordinate(indices: Tensor, n: int, index_shape: Sequence[PrimExpr]) -> Tensor:
+    return te.compute(index_shape, lambda *i: indices[(as_dim(n), *i)], name="at", tag="injective")
 
 
 def adv_index(data: Tensor, indices: Sequence[Tensor]) -> Tensor:
-    """`data[i0, i1, ...]` for index tensors that broadcast, on the leading axes, as NumPy."""
+    """Return `data[i0, i1, ...]` for broadcast index tensors on the leading axes, as NumPy's
+    advanced indexing.
+    """
     joint = joint_shape(*indices)
     rank, used = len(joint), len(indices)
 
     def body(*i: Var) -> PrimExpr:
-        """The element at the index tensors' numbers; axes behind them are kept whole."""
+        """Return the element at the index tensors' values; later axes are kept."""
         at = [
             from_either_end(t[broadcast_indices(i[:rank], t.shape, joint)], data.shape[n])
             for n, t in enumerate(indices)
@@ -178,20 +182,21 @@ def one_hot(
     axis: int = -1,
     dtype: str = "",
 ) -> Tensor:
-    """`on_value` where the position along a new axis is the index, `off_value` elsewhere.
-
+    """Return `on_value` where the position along a new axis is the index, `off_value` elsewhere.
     Values are numbers or tensors of rank 0; `dtype` is theirs by default.
     """
     on, off = (
         v[()] if isinstance(v, Tensor) else convert(v, dtype or None) for v in (on_value, off_value)
     )
-    found = dtype or on.dtype
+    out_dtype = dtype or on.dtype
     at = normalize_axis(axis, indices.ndim + 1, "one_hot")
     shape = (*indices.shape[:at], as_dim(depth), *indices.shape[at:])
 
     def body(*i: Var) -> PrimExpr:
         index = cast(indices[(*i[:at], *i[at + 1 :])], "int64")
-        return Select(binary(EQ, index, i[at]), cast(on, found), cast(off, found), found)
+        return Select(
+            binary(EQ, index, i[at]), cast(on, out_dtype), cast(off, out_dtype), out_dtype
+        )
 
     return te.compute(shape, body, name="one_hot", tag="injective")
 
@@ -199,10 +204,9 @@ def one_hot(
 def sequence_mask(
     data: Tensor, valid_length: Tensor, mask_value: float | int = 0, axis: int = 0
 ) -> Tensor:
-    """`data` with elements at or beyond valid_length[batch] along `axis` replaced.
-
-    The time is axis 0 and the batch axis 1, or the other way round. Raises ValueError for another
-    axis."""
+    """Replace elements of `data` at or beyond valid_length[batch] along `axis`, the time; time and
+    batch are axes 0 and 1 in either order. Raises ValueError for another axis.
+    """
     if axis not in (0, 1) or data.ndim < 2:
         raise ValueError(
             f"sequence_mask: axis must be 0 or 1 of at least 2 axes, got {axis} of {data.ndim}"

@@ -1,5 +1,6 @@
-"""Layouts of tensors: which letter is which axis. The one place that knows how NCHW, NHWC and
-weight layouts relate."""
+"""Tensor layouts; which letter is which axis. The one place that knows how NCHW, NHWC and weight
+layouts relate.
+"""
 
 from __future__ import annotations
 
@@ -18,18 +19,19 @@ _T = TypeVar("_T")
 
 
 def whole(layout: str) -> str:
-    """The layout without inner axes: NCHW16c -> NCHW."""
+    """Return the layout without inner axes: NCHW16c -> NCHW."""
     return "".join(letter for letter, _ in parse(layout) if letter.isupper())
 
 
 def is_blocked(layout: str) -> bool:
-    """Whether axes have inner parts, as in NCHW16c and OIHW2i8o; the weights that are packed for
-    kernels (OHWI64o) are padded besides, and do not count."""
+    """Return whether axes have inner parts, as in NCHW16c and OIHW2i8o. Weights packed for kernels
+    (OHWI64o) are padded as well and do not count.
+    """
     return layout != whole(layout) and not layout.startswith(("OHWI", "ODHWI", "G"))
 
 
 def axis(layout: str, letter: str) -> int:
-    """The position of an axis."""
+    """Return the position of an axis."""
     return [name for name, _ in parse(layout)].index(letter)
 
 
@@ -42,38 +44,40 @@ def permutation(source: str, target: str) -> tuple[int, ...]:
 
 
 def permute(values: Sequence[_T], source: str, target: str) -> tuple[_T, ...]:
-    """One value per axis (a shape, pads, indices), reordered from one layout to another."""
+    """Reorder one value per axis (a shape, pads, indices) from one layout to another."""
     return tuple(values[i] for i in permutation(source, target))
 
 
 def packed_tile(kernel_layout: str) -> int:
-    """The factor of a packed weight layout ("OHWI16o" -> 16); 0 for a plain one."""
+    """Return the tile of a packed weight layout ("OHWI16o" -> 16); 0 for a plain one."""
     return next((size for letter, size in parse(kernel_layout) if letter == "o"), 0)
 
 
 def packed_word(kernel_layout: str) -> int:
-    """The neighbouring input channels side by side in a packed weight layout ("OHWI16o4i" -> 4); 1
-    for others."""
+    """Return the number of adjacent input channels in a packed weight layout ("OHWI16o4i" -> 4); 1
+    for others.
+    """
     return next((size for letter, size in parse(kernel_layout) if letter == "i"), 1)
 
 
 def spatial(layout: str) -> tuple[int, ...]:
-    """Positions of the spatial axes (D, H, W), outermost first."""
+    """Return the positions of the spatial axes (D, H, W), outermost first."""
     return tuple(i for i, (letter, _) in enumerate(parse(layout)) if letter in "DHW")
 
 
 def channel(layout: str) -> int:
-    """The position of the channel axis."""
+    """Return the position of the channel axis."""
     return axis(layout, "C")
 
 
 def transform_shape(shape: Sequence[PrimExpr], source: str, target: str) -> tuple[PrimExpr, ...]:
-    """The shape of a tensor after a layout change. Raises ValueError when an inner factor does not
-    divide."""
-    whole = _whole_extents(shape, source)
+    """Return the shape of a tensor after a layout change. Raises ValueError if an inner factor does
+    not divide.
+    """
+    extents = _whole_extents(shape, source)
     factors = {letter.upper(): size for letter, size in parse(target) if size}
     return tuple(
-        as_dim(size) if size else _outer(whole[letter], factors.get(letter, 1), letter)
+        as_dim(size) if size else _outer(extents[letter], factors.get(letter, 1), letter)
         for letter, size in parse(target)
     )
 
@@ -101,7 +105,7 @@ def _outer(extent: PrimExpr, factor: int, letter: str) -> PrimExpr:
 
 
 def transform_array(data: Array, source: str, target: str) -> Array:
-    """A NumPy array from one layout to another."""
+    """Convert a NumPy array from one layout to another."""
     extents = as_ints(transform_shape(tuple(map(as_dim, data.shape)), source, target))
     names, targets = [n for n, _ in parse(source)], [n for n, _ in parse(target)]
     plain = [n for n in names if n.isupper()]
@@ -112,7 +116,7 @@ def transform_array(data: Array, source: str, target: str) -> Array:
         if i >= 0
     ]
     merged = [data.shape[names.index(n)] * dict(parse(source)).get(n.lower(), 1) for n in plain]
-    whole = data.transpose(order).reshape(merged)
+    plain_array = data.transpose(order).reshape(merged)
     cut: list[int] = []
     position: dict[str, int] = {}
     for name in plain:
@@ -121,4 +125,4 @@ def transform_array(data: Array, source: str, target: str) -> Array:
         if name.lower() in targets:
             position[name.lower()] = len(cut)
             cut.append(extents[targets.index(name.lower())])
-    return np.ascontiguousarray(whole.reshape(cut).transpose([position[n] for n in targets]))
+    return np.ascontiguousarray(plain_array.reshape(cut).transpose([position[n] for n in targets]))

@@ -1,4 +1,4 @@
-"""Elementwise mathematics at TVM's place: `topi.math.exp` is `topi.exp`."""
+"""Elementwise mathematics under TVM's module name. `topi.math.exp` is `topi.exp`."""
 
 from ekiden._lazy import attach, exported_names
 

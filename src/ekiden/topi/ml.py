@@ -1,4 +1,6 @@
-"""Classical models: walks through decision trees, probabilities from pairs of classes."""
+"""Classical machine learning models: tree ensembles and pairwise coupling; walks through decision
+trees, probabilities from pairs of classes.
+"""
 
 from __future__ import annotations
 
@@ -27,21 +29,26 @@ another core has written, as long again for each line."""
 
 
 def tree_leaves(data: Tensor, roots: Tensor, nodes: Sequence[Tensor], depth: int) -> Tensor:
-    """The node at which each tree ends for each row of `data` [n, f]: int32 [n, trees].
+    """Return the leaf that each row of `data` [n, f] reaches in each tree: int32 [n, trees].
 
-    `roots` are int32 [trees]; `nodes` are features, limits, children and missing, each with a row
-    for each node. From node i one goes to children[i, 0] where data[row, features[i]] <= limits[i],
-    or is not a number and missing[i] is set; else to children[i, 1]. A leaf is its own child; no
-    path is longer than `depth`.
+    Args:
+        data: the samples.
+        roots: int32 [trees], the root of each tree.
+        nodes: features, limits, children and missing, each with a row per node. From node i the walk goes to children[i, 0] where data[row, features[i]] <= limits[i], or is NaN and missing[i] is set; else to children[i, 1]. A leaf is its own child.
+        depth: bound of the path length.
 
-    Raises ValueError for data that are no matrix or have no columns, and nodes of other shapes.
+    Returns:
+        The leaves.
+
+    Raises:
+        ValueError: for shapes that do not match.
     """
     if data.ndim != 2:
         raise ValueError(f"tree_leaves: expected data [n, f], got {data.shape}")
     count = nodes[0].shape[0]
-    for what, each in zip(("limits", "children", "missing"), nodes[1:], strict=True):
-        wanted = (count, as_dim(2)) if what == "children" else (count,)
-        expect_shape("tree_leaves", what, each.shape, wanted)
+    for what, node_array in zip(("limits", "children", "missing"), nodes[1:], strict=True):
+        expected_shape = (count, as_dim(2)) if what == "children" else (count,)
+        expect_shape("tree_leaves", what, node_array.shape, expected_shape)
     expect_least("tree_leaves", "data", data.shape, (None, 1))
     expect_least("tree_leaves", "features", nodes[0].shape, (1,))
     if not 0 <= depth <= (known(count) or MAX_DEPTH):
@@ -49,14 +56,16 @@ def tree_leaves(data: Tensor, roots: Tensor, nodes: Sequence[Tensor], depth: int
     rows, trees = data.shape[0], roots.shape[0]
 
     def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
-        """Few rows one by one, so that a thread's least share is known; else some at once."""
+        """Process few rows one by one, so that a thread's minimum share is known; else blocks of
+        rows.
+        """
         ib = IRBuilder()
         walk = _Walk(ib, depth, *map(ib.buffer_ptr, ins))
-        found = ib.buffer_ptr(outs[0])
+        leaves = ib.buffer_ptr(outs[0])
         with ib.if_scope(rows < ROWS):
-            walk.forest(found, 1)
+            walk.forest(leaves, 1)
         with ib.else_scope():
-            walk.forest(found, ROWS)
+            walk.forest(leaves, ROWS)
         return ib.get()
 
     inputs = [data, roots, *nodes]
@@ -65,7 +74,7 @@ def tree_leaves(data: Tensor, roots: Tensor, nodes: Sequence[Tensor], depth: int
 
 @dataclass(frozen=True, slots=True)
 class _Walk:
-    """Ways through trees, whose nodes are those of `tree_leaves`."""
+    """Walk through trees whose nodes are those of `tree_leaves`."""
 
     ib: IRBuilder
     depth: int
@@ -76,9 +85,10 @@ class _Walk:
     children: BufferVar
     missing: BufferVar
 
-    def forest(self, found: BufferVar, size: int) -> None:
-        """Where all rows end in all trees, in parallel pieces of `size` rows by some trees, those
-        of the same trees side by side."""
+    def forest(self, leaves_out: BufferVar, size: int) -> None:
+        """Emit the walk of all rows through all trees, in parallel over blocks of `size` rows and
+        groups of trees; blocks of the same trees are adjacent.
+        """
         ib, trees, rows = self.ib, self.roots.asobject().shape[0], self.data.asobject().shape[0]
         blocks, groups = ceil_div(rows, size), ceil_div(trees, TREES)
         notes = {"grain": max(1, STEPS // max(1, self.depth * size))}
@@ -89,47 +99,52 @@ class _Walk:
                 # behind the last tree it is walked again
                 names = [ib.let("t", te.min(group * TREES + n, trees - 1)) for n in range(TREES)]
                 for t, leaf in zip(names, self.leaves(i, names), strict=True):
-                    found[i, t] = cast(leaf, "int32")
+                    leaves_out[i, t] = cast(leaf, "int32")
 
     def leaves(self, row: PrimExpr, trees: Sequence[PrimExpr]) -> list[PrimExpr]:
-        """Where a row ends in each of some trees: all go on by a step as long as any does."""
+        """Return the leaves that a row reaches in some trees; all advance together until none
+        moves.
+        """
         ib = self.ib
         states = ib.allocate("int64", len(trees), "states", "register")
-        left = ib.allocate("int64", 1, "left", "register")
+        steps_left = ib.allocate("int64", 1, "left", "register")
         for n, t in enumerate(trees):
             states[n] = cast(self.roots[t], "int64")
-        left[0] = const(self.depth)
-        with ib.while_loop(left[0] > 0):
+        steps_left[0] = const(self.depth)
+        with ib.while_loop(steps_left[0] > 0):
             after = [self._behind(row, states[n]) for n in range(len(trees))]
             moves = [binary(NE, to, states[n]) for n, to in enumerate(after)]
-            left[0] = Select(reduce(partial(binary, Or), moves), left[0] - 1, const(0), "int64")
+            steps_left[0] = Select(
+                reduce(partial(binary, Or), moves), steps_left[0] - 1, const(0), "int64"
+            )
             for n, to in enumerate(after):
                 states[n] = to
         return [states[n] for n in range(len(trees))]
 
     def _behind(self, row: PrimExpr, at: PrimExpr) -> PrimExpr:
-        """The node after a node. Numbers of nodes and columns are held inside, whatever the model
-        says: those below 0 are large ones without a sign.
+        """Return the successor of a node. Node and column numbers are clamped, whatever the model
+        contains: negative ones are large as unsigned numbers.
         """
         ib = self.ib
-        here = ib.let("node", _inside(at, self.features.asobject().shape[0]))
-        column = _inside(self.features[here], self.data.asobject().shape[1])
+        node = ib.let("node", _inside(at, self.features.asobject().shape[0]))
+        column = _inside(self.features[node], self.data.asobject().shape[1])
         value = ib.let("value", self.data[row, column])
-        lacks = binary(NE, self.missing[here], const(0, "int32"))
+        lacks = binary(NE, self.missing[node], const(0, "int32"))
         absent = logical_and(call_intrin("isnan", value), lacks)
-        side = Select(binary(Or, value <= self.limits[here], absent), const(0), const(1), "int64")
-        return ib.let("next", cast(self.children[here, side], "int64"))
+        side = Select(binary(Or, value <= self.limits[node], absent), const(0), const(1), "int64")
+        return ib.let("next", cast(self.children[node, side], "int64"))
 
 
 def _inside(index: PrimExpr, extent: PrimExpr) -> PrimExpr:
-    """The last index for one that is outside."""
+    """Clamp an index to the extent."""
     return cast(te.min(cast(index, "uint64"), cast(extent - 1, "uint64")), "int64")
 
 
 def couple(pairs: Tensor, steps: int = 100, tolerance: float = 0.005) -> Tensor:
-    """The probabilities [n, k] of classes whose pairs have the probabilities `pairs` [n, k, k] of
-    the first against the second: the second method of Wu, Lin and Weng (2004), as libsvm iterates
-    it. Raises ValueError for pairs of another shape."""
+    """Return class probabilities [n, k] from pairwise probabilities [n, k, k] of the first against
+    the second class: method 2 of Wu, Lin and Weng (2004), iterated as in libsvm. Raises
+    ValueError for another shape.
+    """
     if pairs.ndim != 3:
         raise ValueError(f"couple: expected pairs [n, k, k], got {pairs.shape}")
     rows, classes = pairs.shape[0], pairs.shape[2]

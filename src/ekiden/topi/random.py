@@ -1,4 +1,4 @@
-"""Random numbers from a counter: Threefry-4x64 with 20 rounds (Salmon et al. 2011).
+"""Counter-based random numbers (Threefry). Threefry-4x64 with 20 rounds (Salmon et al. 2011).
 
 A generator is 10 words of uint64: a key (4), a counter (4), and two that are not used. Generating
 advances the counter; splitting gives two generators whose keys are enciphered from the old one, so
@@ -31,15 +31,15 @@ ROUNDS = 20
 
 
 def _rotated(x: PrimExpr, by: int) -> PrimExpr:
-    left = call_intrin("left_shift", x, const(by, WORD))
-    return call_intrin("bitwise_or", left, call_intrin("right_shift", x, const(64 - by, WORD)))
+    shifted = call_intrin("left_shift", x, const(by, WORD))
+    return call_intrin("bitwise_or", shifted, call_intrin("right_shift", x, const(64 - by, WORD)))
 
 
 def threefry(ib: IRBuilder, key: Sequence[PrimExpr], counter: Sequence[PrimExpr]) -> list[PrimExpr]:
-    """Four enciphered words."""
+    """Encrypt a counter: return four words of Threefry-4x64-20 (Salmon et al. 2011)."""
     last: PrimExpr = const(PARITY, WORD)
-    for each in key:
-        last = call_intrin("bitwise_xor", last, each)
+    for key_word in key:
+        last = call_intrin("bitwise_xor", last, key_word)
     keys: list[PrimExpr] = [*key, ib.let("parity", last)]
     x: list[PrimExpr] = [ib.let("x", c + k) for c, k in zip(counter, key, strict=True)]
     for r in range(ROUNDS):
@@ -49,9 +49,9 @@ def threefry(ib: IRBuilder, key: Sequence[PrimExpr], counter: Sequence[PrimExpr]
             x[a] = ib.let("x", x[a] + x[b])
             x[b] = ib.let("x", call_intrin("bitwise_xor", _rotated(x[b], by), x[a]))
         if r % 4 == 3:
-            turn = r // 4 + 1
-            x = [ib.let("x", w + keys[(turn + n) % 5]) for n, w in enumerate(x)]
-            x[3] = ib.let("x", x[3] + const(turn, WORD))
+            injection = r // 4 + 1
+            x = [ib.let("x", w + keys[(injection + n) % 5]) for n, w in enumerate(x)]
+            x[3] = ib.let("x", x[3] + const(injection, WORD))
     return x
 
 
@@ -62,19 +62,19 @@ def _check(name: str, gen: Tensor) -> None:
 
 
 def threefry_key(seed: int) -> list[int]:
-    """The words of a new generator."""
+    """Return the words of a new generator."""
     return [seed % 2**64, *[0] * (WORDS - 1)]
 
 
 def threefry_generate(gen: Tensor, out_shape: Sequence[Dim]) -> tuple[Tensor, Tensor]:
-    """(the generator afterwards, random words of uint64 in `out_shape`)."""
+    """Return the advanced generator, and random uint64 words in `out_shape`."""
     _check("threefry_generate", gen)
     shape = as_shape(out_shape)
     count = product(shape)
 
     def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
-        """A block of four words for each value of the counter, in parallel, as none depends on
-        another (Salmon et al. 2011); the generator afterwards counts from behind the last block.
+        """Emit a block of four words for each counter value, in parallel since the blocks are
+        independent (Salmon et al. 2011); the advanced generator continues after the last block.
         """
         ib = IRBuilder()
         old, new, words = ib.buffer_ptr(ins[0]), *map(ib.buffer_ptr, outs)
@@ -88,24 +88,24 @@ def threefry_generate(gen: Tensor, out_shape: Sequence[Dim]) -> tuple[Tensor, Te
             low = ib.let("low", old[4] + cast(block, WORD))
             carried = cast(low < old[4], WORD)
             key = [ib.let("key", old[n]) for n in range(4)]
-            found = threefry(ib, key, [low, old[5] + carried, old[6], old[7]])
-            for lane, word in enumerate(found):
+            block_words = threefry(ib, key, [low, old[5] + carried, old[6], old[7]])
+            for lane, word in enumerate(block_words):
                 at = block * 4 + lane
                 with ib.if_scope(at < count):
                     words[unravel(at, shape)] = word
         return ib.get()
 
-    found = te.extern_op([(as_dim(WORDS),), shape], [gen], build, [WORD, WORD], name="threefry")
-    return found[0], found[1]
+    outputs = te.extern_op([(as_dim(WORDS),), shape], [gen], build, [WORD, WORD], name="threefry")
+    return outputs[0], outputs[1]
 
 
 def threefry_split(gen: Tensor) -> tuple[Tensor, Tensor]:
-    """Two generators that are independent of each other, and of what `gen` would generate."""
+    """Return two generators that are independent of each other, and of what `gen` generates."""
     _check("threefry_split", gen)
 
     def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
-        """A key for each side: the encryption of the old counter with its top bit set, which
-        generating never reaches, and the side's number.
+        """Emit a key for each side: the encryption of the counter with its top bit set, which
+        generation never reaches, and the side's number.
         """
         ib = IRBuilder()
         old = ib.buffer_ptr(ins[0])
@@ -119,15 +119,15 @@ def threefry_split(gen: Tensor) -> tuple[Tensor, Tensor]:
         return ib.get()
 
     shape = (as_dim(WORDS),)
-    found = te.extern_op([shape, shape], [gen], build, [WORD, WORD], name="threefry_split")
-    return found[0], found[1]
+    outputs = te.extern_op([shape, shape], [gen], build, [WORD, WORD], name="threefry_split")
+    return outputs[0], outputs[1]
 
 
 MANTISSA = {"float16": 10, "float32": 23, "float64": 52}
 
 
 def _unit(word: PrimExpr, dtype: str) -> PrimExpr:
-    """A number in [0, 1) from the highest bits of a word."""
+    """Return a number in [0, 1) from the highest bits of a word."""
     bits = MANTISSA[dtype]
     wide = "float64" if dtype == "float64" else "float32"
     high = call_intrin("right_shift", word, const(64 - bits, WORD))
@@ -137,9 +137,8 @@ def _unit(word: PrimExpr, dtype: str) -> PrimExpr:
 def uniform(
     gen: Tensor, low: Operand, high: Operand, out_shape: Sequence[Dim], out_dtype: str = "float32"
 ) -> tuple[Tensor, Tensor]:
-    """(the generator afterwards, numbers in [low, high)), for bounds of rank 0.
-
-    Raises ValueError for a dtype that is no float with a known mantissa.
+    """Return the advanced generator, and uniform numbers in [low, high), for bounds of rank 0.
+    Raises ValueError for a dtype other than float16, float32 and float64.
     """
     if out_dtype not in MANTISSA:
         raise ValueError(
@@ -165,7 +164,9 @@ def _scalar(value: Operand, dtype: str) -> PrimExpr:
 def normal(
     gen: Tensor, mean: Operand, scale: Operand, out_shape: Sequence[Dim], out_dtype: str = "float32"
 ) -> tuple[Tensor, Tensor]:
-    """(the generator afterwards, normally distributed numbers), by Box and Muller's transform."""
+    """Return the advanced generator, and normally distributed numbers, by the Box-Muller
+    transform.
+    """
     shape = as_shape(out_shape)
     new, pairs = threefry_generate(gen, (2, *shape))
     middle, deviation = (_scalar(v, out_dtype) for v in (mean, scale))
@@ -184,9 +185,10 @@ def normal(
 
 
 def multinomial(gen: Tensor, probs: Tensor, num_samples: Dim) -> tuple[Tensor, Tensor]:
-    """(the generator afterwards, indices [..., num_samples] int32 drawn with replacement by the
-    weights in the last axis of `probs`), which need not sum to 1. Raises ValueError for weights
-    that are not floating point."""
+    """Return the advanced generator, and int32 indices [..., num_samples] drawn with replacement by
+    the weights in the last axis of `probs`, which need not sum to 1. Raises ValueError for
+    weights that are not floating point.
+    """
     if not dt.is_float(probs.dtype):
         raise ValueError(f"multinomial: weights must be floating point, got {probs.dtype}")
     sums = cumsum(probs, axis=-1)
@@ -195,9 +197,9 @@ def multinomial(gen: Tensor, probs: Tensor, num_samples: Dim) -> tuple[Tensor, T
     k = te.reduce_axis((0, size), "k")
 
     def body(*i: Var) -> PrimExpr:
-        """How many running sums a draw, scaled to the weights' total, has passed."""
-        wanted = cast(draws[i], probs.dtype) * sums[(*i[:-1], size - 1)]
-        passed = sums[(*i[:-1], k)] <= wanted
+        """Return the number of running sums that a draw, scaled to the total weight, has passed."""
+        scaled_draw = cast(draws[i], probs.dtype) * sums[(*i[:-1], size - 1)]
+        passed = sums[(*i[:-1], k)] <= scaled_draw
         return te.sum(cast(passed, "int32"), k)
 
     drawn = te.compute(shape, body, name="multinomial_count", tag="reduce")

@@ -1,4 +1,4 @@
-"""Elements as integers in the order they sort in, and the few first of a row without sorting it.
+"""Order-preserving integer ranks of elements, and selection of a row's first few without sorting.
 
 A rank is smaller for what comes earlier. Equal elements have equal ranks: -0 and 0, and all
 not-a-numbers, which are the largest values.
@@ -24,19 +24,25 @@ BLOCK = 64
 
 
 def rank_dtype(dtype: str) -> str:
-    """The integers that rank elements of a dtype."""
+    """Return the integer dtype of the ranks of a dtype."""
     wide = dtype in ("float64", "int64", "uint64", "uint32")
     return "int64" if wide else "int32"
 
 
 def rank(value: PrimExpr, ascending: bool) -> PrimExpr:
-    """The rank of an element."""
-    found = _float_rank(value) if dt.is_float(value.dtype) else _integer_rank(value)
-    return found if ascending else call_intrin("bitwise_xor", found, const(-1, found.dtype))
+    """Return the order-preserving integer of an element."""
+    integer_rank = _float_rank(value) if dt.is_float(value.dtype) else _integer_rank(value)
+    return (
+        integer_rank
+        if ascending
+        else call_intrin("bitwise_xor", integer_rank, const(-1, integer_rank.dtype))
+    )
 
 
 def _float_rank(value: PrimExpr) -> PrimExpr:
-    """The bits, those of negative numbers but for the sign turned: they then grow downwards."""
+    """Return a float's bits, with the magnitude bits of negative numbers flipped so that they order
+    correctly; NaN ranks after infinity.
+    """
     wide = value if value.dtype == "float64" else cast(value, "float32")
     dtype = rank_dtype(wide.dtype)
     width, infinity = (64, 0x7FF << 52) if dtype == "int64" else (32, 0xFF << 23)
@@ -57,42 +63,39 @@ def _integer_rank(value: PrimExpr) -> PrimExpr:
 
 
 def index_dtype(size: PrimExpr) -> str:
-    """The integers that positions in a row are kept in: narrow ones are moved twice as fast."""
+    """Return the integer dtype of positions in a row: int32 moves twice as fast."""
     longest = known(size)
     return "int64" if longest is None or longest >= 1 << 31 else "int32"
 
 
 def selects(count: PrimExpr, size: PrimExpr) -> PrimExpr:
-    """Whether keeping the `count` first of `size` elements beats sorting all.
-
-    A row in random order puts count * (1 + ln(size / count)) elements among those kept, each for
-    about 12 + count / 12 ns; sorting takes 3 ns per element and pass. What is not known is asked
-    when it runs.
+    """Return whether selecting the `count` first of `size` elements beats sorting all. A random row
+    inserts count * (1 + ln(size / count)) elements, each in about 12 + count / 12 ns; sorting
+    takes 3 ns per element and pass. Unknown sizes are tested at run time.
     """
-    few, many = known(count), known(size)
-    if few is None or many is None:
+    few, row_size = known(count), known(size)
+    if few is None or row_size is None:
         return simplify(logical_and(logical_and(count > 0, count <= 256), count * 8 <= size))
-    if few < 1 or many < 2 * few:
+    if few < 1 or row_size < 2 * few:
         return const(False)
-    kept = few * (1 + math.log(many / few)) * (12 + few / 12)
-    return const(kept + many / 4 < 3 * many * math.log2(many))
+    insert_ns = few * (1 + math.log(row_size / few)) * (12 + few / 12)
+    return const(insert_ns + row_size / 4 < 3 * row_size * math.log2(row_size))
 
 
 class Selection:
-    """The first `count` elements of a row, in order, while the row is read from its beginning.
-
-    `kept` holds their ranks and `order` their positions, behind LANES places that nothing is
-    before.
+    """Selection of a row's first `count` elements, in order, while the row is read once. `kept`
+    holds their ranks and `order` their positions, after MOVE_LANES sentinels that precede
+    everything.
     """
 
     def __init__(self, ib: IRBuilder, count: PrimExpr, dtype: str, index: str) -> None:
         self.ib, self.last = ib, simplify(count + (LANES - 1))
         self.blocks = simplify((count + (LANES - 1)) // LANES)
-        places = (self.blocks + 1) * LANES
-        self.kept = ib.allocate(dtype, places, "kept")
-        self.order = ib.allocate(index, places, "kept_order")
+        capacity = (self.blocks + 1) * LANES
+        self.kept = ib.allocate(dtype, capacity, "kept")
+        self.order = ib.allocate(index, capacity, "kept_order")
         low = const(-(1 << (dt.SCALAR_BITS[dtype] - 1)), dtype)
-        with ib.for_range(0, places, "p") as p:
+        with ib.for_range(0, capacity, "p") as p:
             self.kept[p] = low
             self.order[p] = 0
 
@@ -103,16 +106,16 @@ class Selection:
             self.order[p + LANES] = order[start + p]
 
     def position(self, n: PrimExpr) -> PrimExpr:
-        """Where in the row the n-th of the elements kept is."""
+        """Return the row position of the n-th selected element."""
         return self.order[n + LANES]
 
     def scan(self, low: PrimExpr, size: PrimExpr, ranked: Callable[[PrimExpr], PrimExpr]) -> None:
-        """Take in the elements from `low` to `size`, which `ranked` gives the ranks of."""
+        """Process the elements from `low` to `size`, with ranks from `ranked`."""
         ib = self.ib
-        whole = ib.let("whole", maximum(size - low, 0) // BLOCK)
-        with ib.for_range(0, whole, "block") as number:
+        full_blocks = ib.let("whole", maximum(size - low, 0) // BLOCK)
+        with ib.for_range(0, full_blocks, "block") as number:
             self._block(ib.let("base", low + number * BLOCK), ranked)
-        with ib.for_range(low + whole * BLOCK, size, "left") as at:
+        with ib.for_range(low + full_blocks * BLOCK, size, "left") as at:
             self._offer(ib.let("rank", ranked(at)), at)
 
     def _block(self, base: PrimExpr, ranked: Callable[[PrimExpr], PrimExpr]) -> None:
@@ -127,42 +130,42 @@ class Selection:
             first = ib.let("first", group * LANES)
             with (
                 ib.if_scope(_least(ranks, first, LANES) < self.kept[self.last]),
-                ib.for_range(0, LANES, "each") as each,
+                ib.for_range(0, LANES, "each") as lane_index,
             ):
-                self._offer(ib.let("rank", ranks[first + each]), base + first + each)
+                self._offer(ib.let("rank", ranks[first + lane_index]), base + first + lane_index)
 
-    def _offer(self, found: PrimExpr, at: PrimExpr) -> None:
-        """Put an element behind those that are not after it; the last one falls out.
+    def _offer(self, new_rank: PrimExpr, at: PrimExpr) -> None:
+        """Insert an element after those that do not follow it; the last one is dropped:
 
-        kept[p] = kept[p] where it stays, found where its neighbour before stays, else that one
+        kept[p] = kept[p] if it stays, the new rank if its predecessor stays, else that predecessor.
         """
         ib = self.ib
         with (
-            ib.if_scope(found < self.kept[self.last]),
+            ib.if_scope(new_rank < self.kept[self.last]),
             ib.for_range(0, self.blocks, "down") as down,
         ):
             start = ib.let("start", (self.blocks - down) * LANES)
             with ib.for_range(0, LANES, "lane", kind="vectorized") as lane:
-                place = start + lane
-                here, before = (
-                    ib.let("here", self.kept[place]),
-                    ib.let("before", self.kept[place - 1]),
+                slot = start + lane
+                current, before = (
+                    ib.let("here", self.kept[slot]),
+                    ib.let("before", self.kept[slot - 1]),
                 )
                 was, moved = (
-                    ib.let("was", self.order[place]),
-                    ib.let("moved", self.order[place - 1]),
+                    ib.let("was", self.order[slot]),
+                    ib.let("moved", self.order[slot - 1]),
                 )
-                stays, follows = here <= found, before <= found
-                first = Select(follows, found, before, found.dtype)
-                self.kept[place] = Select(stays, here, first, found.dtype)
+                stays, follows = current <= new_rank, before <= new_rank
+                first = Select(follows, new_rank, before, new_rank.dtype)
+                self.kept[slot] = Select(stays, current, first, new_rank.dtype)
                 position = Select(follows, cast(at, was.dtype), moved, was.dtype)
-                self.order[place] = Select(stays, was, position, was.dtype)
+                self.order[slot] = Select(stays, was, position, was.dtype)
 
 
 def _least(ranks: BufferVar, first: PrimExpr, count: int) -> PrimExpr:
     wide = dt.with_lanes(ranks.dtype, count)
-    found = ranks.buffer[ramp(first, 1, count)].with_fields(dtype=wide)
-    return VectorReduce(found, "min", ranks.dtype)
+    loaded = ranks.buffer[ramp(first, 1, count)].with_fields(dtype=wide)
+    return VectorReduce(loaded, "min", ranks.dtype)
 
 
 __all__ = ["Selection", "index_dtype", "rank", "rank_dtype", "selects"]

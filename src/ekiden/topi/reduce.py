@@ -2,8 +2,8 @@
 
 Of narrow types a sum or a product is kept in a wider accumulator (`accumulator`): float16 and
 bfloat16 in float32, and cast once. Positions of maxima carry (value, index) through the reduction,
-with the smaller index of equal values, or the larger with `select_last_index`, so that the order
-of combining does not matter.
+with the smaller index of equal values, or the larger with `select_last_index`, so that the order of
+combining does not matter.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Reducer = Callable[[PrimExpr, Sequence[te.ReduceAxis]], PrimExpr]
 
 
 def accumulator(dtype: str) -> str:
-    """The dtype in which sums of `dtype` are made."""
+    """Return the dtype in which sums of `dtype` are accumulated."""
     if dtype in ("float16", "bfloat16"):
         return "float32"
     if dtype == "bool":  # they are counted
@@ -35,12 +35,12 @@ def accumulator(dtype: str) -> str:
 
 
 def reduce_axes(shape: Shape, axes: Sequence[int]) -> list[te.ReduceAxis]:
-    """A reduction variable per axis."""
+    """Return a reduction variable per axis."""
     return [te.reduce_axis((0, shape[a]), name=f"k{a}") for a in axes]
 
 
 def kept_shape(shape: Shape, axes: Sequence[int], keepdims: bool) -> Shape:
-    """The shape without `axes`, or with 1 there."""
+    """Return the shape without `axes`, or with 1 there."""
     return tuple(
         as_dim(1) if i in axes else d for i, d in enumerate(shape) if keepdims or i not in axes
     )
@@ -53,15 +53,15 @@ def source_indices(
     rank: int,
     keepdims: bool,
 ) -> list[PrimExpr]:
-    """Indices into the data: those of the result, with the reduction variables at `axes`."""
+    """Return indices into the data: the result's, with the reduction variables at `axes`."""
     outer = iter(indices)
     inner = dict(zip(axes, reduced, strict=True))
-    found = []
+    data_indices = []
     for i in range(rank):
         if i in inner and keepdims:
             next(outer)
-        found.append(inner[i] if i in inner else next(outer))
-    return found
+        data_indices.append(inner[i] if i in inner else next(outer))
+    return data_indices
 
 
 def reduce(
@@ -72,7 +72,7 @@ def reduce(
     name: str,
     load: Callable[[PrimExpr], PrimExpr] = lambda value: value,
 ) -> Tensor:
-    """`reducer` over `load` of the elements along `axes`."""
+    """Return `reducer` over `load` of the elements along `axes`."""
     variables = reduce_axes(x.shape, axes)
     return te.compute(
         kept_shape(x.shape, axes, keepdims),
@@ -85,12 +85,12 @@ def reduce(
 
 
 def sum(data: Tensor, axis: Axes = None, keepdims: bool = False) -> Tensor:
-    """The sum."""
+    """Return the sum over axes."""
     return _accumulated(data, axis, keepdims, te.sum, "sum")
 
 
 def _accumulated(data: Tensor, axis: Axes, keepdims: bool, reducer: Reducer, name: str) -> Tensor:
-    """What is kept in an `accumulator` and rounded once."""
+    """Reduce in an `accumulator`, rounded once."""
     wide = accumulator(data.dtype)
     axes = normalize_axes(axis, data.ndim, name)
     total = reduce(data, axes, keepdims, reducer, name, lambda v: cast(v, wide))
@@ -98,28 +98,29 @@ def _accumulated(data: Tensor, axis: Axes, keepdims: bool, reducer: Reducer, nam
 
 
 def narrowed(total: Tensor, dtype: str) -> Tensor:
-    """What was added up in an `accumulator`, rounded once to the dtype that it is for."""
+    """Round an accumulated total once to its dtype."""
     return total if total.dtype == dtype else elementwise(total, lambda v: cast(v, dtype), "cast")
 
 
 def prod(data: Tensor, axis: Axes = None, keepdims: bool = False) -> Tensor:
-    """The product."""
+    """Return the product over axes."""
     return _accumulated(data, axis, keepdims, te.prod, "prod")
 
 
 def max(data: Tensor, axis: Axes = None, keepdims: bool = False) -> Tensor:
-    """The largest."""
+    """Return the maximum over axes."""
     return reduce(data, normalize_axes(axis, data.ndim, "max"), keepdims, te.max, "max")
 
 
 def min(data: Tensor, axis: Axes = None, keepdims: bool = False) -> Tensor:
-    """The smallest."""
+    """Return the minimum over axes."""
     return reduce(data, normalize_axes(axis, data.ndim, "min"), keepdims, te.min, "min")
 
 
 def _mean_accumulator(dtype: str, count: PrimExpr) -> str:
-    """`accumulator`; of integers one that holds the sum of so many, which unlike that of `sum` may
-    not wrap around."""
+    """Return the accumulator of a mean: `accumulator`, or for integers one that holds the sum of
+    `count` elements, which must not wrap as `sum` may.
+    """
     wide = accumulator(dtype)
     ends, room = int_range(dtype), int_range(wide)
     if dtype == "bool" or ends is None or room is None:
@@ -130,7 +131,7 @@ def _mean_accumulator(dtype: str, count: PrimExpr) -> str:
 
 
 def mean(data: Tensor, axis: Axes = None, keepdims: bool = False) -> Tensor:
-    """The sum divided by the number of elements; integers divide as C does."""
+    """Return the sum divided by the number of elements; integers divide as in C."""
     axes = normalize_axes(axis, data.ndim, "mean")
     count = product([data.shape[a] for a in axes])
     wide = _mean_accumulator(data.dtype, count)
@@ -147,28 +148,29 @@ def _truth(x: Tensor, axis: Axes, keepdims: bool, reducer: Reducer, name: str) -
 
 
 def all(data: Tensor, axis: Axes = None, keepdims: bool = False) -> Tensor:
-    """Whether no element is 0."""
+    """Return whether no element is 0."""
     return _truth(data, axis, keepdims, te.min, "all")
 
 
 def any(data: Tensor, axis: Axes = None, keepdims: bool = False) -> Tensor:
-    """Whether some element is not 0."""
+    """Return whether some element is not 0."""
     return _truth(data, axis, keepdims, te.max, "any")
 
 
 def _position(variables: Sequence[te.ReduceAxis]) -> PrimExpr:
-    """The flat position along several axes."""
+    """Return the flat position along several axes."""
     flat: PrimExpr = as_dim(0)
-    for each in variables:
-        flat = flat * each.extent + each
+    for variable in variables:
+        flat = flat * variable.extent + variable
     return flat
 
 
 def _arg_reduce(
     x: Tensor, axis: Axes, keepdims: bool, reducer: Reducer, last: bool, name: str
 ) -> Tensor:
-    """The position of the extreme element: its value first, then the first (or last) position that
-    has it."""
+    """Return the position of the extreme element: first its value, then the first (or last)
+    position that has it.
+    """
     axes = normalize_axes(axis, x.ndim, name)
     extreme = reduce(x, axes, keepdims, reducer, f"{name}_value")
     variables = reduce_axes(x.shape, axes)
@@ -176,40 +178,40 @@ def _arg_reduce(
     missing = as_dim(-1) if last else count
 
     def body(*i: PrimExpr) -> PrimExpr:
-        """The least (or greatest) position whose value is the extreme or not a number."""
+        """Return the smallest (or largest) position whose value is the extreme or NaN."""
         value = x[source_indices(i, variables, axes, x.ndim, keepdims)]
-        found = binary(EQ, value, extreme[i])
+        is_match = binary(EQ, value, extreme[i])
         if dt.is_float(x.dtype):
-            found = binary(Or, found, call_intrin("isnan", value))
-        position = Select(found, _position(variables), missing, "int64")
+            is_match = binary(Or, is_match, call_intrin("isnan", value))
+        position = Select(is_match, _position(variables), missing, "int64")
         return te.max(position, variables) if last else te.min(position, variables)
 
-    found = te.compute(extreme.shape, body, name=f"{name}_position", tag="reduce")
+    positions = te.compute(extreme.shape, body, name=f"{name}_position", tag="reduce")
 
     def bounded(position: PrimExpr) -> PrimExpr:
         return cast(maximum(position, 0) if last else minimum(position, count - 1), "int32")
 
-    return elementwise(found, bounded, name)
+    return elementwise(positions, bounded, name)
 
 
 def argmax(
     data: Tensor, axis: Axes = None, keepdims: bool = False, select_last_index: bool = False
 ) -> Tensor:
-    """The position (int32) of the largest element, or of the first that is not a number."""
+    """Return the position (int32) of the largest element, or of the first NaN."""
     return _arg_reduce(data, axis, keepdims, te.max, select_last_index, "argmax")
 
 
 def argmin(
     data: Tensor, axis: Axes = None, keepdims: bool = False, select_last_index: bool = False
 ) -> Tensor:
-    """The position (int32) of the smallest element, or of the first that is not a number."""
+    """Return the position (int32) of the smallest element, or of the first NaN."""
     return _arg_reduce(data, axis, keepdims, te.min, select_last_index, "argmin")
 
 
 def variance(
     data: Tensor, axis: Axes = None, keepdims: bool = False, unbiased: bool = False
 ) -> Tensor:
-    """The mean of squared distances from the mean; `unbiased` divides by one less."""
+    """Return the mean of squared deviations; `unbiased` divides by one less."""
     axes = normalize_axes(axis, data.ndim, "variance")
     wide = accumulator(data.dtype)
     count = cast(product([data.shape[a] for a in axes]), wide)
@@ -217,8 +219,9 @@ def variance(
     variables = reduce_axes(data.shape, axes)
 
     def body(*i: PrimExpr) -> PrimExpr:
-        """Squared distances from the mean, in a second pass: a difference of squares would
-        cancel."""
+        """Return the squared deviations from the mean, in a second pass; a difference of squares
+        would cancel.
+        """
         at = source_indices(i, variables, axes, data.ndim, keepdims)
         row = [as_dim(0) if n in axes else index for n, index in enumerate(at)]
         distance = cast(data[at], wide) - total[row] / count
@@ -231,20 +234,18 @@ def variance(
 
 
 def collapse_sum(data: Tensor, target_shape: Sequence[Dim]) -> Tensor:
-    """The sum over the axes along which `target_shape` broadcasts to the shape of `data`, in the
-    `accumulator` of its dtype.
-
-    Raises ValueError when it does not.
+    """Return the sum over the axes along which `target_shape` broadcasts to the shape of `data`, in
+    the `accumulator` of its dtype. Raises ValueError if it does not broadcast.
     """
-    wanted = as_shape(target_shape)
-    extra = data.ndim - len(wanted)
+    result_shape = as_shape(target_shape)
+    extra = data.ndim - len(result_shape)
     if extra < 0:
-        raise ValueError(f"collapse_sum: {wanted} has more axes than the data, {data.shape}")
+        raise ValueError(f"collapse_sum: {result_shape} has more axes than the data, {data.shape}")
     axes = list(range(extra))
-    for at, (dim, kept) in enumerate(zip(data.shape[extra:], wanted, strict=True)):
-        if not equal(dim, kept):
-            if not is_const(kept, 1):
-                raise ValueError(f"collapse_sum: {wanted} does not broadcast to {data.shape}")
+    for at, (dim, result_dim) in enumerate(zip(data.shape[extra:], result_shape, strict=True)):
+        if not equal(dim, result_dim):
+            if not is_const(result_dim, 1):
+                raise ValueError(f"collapse_sum: {result_shape} does not broadcast to {data.shape}")
             axes.append(extra + at)
     variables, wide = reduce_axes(data.shape, axes), accumulator(data.dtype)
 
@@ -252,7 +253,7 @@ def collapse_sum(data: Tensor, target_shape: Sequence[Dim]) -> Tensor:
         at = source_indices((*[as_dim(0)] * extra, *i), variables, axes, data.ndim, True)
         return te.sum(cast(data[at], wide), variables)
 
-    total = te.compute(wanted, body, name="collapse_sum", tag="reduce")
+    total = te.compute(result_shape, body, name="collapse_sum", tag="reduce")
     return narrowed(total, data.dtype)
 
 

@@ -1,4 +1,4 @@
-"""Choosing a token: what a text forbids or makes less likely, and a draw by what is left.
+"""Token sampling; what a text forbids or makes less likely, and a draw by what is left.
 
 A draw needs no sorting. Which weights are among the greatest is a threshold, the greatest one above
 which there are enough (top k), or enough of their sum (top p): sums of 2,033 buckets, of the upper
@@ -45,8 +45,8 @@ SETTINGS = 4
 _WIDE = "float64"
 
 
-def _expect(name: str, given: Sequence[tuple[Tensor, str, int, str]]) -> None:
-    for tensor, what, rank, dtype in given:
+def _expect(name: str, expectations: Sequence[tuple[Tensor, str, int, str]]) -> None:
+    for tensor, what, rank, dtype in expectations:
         check_rank(f"{name}: {what!r}", tensor.shape, rank)
         if tensor.dtype != dtype:
             raise ValueError(f"{name}: {what!r} must be {dtype}, got {tensor.dtype}")
@@ -71,9 +71,9 @@ def constrain_logits(
         (penalties, "penalties", 1, "float32"), (moves, "moves", 2, "int32"),
         (states, "states", 1, "int32"),
     ))  # fmt: skip
-    for each, what in ((rows, "rows"), (lengths, "lengths"), (penalties, "penalties"),
+    for vector, what in ((rows, "rows"), (lengths, "lengths"), (penalties, "penalties"),
                        (states, "states")):  # fmt: skip
-        expect_shape(name, what, each.shape, logits.shape[:1])
+        expect_shape(name, what, vector.shape, logits.shape[:1])
     expect_shape(name, "moves", moves.shape, (None, logits.shape[1]))
     checks = (
         range_check(f"{name}: row", rows, 0, history.shape[0]),
@@ -116,12 +116,12 @@ def constrain_logits(
 
     inputs = [logits, history, rows, lengths, penalties, moves, states]
     attrs: dict[str, object] = {CHECKS: checks, UPDATES: 0}
-    (made,) = te.extern_op([logits.shape], inputs, build, ["float32"], name, attrs=attrs)
-    return made
+    (result,) = te.extern_op([logits.shape], inputs, build, ["float32"], name, attrs=attrs)
+    return result
 
 
 class _Draw:
-    """The draw of one row of weights, while its statements are written."""
+    """Draw of one row of weights, as statements."""
 
     def __init__(self, ib: IRBuilder, weights: BufferVar, row: PrimExpr, tokens: PrimExpr) -> None:
         self.ib, self.row, self.tokens, self.weights = ib, row, tokens, weights
@@ -133,14 +133,14 @@ class _Draw:
         self.total = ib.allocate(_WIDE, (2,), "total")
 
     def each(self, step: Callable[[PrimExpr, PrimExpr], None]) -> None:
-        """A loop over the weights that are not cut off, with their numbers."""
+        """Emit a loop over the weights that are not cut off, with their token numbers."""
         with self.ib.for_range(0, self.tokens, "token") as token:
             value = self.ib.let("value", self.weights[self.row, token])
             with self.ib.if_scope(binary(GE, value, self.limit[0])):
                 step(token, value)
 
     def mass(self) -> PrimExpr:
-        """The sum of those weights."""
+        """Return the sum of those weights."""
         self.total[0] = const(0.0, _WIDE)
 
         def grow(token: PrimExpr, value: PrimExpr) -> None:
@@ -150,13 +150,14 @@ class _Draw:
         return self.total[0]
 
     def bucket(self, value: PrimExpr) -> PrimExpr:
-        """The bucket of a weight."""
+        """Return the bucket of a weight."""
         bits = cast(call_intrin("reinterpret", value, dtype="int32"), "int64")
         return maximum(minimum(bits // (1 << SHIFT), const(BUCKETS - 1)), const(0))
 
     def cut(self, target: PrimExpr, weigh: Callable[[PrimExpr], PrimExpr]) -> None:
-        """Raise the limit to the greatest weight such that those from it on, weighed, reach the
-        target."""
+        """Raise the limit to the largest weight such that those from it on, weighed, reach the
+        target.
+        """
         ib = self.ib
         with ib.for_range(0, BUCKETS, "bucket") as n:
             self.sums[n] = const(0.0, _WIDE)
@@ -169,14 +170,16 @@ class _Draw:
         # found[0]: the bucket in which the target is reached; total[0]: what lies above it
         self.found[0] = const(BUCKETS - 1)
         self.total[0] = const(0.0, _WIDE)
-        here = self.found[0]
-        with ib.while_loop(logical_and(here > 0, self.total[0] + self.sums[here] < target)):
-            self.total[0] = self.total[0] + self.sums[here]
-            self.found[0] = here - 1
+        bucket_number = self.found[0]
+        with ib.while_loop(
+            logical_and(bucket_number > 0, self.total[0] + self.sums[bucket_number] < target)
+        ):
+            self.total[0] = self.total[0] + self.sums[bucket_number]
+            self.found[0] = bucket_number - 1
         self.count[0] = const(0)
 
         def keep(token: PrimExpr, value: PrimExpr) -> None:
-            """Lists the weights of the bucket that the limit lies in."""
+            """Collect the weights of the bucket that contains the limit."""
             with ib.if_scope(binary(EQ, self.bucket(value), self.found[0])):
                 self.listed[self.count[0]] = value
                 self.count[0] = self.count[0] + 1
@@ -185,8 +188,9 @@ class _Draw:
         self.bisect(target, weigh)
 
     def bisect(self, target: PrimExpr, weigh: Callable[[PrimExpr], PrimExpr]) -> None:
-        """The same among the weights of one bucket, by their bits: found[0] reaches the target,
-        found[1] does not."""
+        """Search the limit among one bucket's weights by their bits: found[0] reaches the target,
+        found[1] does not.
+        """
         ib = self.ib
         first = ib.let("first", self.found[0] * (1 << SHIFT))
         self.found[0] = first
@@ -206,17 +210,17 @@ class _Draw:
         self.limit[0] = maximum(self.limit[0], minimum(limit, const(1.0)))
 
     def token(self, share: PrimExpr) -> PrimExpr:
-        """The token at which a share of the mass is passed; -1 where no weight is above 0."""
+        """Return the token at which a share of the mass is passed; -1 where no weight is
+        above 0.
+        """
         ib = self.ib
-        wanted = ib.let("wanted", share * self.mass())
+        target_mass = ib.let("wanted", share * self.mass())
         self.found[0] = const(-1)
         self.total[0] = const(0.0, _WIDE)
 
         def pass_by(token: PrimExpr, value: PrimExpr) -> None:
-            """Passes by tokens until their running weight is beyond what is wanted; of weights 0
-            none is found.
-            """
-            is_before = logical_and(self.total[0] > wanted, self.found[0] >= 0)
+            """Accumulate weights until they exceed the target mass; of weights 0 none is found."""
+            is_before = logical_and(self.total[0] > target_mass, self.found[0] >= 0)
             with ib.if_scope(logical_and(value > const(0.0), Not(is_before))):
                 self.total[0] = self.total[0] + cast(value, _WIDE)
                 self.found[0] = token
@@ -225,34 +229,41 @@ class _Draw:
         return self.found[0]
 
 
-def draw_token(weights: Tensor, settings: Tensor, seeds: Tensor, places: Tensor) -> Tensor:
-    """A token [n] int32 for each row of weights [n, tokens], the greatest of which is 1; -1 where
-    they are no numbers.
+def draw_token(weights: Tensor, settings: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
+    """Sample a token [n] int32 for each row of weights [n, tokens], the largest of which is 1; -1
+    for rows of NaN.
 
-    settings [n, 4]: temperature (0: the first of the greatest), top k (0: any), top p (1: any) and
-    min p of each row; top p counts what top k leaves. seeds int64 [n] and places int32 [n] are all
-    that the draw depends on.
+    Args:
+        weights: float32 [n, tokens].
+        settings: float32 [n, 4]: temperature (0: greedy, the first maximum), top k (0: off), top p (1: off; applied after top k) and min p.
+        seeds: int64 [n].
+        places: int32 [n]; the draw depends on seed and position only.
+
+    Returns:
+        The tokens.
     """
     name = "draw"
     _expect(name, (
         (weights, "weights", 2, "float32"), (settings, "settings", 2, "float32"),
-        (seeds, "seeds", 1, "int64"), (places, "places", 1, "int32"),
+        (seeds, "seeds", 1, "int64"), (positions, "places", 1, "int32"),
     ))  # fmt: skip
     expect_shape(name, "settings", settings.shape, (weights.shape[0], SETTINGS))
-    for each, what in ((seeds, "seeds"), (places, "places")):
-        expect_shape(name, what, each.shape, weights.shape[:1])
+    for vector, what in ((seeds, "seeds"), (positions, "places")):
+        expect_shape(name, what, vector.shape, weights.shape[:1])
 
     def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
-        """A row at a time: limits by top k, top p and min p, then one word of Threefry for the seed
-        and place, as 53 bits of [0, 1), which says how much weight to pass by.
+        """Emit a row at a time: limits by top k, top p and min p, then one Threefry word for the
+        seed and position, as 53 bits of [0, 1), which selects the mass to pass.
         """
         ib = IRBuilder()
-        given, wanted, keys, counters = map(ib.buffer_ptr, ins)
+        weights_buffer, settings_buffer, keys, counters = map(ib.buffer_ptr, ins)
         out = ib.buffer_ptr(outs[0])
         tokens = weights.shape[1]
         with ib.for_range(0, weights.shape[0], "n", kind="parallel") as n:
-            draw = _Draw(ib, given, n, tokens)
-            heat, top_k, top_p, min_p = (ib.let("setting", wanted[n, i]) for i in range(SETTINGS))
+            draw = _Draw(ib, weights_buffer, n, tokens)
+            heat, top_k, top_p, min_p = (
+                ib.let("setting", settings_buffer[n, i]) for i in range(SETTINGS)
+            )
             draw.limit[0] = if_then_else(heat > const(0.0), const(0.0), const(1.0))
             with ib.if_scope(
                 logical_and(heat > const(0.0), logical_and(top_k >= const(1.0),
@@ -274,8 +285,10 @@ def draw_token(weights: Tensor, settings: Tensor, seeds: Tensor, places: Tensor)
         return ib.get()
 
     shape = (weights.shape[0],)
-    (made,) = te.extern_op([shape], [weights, settings, seeds, places], build, ["int32"], name)
-    return made
+    (tokens_out,) = te.extern_op(
+        [shape], [weights, settings, seeds, positions], build, ["int32"], name
+    )
+    return tokens_out
 
 
 __all__ = ["BUCKETS", "SETTINGS", "constrain_logits", "draw_token"]

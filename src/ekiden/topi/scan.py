@@ -1,4 +1,4 @@
-"""Running sums and products, as statements: each element needs the one before.
+"""Running sums and products (scans); each element needs the one before.
 
 Rows run in parallel; along the axis, neighbours of the inner axes go together. A scan could be made
 parallel along its axis (Blelloch 1990) by twice the work; with a few threads and many rows it is
@@ -34,10 +34,9 @@ def scanop(
     dtype: str | None = None,
     exclusive: bool | None = None,
 ) -> Tensor:
-    """`binop` over all elements up to each one along an axis (None: of the flattened data).
-
-    `exclusive` leaves out the element itself, so that the first is the identity. An associative
-    `binop` is assumed.
+    """Return `binop` over all elements up to each one along an axis (None: of the flattened data).
+    `exclusive` leaves out the element itself, so that the first result is the identity. `binop`
+    must be associative.
     """
     if axis is None:
         data, axis = data if data.ndim == 1 else reshape(data, (product(data.shape),)), 0
@@ -54,44 +53,49 @@ def scanop(
 def _scan(
     source: Buffer, target: Buffer, binop: Combine, start: PrimExpr, axis: int, exclusive: bool
 ) -> Stmt:
-    """target[0] = first;  target[k] = target[k - 1] + source[k], source[k - 1] if exclusive."""
+    """Emit target[0] = first; target[k] = target[k - 1] + source[k], or source[k - 1] if
+    exclusive.
+    """
     axes = [Axis(Var(f"i{n}"), d) for n, d in enumerate(source.shape)]
-    here = [a.var for a in axes]
+    indices = [a.var for a in axes]
     inner = axes[axis + 1 :]
 
-    def place(index: PrimExpr) -> tuple[PrimExpr, ...]:
-        return (*here[:axis], index, *here[axis + 1 :])
+    def at_index(index: PrimExpr) -> tuple[PrimExpr, ...]:
+        return (*indices[:axis], index, *indices[axis + 1 :])
 
-    k = here[axis]
-    first = start if exclusive else cast(source[place(const(0))], target.dtype)
-    added = cast(source[place(k - 1 if exclusive else k)], target.dtype)
-    last = target[place(k - 1)]
-    kept: list[Buffer] = []
+    k = indices[axis]
+    first = start if exclusive else cast(source[at_index(const(0))], target.dtype)
+    added = cast(source[at_index(k - 1 if exclusive else k)], target.dtype)
+    last = target[at_index(k - 1)]
+    carried: list[Buffer] = []
     if not inner:  # what was just stored would come back from memory after 8 cycles and more
-        kept = [Buffer("running", (const(1),), target.dtype, "register")]
-        last = kept[0][(const(0),)]
+        carried = [Buffer("running", (const(1),), target.dtype, "register")]
+        last = carried[0][(const(0),)]
 
     def store(value: PrimExpr, index: PrimExpr) -> Stmt:
-        """An element of the result, which the next one is made of."""
-        there = [BufferStore(each, value, (const(0),)) for each in kept]
-        return seq(*there, BufferStore(target, last if there else value, place(index)))
+        """Store an element of the result, from which the next one is computed."""
+        register_stores = [BufferStore(register, value, (const(0),)) for register in carried]
+        return seq(
+            *register_stores,
+            BufferStore(target, last if register_stores else value, at_index(index)),
+        )
 
     extent = source.shape[axis]
     empty_or_one = minimum(extent, 1)
     body = seq(
-        *(BufferStore(each, start, (const(0),)) for each in kept),
+        *(BufferStore(register, start, (const(0),)) for register in carried),
         For(Var("first"), const(0), empty_or_one, ForKind.SERIAL,
             _inside(inner, store(first, const(0)))),
         For(k, const(1), extent - empty_or_one, ForKind.SERIAL,
             _inside(inner, store(binop(last, added), k))),
     )  # fmt: skip
-    for each in kept:
-        body = Allocate(each, body)
+    for init_buffer in carried:
+        body = Allocate(init_buffer, body)
     return parallel_outer(axes[:axis], estimate(source.shape[axis:]), body)
 
 
 def _inside(axes: Sequence[Axis], body: Stmt) -> Stmt:
-    """The body in loops over the inner axes, the last in vectors; over fresh variables."""
+    """Nest the body in loops over the inner axes, the last vectorised, over fresh variables."""
     for n, axis in enumerate(reversed(axes)):
         kind = ForKind.SERIAL if n else ForKind.VECTORIZED
         body = For(axis.var, const(0), axis.extent, kind, body, None if n else {"lanes": 16})
@@ -104,8 +108,7 @@ def cumsum(
     dtype: str | None = None,
     exclusive: bool | None = None,
 ) -> Tensor:
-    """Running sums along an axis (None: of the flattened data); see scanop. Those of narrow floats
-    are added up in float32, and each is rounded once."""
+    """Return running sums along an axis (None: of the flattened data)."""
     return _scanned(data, lambda a, b: a + b, 0, "cumsum", axis, dtype, exclusive)
 
 
@@ -115,8 +118,7 @@ def cumprod(
     dtype: str | None = None,
     exclusive: bool | None = None,
 ) -> Tensor:
-    """Running products along an axis (None: of the flattened data); see scanop. Those of narrow
-    floats are as cumsum's."""
+    """Return running products along an axis (None: of the flattened data)."""
     return _scanned(data, lambda a, b: a * b, 1, "cumprod", axis, dtype, exclusive)
 
 
@@ -131,8 +133,8 @@ def _scanned(
 ) -> Tensor:
     kind = dtype or data.dtype
     wide = accumulator(kind) if dt.is_float(kind) else kind
-    found = scanop(data, binop, start, name, axis, wide, exclusive)
-    return found if wide == kind else elementwise(found, lambda v: cast(v, kind), "cast")
+    scanned = scanop(data, binop, start, name, axis, wide, exclusive)
+    return scanned if wide == kind else elementwise(scanned, lambda v: cast(v, kind), "cast")
 
 
 __all__ = ["cumprod", "cumsum", "scanop"]

@@ -1,4 +1,4 @@
-"""Writing at positions that are data, as statements: where positions repeat, the last one stays.
+"""Scatter operators: writes at positions that are data; where positions repeat, the last one stays.
 
 Positions out of range are refused before anything is written.
 """
@@ -56,11 +56,10 @@ def _reduction(name: str, kind: str) -> Combine:
 def scatter_elements(
     data: Tensor, indices: Tensor, updates: Tensor, axis: int = 0, reduction: str = "update"
 ) -> Tensor:
-    """`data` with data[i, ..., indices[i, ..., k], ..., k] taking in updates[i, ..., k].
-
-    The reduction is one of REDUCTIONS. Negative positions count from the end. Rows along the axis
-    run in parallel; of another axis than the last one, COLUMNS of them at a time, so that memory is
-    read as it lies. ONNX ScatterElements.
+    """Return `data` with data[i, ..., indices[i, ..., k], ..., k] combined with updates[i, ..., k]
+    by one of REDUCTIONS (ONNX ScatterElements). Negative positions count from the end. Rows
+    along the axis run in parallel; for an axis other than the last, COLUMNS_PER_CHUNK together,
+    so that memory is read contiguously.
     """
     at = normalize_axis(axis, data.ndim, "scatter_elements")
     check_rank("scatter_elements: 'indices'", indices.shape, data.ndim)
@@ -68,14 +67,14 @@ def scatter_elements(
     combine = _reduction("scatter_elements", reduction)
 
     def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
-        """Rows in parallel, updates of one row in their order: of two at one place the last one
-        counts.
+        """Process rows in parallel, the updates of one row in order: the last of two at one
+        position wins.
         """
         axes = axes_of(indices.shape)
-        here = variables(axes)
-        place = from_either_end(ins[1][here], data.shape[at])
-        position = (*here[:at], place, *here[at + 1 :])
-        value = combine(outs[0][position], ins[2][here])
+        indices_of_update = variables(axes)
+        target_index = from_either_end(ins[1][indices_of_update], data.shape[at])
+        position = (*indices_of_update[:at], target_index, *indices_of_update[at + 1 :])
+        value = combine(outs[0][position], ins[2][indices_of_update])
         step: Stmt = BufferStore(outs[0], value, position)
         rows, work = [a for n, a in enumerate(axes) if n != at], [axes[at].extent]
         if at < len(axes) - 1:
@@ -89,8 +88,12 @@ def scatter_elements(
         return seq(copied(ins[0], outs[0]), body)
 
     extents = extent_checks("scatter_elements", indices.shape, data.shape, at)
-    given = extent_checks("scatter_elements", indices.shape, updates.shape, what=GIVEN)
-    checks = (*extents, *given, index_check("scatter_elements", indices, data.shape[at], at))
+    update_checks = extent_checks("scatter_elements", indices.shape, updates.shape, what=GIVEN)
+    checks = (
+        *extents,
+        *update_checks,
+        index_check("scatter_elements", indices, data.shape[at], at),
+    )
     attrs = {CHECKS: checks, UPDATES: 0}
     return te.extern_op(
         [data.shape],
@@ -103,12 +106,11 @@ def scatter_elements(
 
 
 def scatter_nd(data: Tensor, indices: Tensor, updates: Tensor, mode: str = "update") -> Tensor:
-    """`data` with the slices at coordinates, which lie along the first axis of `indices`, taking in
-    those of `updates` in order.
-
-    The mode is one of REDUCTIONS. Negative coordinates count from the end. ONNX ScatterND has the
-    coordinates last: transpose them. Raises ValueError for a number of coordinates that is not
-    known, or more than `data` has axes."""
+    """Return `data` with the slices at the coordinates along the first axis of `indices` combined,
+    in order, with those of `updates` by one of REDUCTIONS. Negative coordinates count from the
+    end. ONNX ScatterND has the coordinates last: transpose them. Raises ValueError for an
+    unknown number of coordinates, or more than `data` has axes.
+    """
     _reduction("scatter_nd", mode)
     count = known(indices.shape[0]) if indices.ndim else 0
     if count is None:
@@ -118,8 +120,8 @@ def scatter_nd(data: Tensor, indices: Tensor, updates: Tensor, mode: str = "upda
     rank = indices.ndim - 1
     check_rank("scatter_nd: 'updates'", updates.shape, rank + data.ndim - count)
 
-    slices, whole = Slices(count, mode), (*indices.shape[1:], *data.shape[count:])
-    extents = extent_checks("scatter_nd", updates.shape, whole, what=("updates", "slices"))
+    slices, update_shape = Slices(count, mode), (*indices.shape[1:], *data.shape[count:])
+    extents = extent_checks("scatter_nd", updates.shape, update_shape, what=("updates", "slices"))
     checks = (*extents, *coordinate_checks("scatter_nd", indices, data.shape[:count]))
     attrs = {CHECKS: checks, UPDATES: 0, "slices": slices}
     return te.extern_op(
@@ -134,12 +136,12 @@ def scatter_nd(data: Tensor, indices: Tensor, updates: Tensor, mode: str = "upda
 
 
 def scatter(data: Tensor, indices: Tensor, updates: Tensor, axis: int = 0) -> Tensor:
-    """`scatter_elements` that replaces."""
+    """Return `scatter_elements` that replaces."""
     return scatter_elements(data, indices, updates, axis)
 
 
 def scatter_add(data: Tensor, indices: Tensor, updates: Tensor, axis: int = 0) -> Tensor:
-    """`scatter_elements` that adds."""
+    """Return `scatter_elements` that adds."""
     return scatter_elements(data, indices, updates, axis, "add")
 
 
@@ -150,27 +152,26 @@ def strided_set(
     end: Tensor | Sequence[Dim],
     strides: Tensor | Sequence[Dim] | None = None,
 ) -> Tensor:
-    """`a` with the slice begin:end:stride of its leading axes replaced by `v`; bounds may be data.
-    Where there are fewer of one kind than of another, those that lack are the ends of their axes,
-    and steps of 1.
-
-    An update: where the result lies in the bytes of `a`, only the slice is written. Raises
-    ValueError for more bounds than axes."""
-    counts = {what: _count_of(what, each) for what, each in
+    """Return `a` with the slice begin:end:stride of its leading axes replaced by `v`; bounds may be
+    data. Missing bounds are the ends of their axes, missing strides 1. It updates in place where
+    the result aliases `a`: only the slice is written. Raises ValueError for more bounds than
+    axes.
+    """
+    counts = {what: _count_of(what, bound_list) for what, bound_list in
               (("begin", begin), ("end", end), ("strides", strides))}  # fmt: skip
     count = max(counts.values())
     if count > len(a.shape):
         raise ValueError(f"strided_set: 'data' has {len(a.shape)} axes, got {count} bounds")
     expect_shape("strided_set", "v", v.shape, (*[None] * count, *a.shape[count:]))
-    given = [x for x in (begin, end, strides) if isinstance(x, Tensor)]
+    bound_tensors = [x for x in (begin, end, strides) if isinstance(x, Tensor)]
 
     def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
-        """The copy, then the elements of the slice that lie in the tensor; with a stride of 0 only
-        the first of them.
+        """Emit the copy, then the slice's elements that are inside the tensor; with a stride of 0
+        only the first.
         """
-        bounds = dict(zip(map(id, given), ins[2:], strict=True))
+        bounds = dict(zip(map(id, bound_tensors), ins[2:], strict=True))
         axes = axes_of(v.shape)
-        place: list[PrimExpr] = list(variables(axes))
+        target_index: list[PrimExpr] = list(variables(axes))
         inside: PrimExpr = const(True)
         lets: list[tuple[Var, PrimExpr]] = []
 
@@ -196,12 +197,12 @@ def strided_set(
                 stop = _from_end(bound(end, n), size)
                 last = Select(back, te.max(stop, -1), te.min(stop, size), "int64")
             first, last = let("first", n, first), let("last", n, last)
-            place[n] = first + k * step
-            within = Select(back, place[n] > last, place[n] < last, "bool")
+            target_index[n] = first + k * step
+            within = Select(back, target_index[n] > last, target_index[n] < last, "bool")
             once = Or(binary(NE, step, const(0)), binary(EQ, k, const(0)))
-            for each in (within, once, place[n] >= 0, place[n] < size):
-                inside = logical_and(inside, each)
-        store = BufferStore(outs[0], cast(ins[1][variables(axes)], a.dtype), tuple(place))
+            for condition in (within, once, target_index[n] >= 0, target_index[n] < size):
+                inside = logical_and(inside, condition)
+        store = BufferStore(outs[0], cast(ins[1][variables(axes)], a.dtype), tuple(target_index))
         work = estimate(v.shape[-1:])
         body = parallel_outer(axes[:-1], work, serial(axes[-1:], IfThenElse(inside, store)))
         for var, value in reversed(lets):
@@ -209,12 +210,12 @@ def strided_set(
         return seq(copied(ins[0], outs[0]), body)
 
     return te.extern_op(
-        [a.shape], [a, v, *given], build, [a.dtype], name="strided_set", attrs={UPDATES: 0}
+        [a.shape], [a, v, *bound_tensors], build, [a.dtype], name="strided_set", attrs={UPDATES: 0}
     )[0]
 
 
 def _count_of(what: str, bounds: Tensor | Sequence[Dim] | None) -> int:
-    """How many bounds there are. Raises ValueError where that is not known."""
+    """Return the number of bounds. Raises ValueError where it is unknown."""
     if bounds is None:
         return 0
     if not isinstance(bounds, Tensor):
@@ -235,11 +236,20 @@ def sparse_to_dense(
     sparse_values: Tensor,
     default_value: ExprLike | Tensor = 0,
 ) -> Tensor:
-    """A tensor of `output_shape` with values at positions and a default elsewhere.
+    """Return a tensor of `output_shape` with values at positions and a default elsewhere.
 
-    sparse_indices: rank 0 (one position of a vector), 1 (positions of a vector) or 2 (one row of
-    coordinates each); sparse_values: one for each, or one for all. Raises ValueError where a
-    position has another number of coordinates than the result has axes, or takes several values."""
+    Args:
+        sparse_indices: of rank 0 (one position of a vector), 1 (positions of a vector) or 2 (a row of coordinates each).
+        output_shape: the result's shape.
+        sparse_values: one value for each position, or one for all.
+        default_value: value of the other elements.
+
+    Returns:
+        The tensor.
+
+    Raises:
+        ValueError: for another number of coordinates than axes, and several values for one position.
+    """
     shape = as_shape(output_shape)
     dtype = sparse_values.dtype
     check_rank("sparse_to_dense: 'sparse_indices'", sparse_indices.shape, 0, 1, 2)
@@ -256,9 +266,7 @@ def sparse_to_dense(
         raise ValueError("sparse_to_dense: one position cannot take several values")
 
     def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
-        """The default everywhere in parallel, then the values in their order: the last of equals
-        counts.
-        """
+        """Fill in parallel, then store the values in order: the last of equal positions wins."""
         axes = axes_of(shape)
         fill = ins[2][()] if isinstance(default_value, Tensor) else convert(default_value, dtype)
         filled = parallel_outer(axes, 1, BufferStore(outs[0], cast(fill, dtype), variables(axes)))
@@ -268,21 +276,23 @@ def sparse_to_dense(
             at = [ins[0][row.var, n] for n in range(len(shape))]
         else:
             at = [ins[0][(row.var,) if sparse_indices.ndim else ()]]
-        place = tuple(from_either_end(p, d) for p, d in zip(at, shape, strict=True))
+        target_index = tuple(from_either_end(p, d) for p, d in zip(at, shape, strict=True))
         value = ins[1][(row.var,) if sparse_values.ndim else ()]
-        return seq(filled, serial([row], BufferStore(outs[0], value, place)))
+        return seq(filled, serial([row], BufferStore(outs[0], value, target_index)))
 
     inputs = [sparse_indices, sparse_values]
     if isinstance(default_value, Tensor):
         inputs.append(default_value)
-    count, given = sparse_indices.shape[:1], sparse_values.shape
-    extents = extent_checks("sparse_to_dense", count, given, what=("sparse_indices", "values"))
+    count, value_shape = sparse_indices.shape[:1], sparse_values.shape
+    extents = extent_checks(
+        "sparse_to_dense", count, value_shape, what=("sparse_indices", "values")
+    )
     attrs = {CHECKS: (*extents, *_coordinates_last(sparse_indices, shape))}
     return te.extern_op([shape], inputs, build, [dtype], name="sparse_to_dense", attrs=attrs)[0]
 
 
 def _coordinates_last(indices: Tensor, shape: Sequence[PrimExpr]) -> tuple[RangeCheck, ...]:
-    """The checks of coordinates that are rows, or of positions in a vector."""
+    """Return the checks of coordinates in rows, or of positions in a vector."""
     if indices.ndim < 2:
         return (index_check("sparse_to_dense", indices, shape[0], 0),)
     columns = [

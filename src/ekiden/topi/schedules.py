@@ -1,6 +1,6 @@
-"""Plain schedules of tensor expressions, at the names that TVM's `topi.generic` has.
+"""Plain schedules of tensor expressions under the names of TVM's `topi.generic`.
 
-    with Target("cuda"):
+with Target("cuda"):
         schedule = topi.generic.schedule_injective(result)
 
 A stage whose rows are independent is spread over threads: of a processor by `parallel`, of a GPU by
@@ -35,9 +35,9 @@ def spread(outs: Outs, on_gpu: bool) -> Schedule:
     """Return a schedule in which each stage that is computed has its elements spread over threads,
     and elementwise stages between are inlined.
     """
-    many = [outs] if isinstance(outs, Tensor) else list(outs)
-    schedule: Schedule = te.create_schedule([each.op for each in many])
-    results = {each.op for each in many}
+    outputs = [outs] if isinstance(outs, Tensor) else list(outs)
+    schedule: Schedule = te.create_schedule([output.op for output in outputs])
+    results = {result.op for result in outputs}
     for stage in schedule.stages:
         if not isinstance(stage.op, ComputeOp):
             continue
@@ -70,10 +70,10 @@ def schedules_of(on_gpu: bool | None) -> Callable[[str], object]:
         """Return a schedule, or an operator. Raises AttributeError for other names."""
         if name in NAMES:
             return lambda outs: spread(outs, _is_gpu() if on_gpu is None else on_gpu)
-        places: tuple[ModuleType, ...] = (topi, topi.nn, topi.image, topi.vision)
-        for place in () if name.startswith("_") else places:
-            if name in place.__all__:
-                value: object = getattr(place, name)
+        namespaces: tuple[ModuleType, ...] = (topi, topi.nn, topi.image, topi.vision)
+        for namespace in () if name.startswith("_") else namespaces:
+            if name in namespace.__all__:
+                value: object = getattr(namespace, name)
                 return value
         raise AttributeError(
             f"topi has no {name!r} for a target: kernels of operators are scheduled when "

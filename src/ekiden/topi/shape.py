@@ -1,4 +1,4 @@
-"""Arithmetic on dimensions: what type relations and computations both need to know about result
+"""Arithmetic on dimensions; what type relations and computations both need to know about result
 shapes.
 
 A dimension is an int64 PrimExpr; attributes may hold plain ints instead (`Dim`). Everything here
@@ -54,7 +54,7 @@ def expect_result_rank(rank: int, what: str) -> int:
 
 
 def as_dim(value: ExprLike) -> PrimExpr:
-    """A dimension as an expression."""
+    """Return a dimension as an expression."""
     return convert(value, "int64")
 
 
@@ -64,10 +64,11 @@ def as_shape(dims: Iterable[Dim]) -> Shape:
 
 
 def as_attr(dims: Iterable[Dim] | Dim) -> Dims:
-    """A shape as attributes hold it: constants are plain ints, the rest expressions. One dimension
-    may come alone."""
-    many = (dims,) if isinstance(dims, (int, PrimExpr)) else dims
-    return tuple(d.value if isinstance(d, IntImm) else d for d in many)
+    """Return a shape as attributes store it: constants are ints, the rest expressions. One
+    dimension may be passed alone.
+    """
+    dim_list = (dims,) if isinstance(dims, (int, PrimExpr)) else dims
+    return tuple(d.value if isinstance(d, IntImm) else d for d in dim_list)
 
 
 def axes_attr(axis: int | Sequence[int] | None) -> tuple[int, ...] | None:
@@ -78,25 +79,25 @@ def axes_attr(axis: int | Sequence[int] | None) -> tuple[int, ...] | None:
 
 
 def known(dim: Dim) -> int | None:
-    """The number a dimension is known to be, or None."""
+    """Return the number that a dimension is known to be, or None."""
     if isinstance(dim, IntImm):
         return dim.value
     return dim if isinstance(dim, int) else None
 
 
 def as_ints(dims: Iterable[Dim]) -> tuple[int, ...]:
-    """Dimensions as numbers. Raises ValueError naming the first that is still symbolic."""
+    """Return dimensions as numbers. Raises ValueError naming the first symbolic one."""
     numbers = []
-    for each in dims:
-        number = known(each)
+    for dim in dims:
+        number = known(dim)
         if number is None:
-            raise ValueError(f"expected a number, got the symbolic dimension {each!r}")
+            raise ValueError(f"expected a number, got the symbolic dimension {dim!r}")
         numbers.append(number)
     return tuple(numbers)
 
 
 def is_any(dim: PrimExpr) -> bool:
-    """Whether nothing is known of a dimension."""
+    """Return whether nothing is known of a dimension."""
     return isinstance(dim, AnyDim)
 
 
@@ -105,7 +106,7 @@ def _has_any(dims: Iterable[PrimExpr]) -> bool:
 
 
 def equal(a: PrimExpr, b: PrimExpr) -> bool:
-    """Whether two dimensions are known to be equal."""
+    """Return whether two dimensions are known to be equal."""
     if a is b:
         return not is_any(a)
     if isinstance(a, IntImm) and isinstance(b, IntImm):
@@ -114,48 +115,49 @@ def equal(a: PrimExpr, b: PrimExpr) -> bool:
 
 
 def tidy(dim: PrimExpr) -> PrimExpr:
-    """The dimension in its simplest form."""
+    """Return the dimension simplified."""
     return dim if isinstance(dim, (IntImm, AnyDim)) else simplify(dim)
 
 
 def product(dims: Iterable[PrimExpr]) -> PrimExpr:
-    """The product of dimensions; unknown if one is."""
-    many = tuple(dims)
-    if _has_any(many):
+    """Return the product of dimensions; unknown if one is."""
+    factors = tuple(dims)
+    if _has_any(factors):
         return AnyDim()
     total: PrimExpr = as_dim(1)
-    for each in many:
-        total = total * each
+    for factor in factors:
+        total = total * factor
     return tidy(total)
 
 
 def replaced(shape: Sequence[PrimExpr], axis: int, dim: PrimExpr) -> Shape:
-    """The shape (or indices) with one entry exchanged."""
+    """Return the shape (or indices) with one entry replaced."""
     return (*shape[:axis], dim, *shape[axis + 1 :])
 
 
 def normalize_axis(axis: int, rank: int, what: str) -> int:
-    """`axis` counted from the front. Raises ValueError when it is out of range; `what` names the
-    operator."""
+    """Return `axis` counted from the front. Raises ValueError, naming the operator, if it is out of
+    range.
+    """
     if not -rank <= axis < rank:
         raise ValueError(f"{what}: axis must be in [{-rank}, {rank}), got {axis}")
     return axis + rank if axis < 0 else axis
 
 
 def normalize_axes(axes: Sequence[int] | int | None, rank: int, what: str) -> tuple[int, ...]:
-    """Distinct axes in increasing order; None means all of them."""
+    """Return distinct axes in increasing order; None means all."""
     if axes is None:
         return tuple(range(rank))
-    many = (axes,) if isinstance(axes, int) else axes
-    return tuple(sorted({normalize_axis(a, rank, what) for a in many}))
+    axis_list = (axes,) if isinstance(axes, int) else axes
+    return tuple(sorted({normalize_axis(a, rank, what) for a in axis_list}))
 
 
 def check_rank(what: str, shape: Sequence[PrimExpr], *ranks: int) -> None:
-    """Raise ValueError where a shape has none of some ranks; `what` names operator and argument."""
+    """Raise ValueError unless a shape has one of some ranks; `what` names operator and argument."""
     if len(shape) not in ranks:
-        wanted = " or ".join(map(str, ranks))
+        allowed = " or ".join(map(str, ranks))
         raise ValueError(
-            f"{what} must have {wanted} dimensions, got {len(shape)}: {shape_text(tuple(shape))}"
+            f"{what} must have {allowed} dimensions, got {len(shape)}: {shape_text(tuple(shape))}"
         )
 
 
@@ -164,27 +166,28 @@ _assumed: ContextVar[list[PrimExpr] | None] = ContextVar("assumed", default=None
 
 @contextmanager
 def assumptions() -> Iterator[list[PrimExpr]]:
-    """Collect what type relations take for granted of symbolic dimensions inside of the block:
-    conditions that a run must meet, or its kernels read where nothing is.
+    """Collect the conditions on symbolic dimensions that type relations assume inside of the block:
+    a run must meet them, or its kernels read out of bounds.
     """
-    found: list[PrimExpr] = []
-    token = _assumed.set(found)
+    conditions: list[PrimExpr] = []
+    token = _assumed.set(conditions)
     try:
-        yield found
+        yield conditions
     finally:
         _assumed.reset(token)
 
 
 def assume(condition: Callable[[], PrimExpr], dims: Iterable[PrimExpr]) -> None:
-    """Note a condition on dimensions, of which none is unknown, while somebody collects them."""
-    found = _assumed.get()
-    if found is not None and not _has_any(dims):
-        found.append(condition())
+    """Record a condition on dimensions, none of them unknown, if conditions are being collected."""
+    collected = _assumed.get()
+    if collected is not None and not _has_any(dims):
+        collected.append(condition())
 
 
 def unify_dim(a: PrimExpr, b: PrimExpr) -> PrimExpr | None:
-    """What two dimensions that must be equal are: the better known one; None if they cannot be
-    equal."""
+    """Return two dimensions that must be equal as one, the better known; None if they cannot be
+    equal.
+    """
     if equal(a, b):
         return a if known(a) is not None else b
     if known(a) is not None and known(b) is not None:
@@ -196,17 +199,17 @@ def unify_dim(a: PrimExpr, b: PrimExpr) -> PrimExpr | None:
 
 
 def expect_shape(
-    name: str, what: str, shape: Sequence[PrimExpr], wanted: Sequence[Dim | None]
+    name: str, what: str, shape: Sequence[PrimExpr], expected: Sequence[Dim | None]
 ) -> None:
-    """Check a shape; None is any extent. What is not known is assumed, so that a run is refused.
-
-    Raises ValueError where it is known to differ.
+    """Check a shape; None is any extent. Unknown extents are assumed to match and checked at run
+    time. Raises ValueError where a shape is known to differ.
     """
-    fits = len(shape) == len(wanted) and all(
-        w is None or unify_dim(d, as_dim(w)) is not None for d, w in zip(shape, wanted, strict=True)
+    fits = len(shape) == len(expected) and all(
+        w is None or unify_dim(d, as_dim(w)) is not None
+        for d, w in zip(shape, expected, strict=True)
     )
     if not fits:
-        shown = ", ".join("?" if w is None else shape_text((as_dim(w),))[1:-2] for w in wanted)
+        shown = ", ".join("?" if w is None else shape_text((as_dim(w),))[1:-2] for w in expected)
         raise ValueError(
             f"{name}: {what!r} must have shape ({shown}), got {shape_text(tuple(shape))}"
         )
@@ -226,26 +229,25 @@ def expect_multiple(what: str, extent: PrimExpr, factor: int, of: str) -> None:
 
 
 def expect_least(
-    name: str, what: str, shape: Sequence[PrimExpr], least: Sequence[Dim | None]
+    name: str, what: str, shape: Sequence[PrimExpr], minimum: Sequence[Dim | None]
 ) -> None:
-    """Check that extents are not below others; None is any extent. What is not known is assumed.
-
-    Raises ValueError where one is known to be less.
+    """Check that extents are not below a minimum; None is any extent. Unknown extents are assumed
+    to fit. Raises ValueError where one is known to be less.
     """
-    for axis, (size, limit) in enumerate(zip(shape, least, strict=True)):
+    for axis, (size, limit) in enumerate(zip(shape, minimum, strict=True)):
         if limit is None or Analyzer().can_prove(size >= limit):
             continue
-        wanted = as_dim(limit)
-        if Analyzer().can_prove(size < wanted):
+        limit_dim = as_dim(limit)
+        if Analyzer().can_prove(size < limit_dim):
             raise ValueError(
-                f"{name}: {what!r} must have at least {prim_text(wanted)} elements along axis"
+                f"{name}: {what!r} must have at least {prim_text(limit_dim)} elements along axis"
                 f" {axis}, got {prim_text(size)}"
             )
-        assume(partial(_is_least, size, wanted), (size, wanted))
+        assume(partial(_is_least, size, limit_dim), (size, limit_dim))
 
 
-def _is_least(size: PrimExpr, least: PrimExpr) -> PrimExpr:
-    return size >= least
+def _is_least(size: PrimExpr, minimum: PrimExpr) -> PrimExpr:
+    return size >= minimum
 
 
 def expect_positive(name: str, **numbers: int) -> None:
@@ -261,18 +263,17 @@ place leaves int64."""
 
 
 def expect_small(name: str, **numbers: Sequence[int]) -> None:
-    """Check attributes that places are multiples of. Raises ValueError."""
-    for what, many in numbers.items():
-        if any(abs(number) > MAX_STEP for number in many):
-            raise ValueError(f"{name}: {what!r} must be at most {MAX_STEP}, got {tuple(many)}")
+    """Check attributes that multiply positions. Raises ValueError beyond MAX_STEP."""
+    for what, values in numbers.items():
+        if any(abs(number) > MAX_STEP for number in values):
+            raise ValueError(f"{name}: {what!r} must be at most {MAX_STEP}, got {tuple(values)}")
 
 
 def broadcast_dim(a: PrimExpr, b: PrimExpr) -> PrimExpr | None:
-    """The broadcast of two dimensions; None if they are known to disagree.
-
-    A symbol against a constant c > 1 gives c; against another symbol, a choice made when both are
-    known. A choice among extents of which the other is one stays as it is, so that what is added
-    to itself again and again (residuals under a mask) has one extent: select(n == 1, m, n).
+    """Return the broadcast of two dimensions; None if they are known to disagree. A symbol with a
+    constant c > 1 gives c; with another symbol, a choice made when both are known: select(n ==
+    1, m, n). A choice that already contains the other extent stays as it is, so that repeated
+    additions (residuals under a mask) have one extent.
     """
     if is_const(b, 1) or equal(a, b):
         return a
@@ -285,14 +286,14 @@ def broadcast_dim(a: PrimExpr, b: PrimExpr) -> PrimExpr | None:
         return a if known(a) is not None else b
     if _has_any((a, b)):
         return AnyDim()
-    mine, others = broadcast_factors(a), broadcast_factors(b)
-    if _are_among(others, mine):
+    mine, other_factors = broadcast_factors(a), broadcast_factors(b)
+    if _are_among(other_factors, mine):
         return a
-    if _are_among(mine, others):
+    if _are_among(mine, other_factors):
         return b
-    *first, extent = mine + [each for each in others if not _are_among([each], mine)]
-    for each in reversed(first):
-        extent = Select(binary(EQ, each, 1), extent, each, "int64")
+    *first, extent = mine + [factor for factor in other_factors if not _are_among([factor], mine)]
+    for extent_factor in reversed(first):
+        extent = Select(binary(EQ, extent_factor, 1), extent, extent_factor, "int64")
     return extent
 
 
@@ -303,22 +304,22 @@ def broadcast_factors(dim: PrimExpr) -> list[PrimExpr]:
     factors: list[PrimExpr] = []
     while True:
         match dim:
-            case Select(condition=EQ(a=a, b=b), true_value=others, false_value=one) if is_const(
+            case Select(condition=EQ(a=a, b=b), true_value=remaining, false_value=one) if is_const(
                 b, 1
             ) and same(a, one):
                 factors.append(one)
-                dim = others
+                dim = remaining
             case _:
                 return [*factors, dim]
 
 
-def _are_among(some: Sequence[PrimExpr], others: Sequence[PrimExpr]) -> bool:
-    """Whether each of some expressions is written like one of the others."""
-    return all(any(same(each, other) for other in others) for each in some)
+def _are_among(some: Sequence[PrimExpr], candidates: Sequence[PrimExpr]) -> bool:
+    """Return whether each expression is structurally equal to a candidate."""
+    return all(any(same(expr, candidate) for candidate in candidates) for expr in some)
 
 
 def _broadcasts(a: PrimExpr, b: PrimExpr) -> PrimExpr:
-    """That two dimensions are equal, or one of them 1."""
+    """Return the condition that two dimensions are equal, or one of them 1."""
     condition = a.equal(b)
     for dim in (a, b):
         if known(dim) is None:
@@ -327,37 +328,40 @@ def _broadcasts(a: PrimExpr, b: PrimExpr) -> PrimExpr:
 
 
 def broadcast_shape(a: Sequence[PrimExpr], b: Sequence[PrimExpr]) -> Shape | None:
-    """NumPy's broadcasting, aligned at the last axis; None if two axes are known to disagree."""
+    """Return NumPy's broadcast of two shapes, aligned at the last axis; None if two axes are known
+    to disagree.
+    """
     rank = max(len(a), len(b))
     one = as_dim(1)
-    left = (one,) * (rank - len(a)) + tuple(a)
-    right = (one,) * (rank - len(b)) + tuple(b)
-    dims = [broadcast_dim(x, y) for x, y in zip(left, right, strict=True)]
+    padded_a = (one,) * (rank - len(a)) + tuple(a)
+    padded_b = (one,) * (rank - len(b)) + tuple(b)
+    dims = [broadcast_dim(x, y) for x, y in zip(padded_a, padded_b, strict=True)]
     return None if None in dims else tuple(d for d in dims if d is not None)
 
 
-def broadcasts_to(shape: Sequence[PrimExpr], wanted: Sequence[PrimExpr]) -> bool:
-    """Whether a shape may broadcast to another one, which stays as it is: an extent where 1 is
-    wanted must be 1. What is not known is assumed, so that a run is refused.
+def broadcasts_to(shape: Sequence[PrimExpr], target: Sequence[PrimExpr]) -> bool:
+    """Return whether a shape broadcasts to a target that stays as it is: an extent for a target of
+    1 must be 1. Unknown extents are assumed to match and checked at run time.
     """
-    if len(shape) > len(wanted) or broadcast_shape(shape, wanted) is None:
+    if len(shape) > len(target) or broadcast_shape(shape, target) is None:
         return False
-    for own, whole in zip(reversed(shape), reversed(wanted), strict=False):
-        if is_const(whole, 1) and unify_dim(own, whole) is None:
+    for own, target_dim in zip(reversed(shape), reversed(target), strict=False):
+        if is_const(target_dim, 1) and unify_dim(own, target_dim) is None:
             return False
     return True
 
 
 def ceil_div(a: PrimExpr, b: int) -> PrimExpr:
-    """`a / b` rounded up."""
+    """Return `a / b` rounded up."""
     return (a + (b - 1)) // b if b != 1 else a
 
 
 def window_extent(
     size: PrimExpr, kernel: Dim, stride: int, before: int, after: int, dilation: int = 1
 ) -> PrimExpr:
-    """How many windows of a convolution or pooling fit: (size + before + after - reach) // stride +
-    1."""
+    """Return how many windows of a convolution or pooling fit: (size + before + after - reach) //
+    stride + 1.
+    """
     expect_positive("a window", stride=stride, dilation=dilation)
     if is_any(size):
         return size
@@ -368,7 +372,7 @@ def window_extent(
 
 
 def _count_of_windows(count: PrimExpr, size: PrimExpr, reach: PrimExpr) -> PrimExpr:
-    """The count. Raises ValueError where it is known to be negative."""
+    """Return the count. Raises ValueError where it is known to be negative."""
     if (known(count) or 0) < 0:
         raise ValueError(
             f"a window that reaches over {prim_text(tidy(reach))} elements does not fit an axis of"
@@ -378,16 +382,18 @@ def _count_of_windows(count: PrimExpr, size: PrimExpr, reach: PrimExpr) -> PrimE
 
 
 def windows_fit(size: PrimExpr, reach: PrimExpr, slack: int, before: int, after: int) -> PrimExpr:
-    """Whether the number of windows is not negative: none begins beyond `slack` elements outside,
-    a stride where numbers are rounded down."""
+    """Return the condition that the number of windows is not negative: none begins beyond `slack`
+    elements outside, a stride where counts are rounded down.
+    """
     return size >= tidy(reach - (before + after + slack))
 
 
 def window_extent_ceil(
     size: PrimExpr, kernel: int, stride: int, before: int, after: int, dilation: int = 1
 ) -> PrimExpr:
-    """As `window_extent`, rounded up; a last window that would start in the padding after is
-    dropped."""
+    """Return `window_extent` rounded up; a last window that would start in the padding after is
+    dropped.
+    """
     expect_positive("a window", stride=stride, dilation=dilation)
     if is_any(size):
         return size
@@ -406,7 +412,9 @@ def transposed_extent(
     dilation: int = 1,
     extra: int = 0,
 ) -> PrimExpr:
-    """Of a transposed convolution: (size - 1) * stride - before - after + reach + extra."""
+    """Return the extent of a transposed convolution: (size - 1) * stride - before - after + reach +
+    extra.
+    """
     if is_any(size):
         return size
     reach = (as_dim(kernel) - 1) * dilation + 1
@@ -426,7 +434,7 @@ def _is_negative(value: PrimExpr) -> bool | None:
 
 
 def _from_front(position: Dim, size: PrimExpr) -> PrimExpr:
-    """A slice bound counted from the front: negative ones count from the end."""
+    """Return a slice bound counted from the front: negative ones count from the end."""
     value = as_dim(position)
     negative = _is_negative(value)
     if negative is None:
@@ -435,7 +443,9 @@ def _from_front(position: Dim, size: PrimExpr) -> PrimExpr:
 
 
 def slice_range(begin: Dim, end: Dim, stride: int, size: PrimExpr) -> tuple[PrimExpr, PrimExpr]:
-    """(first index, number of elements) of `begin:end:stride` over an axis, as NumPy slices."""
+    """Return (first index, number of elements) of `begin:end:stride` over an axis, as
+    NumPy slices.
+    """
     if is_any(size):
         return as_dim(0), AnyDim()
     first, last = known(begin), known(end)
@@ -466,55 +476,55 @@ def infer_reshape(
     Raises ValueError for what has no meaning, and when the numbers of elements are known to differ.
     """
     factors = _decoded(shape, newshape, allow_zero)
-    wanted = [None if many is None else product(many) for many in factors]
-    given = [d for d in wanted if d is not None]
-    holes = len(wanted) - len(given)
+    dims = [None if dim_factors is None else product(dim_factors) for dim_factors in factors]
+    known_dims = [d for d in dims if d is not None]
+    holes = len(dims) - len(known_dims)
     if holes > 1:
         raise ValueError(f"at most one dimension may be -1, got {holes}")
     if holes == 0:
-        before, after = _count(shape), _count(given)
+        before, after = _count(shape), _count(known_dims)
         if before is not None and after is not None and before != after:
             raise ValueError(f"{before} elements cannot become {after}")
-        return tuple(given)
-    rest = _quotient(shape, [d for many in factors for d in many or ()])
-    return tuple(rest if d is None else d for d in wanted)
+        return tuple(known_dims)
+    inferred = _quotient(shape, [d for hole_factors in factors for d in hole_factors or ()])
+    return tuple(inferred if d is None else d for d in dims)
 
 
 def _decoded(
     shape: Sequence[PrimExpr], newshape: Sequence[Dim], allow_zero: bool
 ) -> list[Sequence[PrimExpr] | None]:
-    """The factors of each dimension of a new shape, None for a -1; see `infer_reshape`."""
-    found: list[Sequence[PrimExpr] | None] = []
+    """Return the factors of each dimension of a new shape, None for a -1; see `infer_reshape`."""
+    decoded: list[Sequence[PrimExpr] | None] = []
     codes = iter(enumerate(newshape))
     source = 0
-    for position, each in codes:
-        match known(each):
-            case 0 if isinstance(each, int) and not allow_zero:
+    for position, code in codes:
+        match known(code):
+            case 0 if isinstance(code, int) and not allow_zero:
                 what = f"0 at axis {position} copies a dimension"
-                found.append(_read(shape, source, 1, what))
+                decoded.append(_read(shape, source, 1, what))
                 source += 1
             case -1:
-                found.append(None)
+                decoded.append(None)
                 source += 1
             case -2:
-                found += [(d,) for d in shape[source:]]
+                decoded += [(d,) for d in shape[source:]]
                 source = max(source, len(shape))
             case -3:
                 what = f"-3 at axis {position} joins two dimensions"
-                found.append(_read(shape, source, 2, what))
+                decoded.append(_read(shape, source, 2, what))
                 source += 2
             case -4:
                 what = f"-4 at axis {position} splits a dimension"
-                (whole,) = _read(shape, source, 1, what)
-                parts = [part for _, part in islice(codes, 2)]
-                found += [(d,) for d in _split(whole, parts, what)]
+                (source_dim,) = _read(shape, source, 1, what)
+                split_dims = [split_dim for _, split_dim in islice(codes, 2)]
+                decoded += [(d,) for d in _split(source_dim, split_dims, what)]
                 source += 1
             case int() as number if number < 0:
                 raise ValueError(f"a dimension must be at least -4, got {number}")
             case _:
-                found.append((as_dim(each),))
+                decoded.append((as_dim(code),))
                 source += 1
-    return found
+    return decoded
 
 
 def _read(shape: Sequence[PrimExpr], at: int, count: int, what: str) -> Sequence[PrimExpr]:
@@ -523,25 +533,27 @@ def _read(shape: Sequence[PrimExpr], at: int, count: int, what: str) -> Sequence
     return shape[at : at + count]
 
 
-def _split(whole: PrimExpr, parts: Sequence[Dim], what: str) -> list[PrimExpr]:
-    """The two dimensions that one becomes."""
-    numbers = [known(part) for part in parts]
-    if len(parts) != 2 or any(n is not None and n < 1 and n != -1 for n in numbers):
-        raise ValueError(f"{what}: two parts must follow, of which one may be -1, got {parts}")
+def _split(source_dim: PrimExpr, split_dims: Sequence[Dim], what: str) -> list[PrimExpr]:
+    """Return the two dimensions that one is split into."""
+    numbers = [known(split_dim) for split_dim in split_dims]
+    if len(split_dims) != 2 or any(n is not None and n < 1 and n != -1 for n in numbers):
+        raise ValueError(f"{what}: two parts must follow, of which one may be -1, got {split_dims}")
     if numbers == [-1, -1]:
-        raise ValueError(f"{what}: one of its parts must be a number, got {parts}")
+        raise ValueError(f"{what}: one of its parts must be a number, got {split_dims}")
     if -1 not in numbers:
-        if (size := known(whole)) is not None and None not in numbers:
+        if (size := known(source_dim)) is not None and None not in numbers:
             count = math.prod(n for n in numbers if n is not None)
             if count != size:
-                raise ValueError(f"{what}: {size} cannot become {parts[0]} times {parts[1]}")
-        made = [as_dim(part) for part in parts]
+                raise ValueError(
+                    f"{what}: {size} cannot become {split_dims[0]} times {split_dims[1]}"
+                )
+        two_dims = [as_dim(target_dim) for target_dim in split_dims]
         if None in (size, *numbers):
-            assume(lambda: whole.equal(product(made)), (whole, *made))
-        return made
-    other = as_dim(parts[1 - numbers.index(-1)])
-    rest = AnyDim() if is_any(whole) else _divide([whole], [other])
-    return [rest if number == -1 else other for number in numbers]
+            assume(lambda: source_dim.equal(product(two_dims)), (source_dim, *two_dims))
+        return two_dims
+    known_dim = as_dim(split_dims[1 - numbers.index(-1)])
+    inferred = AnyDim() if is_any(source_dim) else _divide([source_dim], [known_dim])
+    return [inferred if number == -1 else known_dim for number in numbers]
 
 
 def _count(shape: Sequence[PrimExpr]) -> int | None:
@@ -549,13 +561,13 @@ def _count(shape: Sequence[PrimExpr]) -> int | None:
     return None if None in numbers else math.prod(n for n in numbers if n is not None)
 
 
-def _quotient(shape: Sequence[PrimExpr], given: Sequence[PrimExpr]) -> PrimExpr:
-    """product(shape) / product(given) after cancelling equal factors."""
+def _quotient(shape: Sequence[PrimExpr], divisors: Sequence[PrimExpr]) -> PrimExpr:
+    """Return product(shape) / product(given) after cancelling equal factors."""
     above, below = list(shape), []
-    for each in given:
-        at = next((i for i, d in enumerate(above) if equal(d, each) or d is each), None)
+    for divisor in divisors:
+        at = next((i for i, d in enumerate(above) if equal(d, divisor) or d is divisor), None)
         if at is None:
-            below.append(each)
+            below.append(divisor)
         else:
             del above[at]
     return AnyDim() if _has_any(above) or _has_any(below) else _divide(above, below)
@@ -568,13 +580,13 @@ def _divide(above: Sequence[PrimExpr], below: Sequence[PrimExpr]) -> PrimExpr:
     top, bottom = top // common, bottom // common
     if bottom == 0 or (not numerator and not denominator and top % bottom):
         raise ValueError(f"{top * common} elements do not divide by {bottom * common}")
-    whole = product([as_dim(top), *numerator])
+    total = product([as_dim(top), *numerator])
     if numerator and not denominator and bottom > 1:  # of no elements any count is right
-        assume(lambda: (whole % bottom).equal(0), numerator)
-    return tidy(whole // product([as_dim(bottom), *denominator]))
+        assume(lambda: (total % bottom).equal(0), numerator)
+    return tidy(total // product([as_dim(bottom), *denominator]))
 
 
 def _split_constant(dims: Sequence[PrimExpr]) -> tuple[int, list[PrimExpr]]:
-    """The product of the known dimensions, and the others."""
+    """Return the product of the known dimensions, and the others."""
     numbers = [n for n in map(known, dims) if n is not None]
     return math.prod(numbers), [d for d in dims if known(d) is None]

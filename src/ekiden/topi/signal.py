@@ -1,4 +1,4 @@
-"""Fourier transforms, as sums."""
+"""Fourier transforms as direct sums."""
 
 from __future__ import annotations
 
@@ -22,43 +22,44 @@ from ekiden.topi.shape import (
 
 
 def _angle(step: PrimExpr, extent: PrimExpr, dtype: str, sign: float) -> PrimExpr:
-    """sign * 2 pi * step / extent, with the step taken modulo the extent first, so that it stays
-    exact.
+    """Return sign * 2 pi * step / extent; the step is reduced modulo the extent first, which keeps
+    it exact.
     """
-    turn = cast(step % te.max(extent, 1), dtype) / cast(extent, dtype)
-    return turn * (sign * 2 * math.pi)
+    fraction = cast(step % te.max(extent, 1), dtype) / cast(extent, dtype)
+    return fraction * (sign * 2 * math.pi)
 
 
 def dft(re_data: Tensor, im_data: Tensor, inverse: bool) -> list[Tensor]:
-    """[real, imaginary] parts of the discrete Fourier transform along the last axis.
-
-    The inverse divides by the extent. A direct sum: quadratic in the extent.
+    """Return [real, imaginary] of the discrete Fourier transform along the last axis. The inverse
+    divides by the extent. A direct sum: quadratic in the extent.
     """
     expect_shape("dft", "im_data", im_data.shape, re_data.shape)
     expect_least("dft", "re_data", re_data.shape[-1:], (1,))
     size, dtype = re_data.shape[-1], accumulator(re_data.dtype)
     sign = 1.0 if inverse else -1.0
 
-    def part(imaginary: bool) -> Tensor:
-        """The real or the imaginary part, divided by the extent for the inverse."""
+    def component(imaginary: bool) -> Tensor:
+        """Return the real or the imaginary component, divided by the extent for the inverse."""
         k = te.reduce_axis((0, size), "k")
 
         def body(*i: Var) -> PrimExpr:
-            """The sum over k of (re + i im)(cos + i sin) of the angle."""
+            """Return the sum over k of (re + i im)(cos + i sin) of the angle."""
             angle = _angle(i[-1] * k, size, dtype, sign)
             c, s = call_intrin("cos", angle), call_intrin("sin", angle)
-            re, im = (cast(part[(*i[:-1], k)], dtype) for part in (re_data, im_data))
+            re, im = (
+                cast(component_data[(*i[:-1], k)], dtype) for component_data in (re_data, im_data)
+            )
             return te.sum(re * s + im * c if imaginary else re * c - im * s, k)
 
         total = te.compute(re_data.shape, body, name="dft", tag="dft")
         count = cast(size, dtype)
         if inverse:
-            found = te.compute(total.shape, lambda *i: total[i] / count, "idft", "elemwise")
+            scaled = te.compute(total.shape, lambda *i: total[i] / count, "idft", "elemwise")
         else:
-            found = total
-        return narrowed(found, re_data.dtype)
+            scaled = total
+        return narrowed(scaled, re_data.dtype)
 
-    return [part(False), part(True)]
+    return [component(False), component(True)]
 
 
 def stft(
@@ -71,7 +72,8 @@ def stft(
     onesided: bool,
     output_shape: Sequence[Dim] | None = None,
 ) -> Tensor:
-    """Short-time Fourier transforms of signals [batch, time]: [batch, frequency, frame, (re, im)].
+    """Return short-time Fourier transforms of signals [batch, time]. [batch, frequency, frame, (re,
+    im)].
 
     Frames of `n_fft` samples, `hop_length` apart, times the window (of `win_length`, centred);
     `normalized` divides by sqrt(n_fft); `onesided` leaves out the mirrored frequencies. A direct
@@ -90,11 +92,13 @@ def stft(
     scale = 1 / math.sqrt(n_fft) if normalized else 1.0
     k = te.reduce_axis((0, win_length), "k")
 
-    def body(b: Var, f: Var, frame: Var, part: Var) -> PrimExpr:
-        """The sum over the window's samples, which stand `pad` within the frame."""
+    def body(b: Var, f: Var, frame: Var, component: Var) -> PrimExpr:
+        """Return the sum over the window's samples, which begin `pad` samples into the frame."""
         at = k + pad
         angle = _angle(f * at, as_dim(n_fft), dtype, -1.0)
-        wave = Select(part.equal(0), call_intrin("cos", angle), call_intrin("sin", angle), dtype)
+        wave = Select(
+            component.equal(0), call_intrin("cos", angle), call_intrin("sin", angle), dtype
+        )
         value = cast(data[b, frame * hop_length + at], dtype) * cast(window[k], dtype)
         return te.sum(value * wave * const(scale, dtype), k)
 

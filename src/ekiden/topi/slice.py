@@ -1,4 +1,4 @@
-"""Parts of tensors: slices with strides, splits, windows."""
+"""Slices of tensors; slices with strides, splits, windows."""
 
 from __future__ import annotations
 
@@ -39,13 +39,11 @@ def slice_ranges(
     axes: Sequence[int] | None = None,
     slice_mode: str = "end",
 ) -> list[Range]:
-    """What a strided slice takes of every axis.
-
-    Without axes, those are the leading ones, and each list may be shorter than the others: what is
-    left out is the axis from its start, to its end, by 1. slice_mode "size" takes `end` as extents,
-    -1 for all that is left, and knows no strides.
-
-    Raises ValueError for axes out of range or repeated, lists of other lengths, or stride 0.
+    """Return (first index, stride, extent) of a strided slice for every axis. Without axes, the
+    lists are for the leading ones, and each may be shorter than the others: missing entries are
+    the axis from its start, to its end, by 1. slice_mode "size" takes `end` as extents, -1 for
+    the remainder, without strides. Raises ValueError for axes out of range or repeated, lists of
+    other lengths, or stride 0.
     """
     if slice_mode not in ("end", "size"):
         raise ValueError(f"slice_mode must be 'end' or 'size', got {slice_mode!r}")
@@ -74,7 +72,7 @@ def _sliced_axes(
     steps: Sequence[int],
     axes: Sequence[int] | None,
 ) -> tuple[Sequence[int], Sequence[int]]:
-    """The axes of a slice, counted from the front, and its strides."""
+    """Return the axes of a slice, counted from the front, and its strides."""
     counts = len(begin), len(end), len(steps)
     if axes is None:
         if max(counts) > rank:
@@ -94,7 +92,7 @@ def _sliced_axes(
 
 
 def take_ranges(x: Tensor, ranges: Sequence[Range], name: str = "strided_slice") -> Tensor:
-    """Elements first + n * stride along each axis."""
+    """Return the elements first + n * stride along each axis."""
 
     def body(*i: Var) -> PrimExpr:
         return x[[n * stride + first for n, (first, stride, _) in zip(i, ranges, strict=True)]]
@@ -111,12 +109,7 @@ def strided_slice(
     slice_mode: str = "end",
     assume_inbound: bool = True,
 ) -> Tensor:
-    """begin:end:stride along axes (the leading ones by default), as NumPy slices.
-
-    Bounds may be symbolic; one of at least 2**30 means the end. See `slice_ranges` for lists of
-    different lengths and for slice_mode "size". (`assume_inbound` is
-    TVM's: bounds are always clipped here.)
-    """
+    """Return begin:end:stride along axes (the leading ones by default), as NumPy slices."""
     return take_ranges(a, slice_ranges(a.shape, begin, end, strides, axes, slice_mode))
 
 
@@ -129,16 +122,14 @@ def dynamic_strided_slice(
     axes: Sequence[int] | None = None,
     has_strides: bool = True,
 ) -> Tensor:
-    """As strided_slice, with bounds that are data; `output_shape` says what they give.
-
-    Indices are clipped to the data, so that wrong bounds read nothing outside. Without strides they
-    are 1 (slice_mode "size"), as those that the list lacks.
+    """Return a strided slice whose bounds are data; `output_shape` is its shape. Indices are
+    clamped to the data, so that wrong bounds read nothing outside. Missing strides are 1, also
+    without `has_strides` (slice_mode "size").
     """
     begins, steps = _length(begin), _length(strides) if has_strides else 0
 
     def index(n: Var, at: int) -> PrimExpr:
-        """The place of element n: bounds as NumPy's slices have them, then held inside of the
-        data."""
+        """Return the position of element n: bounds as in NumPy's slices, clamped to the data."""
         size = a.shape[at]
         number = chosen.index(at)
         step = cast(strides[number], "int64") if number < steps else const(1)
@@ -172,8 +163,8 @@ or of none, divides into any number of them."""
 
 
 def split_ranges(cuts: int | Sequence[Dim], size: PrimExpr) -> list[tuple[PrimExpr, PrimExpr]]:
-    """Return (begin, extent) of each part. Raises ValueError for less than one part or more than
-    MAX_PARTS, and when the axis does not divide; one whose extent is known when it runs must.
+    """Return (begin, extent) of each part. Raises ValueError for less than one part, and for an
+    axis that does not divide; extents known only at run time are checked then.
     """
     if isinstance(cuts, int):
         if not 1 <= cuts <= MAX_PARTS:
@@ -183,8 +174,8 @@ def split_ranges(cuts: int | Sequence[Dim], size: PrimExpr) -> list[tuple[PrimEx
             assume(lambda: (size % cuts).equal(0), (size,))
         if number is not None and number % cuts:
             raise ValueError(f"an axis of extent {number} does not divide into {cuts} equal parts")
-        part = tidy(size // cuts)
-        return [(tidy(part * i), part) for i in range(cuts)]
+        part_extent = tidy(size // cuts)
+        return [(tidy(part_extent * i), part_extent) for i in range(cuts)]
     edges = [as_dim(0), *as_shape(cuts), size]
     for a, b in pairwise(edges):
         extent = known(tidy(b - a))
@@ -196,11 +187,11 @@ def split_ranges(cuts: int | Sequence[Dim], size: PrimExpr) -> list[tuple[PrimEx
 
 
 def split(ary: Tensor, indices_or_sections: int | Sequence[Dim], axis: int = 0) -> list[Tensor]:
-    """Parts along an axis: so many equal ones, or cut at the given positions."""
+    """Split along an axis into equal parts, or at the given positions."""
     at = normalize_axis(axis, ary.ndim, "split")
-    whole: list[Range] = [(as_dim(0), 1, d) for d in ary.shape]
+    full_ranges: list[Range] = [(as_dim(0), 1, d) for d in ary.shape]
     return [
-        take_ranges(ary, [*whole[:at], (begin, 1, extent), *whole[at + 1 :]], "split")
+        take_ranges(ary, [*full_ranges[:at], (begin, 1, extent), *full_ranges[at + 1 :]], "split")
         for begin, extent in split_ranges(indices_or_sections, ary.shape[at])
     ]
 
@@ -208,11 +199,10 @@ def split(ary: Tensor, indices_or_sections: int | Sequence[Dim], axis: int = 0) 
 def sliding_window(
     data: Tensor, axis: int, window_shape: Sequence[int], strides: Sequence[int]
 ) -> Tensor:
-    """Windows over the axes from `axis` on: their positions come first, then the window's axes.
-
-    (N, H, W), axis 1, windows (h, w)  ->  (N, positions, positions, h, w)
-
-    Raises ValueError for another number of extents or strides than axes, and for those below 1."""
+    """Return windows over the axes from `axis` on, as positions, then the window's axes: (N, H, W),
+    axis 1, windows (h, w) -> (N, positions, positions, h, w). Raises ValueError for another
+    number of extents or strides than axes, and for those below 1.
+    """
     at = normalize_axis(axis, data.ndim, "sliding_window")
     rank = len(window_shape)
     if rank != data.ndim - at or len(strides) != rank:
@@ -225,8 +215,8 @@ def sliding_window(
             f"sliding_window: windows and strides must be at least 1, got {tuple(window_shape)} and"
             f" {tuple(strides)}"
         )
-    least = [*[None] * at, *window_shape]
-    expect_least("sliding_window", "data", data.shape, least)
+    minimum_sizes = [*[None] * at, *window_shape]
+    expect_least("sliding_window", "data", data.shape, minimum_sizes)
     positions = [
         tidy((d - w) // s + 1)
         for d, w, s in zip(data.shape[at:], window_shape, strides, strict=True)
@@ -245,7 +235,9 @@ def sliding_window(
 
 
 def slice_like(a: Tensor, shape_like: Tensor, axes: Sequence[int] | None = None) -> Tensor:
-    """The leading part of `a` with the extents of another tensor along axes (all by default)."""
+    """Return the leading part of `a` with the extents of another tensor along axes (all by
+    default).
+    """
     chosen = range(min(a.ndim, shape_like.ndim)) if axes is None else axes
     shape = a.shape
     for axis in chosen:

@@ -1,4 +1,4 @@
-"""Sorting and what is made of sorted rows.
+"""Sorting, and operators on sorted rows.
 
 Rows run in parallel; each is sorted by merging, stable, with not-a-number as the largest value.
 
@@ -40,7 +40,7 @@ PASSES = 48
 
 
 def before(a: PrimExpr, b: PrimExpr) -> PrimExpr:
-    """Whether a stands strictly before b in increasing order, numbers before not-a-number."""
+    """Return whether a precedes b strictly in increasing order, numbers before NaN."""
     if a.dtype == "bool":
         a, b = cast(a, "int32"), cast(b, "int32")
     if not dt.is_float(a.dtype):
@@ -79,22 +79,22 @@ def _merge(
     target: PrimExpr,
     bounds: tuple[PrimExpr, PrimExpr, PrimExpr],
 ) -> None:
-    """Two sorted runs into one, without branches: what comes next is as good as random."""
+    """Merge two sorted runs into one without branches: the comparison is unpredictable."""
     ranks, order = buffers
     low, middle, high = bounds
     state = ib.allocate("int64", 2, "state", "register")  # the next of the left, of the right run
     state[0], state[1] = low, middle
     with ib.for_range(low, high, "at") as at:
-        left, right = ib.let("left", state[0]), ib.let("right", state[1])
-        a = ib.let("a", ranks[source + te.min(left, middle - 1)])
-        b = ib.let("b", ranks[source + te.min(right, high - 1)])
-        behind = binary(Or, left >= middle, b < a)
-        second = ib.let("second", logical_and(right < high, behind))
+        left_next, right_next = ib.let("left", state[0]), ib.let("right", state[1])
+        a = ib.let("a", ranks[source + te.min(left_next, middle - 1)])
+        b = ib.let("b", ranks[source + te.min(right_next, high - 1)])
+        behind = binary(Or, left_next >= middle, b < a)
+        second = ib.let("second", logical_and(right_next < high, behind))
         ranks[target + at] = Select(second, b, a, ranks.dtype)
-        order[target + at] = order[source + Select(second, right, left, "int64")]
-        taken = ib.let("taken", cast(second, "int64"))
-        state[0] = left + 1 - taken
-        state[1] = right + taken
+        order[target + at] = order[source + Select(second, right_next, left_next, "int64")]
+        from_right = ib.let("taken", cast(second, "int64"))
+        state[0] = left_next + 1 - from_right
+        state[1] = right_next + from_right
 
 
 def sort_extern(
@@ -102,49 +102,48 @@ def sort_extern(
     axis: int,
     ascending: bool,
     extent: PrimExpr,
-    wanted: Sequence[tuple[str, str]],
+    outputs: Sequence[tuple[str, str]],
     valid_count: Tensor | None = None,
     name: str = "sort",
 ) -> tuple[Tensor, ...]:
-    """The first `extent` sorted elements of each row: wanted are (what, dtype), what being "values"
-    or "indices".
-
-    Of a row with a valid count only that many elements are sorted; the rest keep their place.
+    """Return the first `extent` sorted elements of each row. `outputs` lists (what, dtype) with
+    "values" or "indices". Rows with a valid count sort only that many elements; the rest keep
+    their positions.
     """
     size = data.shape[axis]
-    rest = replaced(data.shape, axis, as_dim(1))
+    row_shape = replaced(data.shape, axis, as_dim(1))
     are_few = selects(extent, size) if valid_count is None else const(False)
 
     def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
-        """Rows in parallel, each selected from where few are wanted, else sorted."""
+        """Process rows in parallel, each by selection where few elements are wanted, else by
+        sorting.
+        """
         ib = IRBuilder()
         source = ib.buffer_ptr(ins[0])
-        with ib.for_range(0, product(rest), "row", kind="parallel") as row:
-            place = unravel(row, rest)
+        with ib.for_range(0, product(row_shape), "row", kind="parallel") as row:
+            row_index = unravel(row, row_shape)
 
             def ranked(at: PrimExpr) -> PrimExpr:
-                return rank(source[replaced(place, axis, at)], ascending)
+                return rank(source[replaced(row_index, axis, at)], ascending)
 
             def store(position: Place) -> None:
-                """The first `extent` elements to the outputs, `position(k)` being where the k-th
-                one is.
-                """
+                """Store the first `extent` elements, the k-th at `position(k)`, to the outputs."""
                 with ib.for_range(0, extent, "k") as k:
                     at = ib.let("at", cast(position(k), "int64"))
-                    inside = replaced(place, axis, k)
-                    for (what, _), out in zip(wanted, outs, strict=True):
-                        value = source[replaced(place, axis, at)] if what == "values" else at
+                    inside = replaced(row_index, axis, k)
+                    for (what, _), out in zip(outputs, outs, strict=True):
+                        value = source[replaced(row_index, axis, at)] if what == "values" else at
                         ib.buffer_ptr(out)[inside] = value
 
             def select() -> None:
                 store(_selected(ib, ranked, extent, size, rank_dtype(data.dtype)))
 
             def sort_all() -> None:
-                """A merge sort of the elements that count."""
+                """Merge-sort the elements that count."""
                 count = size
                 if valid_count is not None:
-                    found = cast(ib.buffer_ptr(ins[1])[place[: valid_count.ndim]], "int64")
-                    count = ib.let("count", te.max(te.min(found, size), 0))
+                    valid = cast(ib.buffer_ptr(ins[1])[row_index[: valid_count.ndim]], "int64")
+                    count = ib.let("count", te.max(te.min(valid, size), 0))
                 store(_sorted(ib, ranked, count, size))
 
             _either(ib, are_few, select, sort_all)
@@ -152,19 +151,19 @@ def sort_extern(
 
     inputs = [data] if valid_count is None else [data, valid_count]
     shape = replaced(data.shape, axis, extent)
-    return te.extern_op([shape] * len(wanted), inputs, build, [d for _, d in wanted], name=name)
+    return te.extern_op([shape] * len(outputs), inputs, build, [d for _, d in outputs], name=name)
 
 
 def _either(
-    ib: IRBuilder, condition: PrimExpr, then: Callable[[], None], other: Callable[[], None]
+    ib: IRBuilder, condition: PrimExpr, then_body: Callable[[], None], else_body: Callable[[], None]
 ) -> None:
     if isinstance(condition, IntImm):
-        (then if condition.value else other)()
+        (then_body if condition.value else else_body)()
         return
     with ib.if_scope(condition):
-        then()
+        then_body()
     with ib.else_scope():
-        other()
+        else_body()
 
 
 Place = Callable[[PrimExpr], PrimExpr]
@@ -209,14 +208,15 @@ def argsort(
     is_ascend: bool | int = 1,
     dtype: str = "float32",
 ) -> Tensor:
-    """Positions of the elements in order along an axis; equal elements keep theirs.
-
-    `valid_count` (the shape without the axis, or its leading part) says how many elements of each
-    row are sorted; the positions of the others follow unchanged.
+    """Return the positions of the elements in order along an axis (stable). `valid_count` (the
+    shape without the axis, or its leading part) says how many elements of each row are sorted;
+    the positions of the others follow unchanged.
     """
     at = normalize_axis(axis, data.ndim, "argsort")
-    wanted = [("indices", dtype)]
-    return sort_extern(data, at, bool(is_ascend), data.shape[at], wanted, valid_count, "argsort")[0]
+    outputs = [("indices", dtype)]
+    return sort_extern(data, at, bool(is_ascend), data.shape[at], outputs, valid_count, "argsort")[
+        0
+    ]
 
 
 def topk(
@@ -227,10 +227,10 @@ def topk(
     is_ascend: bool = False,
     dtype: str = "int64",
 ) -> Tensor | list[Tensor]:
-    """The k largest (or smallest) elements along an axis, in order; all of them for k < 1.
-
-    ret_type: "values", "indices" or "both" (a list). Equal elements come in order of position.
-    Raises ValueError for another `ret_type`, and for a k above the extent of the axis."""
+    """Return the k largest (or smallest) elements along an axis, in order; all of them for k < 1.
+    ret_type: "values", "indices" or "both" (a list). Ties are in order of position. Raises
+    ValueError for another `ret_type`, and for a k above the extent of the axis.
+    """
     what = {"values": ("values",), "indices": ("indices",), "both": ("values", "indices")}
     if ret_type not in what:
         raise ValueError(f"topk: ret_type must be one of {', '.join(what)}, got {ret_type!r}")
@@ -242,18 +242,18 @@ def topk(
         raise ValueError(f"topk: k must be at most the extent of the axis, {longest}, got {number}")
     if number is None or longest is None:
         assume(lambda: extent <= size, (extent, size))
-    wanted = [(w, data.dtype if w == "values" else dtype) for w in what[ret_type]]
-    found = sort_extern(data, at, is_ascend, extent, wanted, name="topk")
-    return list(found) if ret_type == "both" else found[0]
+    outputs = [(w, data.dtype if w == "values" else dtype) for w in what[ret_type]]
+    results = sort_extern(data, at, is_ascend, extent, outputs, name="topk")
+    return list(results) if ret_type == "both" else results[0]
 
 
 def searchsorted(
     sorted_sequence: Tensor, values: Tensor, right: bool = False, out_dtype: str = "int64"
 ) -> Tensor:
-    """Where values would be inserted to keep rows sorted, before equal elements or (`right`) after.
-
-    The sequence is one vector for all values, or has a row for each of theirs. Raises ValueError
-    for a sequence of another rank."""
+    """Return where values would be inserted to keep rows sorted, before equal elements or (`right`)
+    after. The sequence is one vector for all values, or has a row for each of theirs. Raises
+    ValueError for a sequence of another rank.
+    """
     shared = sorted_sequence.ndim == 1
     if not shared and sorted_sequence.ndim != values.ndim:
         raise ValueError(
@@ -265,15 +265,19 @@ def searchsorted(
     size = sorted_sequence.shape[-1]
 
     def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
-        """A binary search for each value; PASSES steps are enough for any extent."""
+        """Emit a binary search for each value; MAX_MERGE_PASSES steps are enough for any extent."""
         ib = IRBuilder()
-        rows, wanted, out = ib.buffer_ptr(ins[0]), ib.buffer_ptr(ins[1]), ib.buffer_ptr(outs[0])
+        rows, value_buffer, out = (
+            ib.buffer_ptr(ins[0]),
+            ib.buffer_ptr(ins[1]),
+            ib.buffer_ptr(outs[0]),
+        )
         with ib.for_range(0, product(values.shape), "n", kind="parallel") as n:
-            place = unravel(n, values.shape)
-            prefix = () if shared else tuple(place[:-1])
+            value_index = unravel(n, values.shape)
+            prefix = () if shared else tuple(value_index[:-1])
             bounds = ib.allocate("int64", 2, "bounds", "local")
             bounds[0], bounds[1] = const(0), size
-            value = ib.let("value", wanted[place])
+            value = ib.let("value", value_buffer[value_index])
             with ib.for_range(0, PASSES, "step"), ib.if_scope(bounds[0] < bounds[1]):
                 middle = ib.let("middle", (bounds[0] + bounds[1]) // 2)
                 element = rows[(*prefix, middle)]
@@ -282,7 +286,7 @@ def searchsorted(
                     bounds[0] = middle + 1
                 with ib.else_scope():
                     bounds[1] = middle
-            out[place] = bounds[0]
+            out[value_index] = bounds[0]
         return ib.get()
 
     return te.extern_op(
@@ -291,24 +295,22 @@ def searchsorted(
 
 
 def unique(data: Tensor, is_sorted: bool = True, return_counts: bool = False) -> list[Tensor]:
-    """The distinct elements of a vector: [unique, indices, inverse_indices, num_unique, counts].
-
-    The first four are padded with 0 to the length of `data`, but for num_unique, which has one
-    element: how many there are. indices: where each occurs first. inverse_indices: which of them
-    each element is. Sorted, or in order of occurrence. counts come where they are asked for. All
-    integers are int32. ONNX Unique, NumPy's unique.
+    """Return the distinct elements of a vector: [unique, indices, inverse_indices, num_unique,
+    counts] (ONNX Unique). The arrays are zero-padded to the length of `data`; num_unique has one
+    element. indices: first occurrences. inverse_indices: the group of each element. Groups are
+    sorted, or in order of occurrence. counts are optional. All integers are int32.
     """
     (size,) = data.shape
     (order,) = sort_extern(data, 0, True, size, [("indices", "int32")], name="unique_order")
 
     def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
-        """Groups of equal elements by the sorted positions, numbered in the wanted order."""
+        """Group equal elements by their sorted positions, numbered in the requested order."""
         ib = IRBuilder()
         values, sorted_at = ib.buffer_ptr(ins[0]), ib.buffer_ptr(ins[1])
-        found, first, inverse, number = (ib.buffer_ptr(b) for b in outs[:4])
+        unique_out, first, inverse, number = (ib.buffer_ptr(b) for b in outs[:4])
         counts = ib.buffer_ptr(outs[4]) if return_counts else None
         with ib.for_range(0, size, "i") as i:
-            found[i] = 0
+            unique_out[i] = 0
             first[i] = 0
             inverse[i] = -1
             if counts is not None:
@@ -321,7 +323,7 @@ def unique(data: Tensor, is_sorted: bool = True, return_counts: bool = False) ->
             leader = ib.let("leader", cast(group[position], "int64"))
             with ib.if_scope(inverse[leader] < 0):
                 slot = ib.let("slot", cast(number[0], "int64"))
-                found[slot] = values[leader]
+                unique_out[slot] = values[leader]
                 first[slot] = leader
                 inverse[leader] = slot
                 number[0] = slot + 1
@@ -339,60 +341,57 @@ def unique(data: Tensor, is_sorted: bool = True, return_counts: bool = False) ->
 def _group(
     ib: IRBuilder, values: BufferVar, sorted_at: BufferVar, group: BufferVar, size: PrimExpr
 ) -> None:
-    """group[p] = the first position whose value is that of p; sorting was stable."""
+    """Set group[p] to the first position whose value equals that of p; the sort is stable."""
     with ib.for_range(0, size, "i") as i:
-        here = ib.let("here", sorted_at[i])
+        position = ib.let("here", sorted_at[i])
         with ib.if_scope(i > 0):
             previous = ib.let("previous", sorted_at[i - 1])
-            differs = before(values[previous], values[here])
-            group[here] = Select(differs, here, group[previous], "int32")
+            differs = before(values[previous], values[position])
+            group[position] = Select(differs, position, group[previous], "int32")
         with ib.else_scope():
-            group[here] = here
+            group[position] = position
 
 
 def argwhere(condition: Tensor) -> tuple[Tensor, Tensor]:
-    """Coordinates of the elements that are not 0: ([size, rank] int32 padded with 0, their number).
-
-    TVM's takes the output's shape from a tensor; here it is the bound, and the number (one int32)
-    says how many rows count.
+    """Return the coordinates of the elements that are not 0: [size, rank] int32 zero-padded, and
+    their number (one int32). (TVM reads the output's shape from a tensor; here it is the upper
+    bound.)
     """
     size = product(condition.shape)
 
     def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
-        """In order, one after the other: each row's place is how many came before."""
+        """Emit a serial loop: each coordinate row's index is the number of rows before it."""
         ib = IRBuilder()
-        flags, places, number = ib.buffer_ptr(ins[0]), *map(ib.buffer_ptr, outs)
+        flags, coordinates, number = ib.buffer_ptr(ins[0]), *map(ib.buffer_ptr, outs)
         rank = condition.ndim
         with ib.for_range(0, size, "n") as n:
             for d in range(rank):
-                places[n, d] = 0
+                coordinates[n, d] = 0
         number[0] = 0
         with ib.for_range(0, size, "n") as n:
             at = unravel(n, condition.shape)
             with ib.if_scope(as_bool(flags[at])):
                 row = ib.let("row", cast(number[0], "int64"))
                 for d in range(rank):
-                    places[row, d] = at[d]
+                    coordinates[row, d] = at[d]
                 number[0] = row + 1
         return ib.get()
 
     shapes = [[size, as_dim(condition.ndim)], [as_dim(1)]]
-    found = te.extern_op(shapes, [condition], build, ["int32", "int32"], name="argwhere")
-    return found[0], found[1]
+    outputs = te.extern_op(shapes, [condition], build, ["int32", "int32"], name="argwhere")
+    return outputs[0], outputs[1]
 
 
 def row_ranks(data: Tensor) -> Tensor:
-    """How many rows of [n, m] stand before each one in lexicographic order: int64 [n], the same for
-    equal rows. Each row is compared with each other one.
-
-    Raises ValueError for other than a matrix.
+    """Return how many rows of [n, m] precede each one in lexicographic order: int64 [n], the same
+    for equal rows, by comparing all pairs. Raises ValueError for other ranks.
     """
     if data.ndim != 2:
         raise ValueError(f"row_ranks: expected a matrix, got {data.shape}")
     rows, width = data.shape
 
     def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
-        """The comparison of each pair of rows, until their first difference."""
+        """Compare each pair of rows up to their first difference."""
         ib = IRBuilder()
         source, ranks = ib.buffer_ptr(ins[0]), ib.buffer_ptr(outs[0])
         with ib.for_range(0, rows, "i", kind="parallel") as i:
@@ -401,9 +400,9 @@ def row_ranks(data: Tensor) -> Tensor:
                 side = ib.allocate("int64", 1, "side", "local")  # below 0: row j is before row i
                 side[0] = 0
                 with ib.for_range(0, width, "k") as k, ib.if_scope(side[0].equal(0)):
-                    mine, other = ib.let("mine", source[i, k]), ib.let("other", source[j, k])
-                    later = Select(before(mine, other), const(1), const(0), "int64")
-                    side[0] = Select(before(other, mine), const(-1), later, "int64")
+                    mine, compared = ib.let("mine", source[i, k]), ib.let("other", source[j, k])
+                    later = Select(before(mine, compared), const(1), const(0), "int64")
+                    side[0] = Select(before(compared, mine), const(-1), later, "int64")
                 with ib.if_scope(side[0] < 0):
                     ranks[i] = ranks[i] + 1
         return ib.get()

@@ -1,5 +1,5 @@
-"""What computations mean, on NumPy arrays, under the names of TVM's `topi.testing`: the reference
-semantics of Relay's operators, so that a test of a program needs none of its own.
+"""NumPy references of operators under the names of TVM's `topi.testing`; the reference semantics of
+Relay's operators, so that a test of a program needs none of its own.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ def _op() -> Any:  # noqa: ANN401 - the operators stand on a higher floor
 
 
 def _value(build: Callable[..., Any], *arrays: npt.ArrayLike) -> Any:  # noqa: ANN401
-    """What an expression on constants evaluates to."""
+    """Evaluate an expression on constants with the interpreter."""
     interpreter = load_module("ekiden.relay.interpreter").Interpreter()
     expr = build(*(_op().const(np.asarray(a)) for a in arrays))
     return interpreter.evaluate(expr)
 
 
 def _pads(padding: Padding, kernel: Sequence[int]) -> list[int]:
-    """Before each axis, then after each."""
+    """Return the padding before each axis, then after each."""
     rank = len(kernel)
     if padding == "VALID":
         return [0] * 2 * rank
@@ -38,8 +38,8 @@ def _pads(padding: Padding, kernel: Sequence[int]) -> list[int]:
         return [*before, *(k - 1 - b for k, b in zip(kernel, before, strict=True))]
     if isinstance(padding, str):
         raise ValueError(f"padding: 'VALID', 'SAME' or numbers expected, got {padding!r}")
-    given = [padding] * rank if isinstance(padding, int) else list(padding)
-    return given * 2 if len(given) == rank else given
+    amounts = [padding] * rank if isinstance(padding, int) else list(padding)
+    return amounts * 2 if len(amounts) == rank else amounts
 
 
 def _conv(
@@ -52,14 +52,14 @@ def _conv(
     **more: Any,  # noqa: ANN401
 ) -> Array:
     options = {"strides": stride, "padding": _pads(padding, w.shape[axes]), **more}
-    found: Array = _value(lambda x, y: getattr(_op().nn, name)(x, y, **options), a, w)
-    return found
+    result: Array = _value(lambda x, y: getattr(_op().nn, name)(x, y, **options), a, w)
+    return result
 
 
 def conv1d_ncw_python(
     a_np: Array, w_np: Array, stride: Ints, padding: Padding, dilation: Ints, groups: int = 1
 ) -> Array:
-    """A convolution of [n, c, w] with [o, i, w]."""
+    """Return the convolution of [n, c, w] with [o, i, w]."""
     wide = np.array(w_np.shape[2:])
     reach = (wide - 1) * dilation + 1
     pads = _pads(padding, reach.tolist())
@@ -71,42 +71,42 @@ def conv1d_ncw_python(
 def group_conv1d_ncw_python(
     a_np: Array, w_np: Array, stride: Ints, padding: Padding, dilation: Ints, groups: int
 ) -> Array:
-    """The same in groups of channels."""
+    """Return the grouped convolution of [n, c, w] with [o, i, w]."""
     return conv1d_ncw_python(a_np, w_np, stride, padding, dilation, groups)
 
 
 def conv2d_nchw_python(
     a_np: Array, w_np: Array, stride: Ints, padding: Padding, groups: int = 1
 ) -> Array:
-    """A convolution of [n, c, h, w] with [o, i, h, w]."""
+    """Return the convolution of [n, c, h, w] with [o, i, h, w]."""
     return _conv("conv2d", a_np, w_np, stride, padding, slice(2, None), groups=groups)
 
 
 def conv2d_nhwc_python(
     a_np: Array, w_np: Array, stride: Ints, padding: Padding, groups: int = 1
 ) -> Array:
-    """A convolution of [n, h, w, c] with [h, w, i, o]."""
+    """Return the convolution of [n, h, w, c] with [h, w, i, o]."""
     layouts = {"data_layout": "NHWC", "kernel_layout": "HWIO"}
     return _conv("conv2d", a_np, w_np, stride, padding, slice(0, 2), groups=groups, **layouts)
 
 
 def conv2d_hwcn_python(a_np: Array, w_np: Array, stride: Ints, padding: Padding) -> Array:
-    """A convolution of [h, w, c, n] with [h, w, i, o]."""
-    made = conv2d_nhwc_python(a_np.transpose(3, 0, 1, 2), w_np, stride, padding)
-    return made.transpose(1, 2, 3, 0)
+    """Return the convolution of [h, w, c, n] with [h, w, i, o]."""
+    nhwc_result = conv2d_nhwc_python(a_np.transpose(3, 0, 1, 2), w_np, stride, padding)
+    return nhwc_result.transpose(1, 2, 3, 0)
 
 
 def conv3d_ncdhw_python(
     a_np: Array, w_np: Array, stride: Ints, padding: Padding, groups: int = 1
 ) -> Array:
-    """A convolution of [n, c, d, h, w] with [o, i, d, h, w]."""
+    """Return the convolution of [n, c, d, h, w] with [o, i, d, h, w]."""
     return _conv("conv3d", a_np, w_np, stride, padding, slice(2, None), groups=groups)
 
 
 def conv3d_ndhwc_python(
     a_np: Array, w_np: Array, stride: Ints, padding: Padding, groups: int = 1
 ) -> Array:
-    """A convolution of [n, d, h, w, c] with [d, h, w, i, o]."""
+    """Return the convolution of [n, d, h, w, c] with [d, h, w, i, o]."""
     layouts = {"data_layout": "NDHWC", "kernel_layout": "DHWIO"}
     return _conv("conv3d", a_np, w_np, stride, padding, slice(0, 3), groups=groups, **layouts)
 
@@ -114,7 +114,7 @@ def conv3d_ndhwc_python(
 def conv2d_transpose_nchw_python(
     a_np: Array, w_np: Array, stride: Ints, padding: Padding, output_padding: Ints, groups: int = 1
 ) -> Array:
-    """A transposed convolution of [n, c, h, w] with [i, o, h, w]."""
+    """Return the transposed convolution of [n, c, h, w] with [i, o, h, w]."""
     more = {"output_padding": output_padding, "groups": groups}
     more["channels"] = w_np.shape[1] * groups
     return _conv("conv2d_transpose", a_np, w_np, stride, padding, slice(2, None), **more)
@@ -123,7 +123,7 @@ def conv2d_transpose_nchw_python(
 def conv3d_transpose_ncdhw_python(
     a_np: Array, w_np: Array, stride: Ints, padding: Padding, output_padding: Ints
 ) -> Array:
-    """A transposed convolution of [n, c, d, h, w] with [i, o, d, h, w]."""
+    """Return the transposed convolution of [n, c, d, h, w] with [i, o, d, h, w]."""
     more = {"output_padding": output_padding, "channels": w_np.shape[1]}
     return _conv("conv3d_transpose", a_np, w_np, stride, padding, slice(2, None), **more)
 
@@ -131,7 +131,7 @@ def conv3d_transpose_ncdhw_python(
 def depthwise_conv2d_python_nchw(
     input_np: Array, filter_np: Array, stride: Ints, padding: Padding
 ) -> Array:
-    """Each channel of [n, c, h, w] with its filters [c, multiplier, h, w]."""
+    """Convolve each channel of [n, c, h, w] with its filters [c, multiplier, h, w]."""
     channels, times, *window = filter_np.shape
     w = filter_np.reshape(channels * times, 1, *window)
     return conv2d_nchw_python(input_np, w, stride, padding, channels)
@@ -140,7 +140,7 @@ def depthwise_conv2d_python_nchw(
 def depthwise_conv2d_python_nhwc(
     input_np: Array, filter_np: Array, stride: Ints, padding: Padding
 ) -> Array:
-    """Each channel of [n, h, w, c] with its filters [h, w, c, multiplier]."""
+    """Convolve each channel of [n, h, w, c] with its filters [h, w, c, multiplier]."""
     data, w = input_np.transpose(0, 3, 1, 2), filter_np.transpose(2, 3, 0, 1)
     return depthwise_conv2d_python_nchw(data, w, stride, padding).transpose(0, 2, 3, 1)
 
@@ -153,10 +153,10 @@ def dense(
     use_relu: bool = False,
     out_dtype: str | None = None,
 ) -> Array:
-    """x times the transpose of y, with a bias and a relu where asked for."""
-    made = np.dot(x.astype(out_dtype or x.dtype), y.T.astype(out_dtype or y.dtype))
-    made = made + bias if use_bias else made
-    return np.asarray(np.maximum(made, 0) if use_relu else made)
+    """Return x times the transpose of y, optionally with a bias and a ReLU."""
+    product = np.dot(x.astype(out_dtype or x.dtype), y.T.astype(out_dtype or y.dtype))
+    product = product + bias if use_bias else product
+    return np.asarray(np.maximum(product, 0) if use_relu else product)
 
 
 def batch_matmul(
@@ -166,35 +166,33 @@ def batch_matmul(
     trans_x: bool = False,
     trans_y: bool = True,
 ) -> Array:
-    """Products of batches of matrices; a batch of one goes with all."""
-    left = x.transpose(0, 2, 1) if trans_x else x
-    right = y.transpose(0, 2, 1) if trans_y else y
-    return np.asarray(
-        np.matmul(left.astype(out_dtype or x.dtype), right.astype(out_dtype or y.dtype))
-    )
+    """Return batched matrix products; a batch of one broadcasts."""
+    lhs = x.transpose(0, 2, 1) if trans_x else x
+    rhs = y.transpose(0, 2, 1) if trans_y else y
+    return np.asarray(np.matmul(lhs.astype(out_dtype or x.dtype), rhs.astype(out_dtype or y.dtype)))
 
 
 def softmax_python(a_np: Array, axis: int = 1) -> Array:
-    """Exponentials as shares of their sum."""
-    found: Array = _value(lambda x: _op().nn.softmax(x, axis=axis), a_np)
-    return found
+    """Return the softmax along an axis."""
+    result: Array = _value(lambda x: _op().nn.softmax(x, axis=axis), a_np)
+    return result
 
 
 def log_softmax_python(a_np: Array, axis: int = 1) -> Array:
-    """The logarithms of those."""
-    found: Array = _value(lambda x: _op().nn.log_softmax(x, axis=axis), a_np)
-    return found
+    """Return the log-softmax along an axis."""
+    result: Array = _value(lambda x: _op().nn.log_softmax(x, axis=axis), a_np)
+    return result
 
 
 def lrn_python(a_np: Array, size: int, axis: int, bias: float, alpha: float, beta: float) -> Array:
-    """Normalised by the squares of `size` neighbours on an axis."""
+    """Return the local response normalisation over `size` neighbours on an axis."""
     options = {"size": size, "axis": axis, "bias": bias, "alpha": alpha, "beta": beta}
-    found: Array = _value(lambda x: _op().nn.lrn(x, **options), a_np)
-    return found
+    result: Array = _value(lambda x: _op().nn.lrn(x, **options), a_np)
+    return result
 
 
 def l2_normalize_python(a_np: Array, eps: float, axis: Sequence[int] | None = None) -> Array:
-    """Divided by the root of the sum of squares."""
+    """Divide by the root of the sum of squares."""
     total = np.sum(np.square(a_np), axis=None if axis is None else tuple(axis), keepdims=True)
     return np.asarray(a_np / np.sqrt(np.maximum(total, eps)))
 
@@ -202,14 +200,14 @@ def l2_normalize_python(a_np: Array, eps: float, axis: Sequence[int] | None = No
 def layer_norm_python(
     data: Array, gamma: Array, beta: Array, axis: Ints, epsilon: float = 1e-5
 ) -> Array:
-    """Normalised over axes, then scaled and moved along them."""
+    """Normalise over axes, then scale and shift along them."""
     return _normalized(data, gamma, beta, axis, epsilon)
 
 
 def instance_norm_python(
     data: Array, gamma: Array, beta: Array, axis: Ints, epsilon: float = 1e-5
 ) -> Array:
-    """Normalised over axes, then scaled and moved along axis 1."""
+    """Normalise over axes, then scale and shift along axis 1."""
     along = (1, -1, *[1] * (data.ndim - 2))
     return _normalized(data, gamma.reshape(along), beta.reshape(along), axis, epsilon)
 
@@ -218,33 +216,33 @@ def _normalized(data: Array, gamma: Array, beta: Array, axis: Ints, epsilon: flo
     axes = axis if isinstance(axis, int) else tuple(axis)
     mean = data.astype("float32").mean(axes, keepdims=True)
     variance = data.astype("float32").var(axes, keepdims=True)
-    made = (data - mean) / np.sqrt(variance + epsilon)
-    return np.asarray(made * gamma + beta).astype(data.dtype)
+    normalized = (data - mean) / np.sqrt(variance + epsilon)
+    return np.asarray(normalized * gamma + beta).astype(data.dtype)
 
 
 def gather_python(data: Array, axis: int, indices: Array) -> Array:
-    """The elements at indices along an axis."""
+    """Gather the elements at indices along an axis."""
     return np.asarray(np.take_along_axis(data, indices.astype("int64"), axis))
 
 
 def gather_nd_python(a_np: Array, indices_np: Array) -> Array:
-    """The parts at positions, which are the columns of `indices_np`."""
+    """Gather the slices at coordinates, which are the columns of `indices_np`."""
     return np.asarray(a_np[tuple(indices_np)])
 
 
 def one_hot(
     indices: Array, on_value: float, off_value: float, depth: int, axis: int, dtype: str
 ) -> Array:
-    """`on_value` where the position on a new axis is the index."""
+    """Return `on_value` where the position on a new axis is the index, else `off_value`."""
     at = indices.ndim if axis == -1 else axis
     shape = [1] * (indices.ndim + 1)
     shape[at] = depth
-    here = np.arange(depth).reshape(shape) == np.expand_dims(indices, at)
-    return np.asarray(np.where(here, on_value, off_value)).astype(dtype)
+    is_index = np.arange(depth).reshape(shape) == np.expand_dims(indices, at)
+    return np.asarray(np.where(is_index, on_value, off_value)).astype(dtype)
 
 
 def slice_axis_python(data: Array, axis: int, begin: int, end: int | None = None) -> Array:
-    """A slice of one axis."""
+    """Return a slice of one axis."""
     cut = [slice(None)] * data.ndim
     cut[axis] = slice(begin, end)
     return np.asarray(data[tuple(cut)])
@@ -258,17 +256,17 @@ def strided_slice_python(
     slice_mode: str = "end",
     axes: Sequence[int] | None = None,
 ) -> Array:
-    """A slice of several axes."""
+    """Return a slice of several axes."""
     options = {"begin": begin, "end": end, "strides": strides, "slice_mode": slice_mode}
-    found: Array = _value(lambda x: _op().strided_slice(x, axes=axes, **options), data)
-    return found
+    result: Array = _value(lambda x: _op().strided_slice(x, axes=axes, **options), data)
+    return result
 
 
 def sequence_mask(data: Array, valid_length: Array, mask_value: float, axis: int) -> Array:
-    """`mask_value` behind the valid length of each sequence."""
+    """Return the data with `mask_value` after the valid length of each sequence."""
     options = {"mask_value": mask_value, "axis": axis}
-    found: Array = _value(lambda x, n: _op().sequence_mask(x, n, **options), data, valid_length)
-    return found
+    result: Array = _value(lambda x, n: _op().sequence_mask(x, n, **options), data, valid_length)
+    return result
 
 
 def poolnd_python(
@@ -284,7 +282,7 @@ def poolnd_python(
     dtype: str = "float32",
     layout: str | None = None,
 ) -> Array:
-    """The maximum or the mean ("max", "avg") of each window."""
+    """Return the maximum ("max") or the mean ("avg") of each window."""
     rank = len(kernel)
     options: dict[str, Any] = {
         "pool_size": tuple(kernel), "strides": tuple(strides), "dilation": tuple(dilation),
@@ -298,29 +296,31 @@ def poolnd_python(
 
 
 def depth_to_space_python(data: Array, block_size: int, mode: str = "DCR") -> Array:
-    """Channels as blocks of pixels."""
-    found: Array = _value(lambda x: _op().nn.depth_to_space(x, block_size, "NCHW", mode=mode), data)
-    return found
+    """Rearrange channels to blocks of pixels."""
+    result: Array = _value(
+        lambda x: _op().nn.depth_to_space(x, block_size, "NCHW", mode=mode), data
+    )
+    return result
 
 
 def space_to_depth_python(data: Array, block_size: int) -> Array:
-    """Blocks of pixels as channels."""
-    found: Array = _value(lambda x: _op().nn.space_to_depth(x, block_size, "NCHW"), data)
-    return found
+    """Rearrange blocks of pixels to channels."""
+    result: Array = _value(lambda x: _op().nn.space_to_depth(x, block_size, "NCHW"), data)
+    return result
 
 
 def searchsorted_ref(sorted_sequence: Array, values: Array, right: bool, out_dtype: str) -> Array:
-    """Where values would be put into each sequence."""
-    found: Array = _value(
+    """Return where values would be inserted into each sequence."""
+    result: Array = _value(
         lambda s, v: _op().searchsorted(s, v, right, out_dtype), sorted_sequence, values
     )
-    return found
+    return result
 
 
 def reorg_python(a_np: Array, stride: int) -> Array:
-    """YOLO's blocks of pixels as channels."""
-    found: Array = _value(lambda x: _op().vision.yolo_reorg(x, stride), a_np)
-    return found
+    """Return YOLO's reorganisation of pixel blocks to channels."""
+    result: Array = _value(lambda x: _op().vision.yolo_reorg(x, stride), a_np)
+    return result
 
 
 def _resized(
@@ -328,8 +328,8 @@ def _resized(
 ) -> Array:
     size = [round(data.shape[layout.index(a)] * s) for a, s in zip(axes, scale, strict=True)]
     resize = getattr(_op().image, f"resize{len(axes)}d")
-    found: Array = _value(lambda x: resize(x, size, None, layout, method, mode), data)
-    return found
+    result: Array = _value(lambda x: resize(x, size, None, layout, method, mode), data)
+    return result
 
 
 def resize1d_python(
@@ -339,7 +339,7 @@ def resize1d_python(
     method: str = "linear",
     coordinate_transformation_mode: str = "align_corners",
 ) -> Array:
-    """Rows of another size, by a scale."""
+    """Resize rows by a scale."""
     return _resized(data, scale, layout, "W", method, coordinate_transformation_mode)
 
 
@@ -350,7 +350,7 @@ def resize2d_python(
     method: str = "linear",
     coordinate_transformation_mode: str = "align_corners",
 ) -> Array:
-    """Images of another size, by scales of height and width."""
+    """Resize images by scales of height and width."""
     return _resized(data, scale, layout, "HW", method, coordinate_transformation_mode)
 
 
@@ -361,44 +361,44 @@ def resize3d_python(
     method: str = "linear",
     coordinate_transformation_mode: str = "align_corners",
 ) -> Array:
-    """Volumes of another size, by scales of depth, height and width."""
+    """Resize volumes by scales of depth, height and width."""
     return _resized(data, scale, layout, "DHW", method, coordinate_transformation_mode)
 
 
 def dilate_python(input_np: Array, strides: Sequence[int], dilation_value: float = 0.0) -> Array:
-    """The elements apart by strides, with a value between them."""
-    found: Array = _value(lambda x: _op().nn.dilate(x, tuple(strides), dilation_value), input_np)
-    return found
+    """Insert a value between elements, which are then `strides` apart."""
+    result: Array = _value(lambda x: _op().nn.dilate(x, tuple(strides), dilation_value), input_np)
+    return result
 
 
 def matrix_set_diag(
     input_np: Array, diagonal: Array, k: Ints = 0, align: str = "RIGHT_LEFT"
 ) -> Array:
-    """Matrices with other diagonals."""
-    found: Array = _value(lambda x, d: _op().matrix_set_diag(x, d, k, align), input_np, diagonal)
-    return found
+    """Replace diagonals of matrices."""
+    result: Array = _value(lambda x, d: _op().matrix_set_diag(x, d, k, align), input_np, diagonal)
+    return result
 
 
 def adaptive_pool(
     np_data: Array, out_size: Ints, pool_type: str, layout: str | None = None
 ) -> Array:
-    """The maximum or the mean of as many windows as there are results."""
+    """Return the maximum or the mean of as many windows as there are results."""
     rank = np_data.ndim - 2
     pool = getattr(_op().nn, f"adaptive_{pool_type}_pool{rank}d")
     names = layout or ("NCW", "NCHW", "NCDHW")[rank - 1]
-    found: Array = _value(lambda x: pool(x, out_size, names), np_data)
-    return found
+    result: Array = _value(lambda x: pool(x, out_size, names), np_data)
+    return result
 
 
 def roi_pool_nchw_python(
     a_np: Array, rois_np: Array, pooled_size: Ints, spatial_scale: float
 ) -> Array:
-    """The maxima of the parts of regions."""
+    """Return the maxima of the bins of regions."""
     size = (pooled_size,) * 2 if isinstance(pooled_size, int) else tuple(pooled_size)
-    found: Array = _value(
+    result: Array = _value(
         lambda x, r: _op().vision.roi_pool(x, r, size, spatial_scale), a_np, rois_np
     )
-    return found
+    return result
 
 
 __all__ = [name for name in list(globals()) if name.endswith("_python")] + [

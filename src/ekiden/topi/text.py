@@ -1,5 +1,5 @@
-"""Texts as tensors of bytes: the last axis of uint8 [..., width] holds one in UTF-8, and behind it
-bytes 0xFF, which no text in UTF-8 contains.
+"""String tensors as bytes, and operators on them; the last axis of uint8 [..., width] holds one in
+UTF-8, and behind it bytes 0xFF, which no text in UTF-8 contains.
 
 Widths are bounds: where texts are joined or changed, the result is as wide as it can become.
 """
@@ -26,21 +26,21 @@ SPACES = (9, 10, 11, 12, 13, 32)
 
 
 def _rows(name: str, *texts: Tensor) -> None:
-    """ValueError for what is not uint8 [n, width]."""
-    for each in texts:
-        if each.ndim != 2 or each.dtype != "uint8":
+    """Raise ValueError for tensors other than uint8 [n, width]."""
+    for text in texts:
+        if text.ndim != 2 or text.dtype != "uint8":
             raise ValueError(
-                f"{name}: expected texts uint8 [n, width], got {each.dtype} {each.shape}"
+                f"{name}: expected texts uint8 [n, width], got {text.dtype} {text.shape}"
             )
 
 
 def _byte(text: BufferVar, row: PrimExpr, at: PrimExpr, width: PrimExpr) -> PrimExpr:
-    """A byte of a text as int32; END behind its width."""
+    """Return a byte of a text as int32; END beyond its width."""
     return if_then_else(at < width, cast(text[row, at], "int32"), const(END, "int32"))
 
 
 def length(text: Tensor) -> Tensor:
-    """How many bytes each text [..., width] has: int64 [...]."""
+    """Return the number of bytes of each text [..., width]: int64 [...]."""
     k = te.reduce_axis((0, text.shape[-1]), "k")
     return te.compute(
         text.shape[:-1],
@@ -51,16 +51,15 @@ def length(text: Tensor) -> Tensor:
 
 
 def concat(first: Tensor, second: Tensor) -> Tensor:
-    """Each text of `first` with that of `second` behind it: [n, width of both].
-
-    Raises ValueError for other than rows of texts.
+    """Concatenate each text of `first` with that of `second`: [n, sum of widths]. Raises ValueError
+    for other than rows of texts.
     """
     _rows("text.concat", first, second)
     expect_shape("text.concat", "second", second.shape, (first.shape[0], None))
     sizes, wide = length(first), first.shape[1]
 
     def body(i: Var, j: Var) -> PrimExpr:
-        """The first text up to its size, then the second; END behind both."""
+        """Return the first text up to its size, then the second, then END."""
         at = j - sizes[i]
         inside = logical_and(binary(GE, at, const(0)), at < second.shape[1])
         later = if_then_else(inside, second[i, at], const(END, "uint8"))
@@ -72,19 +71,17 @@ def concat(first: Tensor, second: Tensor) -> Tensor:
 
 
 def find(text: Tensor, keys: Tensor) -> Tensor:
-    """Which of the keys each text is: int64 [n], -1 for none. `keys` are distinct and in increasing
-    order of their padded bytes.
-
-    Raises ValueError for other than rows of texts.
+    """Return the index of each text among the keys: int64 [n], -1 for none. `keys` are distinct and
+    sorted by their padded bytes. Raises ValueError for other than rows of texts.
     """
     _rows("text.find", text, keys)
     count, wide, key_wide = keys.shape[0], text.shape[1], keys.shape[1]
     bits = (known(count) or 1 << 62).bit_length()
 
     def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
-        """A binary search for each text among the keys."""
+        """Emit a binary search among the keys for each text."""
         ib = IRBuilder()
-        source, sorted_keys, found = (
+        source, sorted_keys, positions = (
             ib.buffer_ptr(ins[0]),
             ib.buffer_ptr(ins[1]),
             ib.buffer_ptr(outs[0]),
@@ -92,17 +89,17 @@ def find(text: Tensor, keys: Tensor) -> Tensor:
         with ib.for_range(0, text.shape[0], "i", kind="parallel") as i:
             state = ib.allocate("int64", 3, "state", "local")  # low, high, how they compare
             state[0], state[1] = 0, count
-            found[i] = -1
+            positions[i] = -1
             with ib.for_range(0, bits, "step"), ib.if_scope(state[0] < state[1]):
                 middle = ib.let("middle", (state[0] + state[1]) // 2)
                 state[2] = 0
-                most = te.max(wide, key_wide)
-                with ib.for_range(0, most, "j") as j, ib.if_scope(state[2].equal(0)):
+                compared_width = te.max(wide, key_wide)
+                with ib.for_range(0, compared_width, "j") as j, ib.if_scope(state[2].equal(0)):
                     a = ib.let("a", _byte(source, i, j, wide))
                     b = ib.let("b", _byte(sorted_keys, middle, j, key_wide))
                     state[2] = cast(a - b, "int64")
                 with ib.if_scope(state[2].equal(0)):
-                    found[i] = middle
+                    positions[i] = middle
                     state[0] = state[1]
                 with ib.if_scope(state[2] < 0):
                     state[1] = middle
@@ -115,17 +112,25 @@ def find(text: Tensor, keys: Tensor) -> Tensor:
 
 
 def match(text: Tensor, moves: Tensor, kinds: Tensor, accepts: Tensor) -> Tensor:
-    """Whether an automaton accepts each whole text: bool [n]. It begins in state 0; `moves` int32
-    [states, kinds of bytes], `kinds` int32 [256], `accepts` bool [states].
+    """Return whether an automaton accepts each whole text: bool [n]. It begins in state 0.
 
-    Raises ValueError for other than rows of texts.
+    Args:
+        text: uint8 [n, width].
+        moves: int32 [states, byte classes], the transitions.
+        kinds: int32 [256], the class of each byte.
+        accepts: bool [states].
+
+    Returns:
+        Whether each text is accepted.
+
+    Raises:
+        ValueError: for other than rows of texts.
     """
     _rows("text.match", text)
     limit = moves.shape[0]
 
     def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
-        """One state at a time, a byte after the other; what the tables say is held inside of
-        them."""
+        """Emit the automaton, byte by byte; table entries are clamped to valid indices."""
         ib = IRBuilder()
         source, table, kind, final = map(ib.buffer_ptr, ins)
         with ib.for_range(0, text.shape[0], "i", kind="parallel") as i:
@@ -134,8 +139,10 @@ def match(text: Tensor, moves: Tensor, kinds: Tensor, accepts: Tensor) -> Tensor
             with ib.for_range(0, text.shape[1], "j") as j:
                 byte = ib.let("byte", source[i, j])
                 with ib.if_scope(binary(NE, byte, const(END, "uint8"))):
-                    found = cast(kind[te.min(cast(byte, "int64"), kinds.shape[0] - 1)], "int64")
-                    column = ib.let("column", te.max(te.min(found, moves.shape[1] - 1), 0))
+                    byte_class = cast(
+                        kind[te.min(cast(byte, "int64"), kinds.shape[0] - 1)], "int64"
+                    )
+                    column = ib.let("column", te.max(te.min(byte_class, moves.shape[1] - 1), 0))
                     state[0] = te.max(te.min(cast(table[state[0], column], "int64"), limit - 1), 0)
             ib.buffer_ptr(outs[0])[i] = final[state[0]]
         return ib.get()
@@ -144,19 +151,19 @@ def match(text: Tensor, moves: Tensor, kinds: Tensor, accepts: Tensor) -> Tensor
     return te.extern_op([(text.shape[0],)], inputs, build, ["bool"], name="text_match")[0]
 
 
-def change_case(text: Tensor, letters: Tensor, sizes: Tensor, others: Tensor) -> Tensor:
-    """Each text with its letters replaced: [n, GROWTH * width]. `letters` int32 [m] are code points
-    in increasing order, `others` uint8 [m, most] what they become, of `sizes` int32 [m] bytes.
-
-    Raises ValueError for other than rows of texts.
+def change_case(text: Tensor, letters: Tensor, sizes: Tensor, replacements: Tensor) -> Tensor:
+    """Return each text with its letters replaced: [n, MAX_CASE_GROWTH * width]. `letters` int32 [m]
+    are sorted code points, the replacements uint8 [m, most] of `sizes` int32 [m] bytes. Raises
+    ValueError for other than rows of texts.
     """
-    _rows("text.change_case", text, others)
+    _rows("text.change_case", text, replacements)
     count, wide = letters.shape[0], text.shape[1]
     bits = (known(count) or 1 << 62).bit_length()
 
     def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
-        """A code point after the other: a binary search among the letters; what is none is
-        copied."""
+        """Process code points in order: a binary search among the letters; other code points are
+        copied.
+        """
         ib = IRBuilder()
         source, points, lengths, becomes = map(ib.buffer_ptr, ins)
         out = ib.buffer_ptr(outs[0])
@@ -178,12 +185,12 @@ def change_case(text: Tensor, letters: Tensor, sizes: Tensor, others: Tensor) ->
                             state[2] = middle + 1
                         with ib.else_scope():
                             state[3] = middle
-                    place = ib.let("place", te.min(state[2], count - 1))
+                    letter_index = ib.let("place", te.min(state[2], count - 1))
                     start = ib.let("start", state[1])
-                    with ib.if_scope(points[place].equal(point)):
-                        new = ib.let("new", cast(lengths[place], "int64"))
+                    with ib.if_scope(points[letter_index].equal(point)):
+                        new = ib.let("new", cast(lengths[letter_index], "int64"))
                         with ib.for_range(0, new, "k") as k:
-                            out[i, start + k] = becomes[place, k]
+                            out[i, start + k] = becomes[letter_index, k]
                         state[1] = start + new
                     with ib.else_scope():
                         with ib.for_range(0, size, "k") as k:
@@ -191,13 +198,13 @@ def change_case(text: Tensor, letters: Tensor, sizes: Tensor, others: Tensor) ->
                         state[1] = start + size
         return ib.get()
 
-    inputs = [text, letters, sizes, others]
+    inputs = [text, letters, sizes, replacements]
     shape = (text.shape[0], wide * GROWTH)
     return te.extern_op([shape], inputs, build, ["uint8"], name="text_case")[0]
 
 
 def _size(lead: PrimExpr) -> PrimExpr:
-    """How many bytes a character has that begins with this one."""
+    """Return the byte length of the UTF-8 character that begins with a byte."""
     more = [cast(lead >= const(first, "int32"), "int64") for first in (0xC0, 0xE0, 0xF0)]
     return more[0] + more[1] + more[2] + 1
 
@@ -205,7 +212,9 @@ def _size(lead: PrimExpr) -> PrimExpr:
 def _point(
     text: BufferVar, row: PrimExpr, at: PrimExpr, lead: PrimExpr, size: PrimExpr
 ) -> PrimExpr:
-    """The number of a character in Unicode: the lead's own bits, then six of each further byte."""
+    """Return the code point of a UTF-8 character: the lead byte's own bits, then six of each
+    further byte.
+    """
 
     def wide(value: PrimExpr, factor: int) -> PrimExpr:
         return value * const(factor, "int32")
@@ -232,12 +241,12 @@ def _walk(
     source: BufferVar,
     row: PrimExpr,
     how: tuple[bytes, int],
-    part: Part,
+    on_part: Part,
 ) -> PrimExpr:
-    """Emit the walk over one text that finds its parts; gives how many there are. `how` is the
-    delimiter, empty for runs of white space, and the most cuts, below 0 for any number.
+    """Emit the walk over one text that finds its parts; return their number. `how` is the
+    delimiter, empty for runs of white space, and the maximum number of cuts, unlimited below 0.
     """
-    delimiter, most = how
+    delimiter, max_cuts = how
     step, wide = max(len(delimiter), 1), text.shape[1]
     state = ib.allocate("int64", 3, "state", "local")  # parts, where one begins (-1: none), next
     state[0], state[1], state[2] = 0, 0 if delimiter else -1, 0
@@ -246,13 +255,13 @@ def _walk(
         with ib.if_scope(state[2] <= at):
             ends = ib.let("ends", byte.equal(const(END, "int32")))
             cuts = ib.let("cuts", _cuts(source, row, at, wide, delimiter))
-            allowed = cuts if most < 0 else logical_and(cuts, state[0] < most)
+            allowed = cuts if max_cuts < 0 else logical_and(cuts, state[0] < max_cuts)
             is_cut = ib.let("is_cut", binary(Or, allowed, ends))
             if not delimiter:
                 with ib.if_scope(logical_and(Not(binary(Or, cuts, ends)), state[1].equal(-1))):
                     state[1] = at
             with ib.if_scope(logical_and(is_cut, state[1] >= 0)):
-                part(state[0], state[1], at)
+                on_part(state[0], state[1], at)
                 state[0] = state[0] + 1
                 state[1] = at + step if delimiter else -1
             with ib.if_scope(is_cut):
@@ -265,7 +274,7 @@ def _walk(
 def _cuts(
     source: BufferVar, row: PrimExpr, at: PrimExpr, wide: PrimExpr, delimiter: bytes
 ) -> PrimExpr:
-    """Whether a delimiter stands here."""
+    """Return whether there is a delimiter at a position."""
     first = _byte(source, row, at, wide)
     if not delimiter:
         return reduce(partial(binary, Or), (first.equal(const(s, "int32")) for s in SPACES))
@@ -277,14 +286,14 @@ def _cuts(
 
 
 def count_parts(text: Tensor, delimiter: str = "", maxsplit: int = -1) -> Tensor:
-    """Into how many parts Python's `split` cuts each text: int64 [n].
+    """Return the number of parts of each text under Python's `split`; int64 [n].
 
     Raises ValueError for other than rows of texts.
     """
     _rows("text.count_parts", text)
 
     def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
-        """The number that the walk gives; its parts are not kept."""
+        """Count the parts without storing them."""
         ib = IRBuilder()
         source, counts = ib.buffer_ptr(ins[0]), ib.buffer_ptr(outs[0])
         with ib.for_range(0, text.shape[0], "i", kind="parallel") as i:
@@ -296,29 +305,28 @@ def count_parts(text: Tensor, delimiter: str = "", maxsplit: int = -1) -> Tensor
 
 
 def split(text: Tensor, slots: Tensor, delimiter: str = "", maxsplit: int = -1) -> Tensor:
-    """The parts of each text as Python's `split` gives them: [n, slots, width], empty texts behind
-    them. `slots` is a vector as long as the greatest number of parts.
-
-    Raises ValueError for other than rows of texts.
+    """Return the parts of each text under Python's `split`: [n, slots, width], padded with empty
+    texts. `slots` is a vector as long as the largest number of parts. Raises ValueError for
+    other than rows of texts.
     """
     _rows("text.split", text)
     (rows, wide), room = text.shape, slots.shape[0]
 
     def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
-        """Texts in parallel; parts beyond the slots are dropped."""
+        """Process texts in parallel; parts beyond the slots are dropped."""
         ib = IRBuilder()
         source, out = ib.buffer_ptr(ins[0]), ib.buffer_ptr(outs[0])
         with ib.for_range(0, rows, "i", kind="parallel") as i:
             with ib.for_range(0, room, "p") as p, ib.for_range(0, wide, "j") as j:
                 out[i, p, j] = END
 
-            def part(number: PrimExpr, begin: PrimExpr, end: PrimExpr) -> None:
-                """Writes a part to its slot."""
+            def store_part(number: PrimExpr, begin: PrimExpr, end: PrimExpr) -> None:
+                """Store a part in its slot."""
                 first, slot = ib.let("first", begin), ib.let("slot", number)
                 with ib.if_scope(slot < room), ib.for_range(0, end - first, "k") as k:
                     out[i, slot, k] = source[i, first + k]
 
-            _walk(ib, text, source, i, (delimiter.encode(), maxsplit), part)
+            _walk(ib, text, source, i, (delimiter.encode(), maxsplit), store_part)
         return ib.get()
 
     return te.extern_op([(rows, room, wide)], [text, slots], build, ["uint8"], name="text_split")[0]
@@ -338,16 +346,15 @@ INFINITE, NO_NUMBER = 2, 3
 
 
 def whole_number(text: Tensor) -> Tensor:
-    """The whole number that each text begins with, after an optional sign: int64 [n], modulo 2**64.
-    Nothing behind a point is read, and letters are passed over.
-
-    Raises ValueError for other than rows of texts.
+    """Return the integer at the beginning of each text, after an optional sign: int64 [n], modulo
+    2**64. Parsing stops at a point; letters are skipped. Raises ValueError for other than rows
+    of texts.
     """
     _rows("text.whole_number", text)
     wide = text.shape[1]
 
     def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
-        """One digit after the other."""
+        """Process one digit after the other."""
         ib = IRBuilder()
         source, out = ib.buffer_ptr(ins[0]), ib.buffer_ptr(outs[0])
         with ib.for_range(0, text.shape[0], "i", kind="parallel") as i:
@@ -382,17 +389,16 @@ def _lower(byte: PrimExpr) -> PrimExpr:
 
 
 def number_parts(text: Tensor) -> Tensor:
-    """Each text, which is a number, as sign, digits and exponent of ten: int64 [n, 3]; -1.25e3 is
-    -1, 125 and 1. Digits after the first MAX_DIGITS count in the exponent. The sign of an infinity
-    is INFINITE or its negative, that of NaN NO_NUMBER.
-
-    Raises ValueError for other than rows of texts.
+    """Parse each text, which is a number, into sign, digits and decimal exponent: int64 [n, 3];
+    -1.25e3 is -1, 125 and 1. Digits after the first MAX_DIGITS count in the exponent. The sign
+    of an infinity is INFINITE_SIGN or its negative, that of NaN NAN_SIGN. Raises ValueError for
+    other than rows of texts.
     """
     _rows("text.number_parts", text)
     wide = text.shape[1]
 
     def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
-        """Digits before and behind the point, then those of the exponent."""
+        """Process the digits before and after the point, then those of the exponent."""
         ib = IRBuilder()
         source, out = ib.buffer_ptr(ins[0]), ib.buffer_ptr(outs[0])
         room = const(10 ** (MAX_DIGITS - 1), "int64")
@@ -400,8 +406,8 @@ def number_parts(text: Tensor) -> Tensor:
             # digits, their exponent, sign, 1 behind the point, the sign of the exponent (0 before
             # it), the exponent, 1 for a plain number
             s = ib.allocate("int64", 7, "state", "local")
-            for place, value in enumerate((0, 0, 1, 0, 0, 0, 1)):
-                s[place] = value
+            for field, value in enumerate((0, 0, 1, 0, 0, 0, 1)):
+                s[field] = value
             with ib.for_range(0, wide, "j") as j:
                 byte = ib.let("byte", _byte(source, i, j, wide))
                 lower = ib.let("lower", _lower(byte))
@@ -435,38 +441,39 @@ def number_parts(text: Tensor) -> Tensor:
 
 
 def written(signs: Tensor, digits: Tensor, exponents: Tensor, precision: int) -> Tensor:
-    """Numbers as texts [n, WRITTEN]: `digits` uint64 [n] times ten to the int64 `exponents`, with
-    `signs` int64 as of `number_parts`. As C's %g with that precision writes them; with precision 0
-    the digits alone. Raises ValueError for a precision that needs more than WRITTEN bytes.
+    """Format numbers as texts [n, NUMBER_BYTES]. `digits` uint64 [n] times ten to the int64
+    `exponents`, with `signs` int64 as of `number_parts`. As C's %g with that precision writes
+    them; with precision 0 the digits alone. Raises ValueError for a precision that needs more
+    than WRITTEN bytes.
     """
     if not 0 <= precision <= MAX_PRECISION:
         raise ValueError(f"precision: from 0 to {MAX_PRECISION} expected, got {precision}")
     rows = digits.shape[0]
 
     def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
-        """The digits are taken from the last on, and put down from the first on."""
+        """Extract digits from the last, write them from the first."""
         ib = IRBuilder()
         sign_of, digits_of, exponent_of = map(ib.buffer_ptr, ins)
         out = ib.buffer_ptr(outs[0])
         with ib.for_range(0, rows, "i", kind="parallel") as i:
             decimal = ib.allocate("int32", 20, "digits", "local")
-            rest = ib.allocate("uint64", 1, "rest", "local")
+            quotient = ib.allocate("uint64", 1, "rest", "local")
             s = ib.allocate("int64", 3, "state", "local")  # digits, bytes written, exponent
             with ib.for_range(0, WRITTEN, "j") as j:
                 out[i, j] = END
-            rest[0], s[0], s[1], s[2] = digits_of[i], 0, 0, exponent_of[i]
+            quotient[0], s[0], s[1], s[2] = digits_of[i], 0, 0, exponent_of[i]
             with ib.for_range(0, 20, "d") as d:
-                digit = ib.let("digit", cast(rest[0] % const(10, "uint64"), "int32"))
-                left = binary(NE, rest[0], const(0, "uint64"))
-                with ib.if_scope(binary(Or, left, d.equal(0))):
+                digit = ib.let("digit", cast(quotient[0] % const(10, "uint64"), "int32"))
+                has_digits = binary(NE, quotient[0], const(0, "uint64"))
+                with ib.if_scope(binary(Or, has_digits, d.equal(0))):
                     is_end = logical_and(digit.equal(0), s[0].equal(0))
-                    drops = logical_and(is_end, left) if precision else const(False)
+                    drops = logical_and(is_end, has_digits) if precision else const(False)
                     with ib.if_scope(drops):
                         s[2] = s[2] + 1
                     with ib.else_scope():
                         decimal[s[0]] = digit
                         s[0] = s[0] + 1
-                rest[0] = rest[0] // const(10, "uint64")
+                quotient[0] = quotient[0] // const(10, "uint64")
             pen = _Pen(ib, out, i, s, decimal)
             sign = ib.let("sign", sign_of[i])
             with ib.if_scope(sign < 0):
@@ -484,8 +491,8 @@ def written(signs: Tensor, digits: Tensor, exponents: Tensor, precision: int) ->
 
 
 class _Pen:
-    """Writes into one row: `state` holds the number of digits, of bytes that are written, and the
-    exponent of the last digit, which is digit 0.
+    """Writer of one row: `state` holds the number of digits, of bytes written, and the exponent of
+    the last digit, which is digit 0.
     """
 
     def __init__(
@@ -501,8 +508,8 @@ class _Pen:
             self._out[self._row, state[1]] = cast(byte, "uint8")
             state[1] = state[1] + 1
 
-    def _digit(self, place: PrimExpr) -> None:
-        self.put(self._digits[place] + ord("0"))
+    def _digit(self, digit_index: PrimExpr) -> None:
+        self.put(self._digits[digit_index] + ord("0"))
 
     def number(self, precision: int) -> None:
         """Emit the digits, with a point or an exponent where there is a precision."""

@@ -1,4 +1,4 @@
-"""Functions composed of the intrinsics, of each element: trigonometry, hyperbolics, logarithms.
+"""Elementwise functions composed of intrinsics; trigonometry, hyperbolics, logarithms.
 
 See `ekiden.tir.transcendental`; half precision works in float32.
 """

@@ -1,4 +1,4 @@
-"""Computations that move elements."""
+"""Operators that move elements."""
 
 from __future__ import annotations
 
@@ -45,17 +45,15 @@ def _injective(
 
 
 def reshape(a: Tensor, newshape: Sequence[Dim]) -> Tensor:
-    """The elements of `a` in order, in another shape.
-
-    The number 0 copies an axis, one -1 takes what is left. Raises ValueError when the numbers of
-    elements are known to differ.
+    """Return the elements of `a` in order in another shape. A 0 copies an axis, one -1 is inferred.
+    Raises ValueError if the numbers of elements are known to differ.
     """
     shape = infer_reshape(a.shape, newshape)
     return _injective(shape, a, "reshape", lambda *i: unravel(ravel(i, shape), a.shape))
 
 
 def ravel(indices: Sequence[PrimExpr], shape: Shape) -> PrimExpr:
-    """The flat position of an element."""
+    """Return the flat position of an element."""
     flat: PrimExpr = as_dim(0)
     for index, dim in zip(indices, shape, strict=True):
         flat = flat * dim + index
@@ -63,19 +61,19 @@ def ravel(indices: Sequence[PrimExpr], shape: Shape) -> PrimExpr:
 
 
 def unravel(flat: PrimExpr, shape: Shape) -> list[PrimExpr]:
-    """Indices of the element at a flat position."""
-    found: list[PrimExpr] = []
+    """Return the indices of the element at a flat position."""
+    indices: list[PrimExpr] = []
     for at, dim in reversed(list(enumerate(shape))):
         if is_const(dim, 1):
-            found.append(as_dim(0))
+            indices.append(as_dim(0))
         else:
-            found.append(flat % dim if at else flat)
+            indices.append(flat % dim if at else flat)
             flat = flat // dim
-    return found[::-1]
+    return indices[::-1]
 
 
 def transpose(a: Tensor, axes: Sequence[int] | None = None) -> Tensor:
-    """Result axis n is axis axes[n] of `a`; reversed by default.
+    """Permute axes: result axis n is axis axes[n] of `a`; reversed by default.
 
     Raises ValueError when the axes are no permutation.
     """
@@ -94,56 +92,57 @@ GUARDS = 16
 thousand tensors is not as deep as they are many."""
 
 
-def _chosen(place: PrimExpr, edges: Sequence[PrimExpr], values: Sequence[PrimExpr]) -> PrimExpr:
-    """Of the values the one whose part of an axis holds a place: value k has edges[k - 1] to
-    edges[k], the last one the rest."""
+def _chosen(position: PrimExpr, edges: Sequence[PrimExpr], values: Sequence[PrimExpr]) -> PrimExpr:
+    """Return the value whose range of an axis contains a position: value k covers edges[k - 1] to
+    edges[k], the last one the remainder.
+    """
     if len(values) > GUARDS:
         half = len(values) // 2
-        low = _chosen(place, edges[:half], values[:half])
+        low = _chosen(position, edges[:half], values[:half])
         return if_then_else(
-            place < edges[half - 1], low, _chosen(place, edges[half:], values[half:])
+            position < edges[half - 1], low, _chosen(position, edges[half:], values[half:])
         )
-    found = values[-1]
+    chosen = values[-1]
     for end, value in zip(edges[-2::-1], values[-2::-1], strict=True):
-        found = if_then_else(place < end, value, found)
-    return found
+        chosen = if_then_else(position < end, value, chosen)
+    return chosen
 
 
 def concatenate(a_tuple: Sequence[Tensor], axis: int = 0) -> Tensor:
-    """Tensors joined along an axis. The chain of guards is what loop partition takes apart."""
+    """Join tensors along an axis. Loop partitioning splits the chain of guards."""
     at = normalize_axis(axis, a_tuple[0].ndim, "concatenate")
     edges: list[PrimExpr] = [as_dim(0)]
-    for each in a_tuple:
-        edges.append(tidy(edges[-1] + each.shape[at]))
+    for tensor in a_tuple:
+        edges.append(tidy(edges[-1] + tensor.shape[at]))
     shape = replaced(a_tuple[0].shape, at, edges[-1])
 
     def body(*i: Var) -> PrimExpr:
-        """Of the tensors the one whose part of the axis holds the place: guards from the first to
-        the last.
+        """Return the element of the tensor whose range contains the position, guarded first to
+        last.
         """
         begins = zip(a_tuple, edges, strict=False)
-        loads = [each[replaced(i, at, i[at] - begin)] for each, begin in begins]
+        loads = [source[replaced(i, at, i[at] - begin)] for source, begin in begins]
         return _chosen(i[at], edges[1:], loads)
 
     return te.compute(shape, body, name="concatenate", tag="concatenate", attrs={"axis": at})
 
 
 def stack(tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
-    """Tensors of one shape joined along a new axis."""
+    """Join tensors of one shape along a new axis."""
     at = normalize_axis(axis, tensors[0].ndim + 1, "stack")
     shape = (*tensors[0].shape[:at], as_dim(len(tensors)), *tensors[0].shape[at:])
 
     def body(*i: Var) -> PrimExpr:
-        """Of the tensors the one of the place's number."""
-        rest = (*i[:at], *i[at + 1 :])
+        """Return the element of the tensor of the position's number."""
+        inner_indices = (*i[:at], *i[at + 1 :])
         ends = [as_dim(n + 1) for n in range(len(tensors))]
-        return _chosen(i[at], ends, [each[rest] for each in tensors])
+        return _chosen(i[at], ends, [tensor[inner_indices] for tensor in tensors])
 
     return te.compute(shape, body, name="stack", tag="injective")
 
 
 def tile(a: Tensor, reps: Sequence[Dim]) -> Tensor:
-    """`a` repeated as a whole along each axis; axes and repetitions are aligned at the last."""
+    """Repeat `a` as a whole along each axis; axes and repetitions are aligned at the last."""
     times = as_shape(reps)
     rank = max(a.ndim, len(times))
     one = as_dim(1)
@@ -153,7 +152,7 @@ def tile(a: Tensor, reps: Sequence[Dim]) -> Tensor:
     start = rank - a.ndim
 
     def index(*i: Var) -> list[PrimExpr]:
-        """The place within `a`; an axis that is not repeated needs no remainder."""
+        """Return the index within `a`; an axis that is not repeated needs no remainder."""
         return [
             n if is_const(c, 1) else n % d
             for n, d, c in zip(i[start:], a.shape, counts[start:], strict=True)
@@ -163,14 +162,14 @@ def tile(a: Tensor, reps: Sequence[Dim]) -> Tensor:
 
 
 def repeat(a: Tensor, repeats: int, axis: int) -> Tensor:
-    """Each element repeated along an axis."""
+    """Repeat each element along an axis."""
     at = normalize_axis(axis, a.ndim, "repeat")
     shape = replaced(a.shape, at, tidy(a.shape[at] * repeats))
     return _injective(shape, a, "repeat", lambda *i: replaced(i, at, i[at] // max(repeats, 1)))
 
 
 def flip(a: Tensor, axis: int | Sequence[int] | None = 0) -> Tensor:
-    """`a` backwards along axes (None: all of them)."""
+    """Reverse `a` along axes (None: all)."""
     axes = normalize_axes(axis, a.ndim, "flip")
     return _injective(
         a.shape,
@@ -183,9 +182,8 @@ def flip(a: Tensor, axis: int | Sequence[int] | None = 0) -> Tensor:
 def reverse_sequence(
     a: Tensor, seq_lengths: Tensor, seq_axis: int = 1, batch_axis: int = 0
 ) -> Tensor:
-    """The first seq_lengths[b] elements of each batch b backwards along `seq_axis`, the rest kept.
-
-    Lengths that are negative or beyond the axis are refused.
+    """Reverse the first seq_lengths[b] elements of each batch b along `seq_axis` and keep the rest.
+    Lengths out of range are errors at run time.
     """
     along = normalize_axis(seq_axis, a.ndim, "reverse_sequence")
     batch = normalize_axis(batch_axis, a.ndim, "reverse_sequence")
@@ -193,7 +191,7 @@ def reverse_sequence(
         raise ValueError(f"reverse_sequence: axis {along} is both of the sequence and the batch")
 
     def index(*i: Var) -> tuple[PrimExpr, ...]:
-        """The mirrored place within the sequence, the place itself behind it."""
+        """Return the mirrored position within the sequence, the position itself after it."""
         length = cast(seq_lengths[i[batch]], "int64")
         at = Select(i[along] < length, length - 1 - i[along], i[along], "int64")
         return replaced(i, along, at)
@@ -211,16 +209,15 @@ def reverse_sequence(
 
 
 def expand_dims(a: Tensor, axis: int, num_newaxis: int = 1) -> Tensor:
-    """New axes of extent 1 at `axis`."""
+    """Insert axes of extent 1 at `axis`."""
     at = normalize_axis(axis, a.ndim + 1, "expand_dims")
     shape = (*a.shape[:at], *[as_dim(1)] * num_newaxis, *a.shape[at:])
     return _injective(shape, a, "expand_dims", lambda *i: (*i[:at], *i[at + num_newaxis :]))
 
 
 def squeeze(a: Tensor, axis: int | Sequence[int] | None = None) -> Tensor:
-    """Without axes of extent 1 (None: all that are known to be 1).
-
-    Raises ValueError when one is known to be larger.
+    """Remove axes of extent 1 (None: all that are known to be 1). Raises ValueError if one is known
+    to be larger.
     """
     if axis is None:
         axes = tuple(n for n, d in enumerate(a.shape) if is_const(d, 1))
@@ -232,15 +229,16 @@ def squeeze(a: Tensor, axis: int | Sequence[int] | None = None) -> Tensor:
     shape = tuple(d for n, d in enumerate(a.shape) if n not in axes)
 
     def index(*i: Var) -> list[PrimExpr]:
-        rest = iter(i)
-        return [as_dim(0) if n in axes else next(rest) for n in range(a.ndim)]
+        remaining = iter(i)
+        return [as_dim(0) if n in axes else next(remaining) for n in range(a.ndim)]
 
     return _injective(shape, a, "squeeze", index)
 
 
 def expand_like(a: Tensor, shape_like: Tensor, axis: int | Sequence[int]) -> Tensor:
-    """`a` with new axes at `axis`, repeated there to the extents of another tensor. Raises
-    ValueError if that does not make the other tensor's rank."""
+    """Insert axes at `axis` and repeat `a` along them to the extents of another tensor. Raises
+    ValueError if that does not give the other tensor's rank.
+    """
     axes = normalize_axes(axis, shape_like.ndim, "expand_like")
     if len(axes) + a.ndim != shape_like.ndim:
         raise ValueError(
@@ -259,8 +257,9 @@ MOST = 2**62
 
 
 def unravel_index(indices: Tensor, shape: Tensor | Sequence[Dim]) -> Tensor:
-    """Flat positions as coordinates, which come along a new first axis; `shape` may be data. Raises
-    ValueError for a shape whose rank is not known."""
+    """Convert flat positions to coordinates along a new first axis; `shape` may be data. Raises
+    ValueError for a shape of unknown rank.
+    """
     if isinstance(shape, Tensor):
         count = known(shape.shape[0])
         if count is None:
@@ -269,22 +268,26 @@ def unravel_index(indices: Tensor, shape: Tensor | Sequence[Dim]) -> Tensor:
     else:
         dims = as_shape(shape)
 
-    whole: PrimExpr = as_dim(1)
+    element_count: PrimExpr = as_dim(1)
     for extent in dims:  # no number of elements is larger than this, nor does a product overflow
-        fits = whole <= MOST // maximum(extent, 1)
-        whole = Select(fits, whole * extent, as_dim(MOST), "int64")
-    whole = tidy(whole)
-    checks = [range_check("unravel_index: position", indices, 0, whole, "{} elements", (whole,))]
+        fits = element_count <= MOST // maximum(extent, 1)
+        element_count = Select(fits, element_count * extent, as_dim(MOST), "int64")
+    element_count = tidy(element_count)
+    checks = [
+        range_check(
+            "unravel_index: position", indices, 0, element_count, "{} elements", (element_count,)
+        )
+    ]
     if isinstance(shape, Tensor):
         checks.insert(0, range_check("unravel_index: extent", shape, 0, 2**31))
     attrs = {CHECKS: tuple(checks)}
 
     def body(*i: Var) -> PrimExpr:
-        """The coordinate of the number that the first index says: a choice among all."""
-        found = unravel(cast(indices[i[1:]], "int64"), dims)
-        value = found[-1]
-        for n in range(len(found) - 2, -1, -1):
-            value = Select(i[0].equal(n), found[n], value, "int64")
+        """Return the coordinate that the first index selects: a choice among all."""
+        coordinates = unravel(cast(indices[i[1:]], "int64"), dims)
+        value = coordinates[-1]
+        for n in range(len(coordinates) - 2, -1, -1):
+            value = Select(i[0].equal(n), coordinates[n], value, "int64")
         return cast(value, indices.dtype)
 
     result = (as_dim(len(dims)), *indices.shape)
@@ -292,7 +295,7 @@ def unravel_index(indices: Tensor, shape: Tensor | Sequence[Dim]) -> Tensor:
 
 
 def invert_permutation(data: Tensor) -> Tensor:
-    """The positions of 0, 1, 2, ... in a vector that permutes them."""
+    """Return the positions of 0, 1, 2, ... in a vector that permutes them."""
     extent = data.shape[0]
     k = te.reduce_axis((0, extent), "k")
     return te.compute(
@@ -313,14 +316,14 @@ def invert_permutation(data: Tensor) -> Tensor:
 
 
 def trilu(data: Tensor, k: Tensor | ExprLike, upper: bool) -> Tensor:
-    """The part above (or below) the k-th diagonal of matrices, which it includes; 0 elsewhere."""
+    """Return the part above (or below) the k-th diagonal of matrices, inclusive; 0 elsewhere."""
     offset = cast(k[()] if isinstance(k, Tensor) else convert(k), "int64")
 
     def body(*i: Var) -> PrimExpr:
-        """The element on the kept side of the diagonal, else 0."""
+        """Return the element on the kept side of the diagonal, else 0."""
         distance = i[-1] - i[-2]
-        kept = distance >= offset if upper else distance <= offset
-        return Select(kept, data[i], const(0, data.dtype), data.dtype)
+        is_kept = distance >= offset if upper else distance <= offset
+        return Select(is_kept, data[i], const(0, data.dtype), data.dtype)
 
     return te.compute(data.shape, body, name="trilu", tag="injective")
 
@@ -328,12 +331,11 @@ def trilu(data: Tensor, k: Tensor | ExprLike, upper: bool) -> Tensor:
 def matrix_set_diag(
     data: Tensor, diagonal: Tensor, k: int | Sequence[int] = 0, align: str = "RIGHT_LEFT"
 ) -> Tensor:
-    """Matrices with their diagonals k (or k[0] to k[1], first axis of `diagonal` from the upper to
-    the lower) replaced.
-
-    Shorter diagonals stand right or left in their row: `align` says it for those above and below
-    the main one, as TensorFlow's matrix_set_diag. Raises ValueError for diagonals of a rank that
-    does not go with the matrices'."""
+    """Replace the diagonals k (or k[0] to k[1]; the first axis of `diagonal` is from the upper to
+    the lower) of matrices, as TensorFlow's matrix_set_diag. `align` says whether shorter
+    diagonals above and below the main one are stored right or left. Raises ValueError for
+    diagonals of a rank that does not match the matrices'.
+    """
     low, high = (k, k) if isinstance(k, int) else (k[0], k[-1])
     several = diagonal.ndim == data.ndim
     above, below = align.split("_")
@@ -346,15 +348,15 @@ def matrix_set_diag(
             f" of {data.ndim - several} axes, got {diagonal.ndim}"
         )
     outer = data.shape[:-2]
-    wanted = (*outer, count, None) if several else (*outer, None)
-    expect_shape("matrix_set_diag", "diagonal", diagonal.shape, wanted)
+    expected_shape = (*outer, count, None) if several else (*outer, None)
+    expect_shape("matrix_set_diag", "diagonal", diagonal.shape, expected_shape)
     lengths = [minimum(rows + min(d, 0), columns - max(d, 0)) for d in range(low, high + 1)]
     for length in lengths:
         expect_least("matrix_set_diag", "diagonal", (longest,), (length,))
 
     def body(*i: Var) -> PrimExpr:
-        """The diagonal's element where the place is on a kept diagonal; shorter ones are moved to
-        the end that `align` says for their side.
+        """Return the diagonal's element where the position is on a replaced diagonal, aligned per
+        side.
         """
         offset = i[-1] - i[-2]
         inside = logical_and(offset >= low, offset <= high)
@@ -371,17 +373,19 @@ def matrix_set_diag(
 def layout_transform(
     array: Tensor, src_layout: str, dst_layout: str, schedule_rule: str = "None"
 ) -> Tensor:
-    """`array` from one layout to another. (`schedule_rule` is TVM's; rules find it by its tag.)"""
+    """Convert `array` from one layout to another. (`schedule_rule` is TVM's; rules find the stage
+    by its tag.)
+    """
     source, target = src_layout, dst_layout
     sizes = {letter: size for letter, size in parse(target) if size}
     inner = {letter: size for letter, size in parse(source) if size}
 
     def index(*i: Var) -> list[PrimExpr]:
-        """The place in the source: whole axes from blocks and places within, blocks from whole
+        """Return the source index: whole axes from blocks and inner positions, blocks from whole
         axes.
         """
         at = dict(zip([letter for letter, _ in parse(target)], i, strict=True))
-        whole: dict[str, PrimExpr] = {
+        full_index: dict[str, PrimExpr] = {
             letter: at[letter] * sizes[letter.lower()] + at[letter.lower()]
             if letter.lower() in sizes
             else at[letter]
@@ -389,7 +393,9 @@ def layout_transform(
             if letter.isupper()
         }
         return [
-            whole[letter.upper()] % size if size else whole[letter] // inner.get(letter.lower(), 1)
+            full_index[letter.upper()] % size
+            if size
+            else full_index[letter] // inner.get(letter.lower(), 1)
             for letter, size in parse(source)
         ]
 

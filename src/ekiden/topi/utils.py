@@ -1,4 +1,4 @@
-"""Helpers for those who write computations, by TVM's names."""
+"""Helpers for writing computations, under TVM's names."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from ekiden.ir.prim import IntImm, PrimExpr
 
 
 def get_const_int(expr: PrimExpr | int) -> int:
-    """A dimension as a number. Raises ValueError where it is not known."""
-    found = expr if isinstance(expr, (int, IntImm)) else Analyzer().simplify(expr)
-    if isinstance(found, IntImm):
-        return int(found.value)
-    if isinstance(found, int):
-        return found
+    """Return a dimension as a number. Raises ValueError if it is unknown."""
+    simplified = expr if isinstance(expr, (int, IntImm)) else Analyzer().simplify(expr)
+    if isinstance(simplified, IntImm):
+        return int(simplified.value)
+    if isinstance(simplified, int):
+        return simplified
     raise ValueError(f"get_const_int: {expr} is not known")
 
 
 def get_const_tuple(in_tuple: Iterable[PrimExpr | int]) -> tuple[PrimExpr | int, ...]:
-    """Dimensions, as numbers where they are known and simplified where not."""
-    made: list[PrimExpr | int] = []
-    for each in in_tuple:
-        found = each if isinstance(each, (int, IntImm)) else Analyzer().simplify(each)
-        made.append(int(found.value) if isinstance(found, IntImm) else found)
-    return tuple(made)
+    """Return dimensions, as numbers where they are known and simplified otherwise."""
+    dims: list[PrimExpr | int] = []
+    for dim in in_tuple:
+        simplified = dim if isinstance(dim, (int, IntImm)) else Analyzer().simplify(dim)
+        dims.append(int(simplified.value) if isinstance(simplified, IntImm) else simplified)
+    return tuple(dims)
 
 
 __all__ = ["get_const_int", "get_const_tuple"]

@@ -1,4 +1,4 @@
-"""Schedules for processors, and operators, at TVM's place (schedules.py)."""
+"""CPU schedules and operators under TVM's module name (schedules.py)."""
 
 from ekiden.topi.schedules import schedules_of
 

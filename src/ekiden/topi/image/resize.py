@@ -1,4 +1,4 @@
-"""Resizing of images: each result pixel is a weighted sum of a few pixels of the data.
+"""Image resizing; each result pixel is a weighted sum of a few pixels of the data.
 
 Where a result pixel lies in the data, for scale s = result / data:
 
@@ -9,8 +9,8 @@ Where a result pixel lies in the data, for scale s = result / data:
     tf_half_pixel_for_nn  (x + 0.5) / s
 
 Linear takes two pixels an axis, cubic four by Keys's kernel (1981) with a = cubic_alpha, nearest
-the one that `rounding_method` gives. Planes are resized along one axis, then the
-other, for 2 + 2 or 4 + 4 products a result instead of 4 or 16.
+the one that `rounding_method` gives. Planes are resized along one axis, then the other, for 2 + 2
+or 4 + 4 products a result instead of 4 or 16.
 """
 
 from __future__ import annotations
@@ -59,12 +59,12 @@ ROUNDING = ("round", "round_prefer_floor", "round_prefer_ceil", "floor", "ceil")
 
 
 def rounding_of(rounding: str, mode: str) -> str:
-    """How the nearest pixel is found where that is left open (""): TVM's rule, where it stays ""
-    for the whole number that is not above, or above by less than NEAR. Raises ValueError for a
-    mode or a rounding that there is not."""
-    given = (("coordinate_transformation_mode", mode, COORDINATES),
+    """Return the rounding method of "nearest". "" is TVM's rule: the integer that is not above, or
+    above by less than INTEGER_TOLERANCE. Raises ValueError for an unknown mode or method.
+    """
+    arguments = (("coordinate_transformation_mode", mode, COORDINATES),
              ("rounding_method", rounding, ("", *ROUNDING)))  # fmt: skip
-    for what, value, allowed in given:
+    for what, value, allowed in arguments:
         if value not in allowed:
             raise ValueError(
                 f"{what} must be one of {', '.join(filter(None, allowed))}, got {value!r}"
@@ -74,7 +74,7 @@ def rounding_of(rounding: str, mode: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How result pixels map to data pixels (see relay's Resize2DAttrs)."""
+    """Mapping from result pixels to data pixels (see relay's Resize2DAttrs)."""
 
     method: str
     mode: str
@@ -93,40 +93,49 @@ def resize(
     region: Sequence[tuple[float, float]] | None = None,
     extrapolation: float = 0.0,
 ) -> Tensor:
-    """`data` resized to `shape` along one to three axes.
+    """Resize data along one to three axes.
 
-    scales: result per data extent where that is not the quotient of the extents. region: (begin,
-    end) of each axis in [0, 1], for the mode "tf_crop_and_resize"; places outside the data get the
-    extrapolation value.
+    Args:
+        data: the tensor.
+        shape: the result's shape.
+        axes: the resized axes.
+        sampling: the coordinate mapping and interpolation.
+        scales: result per data extent where that is not the quotient of the extents.
+        out_dtype: dtype of the result.
+        region: (begin, end) of each axis in [0, 1], for "tf_crop_and_resize".
+        extrapolation: value outside the data.
+
+    Returns:
+        The resized tensor.
     """
 
-    here = dict(zip(axes, range(len(axes)), strict=True))
+    axis_index = dict(zip(axes, range(len(axes)), strict=True))
     name = f"resize{len(axes)}d"
 
-    def along(source: Tensor, part: Sequence[int], last: bool) -> Tensor:
-        """The source resized along some of the axes; converted after the last of them."""
+    def along(source: Tensor, axis_group: Sequence[int], last: bool) -> Tensor:
+        """Resize along some of the axes; the result is converted after the last of them."""
 
         def body(*i: Var) -> PrimExpr:
-            """The taps of one group of axes, weighted; what lies outside of the region is the
-            extrapolation value. The last group's result is rounded and cast.
+            """Sum the weighted taps of one group of axes; the extrapolation value outside the
+            region. The last group's result is rounded and cast.
             """
             taps, outside = [], []
-            for a in part:
-                scale = None if scales is None else scales[here[a]]
-                window = None if region is None else region[here[a]]
+            for a in axis_group:
+                scale = None if scales is None else scales[axis_index[a]]
+                window = None if region is None else region[axis_index[a]]
                 x = _coordinate(sampling.mode, i[a], data.shape[a], shape[a], scale, window)
                 taps.append(_taps(sampling, x, data.shape[a]))
                 if window is not None:
                     bound = cast(data.shape[a] - 1, FLOAT)
                     outside.append(binary(Or, x < 0.0, x > bound))
-            total = _weighted(source, list(i), list(zip(part, taps, strict=True)))
-            for each in outside:
-                total = Select(each, const(extrapolation, total.dtype), total, total.dtype)
+            total = _weighted(source, list(i), list(zip(axis_group, taps, strict=True)))
+            for is_outside in outside:
+                total = Select(is_outside, const(extrapolation, total.dtype), total, total.dtype)
             return _finish(total, out_dtype) if last else total
 
-        made = [shape[n] if n in part else d for n, d in enumerate(source.shape)]
-        kept = {} if last else {STORED: True}
-        return te.compute(made, body, name=name, tag="injective", attrs=kept)
+        new_shape = [shape[n] if n in axis_group else d for n, d in enumerate(source.shape)]
+        attrs = {} if last else {STORED: True}
+        return te.compute(new_shape, body, name=name, tag="injective", attrs=attrs)
 
     first, second = _parts(data, shape, axes, sampling.method, region is not None)
     return along(along(data, first, False), second, True) if first else along(data, second, True)
@@ -135,22 +144,20 @@ def resize(
 def _parts(
     data: Tensor, shape: Shape, axes: Sequence[int], method: str, cropped: bool
 ) -> tuple[Sequence[int], Sequence[int]]:
-    """The axes to resize first, with the result stored, and the others.
-
-    Elements along the last axis of the data are picked one by one, those along others come in
-    vectors: so the former is resized while there are few lines, before they are multiplied or
-    after they have become fewer.
+    """Return the axes to resize first, with the result stored, and the remaining ones. Elements
+    along the last axis are gathered one by one, others in vectors, so the last axis is resized
+    while there are few rows: before they multiply or after they have become fewer.
     """
-    *others, last = axes
-    sizes = [(known(data.shape[a]), known(shape[a])) for a in others]
-    if cropped or not others or last != data.ndim - 1:
+    *outer_axes, last = axes
+    sizes = [(known(data.shape[a]), known(shape[a])) for a in outer_axes]
+    if cropped or not outer_axes or last != data.ndim - 1:
         return (), axes
     if any(before is None or after is None for before, after in sizes):
         return (), axes
     old, new = (math.prod(extents) for extents in zip(*sizes, strict=True))
     if method == "nearest_neighbor":
-        return ((last,), others) if new > old else ((), axes)
-    return ((last,), others) if new >= old else (others, (last,))
+        return ((last,), outer_axes) if new > old else ((), axes)
+    return ((last,), outer_axes) if new >= old else (outer_axes, (last,))
 
 
 def _weighted(
@@ -158,14 +165,14 @@ def _weighted(
     at: list[PrimExpr],
     taps: Sequence[tuple[int, Sequence[tuple[PrimExpr, PrimExpr | None]]]],
 ) -> PrimExpr:
-    """The sum over the taps of every axis, the innermost axis first."""
+    """Return the sum over the taps of every axis, innermost axis first."""
     if not taps:
         return data[at]
-    (axis, places), *rest = taps
+    (axis, tap_indices), *inner_taps = taps
     total: PrimExpr | None = None
-    for place, weight in places:
-        at[axis] = place
-        total = _plus(total, _times(_weighted(data, at, rest), weight))
+    for tap_index, weight in tap_indices:
+        at[axis] = tap_index
+        total = _plus(total, _times(_weighted(data, at, inner_taps), weight))
     assert total is not None
     return total
 
@@ -192,14 +199,14 @@ def _coordinate(
     scale: float | PrimExpr | None,
     region: tuple[float, float] | None = None,
 ) -> PrimExpr:
-    """Where a result pixel lies in the data."""
+    """Return the data coordinate of a result pixel."""
     x, half = cast(index, FLOAT), const(0.5, FLOAT)
     if mode == "tf_crop_and_resize" and region is not None:
         last, steps = cast(size - 1, FLOAT), cast(maximum(extent - 1, 1), FLOAT)
         begin, end = region
         one = (begin + end) * 0.5 * last
-        many = begin * last + x * ((end - begin) * last / steps)
-        return Select(binary(EQ, extent, 1), one, many, FLOAT)
+        general = begin * last + x * ((end - begin) * last / steps)
+        return Select(binary(EQ, extent, 1), one, general, FLOAT)
     if mode == "align_corners":
         return x * cast(size - 1, FLOAT) / _steps(size, extent, scale)
     factor = _scale(size, extent, scale)
@@ -214,8 +221,9 @@ def _coordinate(
 
 
 def _steps(size: PrimExpr, extent: PrimExpr, scale: float | PrimExpr | None) -> PrimExpr:
-    """How many pixels the last corner of a result is from the first: with a scale, ONNX measures
-    the scaled extent before it is rounded down to pixels. At least 1, of one pixel at place 0."""
+    """Return the distance in pixels from a result's first to its last corner, at least 1. With a
+    scale, ONNX measures the scaled extent before it is rounded down to pixels.
+    """
     if scale is None:
         return cast(maximum(extent - 1, 1), FLOAT)
     number = known(size)
@@ -226,7 +234,7 @@ def _steps(size: PrimExpr, extent: PrimExpr, scale: float | PrimExpr | None) -> 
 
 
 def _scale(size: PrimExpr, extent: PrimExpr, scale: float | PrimExpr | None) -> PrimExpr:
-    """Result per data extent, in float32."""
+    """Return the result extent per data extent, in float32."""
     if isinstance(scale, PrimExpr):
         return cast(scale, FLOAT)
     numbers = known(size), known(extent)
@@ -264,8 +272,9 @@ def _clamped(x: PrimExpr, size: PrimExpr) -> PrimExpr:
 def _taps(
     sampling: Sampling, x: PrimExpr, size: PrimExpr
 ) -> list[tuple[PrimExpr, PrimExpr | None]]:
-    """(index, weight) of the data pixels of one axis that a result at place x sums; no weight is
-    1."""
+    """Return (index, weight) of the data pixels of one axis that a result at coordinate x sums; a
+    weight of None is 1.
+    """
     if sampling.method == "nearest_neighbor":
         return [(_clamped(_nearest(x, sampling.rounding), size), None)]
     base = call_intrin("floor", x)
@@ -274,14 +283,14 @@ def _taps(
         weights = [const(1.0, FLOAT) - fraction, fraction]
         return [(_clamped(base + float(n), size), w) for n, w in enumerate(weights)]
     weights = [_cubic(fraction, n, sampling.cubic_alpha) for n in range(-1, 3)]
-    places = [cast(base, "int64") + n for n in range(-1, 3)]
+    tap_indices = [cast(base, "int64") + n for n in range(-1, 3)]
     if sampling.cubic_exclude:
-        weights = _without_outside(weights, places, size)
-    return [(_clamped(at, size), w) for at, w in zip(places, weights, strict=True)]
+        weights = _without_outside(weights, tap_indices, size)
+    return [(_clamped(at, size), w) for at, w in zip(tap_indices, weights, strict=True)]
 
 
 def _cubic(fraction: PrimExpr, offset: int, alpha: float) -> PrimExpr:
-    """The cubic convolution kernel at the distance |fraction - offset|."""
+    """Return the cubic convolution kernel at the distance |fraction - offset| (Keys 1981)."""
     d = fraction - float(offset) if offset <= 0 else const(float(offset), FLOAT) - fraction
     if offset in (0, 1):
         return (d * (alpha + 2) - (alpha + 3)) * d * d + 1.0
@@ -289,15 +298,15 @@ def _cubic(fraction: PrimExpr, offset: int, alpha: float) -> PrimExpr:
 
 
 def _without_outside(
-    weights: Sequence[PrimExpr], places: Sequence[PrimExpr], size: PrimExpr
+    weights: Sequence[PrimExpr], tap_indices: Sequence[PrimExpr], size: PrimExpr
 ) -> list[PrimExpr]:
-    """Weights of pixels outside the data become 0, the others sum to 1."""
-    kept = [
+    """Zero the weights of pixels outside the data and renormalise the others to sum 1."""
+    inside_weights = [
         Select(logical_and(at >= 0, at < size), w, const(0.0, FLOAT), FLOAT)
-        for at, w in zip(places, weights, strict=True)
+        for at, w in zip(tap_indices, weights, strict=True)
     ]
-    total = kept[0] + kept[1] + kept[2] + kept[3]
-    return [w / total for w in kept]
+    total = inside_weights[0] + inside_weights[1] + inside_weights[2] + inside_weights[3]
+    return [w / total for w in inside_weights]
 
 
 METHODS = {"nearest_neighbor": "nearest_neighbor", "linear": "linear", "cubic": "cubic",
@@ -339,10 +348,10 @@ def _resized(
     for at, extent in zip(axes, sizes, strict=True):
         shape = replaced(shape, at, as_dim(extent))
     try:
-        found = rounding_of(rounding, mode)
+        resolved_rounding = rounding_of(rounding, mode)
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from error
-    sampling = Sampling(METHODS[method], mode, found, alpha, bool(exclude))
+    sampling = Sampling(METHODS[method], mode, resolved_rounding, alpha, bool(exclude))
     dtype = out_dtype or data.dtype
     return resize(data, shape, axes, sampling, None, dtype, region, extrapolation or 0.0)
 
@@ -361,7 +370,7 @@ def resize1d(
     out_dtype: str | None = None,
     output_shape: Sequence[Dim] | None = None,
 ) -> Tensor:
-    """Signals resized along one axis to `size`, which may be symbolic.
+    """Resize signals along one axis to `size`, which may be symbolic.
 
     method: "nearest_neighbor", "linear" or "cubic"; the coordinate modes and roundings are those of
     relay's Resize2DAttrs, with "tf_crop_and_resize", which reads the part `roi` (begins, then ends,
@@ -386,7 +395,7 @@ def resize2d(
     out_dtype: str | None = None,
     output_shape: Sequence[Dim] | None = None,
 ) -> Tensor:
-    """Images resized along two axes; see `resize1d`."""
+    """Resize images along two axes; see `resize1d`."""
     return _resized(data, roi, size, layout, method, coordinate_transformation_mode,
                     rounding_method, bicubic_alpha, bicubic_exclude, extrapolation_value, out_dtype,
                     2)  # fmt: skip
@@ -406,7 +415,7 @@ def resize3d(
     out_dtype: str | None = None,
     output_shape: Sequence[Dim] | None = None,
 ) -> Tensor:
-    """Volumes resized along three axes; see `resize1d`."""
+    """Resize volumes along three axes; see `resize1d`."""
     return _resized(data, roi, size, layout, method, coordinate_transformation_mode,
                     rounding_method, bicubic_alpha, bicubic_exclude, extrapolation_value, out_dtype,
                     3)  # fmt: skip

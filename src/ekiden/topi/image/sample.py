@@ -1,4 +1,4 @@
-"""Images sampled at places that are data; dilation by a structuring element."""
+"""Image sampling at coordinates that are data, and dilation; dilation by a structuring element."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ def crop_and_resize(
     extrapolation_value: float | None = None,
     out_dtype: str | None = None,
 ) -> Tensor:
-    """The parts `boxes` [n, (y1, x1, y2, x2)] of images box_indices[n], resized to `crop_size`.
-
-    Coordinates are in [0, 1] from the first to the last pixel; places outside the image get the
-    extrapolation value. TensorFlow's crop_and_resize. Raises ValueError for another method than
-    "bilinear" and "nearest_neighbor"."""
+    """Crop the regions `boxes` [n, (y1, x1, y2, x2)] from images box_indices[n] and resize them to
+    `crop_size` (TensorFlow's crop_and_resize). Coordinates are in [0, 1] from the first to the
+    last pixel; pixels outside get the extrapolation value. Raises ValueError for another method
+    than "bilinear" and "nearest_neighbor".
+    """
     methods = ("bilinear", "nearest_neighbor")
     if method not in methods:
         raise ValueError(
@@ -44,26 +44,25 @@ def crop_and_resize(
     expect_least("crop_and_resize", "data", (h, w), (1, 1))
     dtype, fill = out_dtype or data.dtype, const(extrapolation_value or 0.0, FLOAT)
 
-    def place(
+    def coordinate(
         low: PrimExpr, high: PrimExpr, index: Var, extent: PrimExpr, size: PrimExpr
     ) -> PrimExpr:
-        """The coordinate, in pixels, of sample `index` between two ends in [0, 1]; of a single one
-        their middle.
+        """Return the pixel coordinate of sample `index` between two ends in [0, 1]; a single sample
+        is in their middle.
         """
         last = cast(size - 1, FLOAT)
         steps = cast(te.max(extent - 1, 1), FLOAT)
-        many = low * last + cast(index, FLOAT) * ((high - low) * last / steps)
-        return Select(binary(EQ, extent, 1), (low + high) * 0.5 * last, many, FLOAT)
+        general = low * last + cast(index, FLOAT) * ((high - low) * last / steps)
+        return Select(binary(EQ, extent, 1), (low + high) * 0.5 * last, general, FLOAT)
 
     def body(*i: Var) -> PrimExpr:
-        """A sample of the box's image, or the extrapolation value where its coordinate is
-        outside."""
+        """Return a sample of the box's image, or the extrapolation value outside."""
         n, channel, y, x = permute(i, layout, "NCHW")
         y1, x1, y2, x2 = (cast(boxes[n, k], FLOAT) for k in range(4))
-        row, column = place(y1, y2, y, height, h), place(x1, x2, x, width, w)
+        row, column = coordinate(y1, y2, y, height, h), coordinate(x1, x2, x, width, w)
         outside = row < 0.0
-        for each in (row > cast(h - 1, FLOAT), column < 0.0, column > cast(w - 1, FLOAT)):
-            outside = binary(Or, outside, each)
+        for is_outside in (row > cast(h - 1, FLOAT), column < 0.0, column > cast(w - 1, FLOAT)):
+            outside = binary(Or, outside, is_outside)
         image = from_either_end(box_indices[n], data.shape[layout.index("N")])
 
         def pixel(iy: PrimExpr, ix: PrimExpr) -> PrimExpr:
@@ -85,26 +84,24 @@ def crop_and_resize(
     return te.compute(shape, body, name="crop_and_resize", tag="injective", attrs={CHECKS: checks})
 
 
-def _kept(place: PrimExpr, size: PrimExpr) -> PrimExpr:
-    """A rounded coordinate as an index within the image."""
-    return te.max(te.min(cast(place, "int64"), size - 1), 0)
+def _kept(coordinate: PrimExpr, size: PrimExpr) -> PrimExpr:
+    """Return a rounded coordinate clamped to the image's indices."""
+    return te.max(te.min(cast(coordinate, "int64"), size - 1), 0)
 
 
 Pixel = Callable[[PrimExpr, PrimExpr], PrimExpr]
 
 
 def _bilinear(pixel: Pixel, y: PrimExpr, x: PrimExpr) -> PrimExpr:
-    top, left = call_intrin("floor", y), call_intrin("floor", x)
-    dy, dx = y - top, x - left
-    upper = pixel(top, left) * (1.0 - dx) + pixel(top, left + 1.0) * dx
-    lower = pixel(top + 1.0, left) * (1.0 - dx) + pixel(top + 1.0, left + 1.0) * dx
+    top, left_column = call_intrin("floor", y), call_intrin("floor", x)
+    dy, dx = y - top, x - left_column
+    upper = pixel(top, left_column) * (1.0 - dx) + pixel(top, left_column + 1.0) * dx
+    lower = pixel(top + 1.0, left_column) * (1.0 - dx) + pixel(top + 1.0, left_column + 1.0) * dx
     return upper * (1.0 - dy) + lower * dy
 
 
 def affine_grid(data: Tensor, target_shape: Sequence[Dim]) -> Tensor:
-    """Sampling places [N, (x, y), H, W] of images under affine maps [N, 2, 3], whose coordinates
-    run from -1 to 1 over the target.
-    """
+    """Return the sampling coordinates [N, (x, y), H, W] of images under affine maps [N, 2, 3]."""
     height, width = as_shape(target_shape)
     expect_shape("affine_grid", "data", data.shape, (None, 2, 3))
 
@@ -127,12 +124,13 @@ def grid_sample(
     padding_mode: str = "zeros",
     align_corners: bool = True,
 ) -> Tensor:
-    """Images (or volumes, layout NCDHW) sampled at grid[n, (x, y[, z]), ...], in [-1, 1].
+    """Sample images (or volumes, layout NCDHW) at grid[n, (x, y[, z]), ...] in [-1, 1].
 
     Corners are the centres of the outer pixels (`align_corners`) or their outer edges. Places
     outside are 0, the nearest pixel ("border") or reflected. ONNX GridSample has the coordinates
     last. Raises ValueError for a method, a padding mode or a layout that there is not; "bicubic" is
-    for NCHW."""
+    for NCHW.
+    """
     if method not in METHODS or padding_mode not in PADDING:
         raise ValueError(
             f"grid_sample: expected a method of {', '.join(METHODS)} and a padding mode of"
@@ -146,14 +144,14 @@ def grid_sample(
     expect_shape("grid_sample", "grid", grid.shape, (data.shape[0], rank, *[None] * rank))
 
     def coordinate(value: PrimExpr, size: PrimExpr) -> PrimExpr:
-        """[-1, 1] in pixels, from the centres of the outer pixels or from their outer edges."""
+        """Convert [-1, 1] to pixels, measured between the outer pixels' centres or edges."""
         extent = cast(size, FLOAT)
         if align_corners:
             return (value + 1.0) * (extent - 1.0) * 0.5
         return ((value + 1.0) * extent - 1.0) * 0.5
 
     def moved(x: PrimExpr, size: PrimExpr) -> PrimExpr:
-        """Coordinates outside brought to the border, or reflected at it."""
+        """Clamp an outside coordinate to the border, or reflect it."""
         last = cast(size - 1, FLOAT)
         if padding_mode == "zeros":
             return x
@@ -163,22 +161,24 @@ def grid_sample(
         return te.max(te.min(x, last), 0.0)
 
     def body(*i: Var) -> PrimExpr:
-        """One sample. Coordinates are moved into the image before interpolation, but for bicubic,
-        whose taps are each moved instead.
+        """Return one sample. Coordinates are moved into the image before interpolation; for bicubic
+        each tap is moved instead.
         """
-        n, channel, *rest = i
-        found = [cast(grid[(n, rank - 1 - d, *rest)], FLOAT) for d in range(rank)]
-        at = [coordinate(v, s) for v, s in zip(found, sizes, strict=True)]
+        n, channel, *spatial = i
+        coordinates = [cast(grid[(n, rank - 1 - d, *spatial)], FLOAT) for d in range(rank)]
+        at = [coordinate(v, s) for v, s in zip(coordinates, sizes, strict=True)]
         if method != "bicubic":
             at = [moved(v, s) for v, s in zip(at, sizes, strict=True)]
 
-        def pixel(*places: PrimExpr) -> PrimExpr:
-            """A pixel, 0 outside."""
+        def pixel(*pixel_coordinates: PrimExpr) -> PrimExpr:
+            """Return a pixel, 0 outside."""
             if method == "bicubic":
-                places = tuple(moved(p, s) for p, s in zip(places, sizes, strict=True))
+                pixel_coordinates = tuple(
+                    moved(p, s) for p, s in zip(pixel_coordinates, sizes, strict=True)
+                )
             # A coordinate far outside would not fit an integer.
             index = [cast(te.max(te.min(p, cast(s, FLOAT)), -1.0), "int64")
-                     for p, s in zip(places, sizes, strict=True)]  # fmt: skip
+                     for p, s in zip(pixel_coordinates, sizes, strict=True)]  # fmt: skip
             inside = [c for k, s in zip(index, sizes, strict=True) for c in (k >= 0, k < s)]
             return cast(guarded(data, (n, channel, *index), inside, const(0, data.dtype)), FLOAT)
 
@@ -195,25 +195,25 @@ def grid_sample(
 
 
 def _reflected(x: PrimExpr, low: float, span: PrimExpr) -> PrimExpr:
-    """Back and forth between low and low + span."""
+    """Reflect x back and forth between low and low + span."""
     safe = te.max(span, const(1e-30, FLOAT))
     distance = call_intrin("abs", x - low)
-    turns = call_intrin("floor", distance / safe)
-    rest = distance - turns * safe
-    even = binary(EQ, turns - call_intrin("floor", turns * 0.5) * 2.0, 0.0)
-    return Select(even, rest, safe - rest, FLOAT) + low
+    periods = call_intrin("floor", distance / safe)
+    offset = distance - periods * safe
+    even = binary(EQ, periods - call_intrin("floor", periods * 0.5) * 2.0, 0.0)
+    return Select(even, offset, safe - offset, FLOAT) + low
 
 
 def _linear(
-    pixel: Callable[..., PrimExpr], done: Sequence[PrimExpr], rest: Sequence[PrimExpr]
+    pixel: Callable[..., PrimExpr], done: Sequence[PrimExpr], remaining: Sequence[PrimExpr]
 ) -> PrimExpr:
-    """Linear interpolation along every coordinate in turn."""
-    if not rest:
+    """Interpolate linearly along each coordinate in turn."""
+    if not remaining:
         return pixel(*done)
-    base = call_intrin("floor", rest[0])
-    fraction = rest[0] - base
-    low = _linear(pixel, [*done, base], rest[1:])
-    high = _linear(pixel, [*done, base + 1.0], rest[1:])
+    base = call_intrin("floor", remaining[0])
+    fraction = remaining[0] - base
+    low = _linear(pixel, [*done, base], remaining[1:])
+    high = _linear(pixel, [*done, base + 1.0], remaining[1:])
     return low * (1.0 - fraction) + high * fraction
 
 
@@ -222,12 +222,12 @@ CUBIC_ALPHA = -0.75
 
 
 def _bicubic(pixel: Pixel, y: PrimExpr, x: PrimExpr) -> PrimExpr:
-    top, left = call_intrin("floor", y), call_intrin("floor", x)
-    rows, columns = (_cubic_weights(v - base) for v, base in ((y, top), (x, left)))
+    top, left_column = call_intrin("floor", y), call_intrin("floor", x)
+    rows, columns = (_cubic_weights(v - base) for v, base in ((y, top), (x, left_column)))
     total: PrimExpr = const(0.0, FLOAT)
     for n, wy in enumerate(rows):
         for m, wx in enumerate(columns):
-            total = total + pixel(top + float(n - 1), left + float(m - 1)) * (wy * wx)
+            total = total + pixel(top + float(n - 1), left_column + float(m - 1)) * (wy * wx)
     return total
 
 
@@ -256,19 +256,19 @@ def _dilation2d(
     channels, kh, kw = permute(weight.shape, kernel_layout, "IHW")
     expect_shape("dilation2d", "weight", (channels,), (c,))
     (sy, sx), (dy, dx) = ntuple(stride, 2, "stride"), ntuple(dilations, 2, "dilations")
-    top, left, bottom, right = pads(padding, (kh, kw), (dy, dx))
+    top, pad_left, bottom, right = pads(padding, (kh, kw), (dy, dx))
     rows = window_extent(h, kh, sy, top, bottom, dy)
-    columns = window_extent(w, kw, sx, left, right, dx)
+    columns = window_extent(w, kw, sx, pad_left, right, dx)
     ky, kx = te.reduce_axis((0, kh), "ky"), te.reduce_axis((0, kw), "kx")
     dtype = out_dtype or data.dtype
     lowest = te.identity("max", dtype)
 
     def body(*i: Var) -> PrimExpr:
-        """The maximum of pixel plus weight over the window. Where the pixel is the dtype's least
-        (outside too) it stays that: adding would overflow an integer.
+        """Return the maximum of pixel plus weight over the window. A pixel at the dtype's minimum
+        (outside too) stays there: adding would overflow an integer.
         """
         b, channel, y, x = permute(i, layout, "NCHW")
-        iy, ix = y * sy + ky * dy - top, x * sx + kx * dx - left
+        iy, ix = y * sy + ky * dy - top, x * sx + kx * dx - pad_left
         at = permute((b, channel, iy, ix), "NCHW", layout)
         inside = [iy >= 0, iy < h, ix >= 0, ix < w]
         value = cast(guarded(data, at, inside, te.identity("max", data.dtype)), dtype)
@@ -288,8 +288,8 @@ def dilation2d_nchw(
     dilations: int | Sequence[int],
     out_dtype: str | None = None,
 ) -> Tensor:
-    """The maximum over windows of data plus filter, channel by channel: [N, C, H, W] and
-    [C, KH, KW]. Padding never wins.
+    """Return the morphological dilation, max over windows of data plus filter, per channel: [N, C,
+    H, W] and [C, KH, KW]. Padding never wins.
     """
     return _dilation2d(input, filter, stride, padding, dilations, "NCHW", "IHW", out_dtype)
 
@@ -302,7 +302,7 @@ def dilation2d_nhwc(
     dilations: int | Sequence[int],
     out_dtype: str | None = None,
 ) -> Tensor:
-    """As `dilation2d_nchw`, for [N, H, W, C] and [KH, KW, C]."""
+    """Return `dilation2d_nchw` for [N, H, W, C] and [KH, KW, C]."""
     return _dilation2d(input, filter, stride, padding, dilations, "NHWC", "HWI", out_dtype)
 
 

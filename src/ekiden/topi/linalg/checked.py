@@ -1,4 +1,4 @@
-"""What fails where a decomposition was not possible."""
+"""Run-time errors of failed decompositions."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from ekiden.te.range_check import CHECKS
 
 
 def checked(data: Tensor, info: Tensor, subject: str, problem: str) -> Tensor:
-    """`data`, where all elements of `info` are 0; elsewhere a run fails with a LinAlgError of
-    the words `subject`, the element, its place, `problem`.
+    """Return `data`, checked: a run fails with a LinAlgError of `subject`, the element, its
+    position and `problem` unless all elements of `info` are 0.
     """
     check = te.info_check(subject, info, problem)
     return te.compute(data.shape, lambda *i: data[i], "checked", "injective", {CHECKS: (check,)})

@@ -1,4 +1,4 @@
-"""The exponentials of matrices, by Taylor's series of a part of them that is squared again.
+"""Matrix exponential by scaling and squaring of a Taylor series.
 
 C. Moler, C. Van Loan: Nineteen Dubious Ways to Compute the Exponential of a Matrix, Twenty-Five
 Years Later (SIAM Review, 2003), method 3.
@@ -23,33 +23,33 @@ MOST = 1100
 
 
 def matrix_exp(data: Tensor) -> Tensor:
-    """The exponentials of the square matrices in the last two axes.
-
-    Raises ValueError for matrices that are not square.
+    """Return the exponentials of the square matrices in the last two axes. Raises ValueError for
+    matrices that are not square.
     """
     batch, size, _ = matrices("matrix_exp", data, square=True)
     dtype = wide_dtype(data)
 
     def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
-        """A matrix at a time: halved until its series converges fast, Horner's scheme for the
-        series, then squared as often (Moler and Van Loan 2003, scaling and squaring).
+        """Emit one matrix per iteration: halve it until the series converges fast, evaluate the
+        series by Horner's scheme, square as often (Moler and Van Loan 2003, scaling and
+        squaring).
         """
         ib = IRBuilder()
         source, out = ib.buffer_ptr(ins[0]), ib.buffer_ptr(outs[0])
         with each_matrix(ib, batch) as at:
-            part, found, other = (Rows(ib, dtype, size, size) for _ in range(3))
-            part.fill(lambda i, j: source[(*at, i, j)])
-            halvings = _halved(ib, part)
-            found.fill(lambda i, j: _one(i, j, dtype))
+            scaled, result, scratch = (Rows(ib, dtype, size, size) for _ in range(3))
+            scaled.fill(lambda i, j: source[(*at, i, j)])
+            halvings = _halved(ib, scaled)
+            result.fill(lambda i, j: _one(i, j, dtype))
             with ib.for_range(0, TERMS[dtype], "term") as term:  # 1 + part / n (1 + part / ...)
-                _multiply(ib, other, part, found)
+                _multiply(ib, scratch, scaled, result)
                 order = ib.let("order", cast(TERMS[dtype] - term, dtype))
-                found.fill(lambda i, j: _one(i, j, dtype) + other[i, j] / order)
+                result.fill(lambda i, j: _one(i, j, dtype) + scratch[i, j] / order)
             with ib.for_range(0, halvings[0], "squaring"):
-                _multiply(ib, other, found, found)
-                found.fill(lambda i, j: other[i, j])
+                _multiply(ib, scratch, result, result)
+                result.fill(lambda i, j: scratch[i, j])
             with ib.for_range(0, size, "i") as i, ib.for_range(0, size, "j") as j:
-                out[(*at, i, j)] = found[i, j]
+                out[(*at, i, j)] = result[i, j]
         return ib.get()
 
     return te.extern_op([data.shape], [data], build, [data.dtype], name="matrix_exp")[0]
@@ -59,27 +59,29 @@ def _one(i: PrimExpr, j: PrimExpr, dtype: str) -> PrimExpr:
     return Select(i.equal(j), const(1, dtype), const(0, dtype), dtype)
 
 
-def _halved(ib: IRBuilder, part: Rows) -> BufferVar:
-    """How often the matrix was halved until no row's sum of absolute values was above 1/2."""
-    dtype = part.dtype
+def _halved(ib: IRBuilder, scaled: Rows) -> BufferVar:
+    """Halve the matrix until no row's sum of absolute values exceeds 1/2; return the number of
+    halvings.
+    """
+    dtype = scaled.dtype
     norm, count = (ib.allocate(kind, 2, name, "local") for kind, name in
                    ((dtype, "norm"), ("int64", "count")))  # fmt: skip
     norm[0], norm[1], count[0] = const(0, dtype), const(1, dtype), 0
-    with ib.for_range(0, part.count, "i") as i:
+    with ib.for_range(0, scaled.count, "i") as i:
         total = ib.allocate(dtype, 1, "total", "local")
         total[0] = const(0, dtype)
-        with ib.for_range(0, part.size, "j") as j:
-            total[0] = total[0] + te.abs(part[i, j])
+        with ib.for_range(0, scaled.size, "j") as j:
+            total[0] = total[0] + te.abs(scaled[i, j])
         norm[0] = te.max(norm[0], total[0])
     with ib.while_loop(logical_and(norm[0] * norm[1] > 0.5, count[0] < MOST)):
         norm[1] = norm[1] * const(0.5, dtype)
         count[0] = count[0] + 1
-    part.fill(lambda i, j: part[i, j] * norm[1])
+    scaled.fill(lambda i, j: scaled[i, j] * norm[1])
     return count
 
 
 def _multiply(ib: IRBuilder, to: Rows, a: Rows, b: Rows) -> None:
-    """to = a b."""
+    """Compute to = a b."""
     with ib.for_range(0, to.count, "i") as i:
         with to.columns() as j:
             to[i, j] = const(0, to.dtype)

@@ -1,4 +1,4 @@
-"""QR by Householder's reflections: the factors as LAPACK packs them, and Q of them."""
+"""QR decomposition by Householder reflections; the factors as LAPACK packs them, and Q of them."""
 
 from __future__ import annotations
 
@@ -16,17 +16,16 @@ from ekiden.topi.shape import tidy
 
 
 def geqrf(data: Tensor) -> tuple[Tensor, ...]:
-    """Of matrices [.., m, n]: R on and above the diagonal, below it the vectors of min(m, n)
-    reflections 1 - tau v v', whose first element is 1; their tau [.., min(m, n)].
-
-    Signs and packing are those of LAPACK's geqrf. Raises ValueError for no matrices.
+    """Return the QR factorisation of matrices [.., m, n], packed as LAPACK's geqrf: R on and above
+    the diagonal, below it the vectors of min(m, n) reflections 1 - tau v v' with first element
+    1; and tau [.., min(m, n)]. Raises ValueError for other ranks.
     """
     batch, rows, columns = matrices("geqrf", data)
-    least, dtype = tidy(te.min(rows, columns)), wide_dtype(data)
+    count, dtype = tidy(te.min(rows, columns)), wide_dtype(data)
 
     def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
-        """A matrix at a time, a column after the other: its reflection is applied to all columns
-        behind it.
+        """Emit one matrix per iteration, column by column: each reflection is applied to all later
+        columns.
         """
         ib = IRBuilder()
         source, (packed, taus) = ib.buffer_ptr(ins[0]), map(ib.buffer_ptr, outs)
@@ -34,7 +33,7 @@ def geqrf(data: Tensor) -> tuple[Tensor, ...]:
             work = Rows(ib, dtype, rows, columns)
             work.fill(lambda i, j: source[(*at, i, j)])
             v = ib.allocate(dtype, rows, "v")
-            with ib.for_range(0, least, "k") as k:
+            with ib.for_range(0, count, "k") as k:
                 tau = _reflection(ib, work, k, v)
                 taus[(*at, k)] = tau
                 work.reflect(v, tau, k, k + 1)
@@ -42,12 +41,14 @@ def geqrf(data: Tensor) -> tuple[Tensor, ...]:
                 packed[(*at, i, j)] = work[i, j]
         return ib.get()
 
-    shapes = shapes_of(batch, (rows, columns), (least,))
+    shapes = shapes_of(batch, (rows, columns), (count,))
     return te.extern_op(shapes, [data], build, [data.dtype] * 2, name="geqrf")
 
 
 def _reflection(ib: IRBuilder, work: Rows, k: PrimExpr, v: BufferVar) -> PrimExpr:
-    """What makes column k zero below its diagonal: tau; v is written, column k packed."""
+    """Emit the reflection that zeroes column k below its diagonal; write v, pack column k and
+    return tau.
+    """
     dtype = work.dtype
     square = ib.allocate(dtype, 1, "square", "local")
     square[0] = const(0, dtype)
@@ -69,10 +70,9 @@ def _reflection(ib: IRBuilder, work: Rows, k: PrimExpr, v: BufferVar) -> PrimExp
 
 
 def householder_product(packed: Tensor, taus: Tensor) -> Tensor:
-    """The first n columns of the product of reflections that `geqrf` packed: of [.., m, n] and
-    [.., k] the orthogonal columns [.., m, n]; n <= m. LAPACK's orgqr.
-
-    Raises ValueError where shapes do not fit.
+    """Return the first n columns [.., m, n] of the product of the reflections that `geqrf` has
+    packed, from [.., m, n] and tau [.., k] with n <= m (LAPACK's orgqr). Raises ValueError if
+    the shapes do not match.
     """
     batch, rows, columns = matrices("householder_product", packed)
     if taus.ndim != packed.ndim - 1:
@@ -80,11 +80,11 @@ def householder_product(packed: Tensor, taus: Tensor) -> Tensor:
     count, dtype = taus.shape[-1], wide_dtype(packed)
 
     def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
-        """The reflections applied to the first columns of the identity, from the last to the first,
-        each only to the columns from its own on: those before are still the identity's there.
+        """Apply the reflections to the first columns of the identity, last to first, each only from
+        its own column on: earlier ones are still the identity's there.
         """
         ib = IRBuilder()
-        source, tau, out = (ib.buffer_ptr(each) for each in (*ins, *outs))
+        source, tau, out = (ib.buffer_ptr(buffer) for buffer in (*ins, *outs))
         with each_matrix(ib, batch) as at:
             work = Rows(ib, dtype, rows, columns)
             work.fill(lambda i, j: Select(i.equal(j), const(1, dtype), const(0, dtype), dtype))

@@ -1,7 +1,7 @@
-"""Eigenvectors of symmetric matrices and singular vectors, by Jacobi's rotations.
+"""Symmetric eigenvectors and singular vectors by Jacobi rotations.
 
-Pairs of rows are turned, all pairs in a round, until a round turns none. Accurate, and cubic with
-a larger factor than the ways over matrices of few diagonals: for some hundred rows, not for
+Pairs of rows are turned, all pairs in a round, until a round turns none. Accurate, and cubic with a
+larger factor than the ways over matrices of few diagonals: for some hundred rows, not for
 thousands.
 """
 
@@ -53,27 +53,28 @@ def _turns(
     size: PrimExpr,
     pair: Callable[[Var, Var], tuple[PrimExpr, PrimExpr, PrimExpr, PrimExpr]],
 ) -> Iterator[Turn]:
-    """What is done at each turn, until there is none in a round.
-
-    pair: of two rows the 2 x 2 matrix [a, b; b, d] that a turn makes diagonal, as (a, b, d), and
-    how large b may stay.
+    """Yield each rotation of cyclic sweeps until a sweep has none. `pair` returns, for two rows,
+    the 2 x 2 matrix [a, b; b, d] that a rotation makes diagonal, as (a, b, d), and the tolerance
+    of b.
     """
-    left = ib.allocate("int64", 2, "left", "local")  # rounds that may follow; turns of this one
-    left[0] = ROUNDS
-    with ib.while_loop(left[0] > 0):
-        left[0] = left[0] - 1
-        left[1] = 0
+    counters = ib.allocate("int64", 2, "left", "local")  # rounds that may follow; turns of this one
+    counters[0] = ROUNDS
+    with ib.while_loop(counters[0] > 0):
+        counters[0] = counters[0] - 1
+        counters[1] = 0
         with ib.for_range(0, size, "i") as i, ib.for_range(i + 1, size, "k") as k:
-            a, b, d, limit = (ib.let("x", each) for each in pair(i, k))
+            a, b, d, limit = (ib.let("x", entry) for entry in pair(i, k))
             with ib.if_scope(te.abs(b) > limit):
-                left[1] = left[1] + 1
+                counters[1] = counters[1] + 1
                 yield i, k, _angle(ib, a, b, d)
-        with ib.if_scope(left[1].equal(0)):
-            left[0] = 0
+        with ib.if_scope(counters[1].equal(0)):
+            counters[0] = 0
 
 
 def _angle(ib: IRBuilder, a: PrimExpr, b: PrimExpr, d: PrimExpr) -> Angle:
-    """The smaller of the two turns that make [a, b; b, d] diagonal (Golub, Van Loan: 8.5.2)."""
+    """Return the smaller of the two rotations that make [a, b; b, d] diagonal (Golub and Van Loan,
+    8.5.2).
+    """
     one = _one(a.dtype)
     ratio = ib.let("ratio", (d - a) / (b + b))
     steep = one / (te.abs(ratio) + _root(one + ratio * ratio))
@@ -84,14 +85,14 @@ def _angle(ib: IRBuilder, a: PrimExpr, b: PrimExpr, d: PrimExpr) -> Angle:
 
 
 def _ranks(ib: IRBuilder, keys: Callable[[PrimExpr], PrimExpr], count: PrimExpr) -> BufferVar:
-    """The place of each key among all, not-a-numbers last, of equals the first one first."""
+    """Return the rank of each key, NaN last, ties in order."""
     ranks = ib.allocate("int64", count, "ranks")
     with ib.for_range(0, count, "i") as i:
         ranks[i] = 0
         with ib.for_range(0, count, "j") as j:
-            mine, other = ib.let("mine", keys(i)), ib.let("other", keys(j))
-            is_equal = Not(binary(Or, before(mine, other), before(other, mine)))
-            is_first = binary(Or, before(other, mine), logical_and(j < i, is_equal))
+            mine, second_key = ib.let("mine", keys(i)), ib.let("other", keys(j))
+            is_equal = Not(binary(Or, before(mine, second_key), before(second_key, mine)))
+            is_first = binary(Or, before(second_key, mine), logical_and(j < i, is_equal))
             ranks[i] = ranks[i] + cast(is_first, "int64")
     return ranks
 
@@ -102,26 +103,25 @@ def _identity(rows: Rows) -> None:
 
 
 def _greatest(ib: IRBuilder, rows: Rows) -> Var:
-    """The greatest absolute value of the elements; 1 where all are 0."""
-    found = ib.allocate(rows.dtype, 1, "greatest", "local")
-    found[0] = const(0, rows.dtype)
+    """Return the largest absolute value of the elements; 1 if all are 0."""
+    maximum = ib.allocate(rows.dtype, 1, "greatest", "local")
+    maximum[0] = const(0, rows.dtype)
     with ib.for_range(0, rows.count, "i") as i, ib.for_range(0, rows.size, "j") as j:
-        found[0] = te.max(found[0], te.abs(rows[i, j]))
-    return ib.let("scale", Select(found[0] > 0.0, found[0], _one(rows.dtype), rows.dtype))
+        maximum[0] = te.max(maximum[0], te.abs(rows[i, j]))
+    return ib.let("scale", Select(maximum[0] > 0.0, maximum[0], _one(rows.dtype), rows.dtype))
 
 
 def eigh(data: Tensor, lower: bool = True) -> tuple[Tensor, ...]:
-    """Of symmetric matrices [.., n, n], of which one triangle is read: eigenvalues [.., n], the
-    least first, and orthonormal eigenvectors as columns [.., n, n], of either sign.
-
-    Raises ValueError for matrices that are not square.
+    """Return eigenvalues [.., n] in ascending order and orthonormal eigenvectors as columns [.., n,
+    n], up to sign, of symmetric matrices [.., n, n], of which one triangle is read. Raises
+    ValueError for matrices that are not square.
     """
     batch, size, _ = matrices("eigh", data, square=True)
     dtype = wide_dtype(data)
 
     def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
-        """Cyclic Jacobi: rotations that each make one pair of elements 0, until all others are
-        below half an epsilon of the greatest element; then eigenvalues in order.
+        """Emit cyclic Jacobi sweeps; rotations that each make one pair of elements 0, until all
+        others are below half an epsilon of the greatest element; then eigenvalues in order.
         """
         ib = IRBuilder()
         source, (values, vectors) = ib.buffer_ptr(ins[0]), map(ib.buffer_ptr, outs)
@@ -163,51 +163,50 @@ def _turn_columns(ib: IRBuilder, work: Rows, i: Var, k: Var, angle: Angle) -> No
 
 
 def svd(data: Tensor, full_matrices: bool = True) -> tuple[Tensor, ...]:
-    """Of matrices [.., m, n]: U [.., m, m], singular values [.., min(m, n)], the greatest first,
-    and V' [.., n, n]; without `full_matrices` U [.., m, min(m, n)] and V' [.., min(m, n), n]. The
-    columns of U and rows of V' are orthonormal, where a singular value is 0 too.
-
-    Raises ValueError for no matrices.
+    """Return the singular value decomposition of matrices [.., m, n]: U [.., m, m], singular values
+    [.., min(m, n)] in descending order, and V' [.., n, n]; without `full_matrices` U [.., m,
+    min(m, n)] and V' [.., min(m, n), n]. Columns of U and rows of V' are orthonormal even for
+    zero singular values. Raises ValueError for other ranks.
     """
     batch, rows, columns = matrices("svd", data)
-    least, most = tidy(te.min(rows, columns)), tidy(te.max(rows, columns))
-    count, dtype = most if full_matrices else least, wide_dtype(data)
+    rank_bound, larger = tidy(te.min(rows, columns)), tidy(te.max(rows, columns))
+    count, dtype = larger if full_matrices else rank_bound, wide_dtype(data)
     is_wide = rows <= columns
 
     def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
-        """One-sided Jacobi: rows (of the transpose where columns are more) are turned until they
-        are orthogonal; their lengths are the singular values, the turns are the other side's
-        vectors.
+        """Emit one-sided Jacobi: rows (of the transpose if there are more columns) are rotated
+        until they are orthogonal; their lengths are the singular values, the rotations the other
+        side's vectors.
         """
         ib = IRBuilder()
-        source, (left, values, right) = ib.buffer_ptr(ins[0]), map(ib.buffer_ptr, outs)
+        source, (u_out, values, v_out) = ib.buffer_ptr(ins[0]), map(ib.buffer_ptr, outs)
         with each_matrix(ib, batch) as at:
-            work, basis = Rows(ib, dtype, count, most), Rows(ib, dtype, least, least)
+            work, basis = Rows(ib, dtype, count, larger), Rows(ib, dtype, rank_bound, rank_bound)
             _identity(basis)
-            with ib.for_range(0, least, "i") as i, ib.for_range(0, most, "j") as j:
+            with ib.for_range(0, rank_bound, "i") as i, ib.for_range(0, larger, "j") as j:
                 with ib.if_scope(is_wide):
                     work[i, j] = source[(*at, i, j)]
                 with ib.else_scope():
                     work[i, j] = source[(*at, j, i)]
             scale = _greatest(ib, work)
             lengths = _orthogonal_rows(ib, work, basis, scale)
-            ranks = _ranks(ib, lambda i: -lengths[i], least)
+            ranks = _ranks(ib, lambda i: -lengths[i], rank_bound)
             with ib.for_range(0, count, "i") as i:
-                place = ib.allocate("int64", 1, "place", "local")
-                place[0] = i
-                with ib.if_scope(i < least):
-                    place[0] = ranks[i]
-                    values[(*at, place[0])] = lengths[i] * scale
-                _store(ib, is_wide, work, i, (at, place[0]), (left, right))
-                with ib.if_scope(i < least):
-                    _store(ib, Not(is_wide), basis, i, (at, place[0]), (left, right))
+                slot = ib.allocate("int64", 1, "place", "local")
+                slot[0] = i
+                with ib.if_scope(i < rank_bound):
+                    slot[0] = ranks[i]
+                    values[(*at, slot[0])] = lengths[i] * scale
+                _store(ib, is_wide, work, i, (at, slot[0]), (u_out, v_out))
+                with ib.if_scope(i < rank_bound):
+                    _store(ib, Not(is_wide), basis, i, (at, slot[0]), (u_out, v_out))
         return ib.get()
 
     shapes = shapes_of(
         batch,
-        (rows, rows if full_matrices else least),
-        (least,),
-        (columns if full_matrices else least, columns),
+        (rows, rows if full_matrices else rank_bound),
+        (rank_bound,),
+        (columns if full_matrices else rank_bound, columns),
     )
     return te.extern_op(shapes, [data], build, [data.dtype] * 3, name="svd")
 
@@ -217,20 +216,20 @@ def _store(
     is_right: PrimExpr,
     rows: Rows,
     i: PrimExpr,
-    place: tuple[tuple[PrimExpr, ...], PrimExpr],
+    destination: tuple[tuple[PrimExpr, ...], PrimExpr],
     outs: tuple[BufferVar, BufferVar],
 ) -> None:
-    """Row i as a row of V' or as a column of U."""
-    (at, number), (left, right) = place, outs
+    """Store row i as a row of V' or as a column of U."""
+    (at, number), (u_out, v_out) = destination, outs
     with ib.for_range(0, rows.size, "j") as j:
         with ib.if_scope(is_right):
-            right[(*at, number, j)] = rows[i, j]
+            v_out[(*at, number, j)] = rows[i, j]
         with ib.else_scope():
-            left[(*at, j, number)] = rows[i, j]
+            u_out[(*at, j, number)] = rows[i, j]
 
 
 def _orthogonal_rows(ib: IRBuilder, work: Rows, basis: Rows, scale: PrimExpr) -> BufferVar:
-    """The lengths of rows that were turned until each is orthogonal to each, of length 1 then."""
+    """Rotate rows until they are pairwise orthogonal, normalise them, and return their lengths."""
     dtype, size = work.dtype, basis.count
     with ib.for_range(0, size, "i") as i, work.columns() as j:
         work[i, j] = work[i, j] / scale
@@ -255,19 +254,20 @@ def _orthogonal_rows(ib: IRBuilder, work: Rows, basis: Rows, scale: PrimExpr) ->
 
 
 def _complete(ib: IRBuilder, work: Rows, i: PrimExpr) -> None:
-    """Row i, which is 0, becomes a direction that is orthogonal to all others: that of the axis of
-    which least lies in them."""
+    """Replace the zero row i by a unit vector orthogonal to all others, starting from the axis with
+    the smallest projection onto them.
+    """
     dtype = work.dtype
     best = ib.allocate("int64", 1, "best", "local")
-    least = ib.allocate(dtype, 2, "least", "local")  # of all axes, of one
+    projections = ib.allocate(dtype, 2, "least", "local")  # of all axes, of one
     best[0] = 0
-    least[0] = const(2, dtype)
+    projections[0] = const(2, dtype)
     with ib.for_range(0, work.size, "j") as j:
-        least[1] = const(0, dtype)
+        projections[1] = const(0, dtype)
         with ib.for_range(0, work.count, "r") as r:
-            least[1] = least[1] + work[r, j] * work[r, j]
-        best[0] = Select(least[1] < least[0], j, best[0], "int64")
-        least[0] = te.min(least[0], least[1])
+            projections[1] = projections[1] + work[r, j] * work[r, j]
+        best[0] = Select(projections[1] < projections[0], j, best[0], "int64")
+        projections[0] = te.min(projections[0], projections[1])
     work[i, best[0]] = _one(dtype)
     with (
         ib.for_range(0, 2, "again"),

@@ -1,4 +1,4 @@
-"""Rows of a matrix that is worked on: sums of rows, products of two, by vectors."""
+"""Padded matrix rows as vectorised working memory; sums of rows, products of two, by vectors."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def turned(x: PrimExpr, y: PrimExpr, angle: Angle) -> tuple[PrimExpr, PrimExpr]:
 
 
 class Rows:
-    """`count` rows of `size` elements, with zeros behind each up to whole vectors."""
+    """Matrix of `count` rows of `size` elements, zero-padded to whole vectors."""
 
     def __init__(self, ib: IRBuilder, dtype: str, count: PrimExpr, size: PrimExpr) -> None:
         self.ib, self.dtype, self.count, self.size = ib, dtype, count, size
@@ -48,7 +48,7 @@ class Rows:
 
     @contextmanager
     def _block(self, begin: ExprLike = 0, end: PrimExpr | None = None) -> Iterator[PrimExpr]:
-        """The first column of each vector from that of `begin` to that of `end`."""
+        """Yield the first column of each vector from that of `begin` to that of `end`."""
         last = self._blocks if end is None else (end + (LANES - 1)) // LANES
         with self.ib.for_range(convert(begin, "int64") // LANES, last, "block") as block:
             yield block * LANES
@@ -60,48 +60,52 @@ class Rows:
 
     @contextmanager
     def columns(self, begin: ExprLike = 0) -> Iterator[PrimExpr]:
-        """All columns, of whole vectors from that of `begin` on."""
+        """Yield all columns of whole vectors, from that of `begin` on."""
         with self._block(begin) as first, self._lanes() as lane:
             yield first + lane
 
     def fill(self, element: Callable[[PrimExpr, PrimExpr], PrimExpr]) -> None:
-        """Every element anew."""
+        """Set every element."""
         ib = self.ib
         with ib.for_range(0, self.count, "i") as i, ib.for_range(0, self.size, "j") as j:
             self[i, j] = element(i, j)
 
     def subtract(self, i: PrimExpr, k: PrimExpr, share: PrimExpr, begin: ExprLike = 0) -> None:
-        """Row i becomes itself minus `share` times row k, from column `begin` on."""
+        """Subtract `share` times row k from row i, from column `begin` on."""
         with self.columns(begin) as j:
             less = self[i, j] - share * self[k, j]
             self[i, j] = Select(j >= begin, less, self[i, j], self.dtype)
 
     def swap(self, i: PrimExpr, k: PrimExpr) -> None:
-        """Row i and row k change places."""
+        """Swap rows i and k."""
         with self.columns() as j:
-            kept = self.ib.let("kept", self[i, j])
+            saved = self.ib.let("kept", self[i, j])
             self[i, j] = self[k, j]
-            self[k, j] = kept
+            self[k, j] = saved
 
     def rotate(self, i: PrimExpr, k: PrimExpr, angle: Angle) -> None:
-        """Rows i and k, turned by an angle."""
+        """Rotate rows i and k by an angle."""
         with self.columns() as j:
             x, y = self.ib.let("x", self[i, j]), self.ib.let("y", self[k, j])
             self[i, j], self[k, j] = turned(x, y, angle)
 
     def dot(self, i: PrimExpr, k: PrimExpr, end: PrimExpr | None = None) -> PrimExpr:
-        """The product of two rows, of whole vectors up to that before column `end`."""
+        """Return the dot product of two rows, over whole vectors up to the one before
+        column `end`.
+        """
         sums = self._zeros()
         with self._block(0, end) as first, self._lanes() as lane:
             j = first + lane
             sums[lane] = sums[lane] + self[i, j] * self[k, j]
-        parts = [sums[lane] for lane in range(LANES)]
-        while len(parts) > 1:
-            parts = [a + b for a, b in zip(parts[::2], parts[1::2], strict=True)]
-        return self.ib.let("dot", parts[0])
+        partial_sums = [sums[lane] for lane in range(LANES)]
+        while len(partial_sums) > 1:
+            partial_sums = [
+                a + b for a, b in zip(partial_sums[::2], partial_sums[1::2], strict=True)
+            ]
+        return self.ib.let("dot", partial_sums[0])
 
     def reflect(self, v: BufferVar, tau: PrimExpr, top: PrimExpr, begin: ExprLike = 0) -> None:
-        """(1 - tau v v') times what is right of column `begin`; v is 0 above element `top`."""
+        """Apply (1 - tau v v') to the columns from `begin` on; v is 0 above element `top`."""
         ib = self.ib
         with self._block(begin) as first:
             sums = self._zeros()
@@ -121,19 +125,20 @@ class Rows:
 
 @contextmanager
 def each_matrix(ib: IRBuilder, batch: Shape) -> Iterator[tuple[PrimExpr, ...]]:
-    """The place of each matrix of a batch; they run in parallel."""
+    """Yield the index of each matrix of a batch, in a parallel loop."""
     with ib.for_range(0, product(batch), "matrix", kind="parallel") as n:
         yield tuple(unravel(n, batch))
 
 
 def wide_dtype(data: Tensor) -> str:
-    """What is worked in: floats below float32 are widened."""
+    """Return the working dtype: floats below float32 are widened."""
     return "float64" if data.dtype == "float64" else "float32"
 
 
 def matrices(name: str, data: Tensor, square: bool = False) -> tuple[Shape, PrimExpr, PrimExpr]:
-    """The batch, rows and columns. Raises ValueError where these are no matrices of floats, or
-    not square."""
+    """Return batch shape, rows and columns. Raises ValueError for tensors that are no float
+    matrices, or not square.
+    """
     if data.ndim < 2 or not data.dtype.startswith("float"):
         raise ValueError(f"{name}: expected matrices of floats, got {data.dtype}{data.shape}")
     rows, columns = data.shape[-2:]

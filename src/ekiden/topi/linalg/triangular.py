@@ -1,4 +1,4 @@
-"""LU and Cholesky's decomposition, and what they are for: determinants, triangular systems."""
+"""LU and Cholesky decompositions, and their solvers; determinants, triangular systems."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ekiden.topi.shape import as_dim, equal, tidy
 
 
 def _greatest_pivot(ib: IRBuilder, work: Rows, k: Var) -> PrimExpr:
-    """The row, of those from k on, with the greatest element in column k."""
+    """Return the row, from k on, with the largest absolute value in column k."""
     pivot = ib.allocate("int64", 1, "pivot", "local")
     pivot[0] = k
     with ib.for_range(k + 1, work.count, "i") as i:
@@ -26,7 +26,7 @@ def _greatest_pivot(ib: IRBuilder, work: Rows, k: Var) -> PrimExpr:
 
 
 def _eliminate(ib: IRBuilder, work: Rows, k: Var, top: PrimExpr) -> None:
-    """Column k of the rows below k becomes their shares of row k, which is subtracted."""
+    """Eliminate column k below row k; the multipliers are stored in its place."""
     with ib.for_range(k + 1, work.count, "i") as i:
         share = ib.let("share", work[i, k] / top)
         work.subtract(i, k, share, k + 1)
@@ -34,17 +34,16 @@ def _eliminate(ib: IRBuilder, work: Rows, k: Var, top: PrimExpr) -> None:
 
 
 def det(data: Tensor) -> Tensor:
-    """The determinants of the matrices in the last two axes, by elimination with the greatest
-    pivot of each column; floats below float32 are widened.
-
-    Raises ValueError for matrices that are not square.
+    """Return the determinants of the matrices in the last two axes by elimination with partial
+    pivoting; floats below float32 are widened. Raises ValueError for matrices that are not
+    square.
     """
     batch, size, _ = matrices("det", data, square=True)
     dtype = wide_dtype(data)
 
     def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
-        """A matrix at a time: the product of pivots, its sign turned by each exchange. A pivot of 0
-        makes it 0, and nothing is divided by it.
+        """Emit one matrix per iteration: the product of pivots, negated at each row exchange. A
+        zero pivot makes it 0 without a division.
         """
         ib = IRBuilder()
         source, out = ib.buffer_ptr(ins[0]), ib.buffer_ptr(outs[0])
@@ -69,18 +68,17 @@ def det(data: Tensor) -> Tensor:
 
 
 def lu_factor(data: Tensor) -> tuple[Tensor, ...]:
-    """Of matrices [.., m, n]: their factors [.., m, n], L below the diagonal, whose own is 1, and
-    U; the row [.., min(m, n)] that changed places with each; the row [.., m] of the matrix that
-    each of them is; [..] the number of the first pivot that is 0, counted from 1, or 0. int32.
-
-    The greatest pivot of each column, as LAPACK's getrf. Raises ValueError for no matrices.
+    """Return the LU factorisation of matrices [.., m, n] with partial pivoting, as LAPACK's getrf:
+    the factors [.., m, n], L below the unit diagonal, and U; the exchanged row [.., min(m, n)]
+    of each step; the permutation [.., m]; and [..] the 1-based number of the first zero pivot,
+    or 0 (int32). Raises ValueError for other ranks.
     """
     batch, rows, columns = matrices("lu_factor", data)
-    least, dtype = tidy(te.min(rows, columns)), wide_dtype(data)
+    pivot_count, dtype = tidy(te.min(rows, columns)), wide_dtype(data)
 
     def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
-        """A matrix at a time, in place. A pivot of 0 is noted, the first one's number kept, and its
-        column left: it is 0 below too.
+        """Emit one matrix per iteration, in place. The first zero pivot's number is recorded and
+        its column skipped: it is 0 below too.
         """
         ib = IRBuilder()
         source = ib.buffer_ptr(ins[0])
@@ -91,14 +89,14 @@ def lu_factor(data: Tensor) -> tuple[Tensor, ...]:
             info[at] = 0
             with ib.for_range(0, rows, "i") as i:
                 order[(*at, i)] = i
-            with ib.for_range(0, least, "k") as k:
+            with ib.for_range(0, pivot_count, "k") as k:
                 pivot = _greatest_pivot(ib, work, k)
                 pivots[(*at, k)] = pivot
                 with ib.if_scope(pivot > k):
                     work.swap(k, pivot)
-                    kept = ib.let("kept", order[(*at, k)])
+                    saved = ib.let("kept", order[(*at, k)])
                     order[(*at, k)] = order[(*at, pivot)]
-                    order[(*at, pivot)] = kept
+                    order[(*at, pivot)] = saved
                 top = ib.let("top", work[k, k])
                 with ib.if_scope(top.equal(0.0)):
                     info[at] = Select(info[at].equal(0), cast(k + 1, "int32"), info[at], "int32")
@@ -108,23 +106,21 @@ def lu_factor(data: Tensor) -> tuple[Tensor, ...]:
                 factors[(*at, i, j)] = work[i, j]
         return ib.get()
 
-    shapes = shapes_of(batch, (rows, columns), (least,), (rows,), ())
+    shapes = shapes_of(batch, (rows, columns), (pivot_count,), (rows,), ())
     return te.extern_op(shapes, [data], build, [data.dtype, *["int32"] * 3], name="lu_factor")
 
 
 def cholesky(data: Tensor) -> tuple[Tensor, ...]:
-    """Of symmetric matrices [.., n, n], whose lower triangles are read: the lower triangular L of
-    L L', and [..] the order of the first leading minor that is not positive, or 0 (int32); then L
-    has not-a-numbers from there on.
-
-    Raises ValueError for matrices that are not square.
+    """Return the lower factor L of L L' of symmetric matrices [.., n, n], whose lower triangles are
+    read, and [..] the order of the first leading minor that is not positive, or 0 (int32); L is
+    NaN from there on. Raises ValueError for matrices that are not square.
     """
     batch, size, _ = matrices("cholesky", data, square=True)
     dtype = wide_dtype(data)
 
     def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
-        """A row after the other (Cholesky and Banachiewicz); from the first minor that is not
-        positive on the root is not-a-number, which later rows take over.
+        """Emit the decomposition row by row (Cholesky-Banachiewicz); the root of the first minor
+        that is not positive is NaN and propagates.
         """
         ib = IRBuilder()
         source, (factor, info) = ib.buffer_ptr(ins[0]), map(ib.buffer_ptr, outs)
@@ -133,12 +129,12 @@ def cholesky(data: Tensor) -> tuple[Tensor, ...]:
             info[at] = 0
             with ib.for_range(0, size, "i") as i:
                 with ib.for_range(0, i, "j") as j:  # what is right of column j is 0 in row i
-                    rest = cast(source[(*at, i, j)], dtype) - work.dot(i, j, j)
-                    work[i, j] = rest / work[j, j]
-                rest = ib.let("rest", cast(source[(*at, i, i)], dtype) - work.dot(i, i))
-                is_wrong = logical_and(info[at].equal(0), Not(rest > 0.0))
+                    residual = cast(source[(*at, i, j)], dtype) - work.dot(i, j, j)
+                    work[i, j] = residual / work[j, j]
+                residual = ib.let("rest", cast(source[(*at, i, i)], dtype) - work.dot(i, i))
+                is_wrong = logical_and(info[at].equal(0), Not(residual > 0.0))
                 info[at] = Select(is_wrong, cast(i + 1, "int32"), info[at], "int32")
-                root = call_intrin("sqrt", rest)
+                root = call_intrin("sqrt", residual)
                 work[i, i] = Select(info[at] > 0, const(float("nan"), dtype), root, dtype)
             with ib.for_range(0, size, "i") as i, ib.for_range(0, size, "j") as j:
                 factor[(*at, i, j)] = work[i, j]
@@ -149,7 +145,7 @@ def cholesky(data: Tensor) -> tuple[Tensor, ...]:
 
 
 def solve_triangular(a: Tensor, b: Tensor, lower: bool, unit_diagonal: bool) -> Tensor:
-    """x of a x = b for triangular a [.., n, n] and b [.., n, k]; the other triangle of a is not
+    """Solve a x = b for triangular a [.., n, n] and b [.., n, k]; the other triangle of a is not
     read, nor its diagonal where that is said to be 1. A 0 on it gives infinities.
 
     Raises ValueError where shapes do not fit.
@@ -160,11 +156,11 @@ def solve_triangular(a: Tensor, b: Tensor, lower: bool, unit_diagonal: bool) -> 
     columns, dtype = b.shape[-1], wide_dtype(a)
 
     def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
-        """A row after the other, forwards for a lower triangle and backwards for an upper one; all
-        columns of b together, as they lie side by side in memory.
+        """Emit row-wise substitution, forwards for a lower triangle and backwards for an upper one;
+        all columns of b together, as they are contiguous.
         """
         ib = IRBuilder()
-        left, right, out = (ib.buffer_ptr(each) for each in (*ins, *outs))
+        triangle, right, out = (ib.buffer_ptr(buffer) for buffer in (*ins, *outs))
         with each_matrix(ib, batch) as at:
             work = Rows(ib, dtype, size, columns)
             work.fill(lambda i, j: right[(*at, i, j)])
@@ -172,9 +168,9 @@ def solve_triangular(a: Tensor, b: Tensor, lower: bool, unit_diagonal: bool) -> 
                 i: PrimExpr = step if lower else ib.let("i", size - 1 - step)
                 done = (as_dim(0), i) if lower else (i + 1, size)
                 with ib.for_range(*done, "k") as k:
-                    work.subtract(i, k, cast(left[(*at, i, k)], dtype))
+                    work.subtract(i, k, cast(triangle[(*at, i, k)], dtype))
                 if not unit_diagonal:
-                    top = ib.let("top", cast(left[(*at, i, i)], dtype))
+                    top = ib.let("top", cast(triangle[(*at, i, i)], dtype))
                     with ib.for_range(0, columns, "j") as j:
                         work[i, j] = work[i, j] / top
             with ib.for_range(0, size, "i") as i, ib.for_range(0, columns, "j") as j:

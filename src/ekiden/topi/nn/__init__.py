@@ -1,4 +1,4 @@
-"""Neural-network computations: dense, convolution, pooling, normalisation, activations, losses."""
+"""Neural network operators; dense, convolution, pooling, normalisation, activations, losses."""
 
 from typing import TYPE_CHECKING
 

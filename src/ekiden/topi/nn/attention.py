@@ -15,7 +15,7 @@ from ekiden.tir.stmt import Stmt
 def attention_shape(
     heads: Heads, query: Sequence[PrimExpr], value: Sequence[PrimExpr]
 ) -> tuple[PrimExpr, ...]:
-    """The shape of the result: as the query, with the width of a value."""
+    """Return the shape of the result: the query's, with the width of a value."""
     q_layout, _, v_layout, out_layout = heads.layouts
     dims = dict(zip(q_layout, query, strict=True)) | {"d": value[v_layout.index("d")]}
     return tuple(dims[axis] for axis in out_layout)
@@ -30,10 +30,10 @@ def attention(heads: Heads, inputs: Sequence[Tensor]) -> Tensor:
     def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
         return Attention(heads, ins, outs[0]).body()
 
-    (made,) = te.extern_op(
+    (result,) = te.extern_op(
         [shape], inputs, build, ["float32"], "attention", "attention", {"heads": heads}
     )
-    return made
+    return result
 
 
 __all__ = ["attention"]

@@ -1,4 +1,4 @@
-"""Bits of numbers, each in a plane of its own, packed into words."""
+"""Bit planes of integers, packed into words."""
 
 from __future__ import annotations
 
@@ -20,14 +20,13 @@ def bitpack(
     pack_type: str = "uint32",
     name: str = "QuantizeInput",
 ) -> Tensor:
-    """The lowest `bits` bits of integers: along `pack_axis` as many as a word has become one, the
-    first its highest bit; `bit_axis` of the result counts the bits, from the lowest.
-
-    Raises ValueError for another type of words, and an axis that is no multiple of their bits.
+    """Pack the lowest `bits` bits of integers into words along `pack_axis`, the first element in
+    the highest bit; `bit_axis` of the result counts the bit planes, lowest first. Raises
+    ValueError for another word type, and for an axis that is no multiple of its bits.
     """
     if pack_type not in PACK_TYPES:
-        known = ", ".join(PACK_TYPES)
-        raise ValueError(f"bitpack: pack_type must be one of {known}, got {pack_type!r}")
+        allowed = ", ".join(PACK_TYPES)
+        raise ValueError(f"bitpack: pack_type must be one of {allowed}, got {pack_type!r}")
     expect_positive("bitpack", bits=bits)
     at = normalize_axis(pack_axis, data.ndim, "bitpack")
     plane = normalize_axis(bit_axis, data.ndim + 1, "bitpack")
@@ -41,10 +40,12 @@ def bitpack(
     k = te.reduce_axis((0, width), "k")
 
     def word(*i: Var) -> PrimExpr:
-        """One bit of `width` neighbours, each shifted to its place and summed: places are apart."""
+        """Return one bit of `width` neighbours, each shifted to its place and summed: the bits are
+        disjoint.
+        """
         bit = i[plane]
-        rest = [index for n, index in enumerate(i) if n != plane]
-        where = [index * width + k if n == at else index for n, index in enumerate(rest)]
+        data_index = [index for n, index in enumerate(i) if n != plane]
+        where = [index * width + k if n == at else index for n, index in enumerate(data_index)]
         shifted = call_intrin("right_shift", data[where], cast(bit, data.dtype))
         only = cast(call_intrin("bitwise_and", shifted, const(1, data.dtype)), pack_type)
         return te.sum(call_intrin("left_shift", only, cast(width - 1 - k, pack_type)), k)

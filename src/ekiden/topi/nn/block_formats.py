@@ -1,4 +1,4 @@
-"""Formats that keep numbers of a few bits in blocks, as GGUF files have them: a row for each.
+"""Block-quantised number formats of GGUF files; a row for each.
 
 A block stands for `values` neighbours of a row, in groups of `group`. Number k of it is
 
@@ -29,7 +29,7 @@ Place: TypeAlias = Callable[[Any], Any]
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """`bits` of number k: those of byte `byte(k)` of the block, from bit `shift(k)` on."""
+    """Bit field of number k: `bits` bits of byte `byte(k)` of the block, from bit `shift(k)` on."""
 
     bits: int
     byte: Place
@@ -38,8 +38,9 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Whole:
-    """Whole numbers: the parts of each from the lowest bits up, less a bias; of eight bits, they
-    may have a sign instead."""
+    """Packed integers: the bit fields of each number, lowest bits first, minus a bias; 8-bit
+    numbers may be signed instead.
+    """
 
     parts: tuple[Part, ...]
     bias: int = 0
@@ -47,23 +48,23 @@ class Whole:
 
     @property
     def bits(self) -> int:
-        """Of a number."""
-        return sum(part.bits for part in self.parts)
+        """Return the number of bits of a number."""
+        return sum(bit_field.bits for bit_field in self.parts)
 
     @property
     def least(self) -> int:
-        """The smallest number."""
+        """Return the smallest number."""
         return -(1 << (self.bits - 1)) if self.signed else -self.bias
 
     @property
     def most(self) -> int:
-        """The largest number."""
+        """Return the largest number."""
         return self.least + (1 << self.bits) - 1
 
 
 @dataclass(frozen=True, slots=True)
 class Real:
-    """Numbers of groups: the float16 at byte `at`, times `factor`, times `sign`."""
+    """Scale of groups: the float16 at byte `at`, times `factor`, times `sign`."""
 
     at: int
     factor: Whole | None = None
@@ -72,10 +73,8 @@ class Real:
 
 @dataclass(frozen=True, slots=True)
 class BlockFormat:
-    """One row of the table.
-
-    name: what `Weight.format` and operators call it. code: its number in GGUF files. values, size:
-    of a block, and its bytes.
+    """Block format: its name in `Weight.format` and operators, its code in GGUF files, the values
+    and bytes of a block, and how levels, scales and offsets are stored.
     """
 
     name: str
@@ -94,24 +93,25 @@ class BlockFormat:
 
     @property
     def bits_per_value(self) -> float:
-        """All bytes of a block shared out."""
+        """Return the bits per value, scales included."""
         return 8 * self.size / self.values
 
     def decode(self, blocks: Bytes) -> Floats:
-        """uint8 [..., blocks, size] as float32 [..., blocks * values]."""
+        """Decode uint8 [..., blocks, size] to float32 [..., blocks * values]."""
         levels = whole(self.levels, blocks, self.values).astype(np.float32)
         grouped = levels.reshape(*blocks.shape[:-1], self.groups, self.group)
         with np.errstate(all="ignore"):  # scales may be anything
-            found = grouped * real(self.scale, blocks, self.groups)[..., None]
+            decoded = grouped * real(self.scale, blocks, self.groups)[..., None]
             if self.offset is not None:
-                found = found + real(self.offset, blocks, self.groups)[..., None]
+                decoded = decoded + real(self.offset, blocks, self.groups)[..., None]
         shape = *blocks.shape[:-2], blocks.shape[-2] * self.values
-        return np.asarray(found, np.float32).reshape(shape)
+        return np.asarray(decoded, np.float32).reshape(shape)
 
     def encode(self, numbers: Floats) -> Bytes:
-        """float32 [..., n * values] as uint8 [..., n, size], without a search for better scales; of
-        formats without factors bit-equal to `gguf.quantize`. Raises ValueError where the last axis
-        is no whole number of blocks."""
+        """Encode float32 [..., n * values] as uint8 [..., n, size], without a search for better
+        scales; of formats without factors bit-equal to `gguf.quantize`. Raises ValueError where
+        the last axis is no whole number of blocks.
+        """
         if numbers.ndim == 0 or numbers.shape[-1] % self.values:
             raise ValueError(
                 f"{self.name}: rows of a multiple of {self.values} numbers expected, got"
@@ -125,45 +125,47 @@ class BlockFormat:
 
 
 def whole(number: Whole, blocks: Bytes, count: int) -> NDArray[np.int16]:
-    """The first `count` whole numbers of each block: int16 [..., count]."""
+    """Return the first `count` integers of each block: int16 [..., count]."""
     k, low = np.arange(count), 0
-    found = np.zeros((*blocks.shape[:-1], count), np.uint8)
-    for part in number.parts:
-        shift = np.broadcast_to(part.shift(k), k.shape).astype(np.uint8)
-        found |= (blocks[..., part.byte(k)] >> shift & np.uint8((1 << part.bits) - 1)) << low
-        low += part.bits
+    numbers = np.zeros((*blocks.shape[:-1], count), np.uint8)
+    for bit_field in number.parts:
+        shift = np.broadcast_to(bit_field.shift(k), k.shape).astype(np.uint8)
+        numbers |= (
+            blocks[..., bit_field.byte(k)] >> shift & np.uint8((1 << bit_field.bits) - 1)
+        ) << low
+        low += bit_field.bits
     if number.signed:
-        return found.view(np.int8).astype(np.int16)
-    return found.astype(np.int16) - np.int16(number.bias)
+        return numbers.view(np.int8).astype(np.int16)
+    return numbers.astype(np.int16) - np.int16(number.bias)
 
 
 def put_whole(number: Whole, blocks: Bytes, numbers: NDArray[np.int16]) -> None:
     """Write the numbers [..., count] into blocks whose bits there are 0."""
     k = np.arange(numbers.shape[-1])
     stored = (numbers + (0 if number.signed else number.bias)).astype(np.uint8)
-    for part in number.parts:
-        shifts = np.broadcast_to(part.shift(k), k.shape)
-        bits = stored & np.uint8((1 << part.bits) - 1)
+    for bit_field in number.parts:
+        shifts = np.broadcast_to(bit_field.shift(k), k.shape)
+        bits = stored & np.uint8((1 << bit_field.bits) - 1)
         for shift in np.unique(shifts):  # no two numbers of one shift lie in the same byte
             chosen = k[shifts == shift]
-            blocks[..., part.byte(chosen)] |= bits[..., chosen] << np.uint8(shift)
-        stored = stored >> np.uint8(part.bits)
+            blocks[..., bit_field.byte(chosen)] |= bits[..., chosen] << np.uint8(shift)
+        stored = stored >> np.uint8(bit_field.bits)
 
 
 def halves(blocks: Bytes, at: int) -> Floats:
-    """The float16 at byte `at` of each block: float32 [..., 1]."""
+    """Return the float16 at byte `at` of each block: float32 [..., 1]."""
     pair = np.ascontiguousarray(blocks[..., at : at + 2])
     return pair.view("<f2").astype(np.float32)
 
 
 def real(number: Real, blocks: Bytes, groups: int) -> Floats:
-    """The number of each group: float32 [..., groups]."""
-    found = halves(blocks, number.at)
+    """Return the scale of each group: float32 [..., groups]."""
+    scales = halves(blocks, number.at)
     if number.factor is None:
-        found = np.repeat(found, groups, axis=-1)
+        scales = np.repeat(scales, groups, axis=-1)
     else:
-        found = found * whole(number.factor, blocks, groups).astype(np.float32)
-    return found if number.sign > 0 else -found
+        scales = scales * whole(number.factor, blocks, groups).astype(np.float32)
+    return scales if number.sign > 0 else -scales
 
 
 def _encoded(row: BlockFormat, grouped: Floats) -> Bytes:
@@ -189,7 +191,7 @@ def _encoded(row: BlockFormat, grouped: Floats) -> Bytes:
 
 
 def _extreme(grouped: Floats, levels: Whole) -> Floats:
-    """The scale that takes the number farthest from 0 to the end of the levels."""
+    """Return the scale that maps the value farthest from 0 to the end of the levels."""
     if levels.signed:
         return np.asarray(np.abs(grouped).max(axis=-1) / np.float32(levels.most), np.float32)
     at = np.abs(grouped).argmax(axis=-1)[..., None]
@@ -197,7 +199,7 @@ def _extreme(grouped: Floats, levels: Whole) -> Floats:
 
 
 def _rounded(scaled: Floats, levels: Whole) -> NDArray[np.int16]:
-    """The nearest levels: of two, the greater one, or that farther from 0 if levels have a sign."""
+    """Return the nearest levels; ties round up, or away from 0 for signed levels."""
     if levels.signed:
         below = np.floor(np.abs(scaled))
         near = np.copysign(below + np.floor(2 * (np.abs(scaled) - below)), scaled)
@@ -207,20 +209,21 @@ def _rounded(scaled: Floats, levels: Whole) -> NDArray[np.int16]:
     return np.asarray(near.clip(levels.least, levels.most).astype(np.int16))
 
 
-def _put_real(number: Real, blocks: Bytes, wanted: Floats) -> Floats:
-    """Write the numbers of groups, as near as they can be; give what to multiply by instead of
-    dividing by them: exactly those wanted where nothing but float16 rounds them."""
+def _put_real(number: Real, blocks: Bytes, scales: Floats) -> Floats:
+    """Write the groups' scales as exactly as possible, and return the reciprocals to multiply by:
+    of the requested scales where only float16 rounds them.
+    """
     if number.factor is None:
-        _put_half(blocks, number.at, wanted * np.float32(number.sign))
-        return _inverse(wanted)
-    wanted = wanted * np.float32(number.sign)
+        _put_half(blocks, number.at, scales * np.float32(number.sign))
+        return _inverse(scales)
+    scales = scales * np.float32(number.sign)
     factor = number.factor
-    at = np.abs(wanted).argmax(axis=-1)[..., None]
+    at = np.abs(scales).argmax(axis=-1)[..., None]
     end = factor.least if factor.least < 0 else factor.most
-    half = np.take_along_axis(wanted, at, -1) / np.float32(end)
+    half = np.take_along_axis(scales, at, -1) / np.float32(end)
     _put_half(blocks, number.at, half)
-    put_whole(factor, blocks, _rounded(wanted * _inverse(halves(blocks, number.at)), factor))
-    return _inverse(real(number, blocks, wanted.shape[-1]))
+    put_whole(factor, blocks, _rounded(scales * _inverse(halves(blocks, number.at)), factor))
+    return _inverse(real(number, blocks, scales.shape[-1]))
 
 
 def _put_half(blocks: Bytes, at: int, number: Floats) -> None:
@@ -235,8 +238,10 @@ def _inverse(number: Floats) -> Floats:
 
 
 def _runs(at: int, length: int, bits: int, first: int = 0) -> Part:
-    """From byte `at`: `length` numbers, each in a byte of its own from bit `first` on, then as many
-    in the next bits of these bytes; after the last bits come the next bytes."""
+    """Return the bit field of numbers in runs: from byte `at`, `length` numbers, each in a byte of
+    its own from bit `first` on, then as many in the next bits of these bytes, then in the
+    following bytes.
+    """
     deep = (8 - first) // bits
     return Part(
         bits,
@@ -246,7 +251,7 @@ def _runs(at: int, length: int, bits: int, first: int = 0) -> Part:
 
 
 def _bytes(at: int, bits: int = 8, first: int = 0) -> Part:
-    """Each in a byte of its own."""
+    """Return the bit field of numbers in a byte each."""
     return Part(bits, lambda k: k + at, lambda k: k * 0 + first)
 
 

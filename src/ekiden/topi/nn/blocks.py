@@ -1,4 +1,4 @@
-"""Products with weights in blocks (block_formats.py), and rows of such weights.
+"""Matrix products with block-quantised weights (block_formats.py), and gathers of their rows.
 
 plain    weight uint8 [N][blocks][size], as files have it
 packed   weight uint8 [panels][blocks][...]: what a block has of the rows of a panel, where a row is
@@ -54,7 +54,7 @@ Load = Callable[[PrimExpr], PrimExpr]
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """Where things lie in a packed block: places in bytes from its beginning."""
+    """Layout of a packed block: byte offsets from its beginning."""
 
     format: BlockFormat
     panel: int
@@ -72,12 +72,12 @@ class Packed:
 
     @property
     def words_at(self) -> int:
-        """The words of the first unit."""
+        """Return the offset of the words of the first unit."""
         return 2 * self.panel * len(self.scales)
 
     @property
     def groups(self) -> int:
-        """Of a unit."""
+        """Return the number of groups of a unit."""
         return UNIT // self.format.group
 
     @property
@@ -87,35 +87,38 @@ class Packed:
 
     @property
     def factors_at(self) -> int:
-        """The factors of the first group, from the beginning of its unit."""
+        """Return the offset of the first group's factors in its unit."""
         return self.words * WORD * self.panel
 
     @property
     def words(self) -> int:
-        """Of a unit."""
+        """Return the number of words of a unit."""
         return self.format.levels.bits
 
-    def word(self, part: int, number: Index) -> Index:
-        """The place among the words of a unit of one of a part of the levels: behind those of other
-        parts whose first value comes before its own."""
-        parts = self.format.levels.parts
-        first, found = number * 8 // parts[part].bits, number
-        for n, other in enumerate(parts):
-            if n < part:
-                found = first * other.bits // 8 + 1 + found
-            elif n > part:
-                found = (first * other.bits + 7) // 8 + found
-        return found
+    def word(self, field_index: int, number: Index) -> Index:
+        """Return the position in a unit of a word of one bit field: after the words of other fields
+        whose first value precedes its own.
+        """
+        fields = self.format.levels.parts
+        first, position = number * 8 // fields[field_index].bits, number
+        for n, bit_field in enumerate(fields):
+            if n < field_index:
+                position = first * bit_field.bits // 8 + 1 + position
+            elif n > field_index:
+                position = (first * bit_field.bits + 7) // 8 + position
+        return position
 
     @property
     def order(self) -> list[int]:
-        """The places of the words of a unit, part after part."""
-        parts = self.format.levels.parts
-        return [self.word(n, w) for n, part in enumerate(parts) for w in range(part.bits)]
+        """Return the positions of a unit's words, bit field by bit field."""
+        fields = self.format.levels.parts
+        return [
+            self.word(n, w) for n, bit_field in enumerate(fields) for w in range(bit_field.bits)
+        ]
 
     @property
     def units(self) -> int:
-        """Of a block."""
+        """Return the number of units of a block."""
         return self.format.values // UNIT
 
     @property
@@ -125,11 +128,16 @@ class Packed:
 
 
 def pack_blocks(weight: Bytes, format: str, panel: int) -> Bytes:
-    """Plain to packed."""
+    """Convert plain blocks to packed panels."""
     to = Packed(BLOCK_FORMATS[format], panel)
     row, missing = to.format, -len(weight) % panel
-    parts = [_panels(halves(weight, real.at) * real.sign, missing, panel) for real in to.scales]
-    made = [np.ascontiguousarray(part).astype("<f2").view(np.uint8) for part in parts]
+    scale_panels = [
+        _panels(halves(weight, real.at) * real.sign, missing, panel) for real in to.scales
+    ]
+    sections = [
+        np.ascontiguousarray(panel_array).astype("<f2").view(np.uint8)
+        for panel_array in scale_panels
+    ]
     factors = [
         _panels(whole(real.factor, weight, row.groups).astype(np.int8), missing, panel)
         for real in to.scales
@@ -143,13 +151,13 @@ def pack_blocks(weight: Bytes, format: str, panel: int) -> Bytes:
     if factors:
         joined = np.stack(factors, axis=3).view(np.uint8)
         units.append(joined.reshape(*units[0].shape[:3], to.unit - to.factors_at))
-    made.append(np.concatenate(units, axis=3))
-    size = made[0].shape[:2]
-    return np.concatenate([part.reshape(*size, -1) for part in made], axis=2)
+    sections.append(np.concatenate(units, axis=3))
+    size = sections[0].shape[:2]
+    return np.concatenate([section.reshape(*size, -1) for section in sections], axis=2)
 
 
 def _panels(rows: Array, missing: int, panel: int) -> Array:
-    """[rows, blocks, n, ...] as [panels, blocks, n, panel, ...]."""
+    """Reshape [rows, blocks, n, ...] to [panels, blocks, n, panel, ...]."""
     padded = np.pad(rows, ((0, missing), *((0, 0),) * (rows.ndim - 1)))
     split = padded.reshape(-1, panel, *rows.shape[1:])
     if rows.ndim == 3:
@@ -158,19 +166,19 @@ def _panels(rows: Array, missing: int, panel: int) -> Array:
 
 
 def _words(levels: Whole, values: Bytes) -> Bytes:
-    """[..., UNIT] as words [..., words, WORD]."""
-    made = []
-    for part in levels.parts:
-        bits = values & np.uint8((1 << part.bits) - 1)
-        spread = bits.reshape(*values.shape[:-1], part.bits, 8 // part.bits, WORD)
-        shifts = np.arange(8 // part.bits, dtype=np.uint8)[:, None] * np.uint8(part.bits)
-        made.append(np.bitwise_or.reduce(spread << shifts, axis=-2))
-        values = values >> np.uint8(part.bits)
-    return np.concatenate(made, axis=-2)
+    """Split levels [..., UNIT_VALUES] into words [..., words, WORD_BYTES]."""
+    words = []
+    for bit_field in levels.parts:
+        bits = values & np.uint8((1 << bit_field.bits) - 1)
+        spread = bits.reshape(*values.shape[:-1], bit_field.bits, 8 // bit_field.bits, WORD)
+        shifts = np.arange(8 // bit_field.bits, dtype=np.uint8)[:, None] * np.uint8(bit_field.bits)
+        words.append(np.bitwise_or.reduce(spread << shifts, axis=-2))
+        values = values >> np.uint8(bit_field.bits)
+    return np.concatenate(words, axis=-2)
 
 
 def unpack_blocks(packed: Bytes, format: str, panel: int) -> Floats:
-    """Packed weights as numbers: [rows of all panels, k]."""
+    """Decode packed weights: [rows of all panels, k]."""
     of = Packed(BLOCK_FORMATS[format], panel)
     row, shape = of.format, packed.shape[:2]
     units = packed[..., of.words_at :].reshape(*shape, of.units, of.unit)
@@ -179,34 +187,36 @@ def unpack_blocks(packed: Bytes, format: str, panel: int) -> Floats:
     reals, factor = [], 0
     for n, real in enumerate(of.scales):
         raw = np.ascontiguousarray(packed[..., 2 * panel * n : 2 * panel * (n + 1)])
-        found = raw.view("<f2").astype(np.float32)[:, :, None]
+        decoded = raw.view("<f2").astype(np.float32)[:, :, None]
         if real.factor is not None:
-            found = found * factors[..., factor, :]
+            decoded = decoded * factors[..., factor, :]
             factor += 1
-        reals.append(np.broadcast_to(found, (*shape, row.groups, panel))[..., None])
+        reals.append(np.broadcast_to(decoded, (*shape, row.groups, panel))[..., None])
     words = units[..., : of.factors_at].reshape(*shape, of.units, of.words, panel, WORD)
     words = words[..., of.order, :, :]
     levels = np.zeros((*shape, of.units, panel, UNIT), np.uint8)
     low = 0
-    for part in row.levels.parts:
-        mine = words[..., low : low + part.bits, :, :].swapaxes(3, 4)  # [..., panel, words, WORD]
-        shifts = np.arange(8 // part.bits, dtype=np.uint8)[:, None] * np.uint8(part.bits)
-        spread = mine[..., None, :] >> shifts & np.uint8((1 << part.bits) - 1)
+    for bit_field in row.levels.parts:
+        mine = words[..., low : low + bit_field.bits, :, :].swapaxes(
+            3, 4
+        )  # [..., panel, words, WORD]
+        shifts = np.arange(8 // bit_field.bits, dtype=np.uint8)[:, None] * np.uint8(bit_field.bits)
+        spread = mine[..., None, :] >> shifts & np.uint8((1 << bit_field.bits) - 1)
         levels |= spread.reshape(levels.shape) << np.uint8(low)
-        low += part.bits
+        low += bit_field.bits
     whole_levels = levels.astype(np.float32) + np.float32(row.levels.least)
     by_row = whole_levels.swapaxes(2, 3).reshape(*shape, panel, row.groups, row.group)
-    found = by_row * reals[0].swapaxes(2, 3)
+    decoded = by_row * reals[0].swapaxes(2, 3)
     if len(reals) > 1:
-        found = found + reals[1].swapaxes(2, 3)
-    return np.asarray(found.transpose(0, 2, 1, 3, 4).reshape(shape[0] * panel, -1), np.float32)
+        decoded = decoded + reals[1].swapaxes(2, 3)
+    return np.asarray(decoded.transpose(0, 2, 1, 3, 4).reshape(shape[0] * panel, -1), np.float32)
 
 
 # What loops compute.
 
 
 def _half(load: Load, at: PrimExpr) -> PrimExpr:
-    """The float16 at a place."""
+    """Return the float16 at an offset as float32."""
     bits = _or(load(at), _shifted("left_shift", load(at + 1), const(8, "int32")))
     half = call_intrin("reinterpret", cast(bits, "uint16"), dtype="float16")
     return cast(half, "float32")
@@ -221,37 +231,39 @@ def _shifted(name: str, a: PrimExpr, by: PrimExpr) -> PrimExpr:
 
 
 def _bits(load: Load, at: PrimExpr, shift: PrimExpr, bits: int, low: int) -> PrimExpr:
-    """Bits of a byte, moved up."""
+    """Return bits of a byte, shifted up."""
     right = _shifted("right_shift", load(at), shift)
     alone = call_intrin("bitwise_and", right, const((1 << bits) - 1, "int32"), dtype="int32")
     return _shifted("left_shift", alone, const(low, "int32")) if low else alone
 
 
 def _whole(number: Whole, load: Load, k: PrimExpr) -> PrimExpr:
-    """Whole number k of a block: int32."""
+    """Return integer k of a block: int32."""
     if number.signed:
         return cast(cast(load(number.parts[0].byte(k)), "int8"), "int32")
-    found, low = const(-number.bias, "int32"), 0
-    for part in number.parts:
-        found = found + _bits(load, part.byte(k), part.shift(k), part.bits, low)
-        low += part.bits
-    return found
+    value, low = const(-number.bias, "int32"), 0
+    for bit_field in number.parts:
+        value = value + _bits(load, bit_field.byte(k), bit_field.shift(k), bit_field.bits, low)
+        low += bit_field.bits
+    return value
 
 
 def _value(row: BlockFormat, load: Load, k: PrimExpr) -> PrimExpr:
-    """Number k of a plain block: float32."""
+    """Return number k of a plain block: float32."""
 
     def real(number: Real) -> PrimExpr:
-        """A number of the block's head: float16, times its group's whole factor if it has one."""
-        found = _half(load, const(number.at))
+        """Return a scale of the block's header: float16, times its group's integer factor if it has
+        one.
+        """
+        scale = _half(load, const(number.at))
         if number.factor is not None:
-            found = found * cast(_whole(number.factor, load, k // row.group), "float32")
-        return found
+            scale = scale * cast(_whole(number.factor, load, k // row.group), "float32")
+        return scale
 
-    found = cast(_whole(row.levels, load, k), "float32") * real(row.scale)
+    value = cast(_whole(row.levels, load, k), "float32") * real(row.scale)
     if row.offset is None:
-        return found
-    return found + real(row.offset) if row.offset.sign > 0 else found - real(row.offset)
+        return value
+    return value + real(row.offset) if row.offset.sign > 0 else value - real(row.offset)
 
 
 def _loader(weight: Tensor, *at: PrimExpr) -> Load:
@@ -259,7 +271,7 @@ def _loader(weight: Tensor, *at: PrimExpr) -> Load:
 
 
 def dense_blocks(data: Tensor, weight: Tensor, format: str) -> Tensor:
-    """data[..., k] times the transpose of a plain weight."""
+    """Multiply data[..., k] by the transpose of a plain weight."""
     row = BLOCK_FORMATS[format]
     k = te.reduce_axis((0, data.shape[-1]), "k")
 
@@ -271,7 +283,7 @@ def dense_blocks(data: Tensor, weight: Tensor, format: str) -> Tensor:
 
 
 def take_blocks(weight: Tensor, indices: Tensor, format: str) -> Tensor:
-    """Rows of a plain weight as float32; negative indices count from the end."""
+    """Gather rows of a plain weight as float32; negative indices count from the end."""
     row = BLOCK_FORMATS[format]
     shape = (*indices.shape, weight.shape[1] * row.values)
 
@@ -286,13 +298,14 @@ def take_blocks(weight: Tensor, indices: Tensor, format: str) -> Tensor:
 def dense_blocks_pack(
     data: Tensor, weight: Tensor, format: str, units: int, panel: int, activations: str
 ) -> Tensor:
-    """data[..., k] times the transpose of a packed weight; kernels may round the data to bytes if
-    `activations` are "int8"."""
+    """Multiply data[..., k] by the transpose of a packed weight; kernels may round the data to
+    bytes if `activations` are "int8".
+    """
     of = Packed(BLOCK_FORMATS[format], panel)
     k = te.reduce_axis((0, data.shape[-1]), "k")
 
     def body(*i: Var) -> PrimExpr:
-        """The product over the packed weight."""
+        """Return the sum of products with the packed weight."""
         return te.sum(data[(*i[:-1], k)] * _packed_value(of, weight, i[-1], k), k)
 
     attrs = {
@@ -307,8 +320,9 @@ def dense_blocks_pack(
 def take_blocks_pack(
     weight: Tensor, indices: Tensor, format: str, units: int, panel: int
 ) -> Tensor:
-    """Rows of a packed weight of so many `units` as float32; negative indices count from the
-    end."""
+    """Gather rows of a packed weight of `units` rows as float32; negative indices count from the
+    end.
+    """
     of = Packed(BLOCK_FORMATS[format], panel)
     shape = (*indices.shape, weight.shape[1] * of.format.values)
 
@@ -321,8 +335,9 @@ def take_blocks_pack(
 
 
 def _packed_value(of: Packed, weight: Tensor, number: PrimExpr, k: PrimExpr) -> PrimExpr:
-    """Number k of a row of a packed weight: its level times its scale (and plus its offset), which
-    the format's groups share. A row is a lane of its panel."""
+    """Return number k of a row of a packed weight: its level times its group's scale (plus its
+    offset). A row is a lane of its panel.
+    """
     row, panel = of.format, of.panel
     lane, at = number % panel, k % row.values
     load = _loader(weight, number // panel, k // row.values)
@@ -330,24 +345,24 @@ def _packed_value(of: Packed, weight: Tensor, number: PrimExpr, k: PrimExpr) -> 
     group = at // UNIT * of.unit + inside + (of.words_at + of.factors_at)
     reals = []
     for n, real in enumerate(of.scales):
-        found = _half(load, lane * 2 + 2 * panel * n)
+        number_value = _half(load, lane * 2 + 2 * panel * n)
         if real.factor is not None:
-            found = found * cast(cast(load(group + n * panel), "int8"), "float32")
-        reals.append(found)
+            number_value = number_value * cast(cast(load(group + n * panel), "int8"), "float32")
+        reals.append(number_value)
     value = cast(_packed_level(of, load, at, lane), "float32") * reals[0]
     return value + reals[1] if len(reals) > 1 else value
 
 
 def _packed_level(of: Packed, load: Load, k: PrimExpr, lane: PrimExpr) -> PrimExpr:
-    found, low = const(of.format.levels.least, "int32"), 0
+    level, low = const(of.format.levels.least, "int32"), 0
     unit, inside = k // UNIT, k % UNIT
-    for n, part in enumerate(of.format.levels.parts):
-        word = of.word(n, inside * part.bits // UNIT)
+    for n, bit_field in enumerate(of.format.levels.parts):
+        word = of.word(n, inside * bit_field.bits // UNIT)
         at = (word * of.panel + lane) * WORD + inside % WORD + of.words_at + unit * of.unit
-        shift = inside % (UNIT // part.bits) // WORD * part.bits
-        found = found + _bits(load, at, shift, part.bits, low)
-        low += part.bits
-    return found
+        shift = inside % (UNIT // bit_field.bits) // WORD * bit_field.bits
+        level = level + _bits(load, at, shift, bit_field.bits, low)
+        low += bit_field.bits
+    return level
 
 
 __all__ = ["dense_blocks", "dense_blocks_pack", "take_blocks", "take_blocks_pack"]

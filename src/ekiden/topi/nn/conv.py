@@ -1,11 +1,4 @@
-"""Convolutions as sums over windows, over one to three axes. Padding is a guard on the load, so
-that no padded copy is made.
-
-This says what is computed, and the tag and attributes of the tensor which convolution it is; how, a
-family of kernels says: register tiles of NHWC with packed weights, Winograd, depthwise, or the
-default rule for what none of them takes (layouts with channels first, weights that come at run time
-unpacked).
-"""
+"""Convolutions as sums over windows, along one to three axes."""
 
 from __future__ import annotations
 
@@ -38,8 +31,9 @@ def weight_element(
     window: Sequence[PrimExpr],
     out_per_group: PrimExpr,
 ) -> PrimExpr:
-    """The weight of an output channel, an input channel of its group and a position, whatever the
-    layout."""
+    """Return the weight of an output channel, an input channel of its group and a tap, in any
+    layout.
+    """
     tile = packed_tile(layout)
     if not tile:
         return weight[permute((out, channel, *window), f"OI{window_axes(layout)}", layout)]
@@ -55,40 +49,41 @@ def weight_element(
 def guarded(
     x: Tensor, indices: Sequence[PrimExpr], conditions: Sequence[PrimExpr], otherwise: PrimExpr
 ) -> PrimExpr:
-    """`x[indices]` where all conditions hold, without reading it elsewhere."""
+    """Return `x[indices]` where all conditions hold, without reading it elsewhere."""
     if not conditions:
         return x[indices]
     together = conditions[0]
-    for each in conditions[1:]:
-        together = logical_and(together, each)
+    for condition in conditions[1:]:
+        together = logical_and(together, condition)
     return if_then_else(together, x[indices], otherwise)
 
 
 def inside(index: PrimExpr, size: PrimExpr, before: bool, after: bool) -> list[PrimExpr]:
-    """What must hold for an index to be in range, if it can leave it before or after."""
+    """Return the range conditions of an index that can leave the range before or after."""
     return ([index >= 0] if before else []) + ([index < size] if after else [])
 
 
 def default_kernel_layout(data_layout: str, transposed: bool = False) -> str:
-    """The weight layout that goes with a data layout: OIHW with NCHW, HWIO with the others."""
+    """Return the weight layout that goes with a data layout: OIHW with NCHW, HWIO with the
+    others.
+    """
     spatial, pair = window_axes(data_layout), "IO" if transposed else "OI"
     return pair + spatial if data_layout.startswith("NC") else spatial + pair[::-1]
 
 
 def ntuple(value: int | Sequence[int], rank: int, what: str) -> tuple[int, ...]:
-    """One number per spatial axis. Raises ValueError for another number of them."""
-    many = (value,) * rank if isinstance(value, int) else tuple(value)
-    if len(many) != rank:
+    """Return one number per spatial axis. Raises ValueError for another count."""
+    values = (value,) * rank if isinstance(value, int) else tuple(value)
+    if len(values) != rank:
         raise ValueError(f"{what} must be a number or {rank} of them, got {value!r}")
-    return many
+    return values
 
 
 def pads(padding: Padding, kernel: Sequence[PrimExpr], dilation: Sequence[int]) -> tuple[int, ...]:
-    """Padding before every spatial axis, then after every one.
-
-    A number, one per axis (both sides), two per axis, "VALID" (none) or "SAME" (as much as keeps
-    the extent at stride 1, for windows of known size). Raises ValueError for another text and
-    another number of numbers."""
+    """Return the padding before every spatial axis, then after every one. Accepted are a number,
+    one per axis (both sides), two per axis, "VALID" (none) and "SAME" (keeps the extent at
+    stride 1, for windows of known size). Raises ValueError for anything else.
+    """
     rank = len(kernel)
     if padding == "VALID":
         return (0,) * (2 * rank)
@@ -98,12 +93,12 @@ def pads(padding: Padding, kernel: Sequence[PrimExpr], dilation: Sequence[int]) 
         return (*before, *(r - b for r, b in zip(reach, before, strict=True)))
     if isinstance(padding, str):
         raise ValueError(f"padding must be numbers, 'SAME' or 'VALID', got {padding!r}")
-    many = (padding,) * rank if isinstance(padding, int) else tuple(padding)
-    if len(many) == rank:
-        many = many * 2
-    if len(many) != 2 * rank:
+    values = (padding,) * rank if isinstance(padding, int) else tuple(padding)
+    if len(values) == rank:
+        values = values * 2
+    if len(values) != 2 * rank:
         raise ValueError(f"padding must be 1, {rank} or {2 * rank} numbers, got {padding!r}")
-    return many
+    return values
 
 
 def conv(
@@ -119,29 +114,45 @@ def conv(
     channels: int | None = None,
     out_layout: str = "",
 ) -> Tensor:
-    """The convolution over the spatial axes (one to three) of `data_layout`.
+    """Return the convolution over the spatial axes (one to three) of `data_layout`:
 
-        data[n, c, y, x], weight[o, c / groups, ky, kx]
-        out[n, o, y, x] = sum data[n, group(o) + c, y * stride + ky * dilation - pad, ...] * weight
+    out[n, o, y, x] = sum data[n, group(o) + c, y * stride + ky * dilation - pad, ...] * weight[o,
+    c, ky, kx]
 
-    Its tag names the layouts that have kernels of their own. `channels` is the number of results,
-    where the weight is packed.
+    The weight is [o, c / groups, ky, kx]. The stage's tag names the layouts that have kernels of
+    their own.
+
+    Args:
+        inp: the data.
+        filt: the weight.
+        stride: step of the window.
+        padding: see `pads`.
+        dilation: distance of taps.
+        groups: number of channel groups.
+        data_layout: layout of the data.
+        kernel_layout: layout of the weight.
+        out_dtype: dtype of the result.
+        out_layout: layout of the result.
+        channels: number of output channels where the weight is packed.
+
+    Returns:
+        The result.
     """
     axes_of = window_axes(data_layout)
     rank, plain = len(axes_of), f"NC{axes_of}"
     layout = kernel_layout or default_kernel_layout(data_layout)
-    n, given, *sizes = permute(inp.shape, data_layout, plain)
+    n, in_channels, *sizes = permute(inp.shape, data_layout, plain)
     out, per_group, *kernel = conv_weight_shape(filt.shape, layout, channels, groups)
     name = f"conv{rank}d"
     expect_positive(name, groups=groups)
     if layout.isalpha():  # tiles are filled up
-        expect_shape(name, "weight", (per_group, out % groups), (tidy(given // groups), 0))
+        expect_shape(name, "weight", (per_group, out % groups), (tidy(in_channels // groups), 0))
     strides, steps = ntuple(stride, rank, "stride"), ntuple(dilation, rank, "dilation")
     around = pads(padding, kernel, steps)
     before, after = around[:rank], around[rank:]
     extents = [
-        window_extent(*each)
-        for each in zip(sizes, kernel, strides, before, after, steps, strict=True)
+        window_extent(*window_args)
+        for window_args in zip(sizes, kernel, strides, before, after, steps, strict=True)
     ]
     result, dtype = out_layout or data_layout, out_dtype or inp.dtype
     taps = [te.reduce_axis((0, d), f"k{a.lower()}") for d, a in zip(kernel, axes_of, strict=True)]
@@ -149,7 +160,7 @@ def conv(
     out_per_group = tidy(out // groups)
 
     def body(*i: Var) -> PrimExpr:
-        """The sum over taps and the channels of one group; outside of the data, 0."""
+        """Return the sum over taps and the channels of one group; the data are 0 outside."""
         b, o, *positions = permute(i, result, plain)
         at = [
             p * s + k * d - f

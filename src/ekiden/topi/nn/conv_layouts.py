@@ -1,4 +1,4 @@
-"""Convolutions by TVM's names: one per layout, over `conv` and `conv_transpose`."""
+"""Convolutions under TVM's names; one per layout, over `conv` and `conv_transpose`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ def conv2d(
     kernel_layout: str = "",
     out_dtype: str | None = None,
 ) -> Tensor:
-    """The convolution over two axes; see `conv` for the meaning and the forms of `padding`."""
+    """Return the convolution over two axes; see `conv` for the meaning and the forms of
+    `padding`.
+    """
     return conv(input, filter, strides, padding, dilation, 1, data_layout, kernel_layout, out_dtype)
 
 
@@ -35,7 +37,7 @@ def conv2d_nchw(
     dilation: Ints,
     out_dtype: str | None = None,
 ) -> Tensor:
-    """[N, C, H, W] with weights [O, C, KH, KW]."""
+    """Return the convolution of [N, C, H, W] with weights [O, C, KH, KW]."""
     return conv(Input, Filter, stride, padding, dilation, 1, "NCHW", "OIHW", out_dtype)
 
 
@@ -47,7 +49,7 @@ def conv2d_nhwc(
     dilation: Ints,
     out_dtype: str | None = None,
 ) -> Tensor:
-    """[N, H, W, C] with weights [KH, KW, C, O]."""
+    """Return the convolution of [N, H, W, C] with weights [KH, KW, C, O]."""
     return conv(Input, Filter, stride, padding, dilation, 1, "NHWC", "HWIO", out_dtype)
 
 
@@ -59,7 +61,7 @@ def conv2d_hwcn(
     dilation: Ints,
     out_dtype: str | None = None,
 ) -> Tensor:
-    """[H, W, C, N] with weights [KH, KW, C, O]."""
+    """Return the convolution of [H, W, C, N] with weights [KH, KW, C, O]."""
     return conv(Input, Filter, stride, padding, dilation, 1, "HWCN", "HWIO", out_dtype)
 
 
@@ -72,7 +74,7 @@ def group_conv2d_nchw(
     groups: int,
     out_dtype: str | None = None,
 ) -> Tensor:
-    """[N, C, H, W] with weights [O, C / groups, KH, KW]."""
+    """Return the convolution of [N, C, H, W] with weights [O, C / groups, KH, KW]."""
     return conv(Input, Filter, stride, padding, dilation, groups, "NCHW", "OIHW", out_dtype)
 
 
@@ -85,7 +87,7 @@ def group_conv2d_nhwc(
     groups: int,
     out_dtype: str | None = None,
 ) -> Tensor:
-    """[N, H, W, C] with weights [KH, KW, C / groups, O]."""
+    """Return the convolution of [N, H, W, C] with weights [KH, KW, C / groups, O]."""
     return conv(Input, Filter, stride, padding, dilation, groups, "NHWC", "HWIO", out_dtype)
 
 
@@ -98,7 +100,9 @@ def _depthwise(
     dilation: Ints,
     out_dtype: str | None,
 ) -> Tensor:
-    """One group per channel; several results a channel are neighbours."""
+    """Return a convolution with one group per channel; several results of a channel are
+    adjacent.
+    """
     at = layouts[1].index("O")
     channels, multiplier = as_ints(weight.shape[at : at + 2])
     if multiplier != 1:
@@ -120,7 +124,9 @@ def depthwise_conv2d_nchw(
     dilation: Ints,
     out_dtype: str | None = None,
 ) -> Tensor:
-    """Each channel of [N, C, H, W] with its own weights of [C, M, KH, KW]: M results a channel."""
+    """Convolve each channel of [N, C, H, W] with its own weights of [C, M, KH, KW]: M results per
+    channel.
+    """
     return _depthwise(Input, Filter, ("NCHW", "OIHW"), stride, padding, dilation, out_dtype)
 
 
@@ -133,7 +139,9 @@ def depthwise_conv2d_nhwc(
     kernel_layout: str = "HWOI",
     out_dtype: str | None = None,
 ) -> Tensor:
-    """Each channel of [N, H, W, C] with its own weights of [KH, KW, C, M]: M results a channel."""
+    """Convolve each channel of [N, H, W, C] with its own weights of [KH, KW, C, M]: M results per
+    channel.
+    """
     return _depthwise(Input, Filter, ("NHWC", kernel_layout), stride, padding, dilation, out_dtype)
 
 
@@ -148,7 +156,7 @@ def conv1d(
     kernel_layout: str = "",
     out_dtype: str | None = None,
 ) -> Tensor:
-    """The convolution over one axis."""
+    """Return the convolution over one axis."""
     return conv(
         data, kernel, strides, padding, dilation, groups, data_layout, kernel_layout, out_dtype
     )
@@ -162,7 +170,7 @@ def conv1d_ncw(
     dilation: Ints = 1,
     out_dtype: str | None = None,
 ) -> Tensor:
-    """[N, C, W] with weights [O, C, KW]."""
+    """Return the convolution of [N, C, W] with weights [O, C, KW]."""
     return conv(data, kernel, strides, padding, dilation, 1, "NCW", "OIW", out_dtype)
 
 
@@ -174,7 +182,7 @@ def conv1d_nwc(
     dilation: Ints = 1,
     out_dtype: str | None = None,
 ) -> Tensor:
-    """[N, W, C] with weights [KW, C, O]."""
+    """Return the convolution of [N, W, C] with weights [KW, C, O]."""
     return conv(data, kernel, strides, padding, dilation, 1, "NWC", "WIO", out_dtype)
 
 
@@ -187,7 +195,7 @@ def group_conv1d_ncw(
     groups: int = 1,
     out_dtype: str | None = None,
 ) -> Tensor:
-    """[N, C, W] with weights [O, C / groups, KW]."""
+    """Return the convolution of [N, C, W] with weights [O, C / groups, KW]."""
     return conv(data, kernel, strides, padding, dilation, groups, "NCW", "OIW", out_dtype)
 
 
@@ -200,7 +208,7 @@ def group_conv1d_nwc(
     groups: int = 1,
     out_dtype: str | None = None,
 ) -> Tensor:
-    """[N, W, C] with weights [KW, C / groups, O]."""
+    """Return the convolution of [N, W, C] with weights [KW, C / groups, O]."""
     return conv(data, kernel, strides, padding, dilation, groups, "NWC", "WIO", out_dtype)
 
 
@@ -213,7 +221,7 @@ def conv3d_ncdhw(
     groups: int,
     out_dtype: str | None = None,
 ) -> Tensor:
-    """[N, C, D, H, W] with weights [O, C / groups, KD, KH, KW]."""
+    """Return the convolution of [N, C, D, H, W] with weights [O, C / groups, KD, KH, KW]."""
     return conv(Input, Filter, stride, padding, dilation, groups, "NCDHW", "OIDHW", out_dtype)
 
 
@@ -226,7 +234,7 @@ def conv3d_ndhwc(
     groups: int,
     out_dtype: str | None = None,
 ) -> Tensor:
-    """[N, D, H, W, C] with weights [KD, KH, KW, C / groups, O]."""
+    """Return the convolution of [N, D, H, W, C] with weights [KD, KH, KW, C / groups, O]."""
     return conv(Input, Filter, stride, padding, dilation, groups, "NDHWC", "DHWIO", out_dtype)
 
 
@@ -238,7 +246,7 @@ def conv1d_transpose_ncw(
     out_dtype: str | None,
     output_padding: Ints,
 ) -> Tensor:
-    """[N, C, W] with weights [C, O, KW]."""
+    """Return the transposed convolution of [N, C, W] with weights [C, O, KW]."""
     return group_conv1d_transpose_ncw(data, kernel, stride, padding, out_dtype, output_padding, 1)
 
 
@@ -251,7 +259,7 @@ def group_conv1d_transpose_ncw(
     output_padding: Ints,
     groups: int,
 ) -> Tensor:
-    """[N, C, W] with weights [C, O / groups, KW]."""
+    """Return the transposed convolution of [N, C, W] with weights [C, O / groups, KW]."""
     return conv_transpose(
         data, kernel, stride, padding, output_padding, 1, groups, "NCW", "IOW", out_dtype
     )
@@ -265,7 +273,7 @@ def conv2d_transpose_nchw(
     out_dtype: str | None,
     output_padding: Ints,
 ) -> Tensor:
-    """[N, C, H, W] with weights [C, O, KH, KW]."""
+    """Return the transposed convolution of [N, C, H, W] with weights [C, O, KH, KW]."""
     return group_conv2d_transpose_nchw(
         Input, Filter, strides, padding, out_dtype, output_padding, 1
     )
@@ -280,7 +288,7 @@ def group_conv2d_transpose_nchw(
     output_padding: Ints,
     groups: int,
 ) -> Tensor:
-    """[N, C, H, W] with weights [C, O / groups, KH, KW]."""
+    """Return the transposed convolution of [N, C, H, W] with weights [C, O / groups, KH, KW]."""
     return conv_transpose(
         data, kernel, stride, padding, output_padding, 1, groups, "NCHW", "IOHW", out_dtype
     )
@@ -294,7 +302,7 @@ def conv3d_transpose_ncdhw(
     out_dtype: str | None,
     output_padding: Ints,
 ) -> Tensor:
-    """[N, C, D, H, W] with weights [C, O, KD, KH, KW]."""
+    """Return the transposed convolution of [N, C, D, H, W] with weights [C, O, KD, KH, KW]."""
     return group_conv3d_transpose_ncdhw(
         Input, Filter, strides, padding, out_dtype, output_padding, 1
     )
@@ -309,7 +317,9 @@ def group_conv3d_transpose_ncdhw(
     output_padding: Ints,
     groups: int,
 ) -> Tensor:
-    """[N, C, D, H, W] with weights [C, O / groups, KD, KH, KW]."""
+    """Return the transposed convolution of [N, C, D, H, W] with weights [C, O / groups, KD, KH,
+    KW].
+    """
     return conv_transpose(
         data, kernel, strides, padding, output_padding, 1, groups, "NCDHW", "IODHW", out_dtype
     )

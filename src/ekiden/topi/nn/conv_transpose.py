@@ -1,5 +1,6 @@
-"""Transposed convolutions over one to three axes, gathered: each result sums the taps that reach
-it."""
+"""Transposed convolutions along one to three axes, in gather form; each result sums the taps that
+reach it.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +21,9 @@ VECTORS = 4
 
 
 def is_few(channels: int, kernel: Sequence[int], lanes: int) -> bool:
-    """Whether the output channels of all taps fit a panel of weights, and those of one are less
-    than half a vector."""
+    """Return whether the output channels of all taps fit a panel of weights, and those of one tap
+    fill less than half a vector.
+    """
     return 2 * channels <= lanes and channels * math.prod(kernel) <= VECTORS * lanes
 
 
@@ -47,9 +49,9 @@ def conv_transpose(
     out_layout: str = "",
     channels: int | None = None,
 ) -> Tensor:
-    """The transposed convolution over one to three axes, gathered: each result sums the taps that
-    reach it. The weight is [in channels, out channels / groups, window], or packed; `channels` is
-    then the number of results.
+    """Return the transposed convolution over one to three axes, in gather form: each result sums
+    the taps that reach it. The weight is [in channels, out channels / groups, window], or
+    packed; `channels` is then the number of output channels.
     """
     axes_of = window_axes(data_layout)
     rank, plain = len(axes_of), f"NC{axes_of}"
@@ -61,8 +63,8 @@ def conv_transpose(
     around, extra = pads(padding, kernel, steps), ntuple(output_padding, rank, "output_padding")
     before, after = around[:rank], around[rank:]
     extents = [
-        transposed_extent(*each)
-        for each in zip(sizes, kernel, strides, before, after, steps, extra, strict=True)
+        transposed_extent(*extent_args)
+        for extent_args in zip(sizes, kernel, strides, before, after, steps, extra, strict=True)
     ]
     per_group = tidy(c // groups)
     result, dtype = out_layout or data_layout, out_dtype or inp.dtype
@@ -71,10 +73,10 @@ def conv_transpose(
     ci = te.reduce_axis((0, per_group), "ci")
 
     def body(*i: Var) -> PrimExpr:
-        """The sum over the taps that reach a place: of k taps at a step of s each s-th one."""
+        """Return the sum over the taps that reach a position: with stride s, every s-th one."""
         b, o, *positions = permute(i, result, plain)
         windows: list[PrimExpr] = []
-        places: list[PrimExpr] = []
+        data_indices: list[PrimExpr] = []
         conditions: list[PrimExpr] = []
         for axis in range(rank):
             window, at, reaches = _tap(
@@ -82,13 +84,13 @@ def conv_transpose(
                 strides[axis], steps[axis],
             )  # fmt: skip
             windows.append(window)
-            places.append(at)
+            data_indices.append(at)
             conditions += reaches
         channel = ci if groups == 1 else (o // out_per_group) * per_group + ci
         together = conditions[0]
-        for each in conditions[1:]:
-            together = logical_and(together, each)
-        value = inp[permute((b, channel, *places), plain, data_layout)]
+        for condition in conditions[1:]:
+            together = logical_and(together, condition)
+        value = inp[permute((b, channel, *data_indices), plain, data_layout)]
         if packed_tile(layout):
             factor = weight_element(filt, layout, o, ci, windows, out_per_group)
         else:
@@ -110,18 +112,17 @@ def conv_transpose(
 
 
 def _tap_count(kernel: PrimExpr, stride: int, dilation: int) -> PrimExpr:
-    """How many taps can reach a result pixel: every stride-th one where taps are dense, else all
-    are tried."""
+    """Return how many taps can reach a result pixel: every stride-th one of undilated taps, else
+    all are tried.
+    """
     return tidy((kernel + (stride - 1)) // stride) if dilation == 1 else kernel
 
 
 def _tap(
     position: PrimExpr, j: PrimExpr, kernel: PrimExpr, size: PrimExpr, stride: int, dilation: int
 ) -> tuple[PrimExpr, PrimExpr, list[PrimExpr]]:
-    """(kernel index, data index, what must hold) of the j-th tap of a position of the uncropped
+    """Return (kernel index, data index, conditions) of the j-th tap of a position of the uncropped
     result.
-
-    position = data index * stride + kernel index * dilation.
     """
     if dilation == 1:
         tap, at = position % stride + j * stride, position // stride - j

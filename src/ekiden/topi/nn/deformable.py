@@ -1,4 +1,4 @@
-"""Convolutions that sample between pixels, and correlation of two images."""
+"""Deformable convolutions, and correlation of two images."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ Ints = int | Sequence[int]
 def bilinear(
     data: Tensor, at: Sequence[PrimExpr], rows: int, columns: int, y: PrimExpr, x: PrimExpr
 ) -> PrimExpr:
-    """The data at a place between four pixels of its axes `rows` and `columns`; 0 outside."""
-    top, left = call_intrin("floor", y), call_intrin("floor", x)
+    """Interpolate the data between four pixels of its axes `rows` and `columns`; 0 outside."""
+    top, left_column = call_intrin("floor", y), call_intrin("floor", x)
     total: PrimExpr = const(0.0, y.dtype)
     for dy in (0, 1):
         for dx in (0, 1):
-            row, column = top + float(dy), left + float(dx)
+            row, column = top + float(dy), left_column + float(dx)
             weight = (1.0 - call_intrin("abs", y - row)) * (1.0 - call_intrin("abs", x - column))
-            place = list(at)
-            place[rows], place[columns] = cast(row, "int64"), cast(column, "int64")
+            index = list(at)
+            index[rows], index[columns] = cast(row, "int64"), cast(column, "int64")
             conditions = [
-                place[rows] >= 0, place[rows] < data.shape[rows],
-                place[columns] >= 0, place[columns] < data.shape[columns],
+                index[rows] >= 0, index[rows] < data.shape[rows],
+                index[columns] >= 0, index[columns] < data.shape[columns],
             ]  # fmt: skip
-            value = guarded(data, place, conditions, const(0, data.dtype))
+            value = guarded(data, index, conditions, const(0, data.dtype))
             total = total + cast(value, y.dtype) * weight
     return total
 
@@ -48,7 +48,7 @@ def bilinear(
 def _within(
     data: Tensor, at: Sequence[PrimExpr], rows: int, columns: int, y: PrimExpr, x: PrimExpr
 ) -> PrimExpr:
-    """The same, and 0 already where the place lies before the first pixel."""
+    """Interpolate as `bilinear`, with 0 already before the first pixel."""
     ends = cast(data.shape[rows], y.dtype), cast(data.shape[columns], y.dtype)
     inside = te.all(y >= 0.0, x >= 0.0, y < ends[0], x < ends[1])
     return te.if_then_else(inside, bilinear(data, at, rows, columns, y, x), const(0.0, y.dtype))
@@ -82,35 +82,35 @@ def _deformable(
     out, per_group, kh, kw = permute(kernel.shape, kernel_layout, "OIHW")
     sy, sx = ntuple(strides, 2, "strides")
     dy, dx = ntuple(dilation, 2, "dilation")
-    top, left, _, _ = pads(padding, (kh, kw), (dy, dx))
-    sides = [side for side in map(known, (as_dim(top), as_dim(left))) if side is not None]
+    top, pad_left, _, _ = pads(padding, (kh, kw), (dy, dx))
+    sides = [side for side in map(known, (as_dim(top), as_dim(pad_left))) if side is not None]
     expect_small(name, strides=(sy, sx), dilation=(dy, dx), padding=sides)
     _, _, rows, columns = permute(offset.shape, layout, "NCHW")
     expect_shape(name, "weight", (per_group, out % groups), (tidy(c // groups), 0))
     expect_shape(name, "data", (c % groups, c % deformable_groups), (0, 0))
     taps_of = tidy(kh * kw * deformable_groups)
-    wanted = permute((n, tidy(taps_of * 2), rows, columns), "NCHW", layout)
-    expect_shape(name, "offset", offset.shape, wanted)
+    expected_shape = permute((n, tidy(taps_of * 2), rows, columns), "NCHW", layout)
+    expect_shape(name, "offset", offset.shape, expected_shape)
     if mask is not None:
-        wanted = permute((n, taps_of, rows, columns), "NCHW", layout)
-        expect_shape(name, "mask", mask.shape, wanted)
+        expected_shape = permute((n, taps_of, rows, columns), "NCHW", layout)
+        expect_shape(name, "mask", mask.shape, expected_shape)
     dtype = out_dtype or data.dtype
     wide = accumulator(dtype)
     y_axis, x_axis = layout.index("H"), layout.index("W")
     sampled_shape = (n, c, kh, kw, rows, columns)
-    each = tidy(c // deformable_groups)
+    group_channels = tidy(c // deformable_groups)
 
     def sample(b: Var, ci: Var, ky: Var, kx: Var, y: Var, x: Var) -> PrimExpr:
-        """The window's pixels, moved by the offsets: [2 * taps of each deformable group]."""
-        tap = (ci // each * kh * kw + ky * kw + kx) * 2
+        """Return the window's pixels, moved by the offsets: [2 * taps of each deformable group]."""
+        tap = (ci // group_channels * kh * kw + ky * kw + kx) * 2
         move_y, move_x = (offset[permute((b, tap + n, y, x), "NCHW", layout)] for n in (0, 1))
         row = cast(y * sy + ky * dy - top, "float32") + cast(move_y, "float32")
-        column = cast(x * sx + kx * dx - left, "float32") + cast(move_x, "float32")
+        column = cast(x * sx + kx * dx - pad_left, "float32") + cast(move_x, "float32")
         at = permute((b, ci, as_dim(0), as_dim(0)), "NCHW", layout)
         value = SAMPLERS[border](data, at, y_axis, x_axis, row, column)
         if mask is not None:
-            place = ci // each * kh * kw + ky * kw + kx
-            value = value * cast(mask[permute((b, place, y, x), "NCHW", layout)], "float32")
+            mask_channel = ci // group_channels * kh * kw + ky * kw + kx
+            value = value * cast(mask[permute((b, mask_channel, y, x), "NCHW", layout)], "float32")
         return cast(value, data.dtype)
 
     sampled = te.compute(sampled_shape, sample, name="deformed", tag="deformable_sample")
@@ -119,7 +119,7 @@ def _deformable(
     per_out = tidy(out // groups)
 
     def body(*i: Var) -> PrimExpr:
-        """The sum over taps and channels of what was sampled for them."""
+        """Return the sum over taps and channels of the sampled values."""
         b, o, y, x = permute(i, layout, "NCHW")
         channel = ci if groups == 1 else o // per_out * per_group + ci
         factor = kernel[permute((o, ci, ky, kx), "OIHW", kernel_layout)]
@@ -143,11 +143,24 @@ def deformable_conv2d_nchw(
     mask: Tensor | None = None,
     border: str = "inside",
 ) -> Tensor:
-    """A convolution whose taps are moved by offsets and sampled bilinearly (Dai et al. 2017).
+    """Return a convolution whose taps are moved by offsets and sampled bilinearly (Dai et al.
+    2017).
 
-    data [N, C, H, W], offset [N, deformable_groups * KH * KW * (y, x), OH, OW],
-    kernel [O, C / groups, KH, KW], mask [N, deformable_groups * KH * KW, OH, OW]: a factor for each
-    tap (Zhu et al. 2018). border: what lies around the image, one of SAMPLERS.
+    Args:
+        data: [N, C, H, W].
+        offset: [N, deformable_groups * KH * KW * (y, x), OH, OW].
+        kernel: [O, C / groups, KH, KW].
+        strides: step of the window.
+        padding: see `pads`.
+        dilation: distance of taps.
+        deformable_groups: number of offset groups.
+        groups: number of channel groups.
+        out_dtype: dtype of the result.
+        mask: [N, deformable_groups * KH * KW, OH, OW], a factor for each tap (Zhu et al. 2018).
+        border: values around the image, a key of SAMPLERS.
+
+    Returns:
+        [N, O, OH, OW].
     """
     return _deformable(
         data, offset, kernel, strides, padding, dilation, deformable_groups, groups, out_dtype,
@@ -167,7 +180,9 @@ def deformable_conv2d_nhwc(
     out_dtype: str | None = None,
     border: str = "inside",
 ) -> Tensor:
-    """As `deformable_conv2d_nchw`, channels last everywhere: kernel [KH, KW, C / groups, O]."""
+    """Return `deformable_conv2d_nchw` with channels last everywhere: kernel [KH, KW, C / groups,
+    O].
+    """
     return _deformable(
         data, offset, kernel, strides, padding, dilation, deformable_groups, groups, out_dtype,
         "NHWC", "HWIO", None, border,
@@ -184,18 +199,17 @@ def correlation_nchw(
     padding: Ints,
     is_multiply: bool,
 ) -> Tensor:
-    """How patches of one image match those of another displaced by up to `max_displacement`:
-    channels of the result are displacements, `stride2` apart (FlowNet's correlation layer).
-
-    Means over a patch and its channels of products, or of absolute differences.
+    """Return how patches of one image match those of another displaced by up to `max_displacement`,
+    as means over a patch and its channels of products, or of absolute differences. Channels of
+    the result are displacements, `stride2` apart (FlowNet's correlation layer).
     """
-    top, left, bottom, right = pads(padding, (as_dim(kernel_size),) * 2, (1, 1))
+    top, pad_left, bottom, right = pads(padding, (as_dim(kernel_size),) * 2, (1, 1))
     expect_shape("correlation", "data2", data2.shape, data1.shape)
     n, c, h, w = data1.shape
     radius = (kernel_size - 1) // 2
     border = max_displacement + radius
     rows = window_extent(h, 2 * border + 1, stride1, top, bottom)
-    columns = window_extent(w, 2 * border + 1, stride1, left, right)
+    columns = window_extent(w, 2 * border + 1, stride1, pad_left, right)
     reach = max_displacement // stride2
     side = 2 * reach + 1
     taps = [
@@ -209,9 +223,11 @@ def correlation_nchw(
         return guarded(data, (b, channel, y, x), conditions, const(0, data.dtype))
 
     def body(b: Var, d: Var, i: Var, j: Var) -> PrimExpr:
-        """Displacement d as (row, column) around the middle, `stride2` apart."""
+        """Return the match for displacement d as (row, column) around the centre,
+        `stride2` apart.
+        """
         y = i * stride1 + max_displacement + ky - top
-        x = j * stride1 + max_displacement + kx - left
+        x = j * stride1 + max_displacement + kx - pad_left
         a = load(data1, b, y, x)
         moved = load(data2, b, y + (d // side - reach) * stride2, x + (d % side - reach) * stride2)
         difference = a - moved

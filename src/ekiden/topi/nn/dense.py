@@ -19,12 +19,12 @@ from ekiden.topi.shape import as_dim, broadcast_shape
 
 
 def _swapped(indices: Sequence[PrimExpr], transposed: bool) -> tuple[PrimExpr, ...]:
-    """Indices into a matrix (or batch of them) that is stored transposed."""
+    """Return indices into a matrix (or a batch of them) that is stored transposed."""
     return (*indices[:-2], indices[-1], indices[-2]) if transposed else tuple(indices)
 
 
 def _with_bias(product: Tensor, bias: Tensor | None) -> Tensor:
-    """A vector added along the last axis, if there is one."""
+    """Add a vector along the last axis, if there is one."""
     if bias is None:
         return product
     return te.compute(
@@ -38,7 +38,7 @@ def _with_bias(product: Tensor, bias: Tensor | None) -> Tensor:
 def dense(
     data: Tensor, weight: Tensor, bias: Tensor | None = None, out_dtype: str | None = None
 ) -> Tensor:
-    """data[..., k] times the transpose of weight[n, k], plus bias[n]."""
+    """Multiply data[..., k] by the transpose of weight[n, k], plus bias[n]."""
     dtype = out_dtype or data.dtype
     k = te.reduce_axis((0, weight.shape[1]), "k")
     product = te.compute(
@@ -57,13 +57,12 @@ def dense_pack(
     units: int,
     tile: int,
     out_dtype: str = "",
-    places: Tensor | None = None,
+    word_indices: Tensor | None = None,
 ) -> Tensor:
-    """`dense` with the weight packed as `[ceil(units/tile)][k][tile]`, or in words of
-    neighbours as `[...][k/word][tile][word]`, of which there may be one for each of a batch.
-
-    With `places` (`[ceil(units/tile)][r]`) the last r rows of a tile are multiplied with the words
-    of data that those are the numbers of, and sums of the products of two neighbours fit int16.
+    """Compute `dense` with the weight packed as `[ceil(units/tile)][k][tile]`, or in words of
+    adjacent inputs as `[...][k/word][tile][word]`, optionally with leading batch axes. With word
+    indices (`[ceil(units/tile)][r]`) the last r rows of a tile are multiplied by the words of
+    data that they name, and sums of two adjacent products fit int16.
     """
     dtype = out_dtype or data.dtype
     word = weight.shape[-1] if len(weight.shape) >= 4 else as_dim(1)
@@ -72,24 +71,24 @@ def dense_pack(
     words = data.shape[-1] // word
 
     def read(column: PrimExpr) -> PrimExpr:
-        """Which element of the data step k multiplies: the k-th; in the last words of a column's
-        panel that of the word whose number `places` has.
+        """Return the data element of step k: the k-th, or in the last words of a column's panel
+        that of the word that its index names.
         """
         step = k // word
-        if places is None or is_const(places.shape[1], 0):
+        if word_indices is None or is_const(word_indices.shape[1], 0):
             return k
-        place = cast(places[column // tile, step - words], "int64")
-        return if_then_else(step < words, step, place) * word + k % word
+        word_index = cast(word_indices[column // tile, step - words], "int64")
+        return if_then_else(step < words, step, word_index) * word + k % word
 
     def body(*i: Var) -> PrimExpr:
-        """The product over k; the weight's place has as many axes as its layout."""
-        place = (*i[:batch], i[-1] // tile, k // word, i[-1] % tile, k % word)
-        factor = weight[place[: len(weight.shape)]]
+        """Return the sum over k; the weight's index has as many axes as its layout."""
+        weight_index = (*i[:batch], i[-1] // tile, k // word, i[-1] % tile, k % word)
+        factor = weight[weight_index[: len(weight.shape)]]
         return te.sum(cast(data[(*i[:-1], read(i[-1]))], dtype) * cast(factor, dtype), k)
 
     attrs: dict[str, object] = {"inputs": (data, weight), "units": units, "tile": tile}
-    if places is not None:
-        attrs["places"] = places
+    if word_indices is not None:
+        attrs["places"] = word_indices
     return te.compute(
         (*data.shape[:-1], as_dim(units)), body, name="dense_pack", tag="dense_pack", attrs=attrs
     )
@@ -103,7 +102,9 @@ def matmul(
     transpose_a: bool = False,
     transpose_b: bool = False,
 ) -> Tensor:
-    """a[..., m, k] times the matrix b[k, n], plus bias[n]; either may be stored transposed."""
+    """Multiply a[..., m, k] by the matrix b[k, n], plus bias[n]; either may be stored
+    transposed.
+    """
     a, b = tensor_a, tensor_b
     dtype = out_dtype or a.dtype
     columns, depth = b.shape if transpose_b else b.shape[::-1]
@@ -111,8 +112,8 @@ def matmul(
     rows = (*a.shape[:-2], a.shape[-1]) if transpose_a else a.shape[:-1]
 
     def body(*i: Var) -> PrimExpr:
-        left = a[_swapped((*i[:-1], k), transpose_a)]
-        return te.sum(cast(left, dtype) * cast(b[_swapped((k, i[-1]), transpose_b)], dtype), k)
+        lhs = a[_swapped((*i[:-1], k), transpose_a)]
+        return te.sum(cast(lhs, dtype) * cast(b[_swapped((k, i[-1]), transpose_b)], dtype), k)
 
     attrs = {"inputs": (a, b), "transpose_a": transpose_a, "transpose_b": transpose_b}
     product = te.compute((*rows, columns), body, name="matmul", tag="matmul", attrs=attrs)
@@ -127,10 +128,9 @@ def batch_matmul(
     transpose_a: bool = False,
     transpose_b: bool = True,
 ) -> Tensor:
-    """A matrix product per batch; a batch of 1 broadcasts. The second matrices are [n, k] by
-    default. (`oshape` is TVM's; the shape follows from the inputs.)
-
-    Raises ValueError when the batches do not broadcast.
+    """Multiply a matrix per batch; a batch of 1 broadcasts. The second matrices are [n, k] by
+    default. (`oshape` is TVM's; the shape follows from the inputs.) Raises ValueError if the
+    batches do not broadcast.
     """
     a, b = tensor_a, tensor_b
     dtype = out_dtype or a.dtype
@@ -142,10 +142,13 @@ def batch_matmul(
     k = te.reduce_axis((0, depth), "k")
 
     def body(n: Var, y: Var, x: Var) -> PrimExpr:
-        """The product over k; a batch of 1 is read again for each."""
-        (left,) = broadcast_indices((n,), a.shape[:1], batch)
-        (right,) = broadcast_indices((n,), b.shape[:1], batch)
-        factors = a[_swapped((left, y, k), transpose_a)], b[_swapped((right, k, x), transpose_b)]
+        """Return the sum over k; a batch of 1 is shared."""
+        (left_batch,) = broadcast_indices((n,), a.shape[:1], batch)
+        (right_batch,) = broadcast_indices((n,), b.shape[:1], batch)
+        factors = (
+            a[_swapped((left_batch, y, k), transpose_a)],
+            b[_swapped((right_batch, k, x), transpose_b)],
+        )
         return te.sum(cast(factors[0], dtype) * cast(factors[1], dtype), k)
 
     attrs = {"inputs": (a, b), "transpose_a": transpose_a, "transpose_b": transpose_b}
@@ -155,21 +158,23 @@ def batch_matmul(
 
 
 def pack_weight(weight: Tensor, kind: str, tile: int, groups: int) -> Tensor:
-    """A weight ([N, K], OIHW or OIDHW) in the layout of the packed kernels, its last tile padded
-    with zeros."""
+    """Return a weight ([N, K], OIHW or OIDHW) in the layout of the packed kernels, its last tile
+    zero-padded.
+    """
     shape = pack_weight_shape(weight.shape, kind, tile, groups)
     is_grouped = kind.startswith("group_")
     per_group = weight.shape[0] // groups if is_grouped else weight.shape[0]
     plain, word = kind.startswith("dense"), WORD_OF_KIND.get(kind)
 
     def body(*i: Var) -> PrimExpr:
-        """The packed element: the panel's row within the tile, 0 behind the last row of the
-        group."""
+        """Return a packed element: the panel's row within the tile, 0 after the group's
+        last row.
+        """
         indices: tuple[PrimExpr, ...]
         group, indices = (i[0], i[1:]) if is_grouped else (as_dim(0), i)
         if word:
-            *outer, step, row, part = indices
-            indices = (*outer, step * word + part, row)
+            *outer, step, row, word_element = indices
+            indices = (*outer, step * word + word_element, row)
         within = indices[0] * tile + indices[-1]
         inner = indices[1:-1] if plain else (indices[-2], *indices[1:-2])
         load = weight[(group * per_group + within, *inner)]

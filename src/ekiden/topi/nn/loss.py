@@ -16,11 +16,22 @@ REDUCTIONS = ("none", "sum", "mean")
 def nll_loss(
     predictions: Tensor, targets: Tensor, weights: Tensor, reduction: str, ignore_index: int
 ) -> Tensor:
-    """-predictions[n, targets[n, ...], ...] * weights[targets[n, ...]], 0 where a target is
-    ignored.
+    """Return the negative log-likelihood loss (PyTorch's nll_loss): -predictions[n, targets[n,
+    ...], ...] * weights[targets[n, ...]], 0 for ignored targets.
 
-    predictions: [N, C, ...] log-probabilities. reduction: "none", "sum" or "mean" (over the weights
-    that count). PyTorch's nll_loss. Raises ValueError for another reduction."""
+    Args:
+        predictions: log-probabilities [N, C, ...].
+        targets: classes [N, ...].
+        weights: weight of each class.
+        reduction: "none", "sum" or "mean" (over the weights that count).
+        ignore_index: the ignored target.
+
+    Returns:
+        The loss.
+
+    Raises:
+        ValueError: for another reduction.
+    """
     if reduction not in REDUCTIONS:
         raise ValueError(
             f"nll_loss: reduction must be one of {', '.join(REDUCTIONS)}, got {reduction!r}"
@@ -30,7 +41,7 @@ def nll_loss(
     def ignored(i: tuple[Var, ...]) -> PrimExpr:
         return binary(EQ, cast(targets[i], "int64"), ignore_index)
 
-    known = te.compute(  # an ignored target may be out of range
+    safe_targets = te.compute(  # an ignored target may be out of range
         targets.shape,
         lambda *i: Select(ignored(i), const(0), cast(targets[i], "int64"), "int64"),
         name="known",
@@ -38,11 +49,11 @@ def nll_loss(
     )
 
     def weight(i: tuple[Var, ...]) -> PrimExpr:
-        found = weights[from_either_end(known[i], classes)]
-        return Select(ignored(i), const(0, dtype), found, dtype)
+        class_weight = weights[from_either_end(safe_targets[i], classes)]
+        return Select(ignored(i), const(0, dtype), class_weight, dtype)
 
     def loss(*i: Var) -> PrimExpr:
-        row = (i[0], from_either_end(known[i], classes), *i[1:])
+        row = (i[0], from_either_end(safe_targets[i], classes), *i[1:])
         return const(0, dtype) - predictions[row] * weight(i)
 
     extents = extent_checks(
@@ -51,11 +62,11 @@ def nll_loss(
         (predictions.shape[0], classes, *predictions.shape[2:], weights.shape[0]),
         what=("targets", "predictions"),
     )
-    attrs = {CHECKS: (*extents, index_check("nll_loss", known, classes, 1, "target"))}
-    found = te.compute(targets.shape, loss, name="nll_loss", tag="injective", attrs=attrs)
+    attrs = {CHECKS: (*extents, index_check("nll_loss", safe_targets, classes, 1, "target"))}
+    losses = te.compute(targets.shape, loss, name="nll_loss", tag="injective", attrs=attrs)
     if reduction == "none":
-        return found
-    total = sum(found)
+        return losses
+    total = sum(losses)
     if reduction == "sum":
         return total
     counted = te.compute(targets.shape, lambda *i: weight(i), name="weights", tag="injective")
@@ -63,12 +74,12 @@ def nll_loss(
 
 
 def cross_entropy(x: Tensor, y: Tensor) -> Tensor:
-    """-sum(y * log(x)) / batch, for probabilities [N, C] and targets of that shape."""
+    """Return -sum(y * log(x)) / batch, for probabilities [N, C] and targets of that shape."""
     return _mean_entropy(x, y, True)
 
 
 def cross_entropy_with_logits(x: Tensor, y: Tensor) -> Tensor:
-    """-sum(y * x) / batch, for log-probabilities [N, C] and targets of that shape."""
+    """Return -sum(y * x) / batch, for log-probabilities [N, C] and targets of that shape."""
     return _mean_entropy(x, y, False)
 
 

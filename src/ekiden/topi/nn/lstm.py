@@ -1,4 +1,4 @@
-"""Recurrent cells over time, as a scan."""
+"""LSTM as a scan over time."""
 
 from __future__ import annotations
 
@@ -62,8 +62,9 @@ def lstm(
     )
 
     def gate(letter: str, t: PrimExpr, b: PrimExpr, h: PrimExpr) -> PrimExpr:
-        """A gate before its activation: the data's part of this step plus the last hidden state's,
-        and both biases. Row t of the states is that after step t, row 0 the one before all.
+        """Return a gate's pre-activation: the input projection of this step plus the recurrent
+        product, and both biases. Row t of the states is the state after step t, row 0 the
+        initial one.
         """
         at = hidden * weight_layout.index(letter) + h
         value = projected[t - 1, b, at] + recurrent[t, b, at]
@@ -75,8 +76,8 @@ def lstm(
         return const(0.0, Xs.dtype) if weight is None else cell * weight[h]
 
     def next_cell(t: Var, b: Var, h: Var) -> PrimExpr:
-        """The cell: f * old + i * g (Hochreiter and Schmidhuber 1997, with the forget gate of Gers
-        2000).
+        """Return the cell state: f * old + i * g (Hochreiter and Schmidhuber 1997, with the forget
+        gate of Gers 2000).
         """
         old = c_state[t - 1, b, h]
         keep = f_act(gate("F", t, b, h) + peep(p_f, old, h))
@@ -91,9 +92,9 @@ def lstm(
 
     hiddens = te.compute(shape, next_hidden, name="next_h")
     starts = [_start(first, batch, hidden, Xs.dtype) for first in (h_init, c_init)]
-    found = te.scan(starts, [hiddens, cells], [h_state, c_state], name="lstm_scan")
-    assert isinstance(found, list)
-    return _after_first(found[0], steps), _after_first(found[1], steps)
+    states = te.scan(starts, [hiddens, cells], [h_state, c_state], name="lstm_scan")
+    assert isinstance(states, list)
+    return _after_first(states[0], steps), _after_first(states[1], steps)
 
 
 def _start(first: Tensor | None, batch: PrimExpr, hidden: PrimExpr, dtype: str) -> Tensor:

@@ -1,11 +1,4 @@
-"""Products with weights of four bits that have a scale and a zero point for each block of a row.
-
-plain    weight uint8 [N][blocks][block / 2], the number of the lower k in the lower half of a byte;
-         scale float32 and point uint8 [N][blocks]
-packed   weight int32 [panels][blocks][block / 8][64]: in each word the numbers k to k + 3 in the
-         lower halves of its bytes, k + 4 to k + 7 in the upper ones; scale and point
-         [panels][blocks][64]; rows of the last panel that are none have scale 0
-"""
+"""Matrix products with int4 weights that have a scale and a zero point per block of a row."""
 
 from __future__ import annotations
 
@@ -27,13 +20,13 @@ GROUP = 8
 
 
 def unpack_nibbles(packed: Array) -> Array:
-    """[..., n] bytes as [..., 2 n] numbers, the lower half of each first."""
+    """Unpack [..., n] bytes to [..., 2 n] numbers, low nibble first."""
     halves: Array = np.stack((packed & np.uint8(15), packed >> np.uint8(4)), axis=-1)
     return halves.reshape(*packed.shape[:-1], -1)
 
 
 def pack_nibbles(weight: Array, scale: Array, point: Array) -> tuple[Array, Array, Array]:
-    """Plain to packed."""
+    """Convert a plain weight to packed panels."""
     missing = -len(weight) % PANEL
     levels = _panels(unpack_nibbles(weight), missing)  # [panels][64][blocks][block]
     words = levels.reshape(*levels.shape[:3], -1, 2, GROUP // 2)
@@ -49,7 +42,7 @@ def _panels(rows: Array, missing: int) -> Array:
 
 
 def unpack_words(packed: Array) -> Array:
-    """A packed weight as its numbers: [rows of all panels][blocks][block]."""
+    """Unpack a packed weight to its numbers: [rows of all panels][blocks][block]."""
     bytes_ = np.ascontiguousarray(packed.transpose(0, 3, 1, 2)).astype("<i4")[..., None]
     bytes_ = bytes_.view(np.uint8)
     levels = np.concatenate((bytes_ & np.uint8(15), bytes_ >> np.uint8(4)), axis=-1)
@@ -57,13 +50,15 @@ def unpack_words(packed: Array) -> Array:
 
 
 def dense_nibbles(data: Tensor, weight: Tensor, scale: Tensor, point: Tensor) -> Tensor:
-    """data[..., k] times the transpose of the plain weight; k may end within the last block."""
+    """Multiply data[..., k] by the transpose of the plain weight; k may end within the
+    last block.
+    """
     block = weight.shape[2] * 2
     k = te.reduce_axis((0, data.shape[-1]), "k")
 
     def body(*i: Var) -> PrimExpr:
-        """The sum over k of data * (level - zero point) * scale; the low half of a byte comes
-        first.
+        """Return the sum over k of data * (level - zero point) * scale; the low nibble of a byte
+        comes first.
         """
         at = (i[-1], k // block)
         byte = cast(weight[(*at, k % block // 2)], "int32")
@@ -80,17 +75,14 @@ def _half(word: PrimExpr, shift: PrimExpr) -> PrimExpr:
 
 
 def dense_nibbles_pack(inputs: Sequence[Tensor], units: int) -> Tensor:
-    """int8 data[..., k] with a step for each block times the transpose of the packed weight.
-
-    inputs: data, its steps and the sums of its blocks, the weight, its scales and zero points.
-    """
+    """Multiply int8 data[..., k] with a scale per block by the transpose of the packed weight."""
     data, step, _, weight, scale, point = inputs
     block = weight.shape[2] * GROUP
     k = te.reduce_axis((0, data.shape[-1]), "k")
 
     def body(*i: Var) -> PrimExpr:
-        """The same from int8 data and panels, whose words have the first half of a group in their
-        low nibbles, the second in their high ones.
+        """Return the sum for int8 data and panels, whose words hold the first half of a group in
+        their low nibbles and the second in their high ones.
         """
         panel, row, at = i[-1] // PANEL, i[-1] % PANEL, k // block
         shift = k % (GROUP // 2) * 8 + k % GROUP // (GROUP // 2) * 4

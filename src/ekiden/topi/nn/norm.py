@@ -1,4 +1,4 @@
-"""Normalisations: statistics as reductions, then one computation on each element.
+"""Normalisation operators; statistics as reductions, then one computation on each element.
 
     mean = sum(x) / n,   variance = sum((x - mean)^2) / n
     y = (x - mean) / sqrt(variance + epsilon) * gamma + beta
@@ -44,11 +44,24 @@ def batch_norm(
     training: bool | None = None,
     momentum: float | None = None,
 ) -> list[Tensor]:
-    """[(data - mean) / sqrt(var + epsilon) * gamma + beta, mean, var], per channel of `axis`.
+    """Return [(data - mean) / sqrt(var + epsilon) * gamma + beta, mean, var], per channel of
+    `axis`.
 
-    The defaults are axis 1, epsilon 1e-5, center (beta counts), scale (gamma counts), not training.
-    In training the statistics are those of the data, and the moving ones take them in with
-    `momentum` (0.1).
+    Args:
+        data: the tensor.
+        gamma: scale of each channel.
+        beta: offset of each channel.
+        moving_mean: mean of each channel.
+        moving_var: variance of each channel.
+        axis: the channel axis, 1 by default.
+        epsilon: 1e-5 by default.
+        center: whether beta is added (default).
+        scale: whether gamma multiplies (default).
+        training: compute the statistics from the data; the moving ones absorb them with `momentum`.
+        momentum: 0.1 by default.
+
+    Returns:
+        The normalised data and the moving statistics.
     """
     at = normalize_axis(1 if axis is None else axis, data.ndim, "batch_norm")
     small = 1e-5 if epsilon is None else epsilon
@@ -62,7 +75,9 @@ def batch_norm(
         news = [_blend(old, new, share) for old, new in pairs]
 
     def body(*i: Var) -> PrimExpr:
-        """(data - mean) * (1 / sqrt(var + epsilon) * gamma) + beta, in the dtype of the data."""
+        """Return (data - mean) * (1 / sqrt(var + epsilon) * gamma) + beta, in the dtype of the
+        data.
+        """
         c = i[at]
         factor = call_intrin("rsqrt", var[c] + const(small, var.dtype))
         value = (data[i] - mean[c]) * (factor if scale is False else factor * gamma[c])
@@ -80,7 +95,7 @@ def _blend(old: Tensor, new: Tensor, share: float) -> Tensor:
 def _moments(
     data: Tensor, axes: Sequence[int]
 ) -> tuple[Callable[[Sequence[PrimExpr]], PrimExpr], Tensor]:
-    """The mean, as a function of a row's indices, and the sum of squared distances from it."""
+    """Return the mean, as a function of a row's indices, and the sum of squared deviations."""
     wide = accumulator(data.dtype)
     count = cast(product([data.shape[a] for a in axes]), wide)
     total = reduce(data, axes, True, te.sum, "row_sum", lambda v: cast(v, wide))
@@ -103,13 +118,15 @@ def normalize(
     affine: Callable[[PrimExpr, Sequence[PrimExpr]], PrimExpr],
     name: str,
 ) -> Tensor:
-    """Rows along `axes` with mean 0 and variance 1, then `affine` of the value and its indices."""
+    """Normalise rows along `axes` to mean 0 and variance 1, then apply `affine` to the value and
+    its indices.
+    """
     mean, squares = _moments(data, axes)
     wide = accumulator(data.dtype)
     count = cast(product([data.shape[a] for a in axes]), wide)
 
     def body(*i: Var) -> PrimExpr:
-        """A row's statistics in its wide dtype; rounded once, at the end."""
+        """Normalise in the row's wide dtype; rounded once, at the end."""
         row = [as_dim(0) if n in axes else index for n, index in enumerate(i)]
         factor = call_intrin("rsqrt", squares[row] / count + const(epsilon, wide))
         return cast(affine((cast(data[i], wide) - mean(row)) * factor, i), data.dtype)
@@ -122,10 +139,12 @@ def affine(
     beta: Tensor | None,
     parameters: Callable[[Sequence[PrimExpr]], Sequence[PrimExpr]],
 ) -> Callable[[PrimExpr, Sequence[PrimExpr]], PrimExpr]:
-    """`value * gamma + beta` at the parameters of an element, where they are given."""
+    """Return the function `value * gamma + beta` at an element's parameters, where they
+    are given.
+    """
 
     def apply(value: PrimExpr, indices: Sequence[PrimExpr]) -> PrimExpr:
-        """The affine of one element; parameters may have another dtype."""
+        """Apply the affine map to one element; parameters may have another dtype."""
         at = parameters(indices)
         scaled = value if gamma is None else value * cast(gamma[at], value.dtype)
         return scaled if beta is None else scaled + cast(beta[at], value.dtype)
@@ -139,8 +158,8 @@ Axes = int | Sequence[int]
 def layer_norm(
     data: Tensor, gamma: Tensor | None, beta: Tensor | None, axis: Axes, epsilon: float = 1e-5
 ) -> Tensor:
-    """Rows along `axis` with mean 0 and variance 1, times gamma, plus beta, which have their
-    axes (None: 1 and 0).
+    """Normalise rows along `axis` to mean 0 and variance 1, times gamma, plus beta, which have
+    their axes (None: absent).
     """
     axes = normalize_axes(axis, data.ndim, "layer_norm")
     own = affine(gamma, beta, lambda i: [i[a] for a in axes])
@@ -148,7 +167,9 @@ def layer_norm(
 
 
 def rms_norm(data: Tensor, weight: Tensor, axis: Axes, epsilon: float = 1e-5) -> Tensor:
-    """data / sqrt(mean of squares + epsilon) * weight, along `axis`, whose axes the weight has."""
+    """Return data / sqrt(mean of squares + epsilon) * weight, along `axis`, whose axes the weight
+    has.
+    """
     axes = normalize_axes(axis, data.ndim, "rms_norm")
     wide = accumulator(data.dtype)
     count = cast(product([data.shape[a] for a in axes]), wide)
@@ -157,7 +178,7 @@ def rms_norm(data: Tensor, weight: Tensor, axis: Axes, epsilon: float = 1e-5) ->
     )
 
     def body(*i: Var) -> PrimExpr:
-        """In the wide dtype; rounded once, at the end."""
+        """Normalise in the wide dtype; rounded once, at the end."""
         row = [as_dim(0) if n in axes else index for n, index in enumerate(i)]
         factor = call_intrin("rsqrt", squares[row] / count + const(epsilon, wide))
         own = cast(weight[[i[a] for a in axes]], wide)
@@ -174,8 +195,8 @@ def instance_norm(
     epsilon: float = 1e-5,
     channel_axis: int = 1,
 ) -> Tensor:
-    """Each channel of each sample normalised over the axes `axis` (all but the first and the
-    channels), then times gamma, plus beta of its channel.
+    """Normalise each channel of each sample over `axis` (all axes but the first and the channels),
+    then scale by gamma and add beta of its channel.
     """
     axes = normalize_axes(axis, data.ndim, "instance_norm")
     at = normalize_axis(channel_axis, data.ndim, "instance_norm")
@@ -191,11 +212,11 @@ def group_norm(
     axes: Sequence[int],
     epsilon: float = 1e-5,
 ) -> Tensor:
-    """Groups of neighbouring channels of each sample normalised over themselves and `axes`, then
-    times gamma, plus beta of each channel.
+    """Normalise groups of adjacent channels of each sample over themselves and `axes`, then scale
+    by gamma and add beta of each channel.
     """
     axis = normalize_axis(channel_axis, data.ndim, "group_norm")
-    others = normalize_axes(axes, data.ndim, "group_norm")
+    norm_axes = normalize_axes(axes, data.ndim, "group_norm")
     per_group = tidy(data.shape[axis] // num_groups)
     grouped_shape = (*data.shape[:axis], as_dim(num_groups), per_group, *data.shape[axis + 1 :])
     grouped = te.compute(
@@ -204,7 +225,7 @@ def group_norm(
         name="grouped",
         tag="injective",
     )
-    inner = tuple(sorted({axis + 1, *(a if a < axis else a + 1 for a in others if a != axis)}))
+    inner = tuple(sorted({axis + 1, *(a if a < axis else a + 1 for a in norm_axes if a != axis)}))
     apply = affine(gamma, beta, lambda i: [i[axis] * per_group + i[axis + 1]])
     normal = normalize(grouped, inner, epsilon, apply, "group_norm")
     return te.compute(
@@ -216,7 +237,7 @@ def group_norm(
 
 
 def l2_normalize(data: Tensor, eps: float, axis: Axes | None = None) -> Tensor:
-    """data / sqrt(max(sum of squares along `axis`, eps))."""
+    """Return data / sqrt(max(sum of squares along `axis`, eps))."""
     axes = normalize_axes(axis, data.ndim, "l2_normalize")
     wide = accumulator(data.dtype)
     squares = reduce(
@@ -224,7 +245,7 @@ def l2_normalize(data: Tensor, eps: float, axis: Axes | None = None) -> Tensor:
     )
 
     def body(*i: Var) -> PrimExpr:
-        """In the wide dtype; rounded once, at the end."""
+        """Normalise in the wide dtype; rounded once, at the end."""
         row = [as_dim(0) if n in axes else index for n, index in enumerate(i)]
         length = call_intrin("sqrt", maximum(squares[row], const(eps, wide)))
         return cast(cast(data[i], wide) / length, data.dtype)
@@ -240,7 +261,9 @@ def lrn(
     beta: float = 0.75,
     bias: float = 2,
 ) -> Tensor:
-    """x / (bias + alpha / size * sum of squares over `size` channels) ** beta."""
+    """Return x / (bias + alpha / size * sum of squares over `size` channels) ** beta (local
+    response normalisation).
+    """
     at = normalize_axis(axis, data.ndim, "lrn")
     expect_positive("lrn", size=size)
     before = (size - 1) // 2
@@ -250,14 +273,14 @@ def lrn(
     offsets = range(max(-before, 1 - beyond), min(size - before, beyond))
 
     def square(i: Sequence[PrimExpr], offset: int) -> PrimExpr:
-        """The square of the channel `offset` away; 0 beyond the first and last."""
-        place = i[at] + offset
-        conditions = inside(place, extent, offset < 0, offset > 0)
-        value = wide(guarded(data, replaced(i, at, place), conditions, zero))
+        """Return the square of the channel at `offset`; 0 beyond the first and last."""
+        channel_index = i[at] + offset
+        conditions = inside(channel_index, extent, offset < 0, offset > 0)
+        value = wide(guarded(data, replaced(i, at, channel_index), conditions, zero))
         return value * value
 
     def body(*i: Var) -> PrimExpr:
-        """The window is unrolled: `size` is a small number."""
+        """Normalise one element; the window is unrolled, as `size` is small."""
         total = square(i, offsets[0])
         for offset in offsets[1:]:
             total = total + square(i, offset)
@@ -268,12 +291,12 @@ def lrn(
 
 
 def scale_shift_nchw(Input: Tensor, Scale: Tensor, Shift: Tensor) -> Tensor:  # noqa: N803
-    """[N, C, H, W] times a factor plus an offset per channel."""
+    """Return [N, C, H, W] times a factor plus an offset per channel."""
     return _scale_shift(Input, Scale, Shift, 1)
 
 
 def scale_shift_nhwc(Input: Tensor, Scale: Tensor, Shift: Tensor) -> Tensor:  # noqa: N803
-    """[N, H, W, C] times a factor plus an offset per channel."""
+    """Return [N, H, W, C] times a factor plus an offset per channel."""
     return _scale_shift(Input, Scale, Shift, 3)
 
 
@@ -287,7 +310,7 @@ def _scale_shift(data: Tensor, scale: Tensor, shift: Tensor, axis: int) -> Tenso
 
 
 def _power(base: PrimExpr, exponent: float) -> PrimExpr:
-    """base ** exponent, by square roots for the exponents in use."""
+    """Return base ** exponent, by square roots for the common exponents."""
     root = call_intrin("sqrt", base)
     if exponent == 0.75:
         return root * call_intrin("sqrt", root)

@@ -1,4 +1,4 @@
-"""Padding."""
+"""Padding operators."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ Place = Callable[[PrimExpr, PrimExpr], PrimExpr]
 
 @dataclass(frozen=True, slots=True)
 class Border:
-    """What positions beyond the data show: close before and close after it, and anywhere."""
+    """Padding mode: the data position that a border position shows, close before and after the
+    data, and anywhere.
+    """
 
     near: tuple[Place, Place]
     anywhere: Place
@@ -33,8 +35,8 @@ def pad(
     name: str = "PadInput",
     attrs: Mapping[str, object] | None = None,
 ) -> Tensor:
-    """`data` with borders of a value (a number or a tensor of rank 0); the same after as before by
-    default, negative widths crop.
+    """Pad `data` with a value (a number or a tensor of rank 0); `pad_after` defaults to
+    `pad_before`, negative widths crop.
     """
     width = _widths(data, pad_before, pad_after)
     value = pad_value[()] if isinstance(pad_value, Tensor) else convert(pad_value, data.dtype)
@@ -54,7 +56,7 @@ def mirror_pad(
     mode: str = "SYMMETRIC",
     name: str = "MirrorPadInput",
 ) -> Tensor:
-    """`data` with mirrored borders, which repeat the edge ("SYMMETRIC") or not ("REFLECT")."""
+    """Pad `data` with mirrored borders, which repeat the edge ("SYMMETRIC") or not ("REFLECT")."""
     if mode not in ("SYMMETRIC", "REFLECT"):
         raise ValueError(f"mirror_pad: mode must be SYMMETRIC or REFLECT, got {mode!r}")
     return _moved(data, _widths(data, pad_before, pad_after), BORDERS[mode.lower()], name)
@@ -76,14 +78,13 @@ def _padded_shape(data: Tensor, width: Sequence[Sequence[PrimExpr]]) -> Shape:
 
 
 def expect_shown(name: str, shape: Shape, width: Sequence[Sequence[PrimExpr]]) -> None:
-    """Check that each axis with borders has an element that they show, which is not cropped.
-
-    Raises ValueError where there is known to be none; what is not known is assumed.
+    """Check that each padded axis has an element left that its borders can show. Raises ValueError
+    where there is known to be none; unknown extents are assumed to fit.
     """
-    cut = [[min(known(w) or 0, 0) for w in each] for each in width]
-    padded = [any(known(w) != 0 for w in each) for each in width]
-    least = [1 - sum(c) if p else None for p, c in zip(padded, cut, strict=True)]
-    expect_least(name, "data", shape, least)
+    cut = [[min(known(w) or 0, 0) for w in widths] for widths in width]
+    padded = [any(known(w) != 0 for w in axis_widths) for axis_widths in width]
+    minimum_sizes = [1 - sum(c) if p else None for p, c in zip(padded, cut, strict=True)]
+    expect_least(name, "data", shape, minimum_sizes)
 
 
 def _moved(
@@ -93,11 +94,11 @@ def _moved(
     name: str,
     shape: Shape | None = None,
 ) -> Tensor:
-    """Every element of the borders is some element of the data, of which there must be one."""
+    """Pad with elements of the data, of which there must be one."""
     expect_shown(name, data.shape, width)
 
     def body(*i: Var) -> PrimExpr:
-        """The element that each axis's border rule puts at a place."""
+        """Return the element that each axis's border rule shows."""
         return data[
             [_placed(n, d, a, b, border) for n, d, (a, b) in zip(i, data.shape, width, strict=True)]
         ]
@@ -112,8 +113,8 @@ def pad_by_mode(
     mode: str,
     shape: Shape | None = None,
 ) -> Tensor:
-    """`data` with (before, after) borders per axis: a value ("constant"), which is converted
-    to the dtype of the data, or one of BORDERS. `shape` is what that gives, where widths are data.
+    """Pad `data` with (before, after) borders per axis: "constant", whose value is converted to the
+    dtype of the data, or one of PADDING_MODES. `shape` is the result's where widths are data.
     """
     if mode != "constant":
         return _moved(data, width, BORDERS[mode], "pad", shape)
@@ -150,26 +151,25 @@ def _is_at_most_zero(width: PrimExpr) -> bool:
 def _placed(
     index: PrimExpr, size: PrimExpr, before: PrimExpr, after: PrimExpr, border: Border
 ) -> PrimExpr:
-    """The element that a position of the result shows; negative widths crop first.
-
-    The borders are apart from the inside, so that loops can be cut there.
+    """Return the data position that a position of the result shows; negative widths crop first. The
+    borders are separate from the interior, so that loops can be split there.
     """
     first, cut = maximum(as_dim(0) - before, 0), maximum(as_dim(0) - after, 0)
     position, inside = index - maximum(before, 0), size - first - cut
-    found = position
+    source_position = position
     if not _is_at_most_zero(after):
         beyond = _beyond(position, inside, after, border, 1)
-        found = Select(position >= inside, beyond, found, "int64")
+        source_position = Select(position >= inside, beyond, source_position, "int64")
     if not _is_at_most_zero(before):
         beyond = _beyond(position, inside, before, border, 0)
-        found = Select(position < 0, beyond, found, "int64")
-    return first + found
+        source_position = Select(position < 0, beyond, source_position, "int64")
+    return first + source_position
 
 
 def _beyond(
     position: PrimExpr, size: PrimExpr, width: PrimExpr, border: Border, side: int
 ) -> PrimExpr:
-    """The element that a position beyond one side of the data shows."""
+    """Return the data position that a position beyond one side shows."""
     widest, extent = known(width), known(size)
     if widest is None or extent is None or widest > border.reach(extent):
         return border.anywhere(position, size)
@@ -177,14 +177,14 @@ def _beyond(
 
 
 def _reflected(position: PrimExpr, size: PrimExpr) -> PrimExpr:
-    """Back and forth with period 2 (size - 1)."""
+    """Return a reflected position, with period 2 (size - 1)."""
     period = maximum((size - 1) * 2, 1)
     phase = position % period
     return Select(phase < size, phase, period - phase, "int64")
 
 
 def _doubled(position: PrimExpr, size: PrimExpr) -> PrimExpr:
-    """Back and forth with period 2 size."""
+    """Return a mirrored position, with period 2 size."""
     phase = position % maximum(size * 2, 1)
     return Select(phase < size, phase, size * 2 - 1 - phase, "int64")
 

@@ -37,7 +37,7 @@ from ekiden.topi.shape import (
 
 
 class Window:
-    """The windows of a pooling: where each starts, and which of its taps lie in the data."""
+    """Windows of a pooling: where each starts, and which of its taps are inside the data."""
 
     def __init__(
         self,
@@ -56,17 +56,19 @@ class Window:
         self.ceil_mode = ceil_mode
 
     def taps(self) -> list[te.ReduceAxis]:
-        """A reduction variable per spatial axis."""
+        """Return a reduction variable per spatial axis."""
         return [te.reduce_axis((0, size), f"k{n}") for n, size in enumerate(self.pool_size)]
 
     def start(self, indices: Sequence[PrimExpr], n: int) -> PrimExpr:
-        """The first position of a window on the n-th spatial axis; negative in the padding."""
+        """Return the first position of a window on the n-th spatial axis; negative in the
+        padding.
+        """
         return indices[self.axes[n]] * self.strides[n] - self.before[n]
 
     def reaches(self, n: int, end: PrimExpr) -> bool:
-        """Whether the last window on the n-th spatial axis may have taps at `end` or after it, the
-        end of the data or of the padding after them; by the numbers where they are known: padding
-        and `ceil_mode` that change nothing cost nothing.
+        """Return whether the last window on the n-th spatial axis may have taps at `end` or after
+        it (the end of the data or of the padding). Known extents are used, so that padding and
+        `ceil_mode` without effect cost nothing.
         """
         count, last = known(self.shape[self.axes[n]]), known(end)
         if count is None or last is None:
@@ -78,7 +80,7 @@ class Window:
     def load(
         self, indices: Sequence[PrimExpr], taps: Sequence[PrimExpr], otherwise: PrimExpr
     ) -> PrimExpr:
-        """The data at a tap of a window, `otherwise` in the padding."""
+        """Return the data at a tap of a window, `otherwise` in the padding."""
         at, conditions = list(indices), []
         for n, axis in enumerate(self.axes):
             at[axis] = self.start(indices, n) + taps[n] * self.dilation[n]
@@ -87,7 +89,7 @@ class Window:
         return guarded(self.data, at, conditions, otherwise)
 
     def nearest(self, indices: Sequence[PrimExpr], taps: Sequence[PrimExpr]) -> PrimExpr:
-        """The data at a tap of a window, moved to the nearest element of the data."""
+        """Return the data at a tap of a window, clamped to the nearest element."""
         at = list(indices)
         for n, axis in enumerate(self.axes):
             position = self.start(indices, n) + taps[n]
@@ -97,28 +99,30 @@ class Window:
         return self.data[at]
 
     def around(self) -> list[tuple[PrimExpr, PrimExpr]]:
-        """(begin, extent) of the places that windows reach, on each axis of the data: those from
-        `begin` elements before the data on.
+        """Return (begin, extent) of the positions that windows reach on each axis, starting `begin`
+        elements before the data.
         """
-        found: list[tuple[PrimExpr, PrimExpr]] = [(const(0), d) for d in self.data.shape]
+        ranges: list[tuple[PrimExpr, PrimExpr]] = [(const(0), d) for d in self.data.shape]
         for n, axis in enumerate(self.axes):
             span = (self.shape[axis] - 1) * self.strides[n]
             last = (self.pool_size[n] - 1) * self.dilation[n]
-            found[axis] = const(self.before[n]), as_dim(tidy(span + (last + 1)))
-        return found
+            ranges[axis] = const(self.before[n]), as_dim(tidy(span + (last + 1)))
+        return ranges
 
     @property
     def holds_its_nearest(self) -> bool:
-        """Whether that element is in the window anyway, and reading it keeps vectors whole."""
+        """Return whether the clamped element is always in the window, and clamping keeps vectors
+        whole.
+        """
         dense = all(d == 1 for d in self.dilation) and not self.may_be_empty
         inner = self.data.ndim - 1 in self.axes
         return dense and not inner and all(known(self.data.shape[a]) for a in self.axes)
 
     @property
     def may_be_empty(self) -> bool:
-        """Whether the taps of a window may all lie in the padding: its maximum is the lowest value,
-        its mean 0. Taps that are apart may have the data between them, and data that may be empty
-        are in none.
+        """Return whether all taps of a window may be in the padding: its maximum is then the lowest
+        value, its mean 0. Dilated taps may straddle the data, and possibly empty data are in no
+        window.
         """
         sizes = [known(self.data.shape[axis]) for axis in self.axes]
         rows = zip(self.before, self.after, self.pool_size, self.dilation, sizes, strict=True)
@@ -128,7 +132,7 @@ class Window:
         )
 
     def count(self, indices: Sequence[PrimExpr], include_pad: bool) -> PrimExpr:
-        """How many taps of a window count, at least one."""
+        """Return the number of taps of a window that count, at least one."""
         total: PrimExpr = const(1, "int64")
         for n, axis in enumerate(self.axes):
             total = total * self._count_axis(
@@ -137,7 +141,7 @@ class Window:
         return total
 
     def _count_axis(self, start: PrimExpr, size: PrimExpr, n: int, include_pad: bool) -> PrimExpr:
-        """The taps k with low <= start + k * dilation < high."""
+        """Return the number of taps k with low <= start + k * dilation < high."""
         taps, step = const(self.pool_size[n], "int64"), self.dilation[n]
         high = size + self.after[n] if include_pad else size
         if (include_pad or self.before[n] == 0) and not self.reaches(n, high):
@@ -159,13 +163,13 @@ def _combine(
     operation: Callable[[PrimExpr, PrimExpr], PrimExpr],
     load: Callable[[Sequence[PrimExpr], Sequence[PrimExpr]], PrimExpr],
 ) -> Tensor:
-    """The taps of each window, `load`ed at (indices, taps), combined."""
+    """Return the taps of each window, loaded at (indices, taps), combined."""
     variables = window.taps()
     is_unrolled = math.prod(window.pool_size) <= UNROLLED
 
     def body(*i: Var) -> PrimExpr:
-        """All taps one after the other where they are few (UNROLLED): vectors along the result then
-        have no inner loop; else a reduction.
+        """Unroll up to MAX_UNROLLED_TAPS taps, so that vectors along the result have no inner loop;
+        else reduce.
         """
         if not is_unrolled:
             return reducer(load(i, variables), variables)
@@ -178,13 +182,12 @@ def _combine(
 
 
 def max_pool(window: Window) -> Tensor:
-    """The maximum of each window."""
+    """Return the maximum of each window."""
     lowest = te.identity("max", window.data.dtype)
 
     def load(indices: Sequence[PrimExpr], taps: Sequence[PrimExpr]) -> PrimExpr:
-        """A tap: where each window holds the element nearest to any tap outside, that element
-        stands for it, and no comparison with the bounds of the data is needed; else the dtype's
-        least.
+        """Load a tap. Where each window contains the element nearest to any outside tap, that
+        element stands in for it without bounds comparisons; else the dtype's minimum.
         """
         if window.holds_its_nearest:
             return window.nearest(indices, taps)
@@ -194,7 +197,7 @@ def max_pool(window: Window) -> Tensor:
 
 
 def avg_pool(window: Window, count_include_pad: bool) -> Tensor:
-    """The mean of each window."""
+    """Return the mean of each window."""
     dtype = window.data.dtype
     wide, zero = accumulator(dtype), const(0, dtype)
 
@@ -220,7 +223,7 @@ def _mean(total: PrimExpr, count: PrimExpr, dtype: str) -> PrimExpr:
 def _bins(
     data: Tensor, shape: Shape, axes: Sequence[int]
 ) -> tuple[list[te.ReduceAxis], Callable[[Sequence[PrimExpr], int], tuple[PrimExpr, PrimExpr]]]:
-    """Windows that divide axes into `shape` and differ by at most one in extent: reduction
+    """Return windows that divide axes into `shape` and differ by at most one in extent; reduction
     variables over the longest, and (begin, end) on the n-th axis.
     """
     sizes = [data.shape[a] for a in axes]
@@ -244,13 +247,11 @@ def _binned(
     reducer: Reducer,
     name: str,
 ) -> Tensor:
-    """`reducer` of the elements of each bin."""
+    """Return `reducer` over the elements of each bin."""
     taps, bounds = _bins(data, shape, axes)
 
     def body(*i: Var) -> PrimExpr:
-        """The elements of a bin, up to the longest bin's; those behind its end count as
-        `otherwise`.
-        """
+        """Reduce over the longest bin's extent; elements after a bin's end count as `otherwise`."""
         at, conditions = list[PrimExpr](i), []
         for n, axis in enumerate(axes):
             begin, end = bounds(i, n)
@@ -263,13 +264,14 @@ def _binned(
 
 
 def adaptive_avg_pool(data: Tensor, shape: Shape, axes: Sequence[int]) -> Tensor:
-    """The mean over windows that divide the data into `shape`; windows differ by at most one in
-    extent."""
+    """Return the mean over windows that divide the data into `shape` and differ by at most one in
+    extent.
+    """
     wide = accumulator(data.dtype)
     _, bounds = _bins(data, shape, axes)
 
     def mean_of(*i: Var) -> PrimExpr:
-        """The sum of a bin divided by the number of its elements."""
+        """Return a bin's sum divided by its number of elements."""
         count: PrimExpr = const(1, "int64")
         for n in range(len(axes)):
             begin, end = bounds(i, n)
@@ -281,7 +283,7 @@ def adaptive_avg_pool(data: Tensor, shape: Shape, axes: Sequence[int]) -> Tensor
 
 
 def adaptive_max_pool(data: Tensor, shape: Shape, axes: Sequence[int]) -> Tensor:
-    """As `adaptive_avg_pool`, the maximum."""
+    """Return the maximum over the windows of `adaptive_avg_pool`."""
     lowest = te.identity("max", data.dtype)
     return _binned(data, shape, axes, lowest, te.max, "adaptive_max_pool")
 
@@ -306,7 +308,7 @@ def _pool(
     layout: str,
     count_include_pad: bool,
 ) -> Tensor:
-    """Pooling over the spatial axes of a layout."""
+    """Pool over the spatial axes of a layout."""
     _check_kind(name, pool_type)
     axes = spatial(layout)
     rank = len(axes)
@@ -333,10 +335,9 @@ def pool1d(
     layout: str = "NCW",
     count_include_pad: bool = True,
 ) -> Tensor:
-    """The maximum ("max") or mean ("avg") of windows over one axis.
-
-    ceil_mode rounds their number up, without windows that would begin in the padding after;
-    padding counts in a mean only where asked for.
+    """Return the maximum ("max") or mean ("avg") of windows over one axis. `ceil_mode` rounds their
+    number up, without windows that would begin in the padding after; padding counts in a mean
+    only with `count_include_pad`.
     """
     return _pool("pool1d", data, kernel, stride, dilation, padding, pool_type, ceil_mode, layout,
                  count_include_pad)  # fmt: skip
@@ -353,7 +354,7 @@ def pool2d(
     layout: str = "NCHW",
     count_include_pad: bool = True,
 ) -> Tensor:
-    """As `pool1d`, over two axes."""
+    """Pool as `pool1d`, over two axes."""
     return _pool("pool2d", data, kernel, stride, dilation, padding, pool_type, ceil_mode, layout,
                  count_include_pad)  # fmt: skip
 
@@ -369,13 +370,13 @@ def pool3d(
     layout: str = "NCDHW",
     count_include_pad: bool = True,
 ) -> Tensor:
-    """As `pool1d`, over three axes."""
+    """Pool as `pool1d`, over three axes."""
     return _pool("pool3d", data, kernel, stride, dilation, padding, pool_type, ceil_mode, layout,
                  count_include_pad)  # fmt: skip
 
 
 def global_pool(data: Tensor, pool_type: str, layout: str = "NCHW") -> Tensor:
-    """The maximum or mean over all spatial axes, which become 1."""
+    """Return the maximum or mean over all spatial axes, which become 1."""
     _check_kind("global_pool", pool_type)
     return (max if pool_type == "max" else mean)(data, spatial(layout), True)
 
@@ -383,15 +384,15 @@ def global_pool(data: Tensor, pool_type: str, layout: str = "NCHW") -> Tensor:
 def _adaptive(
     name: str, data: Tensor, output_size: Dim | Sequence[Dim], pool_type: str, layout: str
 ) -> Tensor:
-    """No extents at all are those of the data."""
+    """Pool adaptively; an empty `output_size` keeps the data's extents."""
     _check_kind(name, pool_type)
     if len(data.shape) != (rank := len(parse(layout))):
         raise ValueError(f"{name}: 'data' must have {rank} dimensions, got {len(data.shape)}")
     axes = spatial(layout)
-    many = (output_size,) * len(axes) if isinstance(output_size, Dim) else output_size
+    extents = (output_size,) * len(axes) if isinstance(output_size, Dim) else output_size
     shape: Shape = data.shape
-    many = many or [shape[at] for at in axes]
-    for at, extent in zip(axes, as_shape(many), strict=True):
+    extents = extents or [shape[at] for at in axes]
+    for at, extent in zip(axes, as_shape(extents), strict=True):
         shape = replaced(shape, at, extent)
     return (adaptive_max_pool if pool_type == "max" else adaptive_avg_pool)(data, shape, axes)
 
@@ -399,21 +400,21 @@ def _adaptive(
 def adaptive_pool(
     data: Tensor, output_size: Dim | Sequence[Dim], pool_type: str, layout: str = "NCHW"
 ) -> Tensor:
-    """The maximum or mean of windows that divide two axes into `output_size`."""
+    """Return the maximum or mean of windows that divide two axes into `output_size`."""
     return _adaptive("adaptive_pool", data, output_size, pool_type, layout)
 
 
 def adaptive_pool1d(
     data: Tensor, output_size: Dim | Sequence[Dim], pool_type: str, layout: str = "NCW"
 ) -> Tensor:
-    """As `adaptive_pool`, over one axis."""
+    """Pool as `adaptive_pool`, over one axis."""
     return _adaptive("adaptive_pool1d", data, output_size, pool_type, layout)
 
 
 def adaptive_pool3d(
     data: Tensor, output_size: Dim | Sequence[Dim], pool_type: str, layout: str = "NCDHW"
 ) -> Tensor:
-    """As `adaptive_pool`, over three axes."""
+    """Pool as `adaptive_pool`, over three axes."""
     return _adaptive("adaptive_pool3d", data, output_size, pool_type, layout)
 
 
@@ -428,10 +429,9 @@ def pool_grad(
     count_include_pad: bool = True,
     layout: str = "NCHW",
 ) -> Tensor:
-    """The gradient of pool2d with respect to its data, given that of its result.
-
-    Each element sums the gradients of the windows that it is the (first) maximum of, or its share
-    of theirs.
+    """Return the gradient of pool2d with respect to its data, given that of its result: each
+    element sums the gradients of the windows whose (first) maximum it is, or its share of the
+    windows' means.
     """
     _check_kind("pool_grad", pool_type)
     axes, rank = spatial(layout), len(spatial(layout))
@@ -446,8 +446,8 @@ def pool_grad(
     zero = const(0, grads.dtype)
 
     def body(*i: Var) -> PrimExpr:
-        """The sum over the windows that cover an element: of its share of their gradient, or of
-        theirs whole where the window's first maximum is this tap.
+        """Sum over the windows that cover an element: its share of their gradient, or the whole
+        gradient where the window's first maximum is this tap.
         """
         at, conditions, taps = list[PrimExpr](i), [], []
         for n, axis in enumerate(axes):
@@ -474,14 +474,14 @@ def pool_grad(
 
 
 def _first_maximum(window: Window) -> Tensor:
-    """The flat tap at which each window has its maximum first."""
+    """Return the flat tap index of each window's first maximum."""
     lowest = te.identity("max", window.data.dtype)
     highest = max_pool(window)
     taps = reduce_axes(as_shape(window.pool_size), range(len(window.pool_size)))
     count = functools.reduce(operator.mul, window.pool_size)
 
     def body(*i: Var) -> PrimExpr:
-        """The least flat tap whose value is the maximum."""
+        """Return the smallest flat tap whose value is the maximum."""
         flat: PrimExpr = as_dim(0)
         for size, tap in zip(window.pool_size, taps, strict=True):
             flat = flat * size + tap

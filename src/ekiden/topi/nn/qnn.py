@@ -1,4 +1,4 @@
-"""The numbers by which simulated quantisation tells dtypes apart (TVM's names)."""
+"""Dtype codes of simulated quantisation (TVM's names)."""
 
 from __future__ import annotations
 

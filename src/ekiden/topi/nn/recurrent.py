@@ -1,4 +1,4 @@
-"""Layers of recurrent networks, and the layout of their weights."""
+"""Recurrent layers, and the layout of their weights."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from ekiden.topi.shape import as_dim, ceil_div, tidy
 def packed_shape(
     shape: Sequence[PrimExpr], gates: int, lanes: int, dtype: str
 ) -> tuple[PrimExpr, ...]:
-    """[ceil(hidden / lanes)][hidden][gates * lanes] for a weight [gates * hidden, hidden]; of int8
-    [...][ceil(hidden / 4)][gates * lanes][4], four neighbours of a row side by side.
+    """Return [ceil(hidden / lanes)][hidden][gates * lanes] for a weight [gates * hidden, hidden];
+    for int8 [...][ceil(hidden / 4)][gates * lanes][4], four adjacent elements of a row together.
     """
     panels, width = tidy(ceil_div(shape[1], lanes)), as_dim(gates * lanes)
     if dtype == "int8":
@@ -30,12 +30,12 @@ def packed_shape(
 
 
 def pack_recurrent(weight: Tensor, gates: int, lanes: int) -> Tensor:
-    """A recurrent weight in panels: `lanes` neighbours of each gate side by side."""
+    """Return a recurrent weight in panels: `lanes` adjacent units of each gate together."""
     hidden = weight.shape[1]
 
     def body(p: Var, k: PrimExpr, i: Var, *byte: Var) -> PrimExpr:
-        """Element k of lane i of a panel: gate after gate, in each `lanes` units; 0 beyond the last
-        unit.
+        """Return element k of lane i of a panel; gate after gate, in each `lanes` units; 0 beyond
+        the last unit.
         """
         unit = p * lanes + i % lanes
         k = k * WORD + byte[0] if byte else k
@@ -48,10 +48,10 @@ def pack_recurrent(weight: Tensor, gates: int, lanes: int) -> Tensor:
 
 
 def recurrent(cell: Cell, inputs: Sequence[Tensor]) -> list[Tensor]:
-    """All hidden states [steps, batch, hidden] and the last states [batch, hidden] (h; c of an
-    lstm) of projected data [steps, batch, gates * hidden] and a weight, packed or not, and what
-    `cell.given` names. Lengths of sequences are checked: those of a reversed layer say where in
-    the data a step is.
+    """Return all hidden states [steps, batch, hidden] and the last states [batch, hidden] (h, and c
+    for an lstm), from projected data [steps, batch, gates * hidden], a weight, packed or not,
+    and the optional inputs that the cell names. Sequence lengths are checked: in a reversed
+    layer they index the data.
     """
     data = inputs[0]
     state = (data.shape[1], tidy(data.shape[2] // cell.gates))
@@ -64,10 +64,10 @@ def recurrent(cell: Cell, inputs: Sequence[Tensor]) -> list[Tensor]:
     if "lengths" in cell.given:
         lengths = inputs[2 + cell.given.index("lengths")]
         attrs[CHECKS] = (range_check("recurrent: length", lengths, 0, data.shape[0] + 1),)
-    made = te.extern_op(
+    outputs = te.extern_op(
         shapes, inputs, build, ["float32"] * len(shapes), cell.kind, "recurrent", attrs
     )
-    return list(made)
+    return list(outputs)
 
 
 __all__ = ["pack_recurrent", "recurrent"]

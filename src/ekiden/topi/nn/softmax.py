@@ -1,6 +1,6 @@
-"""Softmax and its logarithm, in stages along one axis.
+"""Softmax and log-softmax, in stages along one axis.
 
-    m = max x,   s = sum exp(x - m),   softmax = exp(x - m) / s,   log_softmax = x - m - log s
+m = max x,   s = sum exp(x - m),   softmax = exp(x - m) / s,   log_softmax = x - m - log s
 
 Taking the maximum off changes nothing, as exp(-m) is in both parts of the quotient, and keeps exp
 below 1. log_softmax takes no logarithm of a quotient, which would be -inf where that rounds to 0. A
@@ -21,7 +21,7 @@ from ekiden.topi.shape import as_dim, normalize_axis
 
 
 def softmax(x: Tensor, axis: int = -1) -> Tensor:
-    """exp(x - max) over its sum along an axis."""
+    """Return exp(x - max) over its sum along an axis."""
     data, axis = x, normalize_axis(axis, x.ndim, "softmax")
     wide = accumulator(data.dtype)
     highest = reduce(data, (axis,), True, te.max, "softmax_max")
@@ -42,7 +42,7 @@ def softmax(x: Tensor, axis: int = -1) -> Tensor:
 
 
 def log_softmax(x: Tensor, axis: int = -1) -> Tensor:
-    """x - max - log(sum(exp(x - max))) along an axis."""
+    """Return x - max - log(sum(exp(x - max))) along an axis."""
     data, axis = x, normalize_axis(axis, x.ndim, "log_softmax")
     wide = accumulator(data.dtype)
     highest = reduce(data, (axis,), True, te.max, "softmax_max")
@@ -55,7 +55,7 @@ def log_softmax(x: Tensor, axis: int = -1) -> Tensor:
     total = te.compute(highest.shape, total_body, name="softmax_sum", tag="reduce")
 
     def body(*i: Var) -> PrimExpr:
-        """In the wide dtype; rounded once, at the end."""
+        """Compute in the wide dtype; rounded once, at the end."""
         row = _row(i, axis)
         shifted = cast(data[i], wide) - cast(highest[row], wide)
         return cast(shifted - call_intrin("log", total[row]), data.dtype)

@@ -1,4 +1,6 @@
-"""Blocks of pixels as channels or batches, and back; flattening, dilation, shifting buffers."""
+"""Space-to-depth and space-to-batch transforms and their inverses; flattening, dilation, shifting
+buffers.
+"""
 
 from __future__ import annotations
 
@@ -32,10 +34,12 @@ ORDERS = ("DCR", "CRD", "CDR")
 def depth_to_space(
     data: Tensor, block_size: int, layout: str = "NCHW", mode: str = "DCR"
 ) -> Tensor:
-    """Channels as blocks of pixels: C / block**2 channels of block times the height and width.
+    """Rearrange channels to blocks of pixels. C / block**2 channels of block times the height and
+    width.
 
     mode "DCR": the block's row and column come first in the channels, "CRD": last. ONNX
-    DepthToSpace. Raises ValueError for another mode."""
+    DepthToSpace. Raises ValueError for another mode.
+    """
     if mode not in ORDERS:
         raise ValueError(f"depth_to_space: mode must be one of {', '.join(ORDERS)}, got {mode!r}")
     n, c, h, w = permute(data.shape, layout, "NCHW")
@@ -45,7 +49,7 @@ def depth_to_space(
     channels = tidy(c // (block_size * block_size))
 
     def body(*i: Var) -> PrimExpr:
-        """The pixel's place within its block says which channels it comes from."""
+        """Return the element whose channel follows from the pixel's position in its block."""
         b, o, y, x = permute(i, layout, "NCHW")
         inner = (y % block_size) * block_size + x % block_size
         source = inner * channels + o if mode == "DCR" else o * (block_size * block_size) + inner
@@ -56,11 +60,11 @@ def depth_to_space(
 
 
 def space_to_depth(data: Tensor, block_size: int, layout: str = "NCHW") -> Tensor:
-    """Blocks of pixels as channels, the block's row and column first. ONNX SpaceToDepth."""
+    """Rearrange blocks of pixels to channels, the block's row and column first."""
     n, c, h, w = permute(data.shape, layout, "NCHW")
 
     def body(*i: Var) -> PrimExpr:
-        """The channel says which place within the block it comes from."""
+        """Return the element whose position in the block follows from the channel."""
         b, o, y, x = permute(i, layout, "NCHW")
         inner, channel = o // c, o % c
         row, column = y * block_size + inner // block_size, x * block_size + inner % block_size
@@ -79,7 +83,7 @@ def space_to_batch_nd(
     pad_after: Sequence[Dim],
     pad_value: float = 0.0,
 ) -> Tensor:
-    """The axes after the batch, padded, cut into blocks whose positions become batches."""
+    """Rearrange padded blocks of the axes after the batch: positions in a block become batches."""
     rank = len(block_shape)
     first, last = as_shape(pad_before), as_shape(pad_after)
     sizes = [
@@ -90,8 +94,8 @@ def space_to_batch_nd(
     batch = data.shape[0]
 
     def body(*i: Var) -> PrimExpr:
-        """The padded place that a position within blocks stands for; outside of the data the pad
-        value.
+        """Return the padded element of a position within blocks; the pad value outside of
+        the data.
         """
         inner = unravel(i[0] // batch, as_shape(block_shape))
         at = [i[1 + n] * block_shape[n] + inner[n] - first[n] for n in range(rank)]
@@ -109,7 +113,7 @@ def batch_to_space_nd(
     crop_begin_list: Sequence[Dim],
     crop_end_list: Sequence[Dim],
 ) -> Tensor:
-    """Batches as positions in blocks of the axes after the batch, then cropped."""
+    """Rearrange batches to positions in blocks of the axes after the batch, then crop."""
     rank = len(block_shape)
     first, last = as_shape(crop_begin_list), as_shape(crop_end_list)
     blocks = product(as_shape(block_shape))
@@ -120,7 +124,7 @@ def batch_to_space_nd(
     ]
 
     def body(*i: Var) -> PrimExpr:
-        """The batch says the position within a block, the place which block."""
+        """Return the element whose batch follows from the position in the block."""
         at = [i[1 + n] + first[n] for n in range(rank)]
         inner: PrimExpr = as_dim(0)
         for n, block in enumerate(block_shape):
@@ -133,7 +137,7 @@ def batch_to_space_nd(
 
 
 def flatten(data: Tensor) -> Tensor:
-    """Two axes: the first, and all others in one."""
+    """Return the data with two axes: the first, and all others merged."""
     shape = (data.shape[0], product(data.shape[1:]))
     return te.compute(
         shape, lambda i, j: data[(i, *unravel(j, data.shape[1:]))], name="flatten", tag="injective"
@@ -146,8 +150,7 @@ def dilate(
     dilation_value: float = 0.0,
     name: str = "DilatedInput",
 ) -> Tensor:
-    """Elements `strides` apart, a value between them. Raises ValueError for another number of
-    strides than axes."""
+    """Insert values between elements, which are then `strides` apart."""
     if len(strides) != data.ndim:
         raise ValueError(f"dilate: expected {data.ndim} strides, got {tuple(strides)}")
     for step in strides:
@@ -155,7 +158,7 @@ def dilate(
     shape = [tidy((d - 1) * s + 1) for d, s in zip(data.shape, strides, strict=True)]
 
     def body(*i: Var) -> PrimExpr:
-        """An element where every index is a multiple of its stride; the value between them."""
+        """Return an element where every index is a multiple of its stride, else the fill value."""
         exact: PrimExpr = const(True)
         for index, step in zip(i, strides, strict=True):
             if step != 1:
@@ -167,14 +170,14 @@ def dilate(
 
 
 def fifo_buffer(data: Tensor, buffer: Tensor, axis: int) -> Tensor:
-    """The buffer moved along an axis by the extent of `data`, which fills its end."""
+    """Shift the buffer along an axis by the extent of `data`, which fills its end."""
     at = normalize_axis(axis, buffer.ndim, "fifo_buffer")
     size, extent = buffer.shape[at], data.shape[at]
     expect_shape("fifo_buffer", "data", data.shape, replaced(buffer.shape, at, extent))
     expect_least("fifo_buffer", "buffer", (size,), (extent,))
 
     def body(*i: Var) -> PrimExpr:
-        """From the buffer, moved; behind its end from the new data."""
+        """Return the shifted buffer's element; after its end, the new data's."""
         old = buffer[replaced(i, at, i[at] + extent)]
         new = data[replaced(i, at, i[at] + extent - size)]
         return if_then_else(i[at] + extent < size, old, new)

@@ -1,4 +1,4 @@
-"""Images and volumes enlarged by factors."""
+"""Upsampling of images and volumes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from ekiden.topi.shape import Dim, as_dim, known, tidy
 
 
 def _scaled(extent: PrimExpr, factor: float) -> PrimExpr:
-    """An extent times a factor, rounded. Raises ValueError for a symbol times no integer."""
+    """Return an extent times a factor, rounded. Raises ValueError for a symbol times a
+    non-integer.
+    """
     number = known(extent)
     if number is not None:
         return as_dim(round(number * factor))
@@ -30,7 +32,7 @@ def upsampling(
     align_corners: bool = False,
     output_shape: Sequence[Dim] | None = None,
 ) -> Tensor:
-    """Images enlarged by factors; method "nearest_neighbor", "bilinear" or "bicubic".
+    """Enlarge images by factors; method "nearest_neighbor", "bilinear" or "bicubic".
 
     `output_shape` says the result's shape where the factors do not.
     """
@@ -55,7 +57,7 @@ def upsampling3d(
     coordinate_transformation_mode: str = "half_pixel",
     output_shape: Sequence[Dim] | None = None,
 ) -> Tensor:
-    """Volumes enlarged by factors; method "nearest_neighbor" or "trilinear"."""
+    """Enlarge volumes by factors; method "nearest_neighbor" or "trilinear"."""
     axes, factors = spatial(layout), (scale_d, scale_h, scale_w)
     size: list[Dim] = (
         [*(output_shape[a] for a in axes)]

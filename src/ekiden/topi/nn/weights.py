@@ -1,17 +1,15 @@
-"""Weight layouts of convolutions and dense layers: one place that knows their shapes.
+"""Weight layouts of convolutions and dense layers; one place that knows their shapes.
 
 OIHW, HWIO, ...   plain: out channels, in channels / groups, kernel height, width in any order
-OHWI{r}o          packed: [ceil(O/r)][KH][KW][I/groups][r], zero padded (groups = 1)
-GOHWI{r}o         packed per group: [G][ceil(O/G/r)][KH][KW][I/G][r]
-OHWI{r}o4i        packed, of bytes: [ceil(O/r)][KH][KW][I/4][r][4], as dense_u8s8
-GOHWI{r}o4i       the same per group: [G][ceil(O/G/r)][KH][KW][I/G/4][r][4]
-OHWI{r}o2i        packed, of bfloat16: [ceil(O/r)][KH][KW][I/2][r][2]
-HWOI              depthwise: [KH][KW][C][1]
-IOHW, HWIO        transposed convolutions: I in channels, O out channels / groups; packed as above
-ODHWI{r}o, ...    the same over three axes
-dense {r}         [ceil(N/r)][K][r]
-dense_u8s8 {r}    [ceil(N/r)][K/4][r][4]: four neighbours of a row side by side
-dense_bf16 {r}    [ceil(N/r)][K/2][r][2]: two of them
+OHWI{r}o          packed: [ceil(O/r)][KH][KW][I/groups][r], zero padded (groups = 1) GOHWI{r}o
+packed per group: [G][ceil(O/G/r)][KH][KW][I/G][r] OHWI{r}o4i        packed, of bytes:
+[ceil(O/r)][KH][KW][I/4][r][4], as dense_u8s8 GOHWI{r}o4i       the same per group:
+[G][ceil(O/G/r)][KH][KW][I/G/4][r][4] OHWI{r}o2i        packed, of bfloat16:
+[ceil(O/r)][KH][KW][I/2][r][2] HWOI              depthwise: [KH][KW][C][1] IOHW, HWIO
+transposed convolutions: I in channels, O out channels / groups; packed as above ODHWI{r}o, ...
+the same over three axes dense {r}         [ceil(N/r)][K][r] dense_u8s8 {r}
+[ceil(N/r)][K/4][r][4]: four neighbours of a row side by side dense_bf16 {r}
+[ceil(N/r)][K/2][r][2]: two of them
 """
 
 from __future__ import annotations
@@ -45,8 +43,9 @@ WORD_OF_KIND = {
 def conv_weight_shape(
     shape: Sequence[PrimExpr], kernel_layout: str, channels: int | None, groups: int
 ) -> tuple[PrimExpr, ...]:
-    """(out channels, in channels per group, extents of the window). Raises ValueError on a rank
-    that does not fit."""
+    """Return (out channels, in channels per group, window extents). Raises ValueError on a rank
+    that does not fit.
+    """
     if len(parse(kernel_layout)) != len(shape):
         raise ValueError(
             f"'weight' must have {len(parse(kernel_layout))} dimensions ({kernel_layout}),"
@@ -67,14 +66,15 @@ def conv_weight_shape(
 
 def _check_tiles(shape: Sequence[PrimExpr], kernel_layout: str, channels: int, groups: int) -> None:
     """Raise ValueError where a packed weight has other tiles than its layout and the number of
-    output channels say."""
+    output channels imply.
+    """
     tile, is_grouped = packed_tile(kernel_layout), kernel_layout.startswith("G")
     count, columns = shape[is_grouped], shape[-2 if kernel_layout.endswith("i") else -1]
-    wanted = [(count, -(-(channels // groups if is_grouped else channels) // tile)),
+    expected_dims = [(count, -(-(channels // groups if is_grouped else channels) // tile)),
               (columns, tile), *([(shape[0], groups)] if is_grouped else ())]  # fmt: skip
-    if any(unify_dim(d, as_dim(number)) is None for d, number in wanted):
+    if any(unify_dim(d, as_dim(number)) is None for d, number in expected_dims):
         raise ValueError(
-            f"a weight in {kernel_layout} of {channels} channels has {wanted[0][1]} tiles of"
+            f"a weight in {kernel_layout} of {channels} channels has {expected_dims[0][1]} tiles of"
             f" {tile}, got {prim_text(count)} of {prim_text(columns)}"
         )
 
@@ -82,8 +82,9 @@ def _check_tiles(shape: Sequence[PrimExpr], kernel_layout: str, channels: int, g
 def conv_transpose_weight_shape(
     shape: Sequence[PrimExpr], kernel_layout: str, channels: int | None, groups: int
 ) -> tuple[PrimExpr, ...]:
-    """(in channels, out channels per group, extents of the window) of a transposed convolution.
-    Raises ValueError on a rank that does not fit."""
+    """Return (in channels, out channels per group, window extents) of a transposed convolution's
+    weight. Raises ValueError for another rank.
+    """
     if not packed_tile(kernel_layout):
         return permute(shape, kernel_layout, f"IO{window_axes(kernel_layout)}")
     out, per_group, *window = conv_weight_shape(shape, kernel_layout, channels, groups)
@@ -91,15 +92,14 @@ def conv_transpose_weight_shape(
 
 
 def window_axes(layout: str) -> str:
-    """The spatial axes of a layout: "HW" of "NHWC"."""
-    return "".join(each for each in "DHW" if each in layout)
+    """Return the spatial axes of a layout: "HW" of "NHWC"."""
+    return "".join(letter for letter in "DHW" if letter in layout)
 
 
 def pack_weight_shape(
     shape: Sequence[PrimExpr], kind: str, tile: int, groups: int
 ) -> tuple[PrimExpr, ...]:
-    """The shape of a packed weight, from [N, K] (dense), OIHW or
-    OIDHW."""
+    """Return the shape of a packed weight, from [N, K] (dense), OIHW or OIDHW."""
     r = as_dim(tile)
     if kind == "dense":
         n, k = shape
@@ -127,9 +127,7 @@ def pack_weight(weight: Array, kind: str, tile: int, groups: int = 1) -> Array:
 
 
 def packed_view(weight: Array, kind: str, tile: int, groups: int = 1) -> Array:
-    """As `pack_weight`, a view of the weight where that can be: who writes an artifact copies it,
-    once.
-    """
+    """Return a packed weight, as a view where possible: writing the artifact copies it once."""
     if kind == "dense":
         return _pack_rows(weight, tile).transpose(0, 2, 1)
     if kind.startswith("dense_"):
@@ -145,12 +143,14 @@ def packed_view(weight: Array, kind: str, tile: int, groups: int = 1) -> Array:
         words = plain.reshape(*plain.shape[:-2], -1, WORD_OF_KIND[kind], tile)
         return words.swapaxes(-1, -2)
     of_group = kind.removeprefix("group_")
-    parts = [packed_view(part, of_group, tile) for part in np.split(weight, groups, axis=0)]
-    return np.stack(parts)
+    group_panels = [
+        packed_view(group, of_group, tile) for group in np.split(weight, groups, axis=0)
+    ]
+    return np.stack(group_panels)
 
 
 def _pack_rows(weight: Array, tile: int) -> Array:
-    """[N, ...] to [ceil(N/tile)][tile, ...]."""
+    """Reshape [N, ...] to [ceil(N/tile)][tile, ...], zero-padded."""
     count = -(-weight.shape[0] // tile)
     missing = count * tile - weight.shape[0]
     if missing:
@@ -158,22 +158,24 @@ def _pack_rows(weight: Array, tile: int) -> Array:
     return weight.reshape(count, tile, *weight.shape[1:])
 
 
-def whole_words(packed: Array, places: Array | None) -> Array:
-    """[panels][K/4 + r][columns][4] with its last r rows added to those that `places` [panels][r]
-    says."""
-    if places is None:
+def whole_words(packed: Array, word_indices: Array | None) -> Array:
+    """Return [panels][K/4 + r][columns][4] with its last r rows added to the rows that
+    `word_indices` [panels][r] names.
+    """
+    if word_indices is None:
         return packed
-    whole = packed.shape[1] - places.shape[1]
-    words = packed[:, :whole].copy()
-    np.add.at(words, (np.arange(len(words))[:, None], places), packed[:, whole:])
+    dense_words = packed.shape[1] - word_indices.shape[1]
+    words = packed[:, :dense_words].copy()
+    np.add.at(words, (np.arange(len(words))[:, None], word_indices), packed[:, dense_words:])
     return words
 
 
-def unpack_dense_weight(packed: Array, units: int, places: Array | None = None) -> Array:
-    """[ceil(N/r)][K][r], or [ceil(N/r)][K/word][r][word], back to [N, K]; with `places` the last
-    words are added to those."""
+def unpack_dense_weight(packed: Array, units: int, word_indices: Array | None = None) -> Array:
+    """Unpack [ceil(N/r)][K][r], or [ceil(N/r)][K/word][r][word], to [N, K]; with word indices the
+    last words are added to the named ones.
+    """
     if packed.ndim == 4:
-        packed = whole_words(packed, places)
+        packed = whole_words(packed, word_indices)
         count, words, tile, word = packed.shape
         return packed.transpose(0, 2, 1, 3).reshape(count * tile, words * word)[:units]
     return packed.transpose(0, 2, 1).reshape(packed.shape[0] * packed.shape[2], packed.shape[1])[
@@ -184,7 +186,7 @@ def unpack_dense_weight(packed: Array, units: int, places: Array | None = None) 
 def unpack_conv_weight(
     weight: Array, kernel_layout: str, channels: int | None, groups: int
 ) -> Array:
-    """A weight in any layout as OIHW, or OIDHW."""
+    """Return a weight in any layout as OIHW or OIDHW."""
     if not packed_tile(kernel_layout):
         order = f"OI{window_axes(kernel_layout)}"
         return np.transpose(weight, [kernel_layout.index(letter) for letter in order])
@@ -193,19 +195,19 @@ def unpack_conv_weight(
         *outer, words, tile, word = weight.shape
         weight = weight.swapaxes(-1, -2).reshape(*outer, words * word, tile)
     if kernel_layout.startswith("G"):
-        return np.concatenate([_unpack_tiles(part)[: channels // groups] for part in weight])
+        return np.concatenate([_unpack_tiles(group)[: channels // groups] for group in weight])
     return _unpack_tiles(weight)[:channels]
 
 
 def unpack_conv_transpose_weight(
     weight: Array, kernel_layout: str, channels: int | None, groups: int
 ) -> Array:
-    """The weight of a transposed convolution in any layout as IOHW, or IODHW."""
+    """Return the weight of a transposed convolution in any layout as IOHW or IODHW."""
     if not packed_tile(kernel_layout):
         order = f"IO{window_axes(kernel_layout)}"
         return np.transpose(weight, [kernel_layout.index(letter) for letter in order])
     plain = unpack_conv_weight(weight, kernel_layout, channels, groups)
-    return np.concatenate([part.swapaxes(0, 1) for part in np.split(plain, groups)])
+    return np.concatenate([group.swapaxes(0, 1) for group in np.split(plain, groups)])
 
 
 def _unpack_tiles(packed: Array) -> Array:

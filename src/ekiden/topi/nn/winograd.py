@@ -1,4 +1,5 @@
-"""3x3 convolutions with fewer multiplications: F(m, 3) of Winograd, for m = 2 and m = 4.
+"""Winograd convolution F(2,3) and F(4,3): 3x3 convolutions with fewer multiplications. F(m, 3) of
+Winograd, for m = 2 and m = 4.
 
     out tile (m x m) = A ((G w G') * (B d B')) A'        d: (m + 2) x (m + 2) of the data
 
@@ -54,12 +55,12 @@ FEW = 9
 
 
 def suits(channels_in: int, channels_out: int, lanes: int) -> bool:
-    """Whether channels of the data, and those of the output, make a vector of `lanes`."""
+    """Return whether the input and output channels fill a vector of `lanes`."""
     return min(channels_in, channels_out) >= lanes
 
 
 def _divisors(points: Array) -> Array:
-    """Return of each point the product of its distances to the others, and 1 for infinity."""
+    """Return for each point the product of its distances to the others, and 1 for infinity."""
     distances = points[:, None] - points[None]
     np.fill_diagonal(distances, 1.0)
     return np.append(distances.prod(1), 1.0)
@@ -67,8 +68,9 @@ def _divisors(points: Array) -> Array:
 
 @functools.cache
 def integer_scale(m: int) -> tuple[int, int]:
-    """Return (inverse, shift): a sum times the square of D is the sum where it is multiplied by the
-    inverse modulo 2^32, and then shifted to the right."""
+    """Return (inverse, shift) that undo D^2: multiply a sum by `inverse` modulo 2^32, then shift it
+    right.
+    """
     square = math.lcm(*(int(abs(d)) for d in _divisors(np.array(INTEGER_POINTS[m])))) ** 2
     shift = (square & -square).bit_length() - 1
     inverse = pow(square >> shift, -1, 1 << 32)
@@ -76,8 +78,9 @@ def integer_scale(m: int) -> tuple[int, int]:
 
 
 def sums_fit(weight: Array, m: int) -> bool:
-    """Return whether all sums of bytes with a weight (OIHW, int8) are within what remains of them
-    after the shift."""
+    """Return whether every sum of bytes with an int8 OIHW weight fits in the bits that remain after
+    the shift.
+    """
     wide = weight.reshape(len(weight), -1).astype(np.int64)
     largest = max(np.maximum(wide, 0).sum(1).max(initial=0), -np.minimum(wide, 0).sum(1).min())
     return int(largest) * DATA_MAX < 1 << (31 - integer_scale(m)[1])
@@ -85,8 +88,9 @@ def sums_fit(weight: Array, m: int) -> bool:
 
 @functools.cache
 def matrices(m: int, is_integer: bool = False) -> tuple[Array, Array, Array]:
-    """(A: m x (m + 2), B: (m + 2) x (m + 2), G: (m + 2) x 3), float64; of integers (A times D) for
-    bytes.
+    """Return the transforms (A: m x (m + 2), B: (m + 2) x (m + 2), G: (m + 2) x 3), float64, by
+    Toom-Cook interpolation; m x (m + 2), B: (m + 2) x (m + 2), G: (m + 2) x 3), float64; of
+    integers (A times D) for bytes.
 
     By Toom and Cook: a product of polynomials is known by its values at as many points as it has
     coefficients. G evaluates the filter (of degree 2) at each point, divided by the product of its
@@ -102,8 +106,8 @@ def matrices(m: int, is_integer: bool = False) -> tuple[Array, Array, Array]:
     a[:, :-1] = points[None] ** np.arange(m)[:, None]
     a[-1, -1] = 1
     for k, point in enumerate(points):
-        others = np.delete(points, k)
-        b[k, :-1] = np.poly(others)[::-1]
+        other_points = np.delete(points, k)
+        b[k, :-1] = np.poly(other_points)[::-1]
         g[k] = point ** np.arange(TAPS)
     b[-1] = np.poly(points)[::-1]
     g[-1, -1] = 1
@@ -117,36 +121,40 @@ def matrices(m: int, is_integer: bool = False) -> tuple[Array, Array, Array]:
 
 
 def transform_weight(weight: Array, m: int, tile: int) -> Array:
-    """OIHW to [(m + 2)^2][ceil(O / tile)][I][tile], the last tile padded with zeros: G w G' for
-    each pair of channels, as one product with the Kronecker square of G. Of int8 to int16,
-    [(m + 2)^2][ceil(O / tile)][ceil(I / 2)][tile][2]: two input channels side by side."""
+    """Transform OIHW to [(m + 2)^2][ceil(O / tile)][I][tile], the last tile zero-padded: G w G' for
+    each pair of channels, as one product with the Kronecker square of G. int8 becomes int16 [(m
+    + 2)^2][ceil(O / tile)][ceil(I / 2)][tile][2], with two input channels side by side.
+    """
     if weight.dtype == np.int8:
         return _paired(transform_integers(weight, m, tile))
     return _transformed(weight, matrices(m)[2], tile)
 
 
 def transform_integers(weight: Array, m: int, tile: int) -> Array:
-    """Return the same of int8 as int16 before channels are paired; no element is above 49 * 128,
-    and floats hold them all."""
+    """Return the int16 transform of an int8 weight before channels are paired. No element exceeds
+    49 * 128, so float32 holds them all exactly.
+    """
     g = matrices(m, True)[2]
     return _transformed(weight.astype(np.float32), g, tile).astype(np.int16)
 
 
 def _paired(transformed: Array) -> Array:
-    """Return [..., I, tile] as [..., ceil(I / 2), tile, 2], zeros behind the last channel."""
+    """Reshape [..., I, tile] to [..., ceil(I / 2), tile, 2], zero-padding an odd number of
+    channels.
+    """
     missing = -transformed.shape[2] % PAIR
-    whole = np.pad(transformed, ((0, 0), (0, 0), (0, missing), (0, 0)))
-    words = whole.reshape(*whole.shape[:2], -1, PAIR, whole.shape[3])
+    full = np.pad(transformed, ((0, 0), (0, 0), (0, missing), (0, 0)))
+    words = full.reshape(*full.shape[:2], -1, PAIR, full.shape[3])
     return np.ascontiguousarray(words.swapaxes(-1, -2))
 
 
 def unpaired(weight: Array) -> Array:
-    """Return [..., I / 2, tile, 2] as [..., I, tile]."""
+    """Reshape [..., I / 2, tile, 2] back to [..., I, tile]."""
     return weight.swapaxes(-1, -2).reshape(*weight.shape[:2], -1, weight.shape[3])
 
 
 def _transformed(weight: Array, g: Array, tile: int) -> Array:
-    """Return G w G' for each pair of channels, in panels."""
+    """Return G w G' for each pair of channels, packed in panels."""
     both = np.einsum("ai,bj->abij", g, g).reshape(-1, TAPS * TAPS).astype(weight.dtype)
     out, channels = weight.shape[:2]
     count = -(-out // tile)
@@ -154,32 +162,36 @@ def _transformed(weight: Array, g: Array, tile: int) -> Array:
     if out < count * tile:
         rows = np.concatenate([rows, np.zeros((count * tile - out, *rows.shape[1:]), rows.dtype)])
     # the taps of an element stay together: a copy that scatters them takes longer than the product
-    parts = rows.reshape(count, tile, channels, TAPS * TAPS).transpose(0, 2, 1, 3)
+    panels = rows.reshape(count, tile, channels, TAPS * TAPS).transpose(0, 2, 1, 3)
     # products so small that BLAS leaves them to one thread: its others wait for them in a loop,
     # at the cost of whoever else has the cores (0.04 s for ResNet-50, else up to 0.4)
     step = next(n for n in range(min(channels, COLUMNS // tile), 0, -1) if channels % n == 0) * tile
-    taken = np.ascontiguousarray(parts).reshape(-1, step, TAPS * TAPS)
+    column_blocks = np.ascontiguousarray(panels).reshape(-1, step, TAPS * TAPS)
     # in the memory of a tensor, and not to be written: so it is a constant without being copied
-    made = empty((len(both), count, channels, tile), weight.dtype.name).numpy()
-    np.matmul(both, taken.swapaxes(1, 2), out=made.reshape(len(both), -1, step).swapaxes(0, 1))
-    made.setflags(write=False)
-    return made
+    transformed = empty((len(both), count, channels, tile), weight.dtype.name).numpy()
+    np.matmul(
+        both,
+        column_blocks.swapaxes(1, 2),
+        out=transformed.reshape(len(both), -1, step).swapaxes(0, 1),
+    )
+    transformed.setflags(write=False)
+    return transformed
 
 
 def convolve(data: Array, weight: Array, m: int, channels: int, padding: tuple[int, ...]) -> Array:
-    """The reference of `winograd_conv2d`, in float64, of bytes in int64."""
+    """Return the float64 reference of `winograd_conv2d`."""
     is_integer = weight.dtype == np.int16
     a, b, _ = matrices(m, is_integer)
     if is_integer:
         a, b, weight = a.astype(np.int64), b.astype(np.int64), unpaired(weight)
-    top, left, bottom, right = padding
+    top, pad_left, bottom, right = padding
     n, height, width, depth = data.shape
-    rows, columns = height + top + bottom - 2, width + left + right - 2
+    rows, columns = height + top + bottom - 2, width + pad_left + right - 2
     down, across = -(-rows // m), -(-columns // m)
     size = m + TAPS - 1
     shape = (n, down * m + TAPS - 1, across * m + TAPS - 1, depth)
     padded = np.zeros(shape, a.dtype)
-    padded[:, top : top + height, left : left + width] = data
+    padded[:, top : top + height, pad_left : pad_left + width] = data
     tiles = np.zeros((n, down, across, size, size, depth), a.dtype)
     for i in range(size):
         for j in range(size):
@@ -189,35 +201,35 @@ def convolve(data: Array, weight: Array, m: int, channels: int, padding: tuple[i
     plain = weight[:, :, :depth].transpose(0, 2, 1, 3).reshape(size, size, depth, -1)
     plain = plain[..., :channels].astype(a.dtype)
     products = np.einsum("abnyxc,abco->abnyxo", inside, plain, optimize=True)
-    made = np.einsum("ia,jb,abnyxo->nyixjo", a, a, products, optimize=True)
-    whole = made.reshape(n, down * m, across * m, channels)
-    result = whole[:, :rows, :columns]
+    output_tiles = np.einsum("ia,jb,abnyxo->nyixjo", a, a, products, optimize=True)
+    full = output_tiles.reshape(n, down * m, across * m, channels)
+    result = full[:, :rows, :columns]
     return _reduced(result, m) if is_integer else np.asarray(result, data.dtype)
 
 
 def _reduced(sums: Array, m: int) -> Array:
-    """Return sums of int64 times the square of D as int32, as a processor has them."""
+    """Return int32 results from int64 sums scaled by D^2, as the generated code computes them."""
     inverse, shift = integer_scale(m)
     return (sums * inverse).astype(np.int32) >> np.int32(shift)
 
 
 def matrix_element(matrix: Array, row: PrimExpr, column: PrimExpr, dtype: str) -> PrimExpr:
-    """An element of a small constant matrix."""
+    """Return an element of a small constant matrix as a chain of selects."""
     width = matrix.shape[1]
-    found: PrimExpr = const(0, dtype)
+    element: PrimExpr = const(0, dtype)
     for at, value in enumerate(matrix.ravel()):
         if value:
-            found = Select(
+            element = Select(
                 binary(EQ, row * width + column, as_dim(at)),
                 const(float(value) if is_float(dtype) else int(value), dtype),
-                found,
+                element,
                 dtype,
             )
-    return found
+    return element
 
 
 def winograd_weight(weight: Tensor, m: int, tile: int) -> Tensor:
-    """As `transform_weight`."""
+    """Transform a weight as `transform_weight`."""
     is_integer = weight.dtype == "int8"
     dtype = "int16" if is_integer else weight.dtype
     _, _, g = matrices(m, is_integer)
@@ -226,8 +238,8 @@ def winograd_weight(weight: Tensor, m: int, tile: int) -> Tensor:
     ky, kx = te.reduce_axis((0, TAPS), "ky"), te.reduce_axis((0, TAPS), "kx")
 
     def element(e: Var, panel: Var, c: PrimExpr, column: Var) -> PrimExpr:
-        """G g G' of Lavin and Gray (2015), for each of the places (u, v) = e of a tile; zeros
-        behind the channels, and in the last panel's columns behind theirs.
+        """Return G g G' (Lavin and Gray 2015), for each position (u, v) = e of a tile; zeros behind
+        the channels, and in the last panel's columns behind theirs.
         """
         o = panel * tile + column
         held = [o < out, c < channels]
@@ -251,23 +263,24 @@ def winograd_weight(weight: Tensor, m: int, tile: int) -> Tensor:
 def winograd_conv2d(
     data: Tensor, weight: Tensor, m: int, channels: int, padding: tuple[int, ...]
 ) -> Tensor:
-    """A 3x3 convolution of NHWC data without strides; the weight is from `winograd_weight`. Of
-    uint8 with a weight of int16 the result is int32, exact where `sums_fit`."""
+    """Return a 3x3 convolution of NHWC data without strides; the weight is from
+    `winograd_weight`.
+    """
     is_integer = weight.dtype == "int16"
     dtype = "int32" if is_integer else data.dtype
     a, b, _ = matrices(m, is_integer)
     n, height, width, depth = data.shape
-    top, left, bottom, right = padding
+    top, pad_left, bottom, right = padding
     size = m + TAPS - 1
     names = (("a", size), ("b", size), ("i", size), ("j", size), ("c", depth))
     axes = [te.reduce_axis((0, d), name) for name, d in names]
     u, v, i, j, c = axes
 
     def body(image: Var, y: Var, x: Var, o: Var) -> PrimExpr:
-        """A'((G g G') * (B'd B))A of the tile that holds (y, x), all sums at once: what it means;
-        kernels compute it a transform at a time.
+        """Return A'((G g G') * (B' d B))A of the tile that holds (y, x), as one sum: its
+        definition; kernels compute one transform at a time.
         """
-        row, column = y // m * m + i - top, x // m * m + j - left
+        row, column = y // m * m + i - top, x // m * m + j - pad_left
         held = inside(row, height, True, True) + inside(column, width, True, True)
         value = cast(guarded(data, (image, row, column, c), held, const(0, data.dtype)), dtype)
         inner = matrix_element(b, u, i, dtype) * matrix_element(b, v, j, dtype)
@@ -276,15 +289,16 @@ def winograd_conv2d(
         return te.sum(value * inner * outer * factor, axes)
 
     rows = tidy(height + (top + bottom - TAPS + 1))
-    shape = (n, rows, tidy(width + (left + right - TAPS + 1)), as_dim(channels))
+    shape = (n, rows, tidy(width + (pad_left + right - TAPS + 1)), as_dim(channels))
     attrs = {"inputs": (data, weight), "m": m, "channels": channels, "padding": padding}
     sums = te.compute(shape, body, name="winograd", tag="winograd_conv2d", attrs=attrs)
     return reduced(sums, m) if is_integer else sums
 
 
 def transformed_element(weight: Tensor, e: PrimExpr, c: PrimExpr, o: PrimExpr) -> PrimExpr:
-    """Return the element of a transformed weight at place `e` for channels `c` of the data and `o`
-    of the result."""
+    """Return the element of a transformed weight at tile position `e`, for channels `c` of the data
+    and `o` of the result.
+    """
     tile = weight.shape[3]
     if weight.dtype == "int16":
         return weight[e, o // tile, c // PAIR, o % tile, c % PAIR]
@@ -292,7 +306,7 @@ def transformed_element(weight: Tensor, e: PrimExpr, c: PrimExpr, o: PrimExpr) -
 
 
 def reduced(sums: Tensor, m: int) -> Tensor:
-    """Return the sums of bytes of which `sums` are the multiples that the method gives."""
+    """Return the sums of bytes, from `sums` scaled by D^2."""
     inverse, shift = integer_scale(m)
 
     def body(*at: Var) -> PrimExpr:

@@ -1,4 +1,4 @@
-"""Products with matrices of few elements, in compressed rows (CSR) or blocks of them (BSR).
+"""Products with sparse matrices in compressed rows (CSR) or block rows (BSR).
 
 A matrix is (data, indices, indptr): row i has data[indptr[i]:indptr[i + 1]] at the columns
 indices[...]. Also the shapes and empty rows of tensors given by coordinates.
@@ -31,8 +31,8 @@ from ekiden.topi.shape import Dim, as_dim, as_shape, expect_shape, known, produc
 def _checks(
     name: str, sparse: tuple[Tensor, Tensor, Tensor], columns: PrimExpr
 ) -> dict[str, object]:
-    """The attribute of a computation that reads a matrix of so many columns: they are in range, and
-    rows are parts of the data, none of which goes backwards.
+    """Return the checks of a sparse matrix: columns in range, and row starts that are in range and
+    monotonic.
     """
     data, indices, indptr = sparse
     count = data.shape[0]
@@ -59,15 +59,17 @@ def _rows(
     name: str,
     transposed: bool,
 ) -> Tensor:
-    """out[row, column] = sum over a row's elements of data * dense[index, column] (+ extra)."""
+    """Return out[row, column] = sum over a row's elements of data * dense[index, column]
+    (+ extra).
+    """
     data, indices, indptr = sparse
     rows, columns = (1, 0) if transposed else (0, 1)
     wide = accumulator(data.dtype)
 
     def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
-        """Rows in parallel. Positions are held inside of the dense matrix, whatever they are."""
+        """Process rows in parallel. Column indices are clamped to the dense matrix."""
         ib = IRBuilder()
-        values, places, starts, factor = map(ib.buffer_ptr, ins[:4])
+        values, column_indices, starts, factor = map(ib.buffer_ptr, ins[:4])
         out = ib.buffer_ptr(outs[0])
         with ib.for_range(0, shape[rows], "row", kind="parallel") as row:
             begin, end = (ib.let("k", cast(starts[row + n], "int64")) for n in (0, 1))
@@ -77,7 +79,7 @@ def _rows(
                 first = const(0, wide) if extra is None else cast(ib.buffer_ptr(ins[4])[at], wide)
                 total[0] = first
                 with ib.for_range(begin, end, "k") as k:
-                    where = from_either_end(places[k], dense.shape[1 if transposed else 0])
+                    where = from_either_end(column_indices[k], dense.shape[1 if transposed else 0])
                     load = factor[(column, where) if transposed else (where, column)]
                     ib.increase(total, 0, cast(values[k], wide) * cast(load, wide))
                 out[at] = cast(total[0], data.dtype)
@@ -89,13 +91,13 @@ def _rows(
 
 
 def csrmm(a: tuple[Tensor, Tensor, Tensor], b: Tensor, c: Tensor | None = None) -> Tensor:
-    """A sparse matrix times a dense one [k, n], plus c [m, n]."""
+    """Multiply a sparse matrix by a dense one [k, n], plus c [m, n]."""
     rows = tidy(a[2].shape[0] - 1)
     return _rows(a, b, c, (rows, b.shape[1]), "csrmm", False)
 
 
 def csrmv(a: tuple[Tensor, Tensor, Tensor], x: Tensor, y: Tensor | None = None) -> Tensor:
-    """A sparse matrix times a column [k, 1], plus y [m, 1]."""
+    """Multiply a sparse matrix by a column [k, 1], plus y [m, 1]."""
     return csrmm(a, x, y)
 
 
@@ -103,11 +105,12 @@ def sparse_dense(
     dense_data: Tensor, sparse_data: Tensor, sparse_indices: Tensor, sparse_indptr: Tensor,
     sparse_lhs: bool = False,
 ) -> Tensor:  # fmt: skip
-    """dense [m, k] times the transpose of a sparse weight [n, k], in compressed rows or in blocks
-    (data of rank 3: [blocks, r, c]).
+    """Multiply dense [m, k] by the transpose of a sparse weight [n, k], in compressed rows or block
+    rows (data of rank 3). [blocks, r, c]).
 
     sparse_lhs: the sparse matrix [m, k] times the transpose of a dense [n, k]. Raises ValueError
-    for blocks with `sparse_lhs`."""
+    for blocks with `sparse_lhs`.
+    """
     if sparse_data.ndim == 3:
         if sparse_lhs:
             raise ValueError("sparse_dense: blocks are for a sparse weight, not for sparse_lhs")
@@ -129,9 +132,9 @@ def _block_dense(x: Tensor, data: Tensor, indices: Tensor, indptr: Tensor) -> Te
     shape, count = (x.shape[0], tidy(blocks * high)), tidy(x.shape[1] // width)
 
     def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
-        """Blocks of rows in parallel."""
+        """Process block rows in parallel."""
         ib = IRBuilder()
-        factor, values, places, starts = map(ib.buffer_ptr, ins)
+        factor, values, column_indices, starts = map(ib.buffer_ptr, ins)
         out = ib.buffer_ptr(outs[0])
         with ib.for_range(0, blocks, "block", kind="parallel") as block:
             begin, end = (ib.let("k", cast(starts[block + n], "int64")) for n in (0, 1))
@@ -139,7 +142,7 @@ def _block_dense(x: Tensor, data: Tensor, indices: Tensor, indptr: Tensor) -> Te
                 total = ib.allocate(wide, 1, "total", "local")
                 total[0] = const(0, wide)
                 with ib.for_range(begin, end, "k") as k:
-                    first = ib.let("first", from_either_end(places[k], count) * width)
+                    first = ib.let("first", from_either_end(column_indices[k], count) * width)
                     with ib.for_range(0, width, "c") as c:
                         term = cast(values[k, r, c], wide) * cast(factor[row, first + c], wide)
                         ib.increase(total, 0, term)
@@ -159,11 +162,11 @@ def sparse_conv2d(
     data: Tensor, sparse_data: Tensor, sparse_indices: Tensor, sparse_indptr: Tensor,
     layout: str = "NHWC", kernel_size: int | Sequence[int] = 1,
 ) -> Tensor:  # fmt: skip
-    """The convolution of steps of 1 with a sparse weight [channels, columns], as sparse_dense has
-    it; blocks of one column may leave that axis out. A window of an odd extent has a border of
-    zeros around the data, and columns in the order of the layout: (row, column, channel) for NHWC,
-    (channel, row, column) for NCHW. Raises ValueError for another layout, and for a window that is
-    not square or of an even extent."""
+    """Return the stride-1 convolution with a sparse weight [channels, columns], as in sparse_dense;
+    blocks of one column may leave that axis out. The window is square and odd, with zero padding
+    around the data; columns are in the layout's order: (row, column, channel) for NHWC,
+    (channel, row, column) for NCHW. Raises ValueError for another layout or window.
+    """
     sizes = {kernel_size} if isinstance(kernel_size, int) else set(kernel_size)
     if layout not in ("NHWC", "NCHW") or len(sizes) != 1 or min(sizes) not in WINDOWS:
         raise ValueError(
@@ -175,7 +178,9 @@ def sparse_conv2d(
     taps, border = size * size, size // 2
 
     def patch(row: Var, column: Var) -> PrimExpr:
-        """The element of the data under a tap, 0 in the border: the rows of a matrix product."""
+        """Return the data element under a tap, 0 in the border: the rows of a matrix product
+        (im2col).
+        """
         tap, channel = (column // c, column % c)
         if layout == "NCHW":
             tap, channel = column % taps, column // taps
@@ -191,29 +196,30 @@ def sparse_conv2d(
             (*sparse_data.shape, as_dim(1)), lambda k, r, _: sparse_data[k, r], name="blocks",
             tag="injective",
         )  # fmt: skip
-    made = sparse_dense(rows, blocks, sparse_indices, sparse_indptr)
+    product_rows = sparse_dense(rows, blocks, sparse_indices, sparse_indptr)
 
     def element(*i: Var) -> PrimExpr:
         b, o, y, x = permute(i, layout, "NCHW")
-        return made[(b * h + y) * w + x, o]
+        return product_rows[(b * h + y) * w + x, o]
 
-    shape = permute((n, made.shape[1], h, w), "NCHW", layout)
+    shape = permute((n, product_rows.shape[1], h, w), "NCHW", layout)
     return te.compute(shape, element, name="sparse_conv2d", tag="injective")
 
 
 def sparse_transpose(
     sparse_data: Tensor, sparse_indices: Tensor, sparse_indptr: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """(data, indices, indptr) of the transpose of a square matrix in compressed rows. Elements that
-    are in no row come out as zeros behind the others."""
+    """Return (data, indices, indptr) of the transpose of a square CSR matrix. Elements that are in
+    no row become trailing zeros.
+    """
     size = tidy(sparse_indptr.shape[0] - 1)
 
     def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
-        """Counts the elements of each column, sums the counts to where columns begin, then puts
-        each element behind its column's last (a counting sort, Gustavson 1978).
+        """Count the elements of each column, sum the counts to column starts, then place each
+        element after its column's last (a counting sort, Gustavson 1978).
         """
         ib = IRBuilder()
-        data, places, starts = map(ib.buffer_ptr, ins)
+        data, column_indices, starts = map(ib.buffer_ptr, ins)
         out, rows, ends = map(ib.buffer_ptr, outs)
         with ib.for_range(0, size + 1, "n") as n:
             ends[n] = 0
@@ -222,7 +228,7 @@ def sparse_transpose(
             rows[k] = 0
         first, last = (cast(starts[n], "int64") for n in (const(0), size))
         with ib.for_range(first, last, "k") as k:
-            ib.increase(ends, from_either_end(places[k], size) + 1)
+            ib.increase(ends, from_either_end(column_indices[k], size) + 1)
         with ib.for_range(0, size, "n") as n:
             ends[n + 1] = ends[n] + ends[n + 1]
         cursor = ib.allocate("int64", size, "cursor")
@@ -231,14 +237,14 @@ def sparse_transpose(
         with ib.for_range(0, size, "row") as row:
             begin, end = (cast(starts[row + n], "int64") for n in (0, 1))
             with ib.for_range(begin, end, "k") as k:
-                column = ib.let("column", from_either_end(places[k], size))
+                column = ib.let("column", from_either_end(column_indices[k], size))
                 slot = ib.let("slot", cursor[column])
                 out[slot] = data[k]
                 rows[slot] = row
                 cursor[column] = slot + 1
         return ib.get()
 
-    found = te.extern_op(
+    outputs = te.extern_op(
         [t.shape for t in (sparse_data, sparse_indices, sparse_indptr)],
         [sparse_data, sparse_indices, sparse_indptr],
         build,
@@ -246,21 +252,21 @@ def sparse_transpose(
         name="sparse_transpose",
         attrs=_checks("sparse_transpose", (sparse_data, sparse_indices, sparse_indptr), size),
     )
-    return found[0], found[1], found[2]
+    return outputs[0], outputs[1], outputs[2]
 
 
 def sparse_add(
     dense_data: Tensor, sparse_data: Tensor, sparse_indices: Tensor, sparse_indptr: Tensor
 ) -> Tensor:
-    """A dense matrix plus a sparse one in compressed rows, which has as many."""
+    """Add a sparse CSR matrix to a dense one."""
     expect_shape(
         "sparse_add", "sparse_indptr", sparse_indptr.shape, (tidy(dense_data.shape[0] + 1),)
     )
 
     def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
-        """Rows in parallel: no two write to one."""
+        """Process rows in parallel: no two write to the same row."""
         ib = IRBuilder()
-        dense, values, places, starts = map(ib.buffer_ptr, ins)
+        dense, values, column_indices, starts = map(ib.buffer_ptr, ins)
         out = ib.buffer_ptr(outs[0])
         rows, columns = dense_data.shape
         with ib.for_range(0, rows, "row", kind="parallel") as row:
@@ -268,7 +274,7 @@ def sparse_add(
                 out[row, column] = dense[row, column]
             begin, end = (cast(starts[row + n], "int64") for n in (0, 1))
             with ib.for_range(begin, end, "k") as k:
-                ib.increase(out, (row, from_either_end(places[k], columns)), values[k])
+                ib.increase(out, (row, from_either_end(column_indices[k], columns)), values[k])
         return ib.get()
 
     inputs = [dense_data, sparse_data, sparse_indices, sparse_indptr]
@@ -283,10 +289,10 @@ def sparse_reshape(
     prev_shape: Tensor | Sequence[Dim],
     new_shape: Sequence[Dim],
 ) -> tuple[Tensor, Tensor]:
-    """(the coordinates [n, rank] of elements after a reshape, the new shape with -1 resolved).
-
-    prev_shape: numbers, or a vector of known length. Raises ValueError for a shape whose rank is
-    not known."""
+    """Return the coordinates [n, rank] of elements after a reshape, and the new shape with -1
+    resolved. prev_shape: numbers, or a vector of known length. Raises ValueError for a shape of
+    unknown rank.
+    """
     if isinstance(prev_shape, Tensor):
         rank = known(prev_shape.shape[0])
         if rank is None:
@@ -294,20 +300,20 @@ def sparse_reshape(
         old: tuple[PrimExpr, ...] = tuple(cast(prev_shape[n], "int64") for n in range(rank))
     else:
         old = as_shape(prev_shape)
-    wanted = as_shape(new_shape)
+    target_shape = as_shape(new_shape)
     total = product(old)
-    rest = product([d for d in wanted if known(d) != -1])
-    new = [total // te.max(rest, 1) if known(d) == -1 else d for d in wanted]
+    known_product = product([d for d in target_shape if known(d) != -1])
+    new = [total // te.max(known_product, 1) if known(d) == -1 else d for d in target_shape]
 
     def pick(values: Sequence[PrimExpr], index: PrimExpr) -> PrimExpr:
-        """values[index] for an index that is data: a choice among all."""
-        found = values[-1]
+        """Return values[index] for an index that is data: a choice among all."""
+        chosen = values[-1]
         for n in range(len(values) - 2, -1, -1):
-            found = Select(index.equal(n), values[n], found, "int64")
-        return found
+            chosen = Select(index.equal(n), values[n], chosen, "int64")
+        return chosen
 
-    def place(i: Var, axis: Var) -> PrimExpr:
-        """The flat position taken apart by the new shape's strides; axis `axis` of that."""
+    def coordinate(i: Var, axis: Var) -> PrimExpr:
+        """Return the coordinate on `axis` of an element's flat position in the new shape."""
         flat: PrimExpr = as_dim(0)
         for n, extent in enumerate(old):
             flat = flat * extent + cast(sparse_indices[i, n], "int64")
@@ -316,24 +322,24 @@ def sparse_reshape(
         return cast(pick(along, axis), sparse_indices.dtype)
 
     count = len(new)
-    places = te.compute(
-        (sparse_indices.shape[0], count), place, name="sparse_reshape", tag="injective"
+    coordinates = te.compute(
+        (sparse_indices.shape[0], count), coordinate, name="sparse_reshape", tag="injective"
     )
     dtype = sparse_indices.dtype
     shape = te.compute(
         (count,), lambda n: cast(pick(new, n), dtype), name="new_shape", tag="injective"
     )
-    return places, shape
+    return coordinates, shape
 
 
 def sparse_fill_empty_rows(
     sparse_indices: Tensor, sparse_values: Tensor, dense_shape: Sequence[Dim], default_value: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Coordinates with an element in every row: (indices, values, which rows were empty, how many
-    elements there are), the first two padded to elements + rows with -1 and 0.
-
-    sparse_indices [n, rank] in order of rows. A row without elements gets the default value in its
-    first column. Raises ValueError for coordinates whose rank is not known."""
+    """Return coordinates with an element in every row: (indices, values, which rows were empty, the
+    number of elements), the first two padded to elements + rows with -1 and 0. sparse_indices
+    [n, rank] are in row order. An empty row gets the default value in its first column. Raises
+    ValueError for coordinates of unknown rank.
+    """
     count, rank = sparse_indices.shape
     rows = as_dim(dense_shape[0])
     axes = known(rank)
@@ -342,9 +348,9 @@ def sparse_fill_empty_rows(
     size = tidy(count + rows)
 
     def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
-        """Rows in order, as the next output's place depends on all before."""
+        """Process rows in order: each output position depends on all before."""
         ib = IRBuilder()
-        places, values, fill = map(ib.buffer_ptr, ins)
+        coordinates, values, fill = map(ib.buffer_ptr, ins)
         new_places, new_values, empty, number = map(ib.buffer_ptr, outs)
         with ib.for_range(0, size, "n") as n:
             new_values[n] = 0
@@ -355,10 +361,10 @@ def sparse_fill_empty_rows(
         state[1] = 0
         with ib.for_range(0, rows, "row") as row:
             start, k = ib.let("start", state[1]), state[0]
-            is_here = if_then_else(k < count, cast(places[k, 0], "int64") <= row, const(False))
+            is_here = if_then_else(k < count, cast(coordinates[k, 0], "int64") <= row, const(False))
             with ib.while_loop(is_here):
                 for d in range(axes):
-                    new_places[state[1], d] = places[k, d]
+                    new_places[state[1], d] = coordinates[k, d]
                 new_values[state[1]] = values[k]
                 ib.increase(state, 1)
                 ib.increase(state, 0)
@@ -377,8 +383,8 @@ def sparse_fill_empty_rows(
     shapes = [[size, rank], [size], [rows], [as_dim(1)]]
     dtypes = [sparse_indices.dtype, sparse_values.dtype, "bool", "int32"]
     inputs = [sparse_indices, sparse_values, default_value]
-    found = te.extern_op(shapes, inputs, build, dtypes, name="sparse_fill_empty_rows")
-    return found[0], found[1], found[2], found[3]
+    outputs = te.extern_op(shapes, inputs, build, dtypes, name="sparse_fill_empty_rows")
+    return outputs[0], outputs[1], outputs[2], outputs[3]
 
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""Sparse matrices of random numbers, at TVM's place. Needs scipy."""
+"""Random sparse matrices under TVM's name. Needs scipy."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import numpy as np
 def random_bsr_matrix(
     m: int, n: int, bs_r: int, bs_c: int, density: float, dtype: str = "float32"
 ) -> Any:  # noqa: ANN401  scipy is loaded when it is used
-    """A `scipy.sparse.bsr_matrix` of m x n with blocks of bs_r x bs_c, normally distributed: so
-    many, at random places, that they hold `density` of the elements, and one more. Draws from
+    """Return a random m x n `scipy.sparse.bsr_matrix` with normally distributed blocks of bs_r x
+    bs_c, as many at random positions as hold `density` of the elements, and one more. Draws from
     `numpy.random`. Raises ValueError for blocks that do not divide the matrix.
     """
     if m % bs_r or n % bs_c:

@@ -1,4 +1,6 @@
-"""Anchor boxes of single-shot detectors and region proposal networks, and boxes made of them."""
+"""Anchor boxes of single-shot detectors and region proposal networks, and boxes derived
+from them.
+"""
 
 from __future__ import annotations
 
@@ -19,11 +21,11 @@ from ekiden.topi.vision.nms import keep_greedily, non_max_suppression, overlap
 
 
 def _choose(index: PrimExpr, values: Sequence[float], dtype: str) -> PrimExpr:
-    """values[index], for numbers known now."""
-    found = const(values[-1], dtype)
+    """Return values[index] for constant values."""
+    chosen = const(values[-1], dtype)
     for n in range(len(values) - 2, -1, -1):
-        found = Select(index.equal(n), const(values[n], dtype), found, dtype)
-    return found
+        chosen = Select(index.equal(n), const(values[n], dtype), chosen, dtype)
+    return chosen
 
 
 def multibox_prior(
@@ -34,21 +36,29 @@ def multibox_prior(
     offsets: Sequence[float] = (0.5, 0.5),
     clip: bool = False,
 ) -> Tensor:
-    """Boxes (left, top, right, bottom) around every pixel of [N, C, H, W]: [1, H * W * k, 4], in
-    shares of the image.
+    """Return anchor boxes (left, top, right, bottom) around every pixel of [N, C, H, W]: [1, H * W
+    * k, 4], as fractions of the image (SSD). k = sizes + ratios - 1: a square of every size,
+    then the first size with all ratios but the first, which stands for the squares.
 
-    k = sizes + ratios - 1: a square of every size, then the first size with all ratios but the
-    first, which stands for the squares (SSD's anchors). steps: distance of pixels, below 0 the
-    inverse of their number.
+    Args:
+        data: the feature map.
+        sizes: box sizes.
+        ratios: aspect ratios.
+        steps: distance of pixels; below 0 the inverse of their number.
+        offsets: centre within a pixel.
+        clip: clamp boxes to the image.
+
+    Returns:
+        The anchors.
     """
     height, width = data.shape[2:]
-    dtype, many = data.dtype, len(sizes) + len(ratios) - 1
+    dtype, boxes_per_pixel = data.dtype, len(sizes) + len(ratios) - 1
     kinds = [(s, 1.0) for s in sizes] + [(sizes[0], r) for r in ratios[1:]]
     halves = [(s * math.sqrt(r) / 2, s / math.sqrt(r) / 2) for s, r in kinds]
 
     def body(_: Var, n: Var, side: Var) -> PrimExpr:
-        """Left, top, right or bottom (`side` 0 to 3) of box n."""
-        pixel, kind = n // many, n % many
+        """Return left, top, right or bottom (`side` 0 to 3) of box n."""
+        pixel, kind = n // boxes_per_pixel, n % boxes_per_pixel
         y, x = cast(pixel // width, dtype), cast(pixel % width, dtype)
         step_y = 1.0 / cast(height, dtype) if steps[0] <= 0 else const(steps[0], dtype)
         step_x = 1.0 / cast(width, dtype) if steps[1] <= 0 else const(steps[1], dtype)
@@ -64,7 +74,7 @@ def multibox_prior(
         value = middle + Select(side < 2, -half, half, dtype)
         return te.max(te.min(value, 1.0), 0.0) if clip else value
 
-    shape = (1, tidy(height * width * many), 4)
+    shape = (1, tidy(height * width * boxes_per_pixel), 4)
     return te.compute(shape, body, name="multibox_prior", tag="injective")
 
 
@@ -77,11 +87,11 @@ def multibox_transform_loc(
     variances: Sequence[float] = (0.1, 0.1, 0.2, 0.2),
     keep_background: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """(rows of class, score, box [batch, n, 6], those that count first; how many [batch]).
-
-    cls_prob [batch, classes, n] (class 0 is the background), loc_pred [batch, n * 4] moves of the
-    anchors [1, n, 4] in terms of the variances. A box counts when its best class has at least the
-    threshold. Raises ValueError for another number of variances than 4."""
+    """Return rows of (class, score, box) [batch, n, 6], valid ones first, and their number [batch].
+    cls_prob [batch, classes, n] (class 0 is the background), loc_pred [batch, n * 4] are offsets
+    of the anchors [1, n, 4] in units of the variances. A box is valid if its best class reaches
+    the threshold. Raises ValueError for another number of variances than 4.
+    """
     name = "multibox_transform_loc"
     batch, classes, count = cls_prob.shape
     expect_shape(name, "loc_pred", loc_pred.shape, (batch, tidy(count * 4)))
@@ -91,7 +101,7 @@ def multibox_transform_loc(
     dtype = cls_prob.dtype
 
     def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
-        """Batches in parallel; in each the boxes that count in their order, the rest -1."""
+        """Process batches in parallel; in each the boxes that count in their order, the rest -1."""
         ib = IRBuilder()
         probability, moves, anchors = map(ib.buffer_ptr, ins)
         rows, valid = map(ib.buffer_ptr, outs)
@@ -129,16 +139,16 @@ def multibox_transform_loc(
         return ib.get()
 
     shapes = [(batch, count, as_dim(6)), (batch,)]
-    found = te.extern_op(
+    outputs = te.extern_op(
         shapes, [cls_prob, loc_pred, anchor], build, [dtype, "int32"], name="multibox_transform"
     )
-    return found[0], found[1]
+    return outputs[0], outputs[1]
 
 
 def _decoded(
     anchor: Sequence[PrimExpr], move: Sequence[PrimExpr], variances: Sequence[float]
 ) -> list[PrimExpr]:
-    """An anchor (left, top, right, bottom) moved and stretched."""
+    """Return an anchor (left, top, right, bottom) moved and scaled."""
     wide, high = anchor[2] - anchor[0], anchor[3] - anchor[1]
     x = move[0] * variances[0] * wide + (anchor[0] + anchor[2]) * 0.5
     y = move[1] * variances[1] * high + (anchor[1] + anchor[3]) * 0.5
@@ -158,40 +168,42 @@ def multibox_detection(
     variances: Sequence[float] = (0.1, 0.1, 0.2, 0.2),
     nms_topk: int = -1,
 ) -> Tensor:
-    """The boxes of `multibox_transform_loc` after non-maximum suppression: [batch, n, 6], others
-    -1."""
+    """Return the boxes of `multibox_transform_loc` after non-maximum suppression: [batch, n, 6],
+    others -1.
+    """
     rows, valid = multibox_transform_loc(cls_prob, loc_pred, anchor, clip, threshold, variances)
-    places = te.compute(
+    positions = te.compute(
         rows.shape[:2], lambda b, n: cast(n, "int32"), name="places", tag="injective"
     )
-    found = non_max_suppression(
-        rows, valid, places, -1, nms_threshold, force_suppress, nms_topk, return_indices=False
+    detections = non_max_suppression(
+        rows, valid, positions, -1, nms_threshold, force_suppress, nms_topk, return_indices=False
     )
-    assert isinstance(found, Tensor)
-    return found
+    assert isinstance(detections, Tensor)
+    return detections
 
 
 def _base_anchors(
     scales: Sequence[float], ratios: Sequence[float], stride: int
 ) -> list[tuple[float, float, float, float]]:
-    """Anchors around the first pixel: every ratio with every scale, sides rounded, as Faster R-CNN
-    makes them.
+    """Return the anchors around the first pixel: every ratio with every scale, sides rounded, as in
+    Faster R-CNN.
     """
-    found = []
+    anchors = []
     middle = (stride - 1) / 2
     for ratio in ratios:
         side = math.floor(math.sqrt(math.floor(stride * stride / ratio)) + 0.5)
-        other = math.floor(side * ratio + 0.5)
+        height_side = math.floor(side * ratio + 0.5)
         for scale in scales:
-            wide, high = (side * scale - 1) / 2, (other * scale - 1) / 2
-            found.append((middle - wide, middle - high, middle + wide, middle + high))
-    return found
+            wide, high = (side * scale - 1) / 2, (height_side * scale - 1) / 2
+            anchors.append((middle - wide, middle - high, middle + wide, middle + high))
+    return anchors
 
 
 @dataclass(frozen=True, slots=True)
 class _Regions:
-    """The anchors of all pixels of a batch of images, moved by what a network says of them; inputs
-    as of `proposal`."""
+    """Anchors of all pixels of a batch of images, moved by a network's predictions; inputs as of
+    `proposal`.
+    """
 
     cls_prob: Tensor
     bbox_pred: Tensor
@@ -204,32 +216,32 @@ class _Regions:
     """Whether moves are distances, and not shares and exponents of the anchor's extents."""
 
     def field(self, b: Var, n: Var, k: Var) -> PrimExpr:
-        """(score, left, top, right, bottom) of box n, of which `k` says one."""
+        """Return component k of (score, left, top, right, bottom) of box n."""
         corners, score = self.box(b, n)
-        found = score
+        value = score
         for side in range(4):
-            found = Select(k.equal(side + 1), corners[side], found, "float32")
-        return found
+            value = Select(k.equal(side + 1), corners[side], value, "float32")
+        return value
 
     def box(self, b: PrimExpr, n: PrimExpr) -> tuple[list[PrimExpr], PrimExpr]:
-        """(the corners of anchor n moved and held in the image, its score; -1 for what is too small
-        or beyond the image's part of the padded batch).
+        """Return the corners of anchor n, moved and clamped to the image, and its score; -1 for
+        boxes that are too small or in the batch's padding.
         """
         kinds, width = len(self.anchors), self.cls_prob.shape[3]
         kind, pixel = n % kinds, n // kinds
         y, x = pixel // width, pixel % width
         inside = self._moved(b, kind, y, x)
-        least = self.im_info[b, 2] * float(self.min_size)
+        min_extent = self.im_info[b, 2] * float(self.min_size)
         wide, high = (inside[2 + k] - inside[k] + 1.0 for k in (0, 1))
-        small = te.any(wide < least, high < least)
+        small = te.any(wide < min_extent, high < min_extent)
         rows, columns = (cast(self.im_info[b, k] / float(self.stride), "int64") for k in (0, 1))
         outside = te.any(small, y >= rows, x >= columns)
         score = Select(outside, const(-1.0), self.cls_prob[b, kinds + kind, y, x], "float32")
-        more = Select(small, least * 0.5, const(0.0, "float32"), "float32")
+        more = Select(small, min_extent * 0.5, const(0.0, "float32"), "float32")
         return [v + more if side > 1 else v - more for side, v in enumerate(inside)], score
 
     def _moved(self, b: PrimExpr, kind: PrimExpr, y: PrimExpr, x: PrimExpr) -> list[PrimExpr]:
-        """Where an anchor moves to, within the image."""
+        """Return an anchor moved and clamped to the image."""
         shift = [cast(p * self.stride, "float32") for p in (x, y, x, y)]
         corner = [
             _choose(kind, [a[side] for a in self.anchors], "float32") + shift[side]
@@ -257,12 +269,11 @@ def proposal(
     rpn_min_size: int,
     iou_loss: bool,
 ) -> Tensor:
-    """Regions [batch * rpn_post_nms_top_n, (batch, left, top, right, bottom)] for the second stage
-    of a detector.
-
-    cls_prob [batch, 2 * anchors, H, W], bbox_pred [batch, 4 * anchors, H, W], im_info [batch,
-    (height, width, scale)]. Boxes below the minimal size grow by half of it on each side and score
-    -1, as do those of pixels outside of the image. Where fewer stay, the first are repeated.
+    """Return regions [batch * rpn_post_nms_top_n, (batch, left, top, right, bottom)] for the second
+    stage of a detector. cls_prob [batch, 2 * anchors, H, W], bbox_pred [batch, 4 * anchors, H,
+    W], im_info [batch, (height, width, scale)]. Boxes below the minimum size grow by half of it
+    on each side and score -1, as do those of pixels outside of the image. Where fewer remain,
+    the first are repeated.
     """
     batch, _, height, width = cls_prob.shape
     anchors = _base_anchors(scales, ratios, feature_stride)
@@ -272,16 +283,18 @@ def proposal(
     expect_least("proposal", "cls_prob", cls_prob.shape, (None, 2 * kinds, 1, 1))
     expect_shape("proposal", "bbox_pred", bbox_pred.shape, (batch, 4 * kinds, height, width))
     expect_shape("proposal", "im_info", im_info.shape, (batch, 3))
-    given = _Regions(cls_prob, bbox_pred, im_info, anchors, feature_stride, rpn_min_size, iou_loss)
-    rows = te.compute((batch, count, 5), given.field, name="proposals", tag="proposals")
+    regions = _Regions(
+        cls_prob, bbox_pred, im_info, anchors, feature_stride, rpn_min_size, iou_loss
+    )
+    rows = te.compute((batch, count, 5), regions.field, name="proposals", tag="proposals")
     scores = te.compute((batch, count), lambda b, n: rows[b, n, 0], name="scores", tag="injective")
     (order,) = sort_extern(scores, 1, False, count, [("indices", "int32")], None, "proposal_order")
     before = count if rpn_pre_nms_top_n <= 0 else te.min(count, as_dim(rpn_pre_nms_top_n))
     room = as_dim(rpn_post_nms_top_n)
 
     def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
-        """Batches in parallel; in each the boxes from the highest score that overlap none kept
-        before; kept ones are repeated where they are fewer than wanted.
+        """Process batches in parallel; each keeps boxes from the highest score that overlap none
+        kept before, and repeats them if too few.
         """
         ib = IRBuilder()
         source, rank = map(ib.buffer_ptr, ins)
@@ -292,15 +305,15 @@ def proposal(
                 edge = source[b, which, side + 1]
                 return edge + 1.0 if side > 1 else edge  # pixels have an extent
 
-            kept, number = keep_greedily(
+            kept_boxes, number = keep_greedily(
                 ib,
                 (before, room),
                 room,
                 lambda n: cast(rank[b, n], "int64"),
-                lambda box, other: overlap(corner, box, other) > threshold,
+                lambda box, kept_box: overlap(corner, box, kept_box) > threshold,
             )
             with ib.for_range(0, room, "n") as n:
-                which = ib.let("which", kept[n % te.max(number[0], 1)])
+                which = ib.let("which", kept_boxes[n % te.max(number[0], 1)])
                 row = b * room + n
                 out[row, 0] = cast(b, "float32")
                 for side in range(1, 5):
@@ -312,7 +325,7 @@ def proposal(
 
 
 def _stretched(corner: Sequence[PrimExpr], move: Sequence[PrimExpr]) -> list[PrimExpr]:
-    """A box of whole pixels moved by shares of its extents and stretched by exponentials."""
+    """Return a box of whole pixels moved by fractions of its extents and scaled by exponentials."""
     wide, high = (corner[2 + k] - corner[k] + 1.0 for k in (0, 1))
     x = corner[0] + (wide - 1.0) * 0.5 + move[0] * wide
     y = corner[1] + (high - 1.0) * 0.5 + move[1] * high

@@ -1,4 +1,4 @@
-"""Non-maximum suppression: of boxes that overlap, the one with the highest score stays.
+"""Non-maximum suppression; of boxes that overlap, the one with the highest score stays.
 
 Results are padded: the number of boxes that stay is data.
 """
@@ -28,7 +28,7 @@ Corner = Callable[[PrimExpr, int], PrimExpr]
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """A box by its sides: where they begin and end on both axes, and its area."""
+    """Box by its lower and upper coordinates on both axes, and its area."""
 
     low: tuple[PrimExpr, PrimExpr]
     high: tuple[PrimExpr, PrimExpr]
@@ -36,105 +36,102 @@ class Box:
 
     @staticmethod
     def of(corner: Corner, box: PrimExpr) -> Box:
-        """From corners, which may come in any order."""
+        """Return the box of two corners in any order."""
         ends = [(corner(box, axis), corner(box, axis + 2)) for axis in (0, 1)]
         low, high = (tuple(f(*pair) for pair in ends) for f in (te.min, te.max))
         return Box(low, high, (high[0] - low[0]) * (high[1] - low[1]))  # type: ignore[arg-type]
 
     @property
     def fields(self) -> tuple[PrimExpr, ...]:
-        """All numbers."""
+        """Return all numbers of the box."""
         return (*self.low, *self.high, self.area)
 
     @staticmethod
     def made_of(fields: Sequence[PrimExpr]) -> Box:
-        """From all numbers."""
+        """Return the box of all its numbers."""
         a, b, c, d, area = fields
         return Box((a, b), (c, d), area)
 
-    def overlap(self, other: Box) -> PrimExpr:
-        """Intersection over union, 0 where the union is empty."""
+    def overlap(self, second: Box) -> PrimExpr:
+        """Return the intersection over union, 0 where the union is empty."""
         shared: PrimExpr | None = None
         for low_a, high_a, low_b, high_b in zip(
-            self.low, self.high, other.low, other.high, strict=True
+            self.low, self.high, second.low, second.high, strict=True
         ):
             side = te.max(te.min(high_a, high_b) - te.max(low_a, low_b), 0.0)
             shared = side if shared is None else shared * side
         assert shared is not None
-        union = self.area + other.area - shared
+        union = self.area + second.area - shared
         positive = union > 0.0
         some = Select(positive, union, shared * 0.0 + 1.0, union.dtype)
         return Select(positive, shared / some, shared * 0.0, union.dtype)
 
 
 def overlap(corner: Corner, a: PrimExpr, b: PrimExpr) -> PrimExpr:
-    """Intersection over union of two boxes, 0 where the union is empty.
-
-    Corners may come in any order.
-    """
+    """Return the intersection over union of two boxes, 0 where the union is empty."""
     return Box.of(corner, a).overlap(Box.of(corner, b))
 
 
 def get_valid_counts(
     data: Tensor, score_threshold: float | Tensor = 0, id_index: int = 0, score_index: int = 1
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """(how many boxes of each batch have a score above the threshold and a class, the boxes with
-    those first, where they were).
-
-    data [batch, n, fields]; a class below 0 marks no box (id_index < 0: there are no classes). The
-    rest of the rows are -1. Raises ValueError for a negative `score_index`."""
+    """Return how many boxes of each batch have a score above the threshold and a class, the boxes
+    with those first, and their original positions. data [batch, n, fields]; a class below 0
+    marks no box (id_index < 0: there are no classes). The remaining rows are -1. Raises
+    ValueError for a negative `score_index`.
+    """
     batch, count, fields = data.shape
     if score_index < 0:
         raise ValueError(f"get_valid_counts: 'score_index' must not be negative, got {score_index}")
     expect_least("get_valid_counts", "data", (fields,), (max(score_index, id_index) + 1,))
 
     def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
-        """Batches in parallel; in each the boxes that count in their order, the rest -1."""
+        """Process batches in parallel: valid boxes in order, the rest -1."""
         ib = IRBuilder()
         source = ib.buffer_ptr(ins[0])
-        valid, boxes, places = map(ib.buffer_ptr, outs)
+        valid, boxes, positions = map(ib.buffer_ptr, outs)
         limit = (
             ib.buffer_ptr(ins[1])[()]
             if isinstance(score_threshold, Tensor)
             else const(score_threshold, data.dtype)
         )
         with ib.for_range(0, batch, "b", kind="parallel") as b:
-            found = ib.allocate("int64", 1, "found", "local")
-            found[0] = 0
+            count_state = ib.allocate("int64", 1, "found", "local")
+            count_state[0] = 0
             with ib.for_range(0, count, "n") as n:
                 keep = source[b, n, score_index] > limit
                 if id_index >= 0:
                     keep = logical_and(keep, binary(GE, source[b, n, id_index], 0.0))
                 with ib.if_scope(keep):
-                    slot = ib.let("slot", found[0])
+                    slot = ib.let("slot", count_state[0])
                     with ib.for_range(0, fields, "f") as f:
                         boxes[b, slot, f] = source[b, n, f]
-                    places[b, slot] = n
-                    found[0] = slot + 1
-            kept = ib.let("kept", found[0])
-            with ib.for_range(kept, count, "rest") as rest:
+                    positions[b, slot] = n
+                    count_state[0] = slot + 1
+            valid_count = ib.let("kept", count_state[0])
+            with ib.for_range(valid_count, count, "rest") as row_index:
                 with ib.for_range(0, fields, "f") as f:
-                    boxes[b, rest, f] = -1
-                places[b, rest] = -1
-            valid[b] = kept
+                    boxes[b, row_index, f] = -1
+                positions[b, row_index] = -1
+            valid[b] = valid_count
         return ib.get()
 
     inputs = [data, *([score_threshold] if isinstance(score_threshold, Tensor) else [])]
-    found = te.extern_op(
+    outputs = te.extern_op(
         [(batch,), data.shape, (batch, count)],
         inputs,
         build,
         ["int32", data.dtype, "int32"],
         name="get_valid_counts",
     )
-    return found[0], found[1], found[2]
+    return outputs[0], outputs[1], outputs[2]
 
 
 def _limit(value: int | Tensor, ib: IRBuilder, buffer: Buffer | None, size: PrimExpr) -> PrimExpr:
-    """A bound that may be data; below 0 it is `size`."""
+    """Return a bound that may be data; `size` for negative ones."""
     if buffer is not None and isinstance(value, Tensor):
-        given = cast(ib.buffer_ptr(buffer)[(as_dim(0),) * value.ndim], "int64")
-        return Select(given < 0, size, given, "int64")
+        data_limit = cast(ib.buffer_ptr(buffer)[(as_dim(0),) * value.ndim], "int64")
+        return Select(data_limit < 0, size, data_limit, "int64")
     return size if isinstance(value, Tensor) or value < 0 else te.min(size, as_dim(value))
 
 
@@ -152,8 +149,12 @@ def non_max_suppression(
     return_indices: bool = True,
     invalid_to_bottom: bool = False,
 ) -> list[Tensor] | Tensor:
-    """The boxes of each batch that stay, from highest score: [positions, number of them], or
-    (return_indices False) the boxes themselves, others -1.
+    """Return the boxes of each batch that survive, highest score first: [positions, number], or
+    (return_indices False) the boxes themselves, others -1. data [batch, n, fields], counts and
+    positions are as from get_valid_counts; of the first `top_k` by score, a box is suppressed if
+    its overlap with a surviving one of the same class (or any: force_suppress) exceeds the
+    threshold. At most `max_output_size` survive. [positions, number of them], or (return_indices
+    False) the boxes themselves, others -1.
 
     data [batch, n, fields] as get_valid_counts gives it, with its counts and positions; of the
     first `top_k` by score, a box goes when its overlap with one that stays, of the same class (or
@@ -174,29 +175,31 @@ def non_max_suppression(
     bounds = [t for t in (max_output_size, iou_threshold) if isinstance(t, Tensor)]
 
     def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
-        """Batches in parallel; in each what goes leaves -1 behind."""
+        """Process batches in parallel; suppressed boxes become -1."""
         ib = IRBuilder()
         source, valid, where, rank = map(ib.buffer_ptr, ins[:4])
         out = ib.buffer_ptr(outs[0])
-        given = dict(zip(map(id, bounds), ins[4:], strict=True))
-        most = _limit(max_output_size, ib, given.get(id(max_output_size)), count)
+        bound_buffers = dict(zip(map(id, bounds), ins[4:], strict=True))
+        max_kept = _limit(max_output_size, ib, bound_buffers.get(id(max_output_size)), count)
         threshold = (
-            ib.buffer_ptr(given[id(iou_threshold)])[()]
+            ib.buffer_ptr(bound_buffers[id(iou_threshold)])[()]
             if isinstance(iou_threshold, Tensor)
             else const(iou_threshold, data.dtype)
         )
         with ib.for_range(0, batch, "b", kind="parallel") as b:
 
-            def meets(box: PrimExpr, other: PrimExpr) -> PrimExpr:
-                """Whether they overlap by too much, and are of one class where that counts."""
-                found = overlap(lambda one, n: source[b, one, coord_start + n], box, other)
+            def meets(box: PrimExpr, kept_box: PrimExpr) -> PrimExpr:
+                """Return whether two boxes overlap too much, and are of one class where that
+                matters.
+                """
+                iou = overlap(lambda one, n: source[b, one, coord_start + n], box, kept_box)
                 if force_suppress or id_index < 0:
-                    return found > threshold
-                same = source[b, box, id_index].equal(source[b, other, id_index])
-                return logical_and(found > threshold, same)
+                    return iou > threshold
+                same = source[b, box, id_index].equal(source[b, kept_box, id_index])
+                return logical_and(iou > threshold, same)
 
             def keep(n: PrimExpr, slot: PrimExpr, box: PrimExpr) -> None:
-                """The box's position, or the box in its slot or where its rank is."""
+                """Store the box's position, or the box in its slot or at its rank."""
                 if return_indices:
                     out[b, slot] = where[b, box]
                     return
@@ -213,7 +216,7 @@ def non_max_suppression(
                     with ib.for_range(0, fields, "f") as f:
                         out[b, n, f] = -1
             ranked = lambda n: cast(rank[b, n], "int64")  # noqa: E731
-            _, number = keep_greedily(ib, (boxes, count), most, ranked, meets, keep)
+            _, number = keep_greedily(ib, (boxes, count), max_kept, ranked, meets, keep)
             if return_indices:
                 ib.buffer_ptr(outs[1])[b, 0] = number[0]
         return ib.get()
@@ -227,7 +230,7 @@ def non_max_suppression(
 
 
 def _check_fields(data: Tensor, coord_start: int, score_index: int, id_index: int) -> None:
-    """Raises ValueError for rows of fewer fields than are asked for."""
+    """Raise ValueError for rows with too few fields."""
     name, fields = "non_max_suppression", data.shape[2]
     for what, index in (("coord_start", coord_start + 3), ("score_index", score_index)):
         expect_least(name, "data", (fields,), (index + 1,))
@@ -239,37 +242,44 @@ def _check_fields(data: Tensor, coord_start: int, score_index: int, id_index: in
 def keep_greedily(
     ib: IRBuilder,
     sizes: tuple[PrimExpr, PrimExpr],
-    most: PrimExpr,
+    max_kept: PrimExpr,
     ranked: Callable[[PrimExpr], PrimExpr],
     meets: Callable[[PrimExpr, PrimExpr], PrimExpr],
     keep: Callable[[PrimExpr, PrimExpr, PrimExpr], None] | None = None,
 ) -> tuple[BufferVar, BufferVar]:
-    """(the boxes that stay, their number) of one row, at most `most`, from the first in rank.
+    """Emit greedy suppression of one row.
 
-    sizes: how many boxes there are, and for how many there is room; ranked(n): box number n. One
-    stays unless it `meets(box, other)` one that stays, which takes time of the product of both
-    numbers. keep(n, slot, box) is called for one that does.
+    Args:
+        ib: the builder.
+        sizes: number of boxes, and capacity of the result.
+        most: maximum number of kept boxes.
+        ranked: ranked(n) is the n-th box.
+        meets: meets(box, other) tells whether a kept box suppresses another.
+        keep: keep(n, slot, box) is called for a kept box.
+
+    Returns:
+        The kept boxes and their number. The time is the product of both numbers of boxes.
     """
     count, room = sizes
-    kept = ib.allocate("int64", room, "kept")
+    kept_boxes = ib.allocate("int64", room, "kept")
     number = ib.allocate("int64", 1, "number", "local")
     number[0] = 0
-    with ib.for_range(0, count, "n") as n, ib.if_scope(number[0] < most):
+    with ib.for_range(0, count, "n") as n, ib.if_scope(number[0] < max_kept):
         box = ib.let("box", ranked(n))
         stays = ib.allocate("int32", 1, "stays", "local")
         stays[0] = 1
         already = ib.let("already", number[0])
         with ib.for_range(0, already, "k") as k:
-            other = ib.let("other", kept[k])
-            with ib.if_scope(meets(box, other)):
+            kept_box = ib.let("other", kept_boxes[k])
+            with ib.if_scope(meets(box, kept_box)):
                 stays[0] = 0
         with ib.if_scope(stays[0].equal(1)):
             slot = ib.let("slot", number[0])
-            kept[slot] = box
+            kept_boxes[slot] = box
             number[0] = slot + 1
             if keep is not None:
                 keep(n, slot, box)
-    return kept, number
+    return kept_boxes, number
 
 
 def all_class_non_max_suppression(
@@ -280,12 +290,13 @@ def all_class_non_max_suppression(
     score_threshold: float | Tensor,
     output_format: str = "onnx",
 ) -> list[Tensor]:
-    """Per class, the boxes with the highest scores that do not overlap.
+    """Return, per class, the highest-scoring boxes that do not overlap.
 
     boxes [batch, n, 4], scores [batch, classes, n]. output_format "onnx": [(batch, class, box)
     int64 padded with 0, number of rows (1,) int64]; "tensorflow": [(class, box) [batch, classes *
     n, 2] int64, scores, number [batch] int64], each class behind another, in it the highest score
-    first, padded with 0. ONNX NonMaxSuppression. Raises ValueError for another `output_format`."""
+    first, padded with 0. ONNX NonMaxSuppression. Raises ValueError for another `output_format`.
+    """
     if output_format not in ("onnx", "tensorflow"):
         raise ValueError(
             f"all_class_non_max_suppression: output_format must be onnx or tensorflow, got"
@@ -301,20 +312,20 @@ def all_class_non_max_suppression(
     ]
 
     def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
-        """A row for each batch and class, in parallel, its boxes sorted by score."""
+        """Process a row for each batch and class in parallel, its boxes sorted by score."""
         ib = IRBuilder()
         corners, value = map(ib.buffer_ptr, ins[:2])
         selected, number = map(ib.buffer_ptr, outs)
-        given = dict(zip(map(id, bounds), ins[2:], strict=True))
-        most = _limit(
-            max_output_boxes_per_class, ib, given.get(id(max_output_boxes_per_class)), count
+        bound_buffers = dict(zip(map(id, bounds), ins[2:], strict=True))
+        max_kept = _limit(
+            max_output_boxes_per_class, ib, bound_buffers.get(id(max_output_boxes_per_class)), count
         )
 
         def threshold(t: float | Tensor) -> PrimExpr:
-            """The threshold as a scalar, read where it is data."""
+            """Return a threshold as a scalar, loaded where it is data."""
             if not isinstance(t, Tensor):
                 return const(t, scores.dtype)
-            return cast(ib.buffer_ptr(given[id(t)])[(as_dim(0),) * t.ndim], scores.dtype)
+            return cast(ib.buffer_ptr(bound_buffers[id(t)])[(as_dim(0),) * t.ndim], scores.dtype)
 
         with ib.for_range(0, rows, "row", kind="parallel") as row:
             b, c = row // classes, row % classes
@@ -324,15 +335,15 @@ def all_class_non_max_suppression(
                 ib, lambda n: value[b, c, n], count, threshold(score_threshold), ranks, order
             )
             begin = merge_sort(ib, ranks, order, above, count)
-            kept = _select(
+            kept_count = _select(
                 ib,
                 (above, count),
                 lambda n: order[begin + n],
                 lambda box, n: corners[b, box, n],
                 lambda slot, box: selected.__setitem__((row, slot), box),
-                (most, threshold(iou_threshold)),
+                (max_kept, threshold(iou_threshold)),
             )
-            number[row] = kept
+            number[row] = kept_count
         return ib.get()
 
     chosen = te.extern_op(
@@ -355,18 +366,16 @@ def _above(
     ranks: BufferVar,
     order: BufferVar,
 ) -> PrimExpr:
-    """How many scores are above the threshold: their ranks, largest first, and positions come to
-    the front.
-    """
-    found = ib.allocate("int64", 1, "above", "local")
-    found[0] = 0
+    """Collect the ranks and positions of the scores above the threshold; return their number."""
+    count_state = ib.allocate("int64", 1, "above", "local")
+    count_state[0] = 0
     with ib.for_range(0, count, "n") as n:
         value = ib.let("value", score(n))
         with ib.if_scope(value > threshold):
-            slot = ib.let("slot", found[0])
+            slot = ib.let("slot", count_state[0])
             ranks[slot], order[slot] = rank(value, False), n
-            found[0] = slot + 1
-    return ib.let("eligible", found[0])
+            count_state[0] = slot + 1
+    return ib.let("eligible", count_state[0])
 
 
 def _select(
@@ -377,31 +386,30 @@ def _select(
     keep: Callable[[PrimExpr, PrimExpr], None],
     limits: tuple[PrimExpr, PrimExpr],
 ) -> PrimExpr:
-    """How many boxes of one row stay, from the first in rank; sizes: how many there are, and may
-    be; limits: (at most, overlap).
-
-    Those that stay lie side by side, so that a box meets LANES of them at a time, until one of
-    them takes its place (1,000 boxes, 40 classes, Zen 4: 6.3 ms one by one).
+    """Return how many boxes of one row survive, in rank order. sizes: number and capacity; limits:
+    maximum and overlap. Survivors are stored contiguously, so that a box is compared with
+    BOXES_PER_COMPARE at a time until one suppresses it (1,000 boxes, 40 classes, Zen 4: 6.3 ms
+    one by one).
     """
-    (count, room), (most, threshold) = sizes, limits
+    (count, room), (max_kept, threshold) = sizes, limits
     wide = tidy((room + (LANES - 1)) // LANES * LANES)
-    kept = ib.allocate(corner(as_dim(0), 0).dtype, wide * FIELDS, "kept")
-    found = ib.allocate("int64", 1, "found", "local")
+    kept_fields = ib.allocate(corner(as_dim(0), 0).dtype, wide * FIELDS, "kept")
+    kept_count = ib.allocate("int64", 1, "found", "local")
     hits = ib.allocate("int32", LANES, "hits", "local")
-    found[0] = 0
-    with ib.for_range(0, count, "n") as n, ib.if_scope(found[0] < most):
+    kept_count[0] = 0
+    with ib.for_range(0, count, "n") as n, ib.if_scope(kept_count[0] < max_kept):
         box = ib.let("box", ranked(n))
         mine = Box.made_of([ib.let("mine", f) for f in Box.of(corner, box).fields])
         stays = ib.allocate("int32", 1, "stays", "local")
         first = ib.allocate("int64", 1, "first", "local")
         stays[0], first[0] = 1, 0
-        already = ib.let("already", found[0])
+        already = ib.let("already", kept_count[0])
         with ib.while_loop(logical_and(first[0] < already, stays[0].equal(1))):
             begin = ib.let("begin", first[0])
             with ib.for_range(0, LANES, "lane", kind="vectorized") as lane:
-                place = begin + lane
-                other = Box.made_of([kept[f * wide + place] for f in range(FIELDS)])
-                meets = logical_and(mine.overlap(other) > threshold, place < already)
+                kept_index = begin + lane
+                kept_box = Box.made_of([kept_fields[f * wide + kept_index] for f in range(FIELDS)])
+                meets = logical_and(mine.overlap(kept_box) > threshold, kept_index < already)
                 hits[lane] = cast(meets, "int32")
             for lane_number in range(LANES):
                 with ib.if_scope(hits[lane_number].equal(1)):
@@ -409,10 +417,10 @@ def _select(
             first[0] = begin + LANES
         with ib.if_scope(stays[0].equal(1)):
             for field, value in enumerate(mine.fields):
-                kept[field * wide + already] = value
+                kept_fields[field * wide + already] = value
             keep(already, box)
-            found[0] = already + 1
-    return found[0]
+            kept_count[0] = already + 1
+    return kept_count[0]
 
 
 def _as_onnx(chosen: Tensor, number: Tensor, classes: PrimExpr) -> list[Tensor]:
@@ -420,14 +428,14 @@ def _as_onnx(chosen: Tensor, number: Tensor, classes: PrimExpr) -> list[Tensor]:
     size = tidy(rows * count)
 
     def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
-        """All rows' boxes one behind the other: their places follow from the numbers before."""
+        """Store all rows' boxes consecutively: offsets follow from the counts before."""
         ib = IRBuilder()
-        picked, many = map(ib.buffer_ptr, ins)
+        picked, counts = map(ib.buffer_ptr, ins)
         out, total = map(ib.buffer_ptr, outs)
         total[0] = 0
         with ib.for_range(0, rows, "row") as row:
-            here = ib.let("here", cast(many[row], "int64"))
-            with ib.for_range(0, here, "k") as k:
+            row_count = ib.let("here", cast(counts[row], "int64"))
+            with ib.for_range(0, row_count, "k") as k:
                 slot = ib.let("slot", total[0])
                 for field, value in enumerate((row // classes, row % classes, picked[row, k])):
                     out[slot, field] = value
@@ -446,24 +454,24 @@ def _as_tensorflow(chosen: Tensor, number: Tensor, scores: Tensor) -> list[Tenso
     size = tidy(classes * count)
 
     def gather(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
-        """In each batch the classes one behind the other."""
+        """Store the classes of each batch consecutively."""
         ib = IRBuilder()
-        picked, many, value = map(ib.buffer_ptr, ins)
-        pairs, found, total = map(ib.buffer_ptr, outs)
+        picked, counts, value = map(ib.buffer_ptr, ins)
+        pairs, scores_out, total = map(ib.buffer_ptr, outs)
         with ib.for_range(0, batch, "b", kind="parallel") as b:
             with ib.for_range(0, size, "n") as n:
-                found[b, n] = const(0, scores.dtype)
+                scores_out[b, n] = const(0, scores.dtype)
                 for field in range(2):
                     pairs[b, n, field] = 0
             total[b] = 0
             with ib.for_range(0, classes, "c") as c:
                 row = ib.let("row", b * classes + c)
-                with ib.for_range(0, cast(many[row], "int64"), "k") as k:
+                with ib.for_range(0, cast(counts[row], "int64"), "k") as k:
                     slot = ib.let("slot", total[b])
                     box = cast(picked[row, k], "int64")
                     pairs[b, slot, 0] = c
                     pairs[b, slot, 1] = box
-                    found[b, slot] = value[b, c, box]
+                    scores_out[b, slot] = value[b, c, box]
                     total[b] = slot + 1
         return ib.get()
 

@@ -1,4 +1,4 @@
-"""Regions of feature maps, pooled to one size."""
+"""Region pooling and alignment on feature maps."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _ceiled(value: PrimExpr) -> PrimExpr:
 
 
 def _image_checks(name: str, rois: Tensor, count: PrimExpr) -> dict[str, object]:
-    """The attribute of a computation that reads the image which each region names."""
+    """Return the checks of the image index of each region."""
     expect_shape(name, "rois", rois.shape, (None, 5))
     images = te.compute(
         rois.shape[:1], lambda n: cast(rois[n, 0], "int64"), name="images", tag="injective"
@@ -65,12 +65,14 @@ def _roi_align(
     shape = permute(bins, "NCHW", layout)
 
     def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
-        """Bins in parallel, all channels of one together: they share their places and weights."""
+        """Process bins in parallel, all channels of one together: they share positions and
+        weights.
+        """
         ib = IRBuilder()
         pixels, boxes, out = ib.buffer_ptr(ins[0]), ib.buffer_ptr(ins[1]), ib.buffer_ptr(outs[0])
-        places = (rois.shape[0], as_dim(high), as_dim(wide))
-        with ib.for_range(0, product(places), "n", kind="parallel") as n:
-            box, row, column = unravel(n, places)
+        bin_shape = (rois.shape[0], as_dim(high), as_dim(wide))
+        with ib.for_range(0, product(bin_shape), "n", kind="parallel") as n:
+            box, row, column = unravel(n, bin_shape)
             image = ib.let("image", from_either_end(boxes[box, 0], data.shape[0]))
             corner = [cast(boxes[box, k], FLOAT) * spatial_scale for k in range(1, 5)]
             axis_x = _bins(ib, (corner[0], corner[2]), wide, sample_ratio, aligned)
@@ -90,13 +92,15 @@ def _roi_align(
                         te.max if mode == "max_tap" else operator.add,
                     )
                     with ib.for_range(0, channels, "c") as c:
-                        found = sample(
+                        sampled = sample(
                             lambda a, b: cast(
                                 pixels[permute((image, c, a, b), "NCHW", layout)],
                                 FLOAT,
                             )
                         )
-                        total[c] = total[c] + found if mode == "avg" else te.max(total[c], found)
+                        total[c] = (
+                            total[c] + sampled if mode == "avg" else te.max(total[c], sampled)
+                        )
                 if mode != "avg":
                     with ib.else_scope(), ib.for_range(0, channels, "c") as c:
                         total[c] = te.max(total[c], 0.0)
@@ -126,14 +130,14 @@ def _bins(
 
 
 def _place(axis: Bins, index: PrimExpr, sample: PrimExpr) -> PrimExpr:
-    """Where a sample of a bin lies along an axis."""
+    """Return the coordinate of a bin's sample along an axis."""
     first, size, samples = axis
     return first + size * (cast(index, FLOAT) + (cast(sample, FLOAT) + 0.5) / cast(samples, FLOAT))
 
 
-def _near(place: PrimExpr, size: PrimExpr) -> PrimExpr:
-    """Whether a place is within one pixel of the data."""
-    return logical_and(place >= -1.0, place <= cast(size, FLOAT))
+def _near(coordinate: PrimExpr, size: PrimExpr) -> PrimExpr:
+    """Return whether a coordinate is within one pixel of the data."""
+    return logical_and(coordinate >= -1.0, coordinate <= cast(size, FLOAT))
 
 
 def _between(
@@ -143,20 +147,20 @@ def _between(
     sizes: tuple[PrimExpr, PrimExpr],
     join: Callable[[PrimExpr, PrimExpr], PrimExpr] = operator.add,
 ) -> Callable[[Pixel], PrimExpr]:
-    """Bilinear interpolation at a place within the data, whose pixels are given later; `join` is
-    put for the sum of the four weighted ones.
+    """Return bilinear interpolation at a coordinate, for pixels given later; `join` replaces the
+    sum of the four weighted ones.
     """
     height, width = sizes
     top = ib.let("top", cast(call_intrin("floor", y), "int64"))
-    left = ib.let("left", cast(call_intrin("floor", x), "int64"))
+    left_column = ib.let("left", cast(call_intrin("floor", x), "int64"))
     bottom = ib.let("bottom", te.min(top + 1, height - 1))
-    right = ib.let("right", te.min(left + 1, width - 1))
-    dy, dx = ib.let("dy", y - cast(top, FLOAT)), ib.let("dx", x - cast(left, FLOAT))
+    right_column = ib.let("right", te.min(left_column + 1, width - 1))
+    dy, dx = ib.let("dy", y - cast(top, FLOAT)), ib.let("dx", x - cast(left_column, FLOAT))
 
     def sample(pixel: Pixel) -> PrimExpr:
-        """The four pixels around the place, weighted and joined."""
-        upper = join(pixel(top, left) * (1.0 - dx), pixel(top, right) * dx)
-        lower = join(pixel(bottom, left) * (1.0 - dx), pixel(bottom, right) * dx)
+        """Return the four pixels around the coordinate, weighted and joined."""
+        upper = join(pixel(top, left_column) * (1.0 - dx), pixel(top, right_column) * dx)
+        lower = join(pixel(bottom, left_column) * (1.0 - dx), pixel(bottom, right_column) * dx)
         return join(upper * (1.0 - dy), lower * dy)
 
     return sample
@@ -171,12 +175,12 @@ def roi_align_nchw(
     sample_ratio: int = -1,
     aligned: bool = False,
 ) -> Tensor:
-    """Regions [n, (image, left, top, right, bottom)] of [N, C, H, W] as [n, C, ...pooled_size].
+    """Align regions [n, (image, left, top, right, bottom)] of [N, C, H, W] to [n, C,
+    ...pooled_size] (Mask R-CNN).
 
     Each bin is the mean (or maximum) of samples between pixels, `sample_ratio` a side, below 1 as
     many as it has pixels. Mode max_tap takes the greatest of the weighted pixels instead, as ONNX.
-    `aligned` moves the region by half a pixel (Mask R-CNN; ONNX's
-    half_pixel).
+    `aligned` moves the region by half a pixel (Mask R-CNN; ONNX's half_pixel).
     """
     return _roi_align(data, rois, pooled_size, spatial_scale, mode, sample_ratio, "NCHW", aligned)
 
@@ -190,26 +194,28 @@ def roi_align_nhwc(
     sample_ratio: int = -1,
     aligned: bool = False,
 ) -> Tensor:
-    """As `roi_align_nchw`, channels last."""
+    """Align regions as `roi_align_nchw`, channels last."""
     return _roi_align(data, rois, pooled_size, spatial_scale, mode, sample_ratio, "NHWC", aligned)
 
 
 def roi_pool_nchw(
     data: Tensor, rois: Tensor, pooled_size: int | Sequence[int], spatial_scale: float
 ) -> Tensor:
-    """The maximum of every bin of regions [n, (image, left, top, right, bottom)] rounded to whole
-    pixels; 0 for a bin without pixels (Fast R-CNN).
+    """Return the maximum of every bin of regions [n, (image, left, top, right, bottom)] rounded to
+    whole pixels; 0 for an empty bin (Fast R-CNN).
     """
     _, channels, height, width = data.shape
     high, wide = _pair(pooled_size)
     shape = (rois.shape[0], channels, high, wide)
 
     def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
-        """Bins in parallel; regions are rounded to whole pixels and hold one at least."""
+        """Process bins in parallel; regions are rounded to whole pixels and contain at
+        least one.
+        """
         ib = IRBuilder()
         pixels, boxes, out = ib.buffer_ptr(ins[0]), ib.buffer_ptr(ins[1]), ib.buffer_ptr(outs[0])
         with ib.for_range(0, product(outs[0].shape), "n", kind="parallel") as n:
-            box, channel, row, column = place = unravel(n, outs[0].shape)
+            box, channel, row, column = output_index = unravel(n, outs[0].shape)
             image = ib.let("image", from_either_end(boxes[box, 0], data.shape[0]))
             edges = [
                 ib.let("edge", _rounded(cast(boxes[box, k], FLOAT) * spatial_scale))
@@ -232,7 +238,7 @@ def roi_pool_nchw(
             rows, columns = (y0, te.max(y0, y1)), (x0, te.max(x0, x1))
             with ib.for_range(*rows, "y") as y, ib.for_range(*columns, "x") as x:
                 total[0] = te.max(total[0], pixels[image, channel, y, x])
-            out[place] = total[0]
+            out[output_index] = total[0]
         return ib.get()
 
     attrs = _image_checks("roi_pool", rois, data.shape[0])
@@ -240,15 +246,15 @@ def roi_pool_nchw(
 
 
 def _rounded(value: PrimExpr) -> PrimExpr:
-    """To the nearest integer, halves away from zero."""
+    """Round to the nearest integer, halves away from zero."""
     up = call_intrin("floor", value + 0.5)
     down = call_intrin("ceil", value - 0.5)
     return cast(Select(value < 0.0, down, up, FLOAT), "int64")
 
 
 def reorg(data: Tensor, stride: int) -> Tensor:
-    """[N, C, H, W] with pixels `stride` apart as channels, stride**2 times as many (YOLO's reorg
-    layer, in Darknet's order).
+    """Rearrange [N, C, H, W] so that pixels `stride` apart become channels, stride**2 times as many
+    (YOLO's reorg layer, in Darknet's order).
     """
     n, c, h, w = data.shape
     expect_positive("reorg", stride=stride)
@@ -256,18 +262,18 @@ def reorg(data: Tensor, stride: int) -> Tensor:
     inner = tidy(c // (stride * stride))
 
     def body(b: Var, k: Var, y: Var, x: Var) -> PrimExpr:
-        """The element in Darknet's order of memory."""
+        """Return the element in Darknet's memory order."""
         # Darknet reads the same memory as [C / stride**2, H * stride, W * stride].
         offset, row = k // inner, (k % inner) * h * stride + y * stride
         flat = (row + offset // stride) * w * stride + x * stride + offset % stride
         return data[(b, *unravel(flat, data.shape[1:]))]
 
-    whole = te.compute(data.shape, body, name="reorg_flat", tag="injective")
+    reordered = te.compute(data.shape, body, name="reorg_flat", tag="injective")
     shape = (n, tidy(c * stride * stride), tidy(h // stride), tidy(w // stride))
 
     def view(b: Var, k: Var, y: Var, x: Var) -> PrimExpr:
         flat = (k * shape[2] + y) * shape[3] + x
-        return whole[(b, *unravel(flat, data.shape[1:]))]
+        return reordered[(b, *unravel(flat, data.shape[1:]))]
 
     return te.compute(shape, view, name="reorg", tag="injective")
 
