@@ -1,4 +1,4 @@
-"""Search: one tuner for every kernel.
+"""Autotuning: one tuner for every kernel.
 
     Task        a workload (by structural hash) for a target, how much of a model's time it is
     Candidate   a rule and what was chosen in it: a family's decision, or a schedule's trace
@@ -89,7 +89,9 @@ if not TYPE_CHECKING:  # reading records needs no compiler
 
 
 class _CallablePackage(ExportingPackage):
-    """This package, which can be called: `ekiden.tune(model, ...)`; PEP 562 knows no call."""
+    """The package module, made callable as `ekiden.tune(model, ...)`, since PEP 562 has no hook for
+    calls.
+    """
 
     def __call__(self, *args: object, **options: object) -> object:
         """Call `ekiden.compiler.tune.tune`."""

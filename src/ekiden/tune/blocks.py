@@ -1,4 +1,4 @@
-"""What rules of sketches ask of blocks, and steps that several of them take."""
+"""Block queries and schedule steps shared by the sketch rules."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from ekiden.tir.stmt import Block, For, IterKind
 
 
 def extent(schedule: tir.Schedule, loop: LoopRV) -> int:
-    """Turns of a loop; 0 where they are not known."""
-    found = schedule.get(loop)
-    assert isinstance(found, For), found
-    return int(found.extent.value) if isinstance(found.extent, IntImm) else 0
+    """Return the trip count of a loop; 0 if it is not constant."""
+    loop_node = schedule.get(loop)
+    assert isinstance(loop_node, For), loop_node
+    return int(loop_node.extent.value) if isinstance(loop_node.extent, IntImm) else 0
 
 
 def block_of(schedule: tir.Schedule, handle: BlockRV) -> Block:
-    """The block that a handle stands for."""
-    found = schedule.get(handle)
-    assert isinstance(found, Block), found
-    return found
+    """Return the block a handle refers to."""
+    block = schedule.get(handle)
+    assert isinstance(block, Block), block
+    return block
 
 
 def has_block(schedule: tir.Schedule, name: str) -> bool:
-    """Whether a program has a block of a name yet."""
+    """Return whether a program still has a block of this name."""
     try:
         schedule.get_block(name)
     except ScheduleError:
@@ -36,12 +36,12 @@ def has_block(schedule: tir.Schedule, name: str) -> bool:
 
 
 def kinds_of(schedule: tir.Schedule, name: str) -> list[IterKind]:
-    """Of the variables of a block."""
+    """Return the iterator kinds of a block."""
     return [v.kind for v in block_of(schedule, schedule.get_block(name)).iter_vars]
 
 
 def is_reduction(schedule: tir.Schedule, name: str) -> bool:
-    """Whether a block sums."""
+    """Return whether a block is a reduction."""
     return IterKind.REDUCE in kinds_of(schedule, name)
 
 
@@ -49,17 +49,18 @@ NARROWEST = 4
 """Floats of the narrowest vectors."""
 
 
-def lanes_within(turns: int, target: Target) -> int:
-    """Floats of a vector over a loop: those of the target, or a half or a quarter where the loop
-    has fewer turns; never below NARROWEST."""
+def lanes_within(trip_count: int, target: Target) -> int:
+    """Return the lanes of a vector over a loop: those of the target, or a half or quarter of them
+    for a shorter loop, but at least MIN_LANES.
+    """
     lanes = target.lanes("float32")
-    while lanes > NARROWEST and turns < lanes:
+    while lanes > NARROWEST and trip_count < lanes:
         lanes //= 2
     return lanes
 
 
 def even(candidates: Sequence[int]) -> list[float]:
-    """Odds that are all alike."""
+    """Return equal probabilities."""
     return [1.0 / len(candidates)] * len(candidates)
 
 
@@ -67,12 +68,14 @@ DRAWS = 3
 """How often steps are tried that refuse some of the numbers they sample."""
 
 
-def tried(schedule: tir.Schedule, step: Callable[..., None], *given: object) -> list[tir.Schedule]:
-    """A copy with some steps; none where one of them is refused, whatever they draw."""
+def tried(schedule: tir.Schedule, step: Callable[..., None], *args: object) -> list[tir.Schedule]:
+    """Return a copy with `step` applied; empty if the step is refused for every sampled decision
+    tried.
+    """
     for _ in range(DRAWS):
         copy = schedule.copy()  # which draws for itself
         try:
-            step(copy, *given)
+            step(copy, *args)
         except ScheduleError:
             if not copy.trace.decisions:
                 break
@@ -82,13 +85,15 @@ def tried(schedule: tir.Schedule, step: Callable[..., None], *given: object) -> 
 
 
 def sampled(schedule: tir.Schedule, numbers: Sequence[int], chosen: int | None) -> ExprRV:
-    """One of some numbers, which search may change; the one that is chosen, if one is."""
+    """Sample one of `numbers`, as a decision the search may change; `chosen` fixes the
+    initial one.
+    """
     decision = None if chosen is None else list(numbers).index(chosen)
     return schedule.sample_categorical(numbers, even(numbers), decision)
 
 
 def share(schedule: tir.Schedule, loops: Sequence[LoopRV]) -> None:
-    """The first loop of several turns is shared by threads."""
+    """Parallelize the first loop of more than one iteration."""
     for loop in loops:
         if extent(schedule, loop) > 1:
             schedule.parallel(loop)

@@ -1,4 +1,4 @@
-"""What a worker does that compiles candidates."""
+"""The job of a worker process that compiles candidates."""
 
 from __future__ import annotations
 
@@ -13,23 +13,26 @@ from ekiden.tune.program import DEFAULT, Source, build
 from ekiden.tune.wire import Head, Message
 
 
-def job(head: Head, parts: list[bytes], tell: Callable[[Head], None]) -> Message:
-    """{"target", "rule", "choice", "sizes": [{symbol: number}]}, texts of a source -> {"args",
-    "outputs"}, its code; {"refused": why} for a candidate that there cannot be.
+def job(head: Head, blobs: list[bytes], tell: Callable[[Head], None]) -> Message:
+    """Compile a candidate: {"target", "rule", "choice", "sizes": [{symbol: number}]} and the
+    source's texts give {"args", "outputs"} and the code, or {"refused": reason} for an invalid
+    candidate.
     """
     target = Target(str(head["target"]))
     candidate = Candidate(str(head["rule"]), str(head["choice"]))
     try:
-        made = build(
-            Source.read(parts), candidate, target, cast("list[dict[str, int]]", head["sizes"])
+        built = build(
+            Source.read(blobs), candidate, target, cast("list[dict[str, int]]", head["sizes"])
         )
     except EkidenError as error:
         return {"refused": f"{type(error).__name__}: {error}"}, []
-    return {"args": made.args, "outputs": made.outputs}, [made.code]
+    return {"args": built.args, "outputs": built.outputs}, [built.code]
 
 
 def prepare() -> None:
-    """What the first job would else do in its own time, and each again: code is generated once."""
+    """Compile a trivial program once, so that the first real job does not pay for one-time code
+    generation.
+    """
     a = te.placeholder((8,), name="a")
     b = te.compute((8,), lambda i: a[i] + 1.0, name="b")
     source = Source(te.create_prim_func([a, b]))

@@ -1,4 +1,4 @@
-"""What is tried: a rule, and what was chosen in it."""
+"""Candidates of a search: a rule, and what was chosen in it."""
 
 from __future__ import annotations
 
@@ -7,15 +7,14 @@ from ekiden.runtime.lazy_dataclass import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """One way to compute a task.
-
-    rule: the name of a family of kernels, or of a sketch. choice: what was chosen: of a family a
-    decision's text ("rows=6 own=8"), of a sketch a trace as JSON; empty for the rule's default.
+    """One way to compute a task. `rule` names a kernel family or a sketch; `choice` holds its
+    decisions: for a family, text such as "rows=6 own=8"; for a sketch, a trace as JSON; empty
+    for the default.
     """
 
     rule: str
     choice: str = ""
 
     def __str__(self) -> str:
-        """Short enough for a line: traces by their sampled numbers."""
+        """Return a one-line summary: traces by their sampled numbers."""
         return f"{self.rule}: {self.choice}" if self.choice else self.rule

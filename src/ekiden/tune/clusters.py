@@ -1,4 +1,4 @@
-"""Executors of clusters that have none of their own."""
+"""Executors for clusters that do not provide one."""
 
 from __future__ import annotations
 
@@ -11,10 +11,9 @@ from ekiden.runtime.errors import CompileError
 
 
 class RayExecutor(Executor):
-    """Runs what it is given on a Ray cluster, that of `ray.init`; what a lost worker had is run by
-    another. Dask has its own: `distributed.Client.get_executor()`.
-
-    Raises CompileError where Ray is not installed.
+    """An executor for the Ray cluster of `ray.init`; calls of a lost worker are rerun elsewhere.
+    Dask has its own executor: `distributed.Client.get_executor()`. Raises CompileError if Ray is
+    not installed.
     """
 
     def __init__(self, retries: int = 3) -> None:
@@ -33,9 +32,9 @@ class RayExecutor(Executor):
         *args: Any,  # noqa: ANN401  whatever the function takes
         **options: Any,  # noqa: ANN401
     ) -> Future[Any]:
-        """The call as a task of the cluster, its arguments sent along; retried where a worker is
-        lost.
+        """Submit a call as a cluster task, sending its arguments along; it is retried if its worker
+        is lost.
         """
         task = self._ray.remote(max_retries=self._retries)(function)
-        found: Future[Any] = task.remote(*args, **options).future()
-        return found
+        future: Future[Any] = task.remote(*args, **options).future()
+        return future

@@ -1,4 +1,4 @@
-"""The code of a candidate as it travels: the image of the host's part, then kernels of a device."""
+"""Serialized candidate code: the image of the host's part, then kernels of a device."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ _LENGTH = struct.Struct("<Q")
 
 
 def joined(image: bytes, kernels: bytes) -> bytes:
-    """One string of both; kernels may be empty."""
+    """Pack an image and its device kernels, which may be empty, into one byte string."""
     return _LENGTH.pack(len(image)) + image + kernels
 
 
 def load(code: bytes) -> Module:
-    """The module of what `joined` gave. Raises LoadError, DeviceError."""
+    """Load a module from the output of `pack_code`. Raises LoadError, DeviceError."""
     (length,) = _LENGTH.unpack_from(code)
     end = _LENGTH.size + length
     module = load_image(code[_LENGTH.size : end])

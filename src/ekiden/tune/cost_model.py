@@ -1,4 +1,4 @@
-"""Guessing how candidates compare before they are built, from those that were measured.
+"""Cost models, which predict how unmeasured candidates compare, from measured ones.
 
 A model sees what a space calls the features of a candidate: numbers that are chosen (rows of a
 tile, steps of unrolling, distances of prefetching) under their names, and for words a 1 under
@@ -22,55 +22,56 @@ Matrix: TypeAlias = "np.ndarray[tuple[int, ...], np.dtype[np.float64]]"
 
 
 class CostModel(Protocol):
-    """What guesses ratios."""
+    """A model that predicts time ratios."""
 
     def fit(self, rows: Sequence[Features], ratios: Sequence[float]) -> None:
-        """Learn from what was measured: forgets what it knew."""
+        """Fit to measurements: forgets what it knew."""
 
     def predict(self, rows: Sequence[Features]) -> list[float]:
-        """Guesses; only their order counts."""
+        """Predict log ratios; only their order counts."""
 
 
 class _Table:
-    """Features as columns, by the names that were there when it was made."""
+    """A feature matrix whose columns are the names present at construction."""
 
     def __init__(self, rows: Sequence[Features]) -> None:
         self.names = list(dict.fromkeys(name for row in rows for name in row))
 
     def matrix(self, rows: Sequence[Features]) -> Matrix:
-        """A row for each; what has a name of its own is left out."""
-        found = [[row.get(name, 0.0) for name in self.names] for row in rows]
-        return np.array(found, np.float64).reshape(len(rows), len(self.names))
+        """Return one row per candidate; unknown features are ignored."""
+        values = [[row.get(name, 0.0) for name in self.names] for row in rows]
+        return np.array(values, np.float64).reshape(len(rows), len(self.names))
 
 
 class Neighbours:
-    """The mean of those measured, the nearer the more it counts; numbers by their logarithms.
-
-    Needs nothing but NumPy, and a dozen measurements are enough.
+    """A distance-weighted mean of all measurements, over log-scaled features. It needs only NumPy,
+    and a dozen measurements are enough.
     """
 
     def __init__(self, width: float = 0.5) -> None:
         self.width = width
 
     def fit(self, rows: Sequence[Features], ratios: Sequence[float]) -> None:
-        """Keep them."""
+        """Store the measurements, scaled by each feature's spread."""
         self._table = _Table(rows)
-        known = np.log2(1 + self._table.matrix(rows))
-        self._scale = np.where((spread := known.std(axis=0)) > 0, spread, 1.0)
-        self._known = known / self._scale
+        log_features = np.log2(1 + self._table.matrix(rows))
+        self._scale = np.where((spread := log_features.std(axis=0)) > 0, spread, 1.0)
+        self._known = log_features / self._scale
         self._values = np.log(np.array(ratios))
 
     def predict(self, rows: Sequence[Features]) -> list[float]:
-        """Weights fall with the square of the distance, a feature counts by its spread."""
-        asked = np.log2(1 + self._table.matrix(rows)) / self._scale
+        """Predict log ratios by a Gaussian kernel over squared distance, with each feature scaled
+        by its spread.
+        """
+        log_features = np.log2(1 + self._table.matrix(rows)) / self._scale
         count = max(1, len(self._table.names))
-        away = ((asked[:, None] - self._known[None]) ** 2).sum(axis=2) / count
+        away = ((log_features[:, None] - self._known[None]) ** 2).sum(axis=2) / count
         weights = np.exp(-away / self.width**2) + 1e-9
         return list(map(float, weights @ self._values / weights.sum(axis=1)))
 
 
 class Trees:
-    """Boosted trees of LightGBM. Raises CompileError where it is not installed."""
+    """LightGBM's gradient-boosted trees. Raises CompileError if it is not installed."""
 
     def __init__(self) -> None:
         try:
@@ -81,7 +82,7 @@ class Trees:
             ) from error
 
     def fit(self, rows: Sequence[Features], ratios: Sequence[float]) -> None:
-        """Shallow trees: there are hundreds of measurements, not millions."""
+        """Fit shallow trees: there are hundreds of measurements, not millions."""
         self._table = _Table(rows)
         options = {
             "objective": "regression", "num_leaves": 15, "min_data_in_leaf": 3,
@@ -93,7 +94,7 @@ class Trees:
         self._model = self._library.train(options, data, 100)
 
     def predict(self, rows: Sequence[Features]) -> list[float]:
-        """What the trees say."""
+        """Predict log ratios with the trees."""
         return [float(v) for v in self._model.predict(self._table.matrix(rows))]
 
 

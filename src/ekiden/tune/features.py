@@ -1,5 +1,5 @@
-"""What a model of costs sees of a schedule: numbers about the program as it is scheduled. To lower
-it would take as long as to compile it.
+"""Cost-model features of a schedule: numbers about the program as it is scheduled. To lower it
+would take as long as to compile it.
 
     turns                   of all stores
     operations              on floats; loads, stores and bytes of them, how many bytes are registers
@@ -33,7 +33,7 @@ UNKNOWN = 16
 
 @dataclass(slots=True)
 class _Sums:
-    """What is added up on the way."""
+    """Feature totals accumulated while walking the program."""
 
     stores: float = 0.0
     operations: float = 0.0
@@ -48,12 +48,12 @@ class _Sums:
 
 
 def program_features(func: PrimFunc) -> Mapping[str, float]:
-    """The features of a scheduled program."""
+    """Return the features of a scheduled program, on a log scale."""
     sums = _Sums()
     _add(sums, func.body, _Place())
     work = max(1.0, sums.operations)
     inner = max(sums.innermost, key=sums.innermost.__getitem__, default=1)
-    found = {
+    values = {
         "turns": sums.stores,
         "operations": work,
         "loads of operations": sums.loads / work,
@@ -66,13 +66,14 @@ def program_features(func: PrimFunc) -> Mapping[str, float]:
         "innermost": inner,
         "parallel": sums.parallel,
     }
-    return {name: math.log2(1 + value) for name, value in found.items()}
+    return {name: math.log2(1 + value) for name, value in values.items()}
 
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """The loops around a statement: turns, lanes of vectors, copies that are written out, turns of
-    the innermost serial loop."""
+    """The loops around a statement: iterations, vector lanes, unrolled copies, iterations of the
+    innermost serial loop.
+    """
 
     turns: float = 1.0
     lanes: int = 1
@@ -80,7 +81,7 @@ class _Place:
     inner: int = 1
 
     def within(self, loop: For) -> _Place:
-        """Inside a loop."""
+        """Return the nest inside a loop."""
         own = loop.extent.value if isinstance(loop.extent, IntImm) else UNKNOWN
         match loop.kind:
             case ForKind.VECTORIZED:
@@ -92,38 +93,39 @@ class _Place:
         return replace(self, turns=self.turns * own)
 
 
-def _add(sums: _Sums, stmt: Stmt, place: _Place) -> None:
-    """Recursive: statements nest as deep as loops do."""
+def _add(sums: _Sums, stmt: Stmt, nest: _Place) -> None:
+    """Accumulate a statement's features, recursing as deep as loops nest."""
     if isinstance(stmt, For):
-        place = place.within(stmt)
+        nest = nest.within(stmt)
         if stmt.kind is ForKind.PARALLEL:
             own = stmt.extent.value if isinstance(stmt.extent, IntImm) else UNKNOWN
             sums.parallel = max(sums.parallel, own)
     if isinstance(stmt, BufferStore):
-        _add_store(sums, stmt, place)
-    for each in sub_statements(stmt):
-        _add(sums, each, place)
+        _add_store(sums, stmt, nest)
+    for inner in sub_statements(stmt):
+        _add(sums, inner, nest)
 
 
-def _add_store(sums: _Sums, stmt: BufferStore, place: _Place) -> None:
+def _add_store(sums: _Sums, stmt: BufferStore, nest: _Place) -> None:
+    """Accumulate the features of one store."""
     nodes = list(post_order(stmt.value))
     loads = [e for e in nodes if isinstance(e, BufferLoad)]
     floats = sum(dt.is_float(e.dtype) for e in nodes if isinstance(e, BinaryExpr))
-    lanes = place.lanes * dt.lanes(stmt.value.dtype)
-    operations = place.turns * floats
-    sums.stores += place.turns
-    sums.statements += place.copies
+    lanes = nest.lanes * dt.lanes(stmt.value.dtype)
+    operations = nest.turns * floats
+    sums.stores += nest.turns
+    sums.statements += nest.copies
     sums.operations += operations
-    sums.loads += place.turns * len(loads)
-    sums.scalar += place.turns * (lanes == 1)
-    sums.innermost[place.inner] = sums.innermost.get(place.inner, 0.0) + operations
+    sums.loads += nest.turns * len(loads)
+    sums.scalar += nest.turns * (lanes == 1)
+    sums.innermost[nest.inner] = sums.innermost.get(nest.inner, 0.0) + operations
     for buffer, dtype in [(e.buffer, e.dtype) for e in loads] + [(stmt.buffer, stmt.value.dtype)]:
         size = dt.itemsize(dtype)
         if buffer.scope == "register":
-            sums.kept += place.turns * size
-            sums.registers = max(sums.registers, place.copies * place.lanes * size)
+            sums.kept += nest.turns * size
+            sums.registers = max(sums.registers, nest.copies * nest.lanes * size)
         else:
-            sums.moved += place.turns * size
+            sums.moved += nest.turns * size
 
 
 __all__ = ["program_features"]

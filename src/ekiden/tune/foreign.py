@@ -1,4 +1,4 @@
-"""Records of TVM's tuners, as candidates to measure here: their times are of other code.
+"""Import of TVM tuning records as candidates to measure here: their times are of other code.
 
     found = tune.read_metaschedule("work_dir", [task])       # database_tuning_record.json, ...
     found = tune.read_autotvm("matmul.log", [template_task])
@@ -40,7 +40,7 @@ RECORDS = "database_tuning_record.json"
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
-    """A record that has no meaning here. line: its number in the file, from 1."""
+    """A record that could not be imported. line: its line number in the file, from 1."""
 
     line: int
     why: str
@@ -48,13 +48,13 @@ class Skipped:
 
 @dataclass(frozen=True, slots=True)
 class Foreign:
-    """What records of another tuner are here."""
+    """The candidates imported from another tuner's records."""
 
     candidates: tuple[Candidate, ...]
     skipped: tuple[Skipped, ...]
 
     def __str__(self) -> str:
-        """How many, and why not all."""
+        """Return the counts, and the reason for every skipped record."""
         rows = [f"line {s.line}: {s.why}" for s in self.skipped]
         return "\n".join([f"{len(self.candidates)} records, {len(rows)} skipped", *rows])
 
@@ -80,25 +80,29 @@ def _read(path: Path, tasks: Sequence[Task], read: Read) -> Foreign:
 
 
 def read_autotvm(path: PathName, tasks: Sequence[Task]) -> Foreign:
-    """The decisions of a log of AutoTVM for tasks of templates, each of the name that the log has.
-    Raises OSError."""
+    """Import the decisions of an AutoTVM log, for template tasks named as in the log. Raises
+    OSError.
+    """
     return _read(Path(path), tasks, _of_autotvm)
 
 
-def _of_autotvm(found: Any, tasks: Sequence[Task]) -> Candidate:  # noqa: ANN401  JSON
-    _, name, args, *_ = found["input"]
-    if found["result"][1] != 0:
-        raise ScheduleError(f"{name}: it failed there (error {found['result'][1]})")
+def _of_autotvm(record: Any, tasks: Sequence[Task]) -> Candidate:  # noqa: ANN401  JSON
+    """Convert one AutoTVM record. Raises LoadError if no task matches, ScheduleError if it failed
+    there.
+    """
+    _, name, args, *_ = record["input"]
+    if record["result"][1] != 0:
+        raise ScheduleError(f"{name}: it failed there (error {record['result'][1]})")
     mine = [t.space for t in tasks if isinstance(t.space, TemplateSpace)]
     mine = [space for space in mine if space.family == name]
     if not mine:
         raise LoadError(f"no task is of a template '{name}'")
-    given = [_plain(a) for a in args]
-    space = next((s for s in mine if [_plain(a) for a in s.args] == given), None)
+    args_json = [_plain(a) for a in args]
+    space = next((s for s in mine if [_plain(a) for a in s.args] == args_json), None)
     if space is None:
-        raise LoadError(f"{name}: no task has the arguments {given}")
+        raise LoadError(f"{name}: no task has the arguments {args_json}")
     first = {c.name: c.domain[0] for c in space.choices}
-    entities = found["config"]["entity"]
+    entities = record["config"]["entity"]
     chosen = {n: _value(kind, value, first.get(n)) for n, kind, value in entities}
     candidate = Candidate(name, str(Decision.of(chosen)))
     if refusal := space.refusal(candidate):
@@ -107,17 +111,17 @@ def _of_autotvm(found: Any, tasks: Sequence[Task]) -> Candidate:  # noqa: ANN401
 
 
 def _plain(arg: object) -> object:
-    """An argument as JSON has it."""
+    """Convert an argument to its JSON form."""
     return list(map(_plain, arg)) if isinstance(arg, (list, tuple)) else arg
 
 
 def _value(kind: str, value: Any, first: object) -> int | str:  # noqa: ANN401  JSON
-    """An entity of AutoTVM as a value of a choice here."""
+    """Convert an AutoTVM entity to a knob value."""
     if kind == "sp":
-        whole = math.prod(int(n) for n in str(first).split(","))
-        rest = math.prod(n for n in value if n > 0)
-        made = [-(-whole // rest) if n < 0 else n for n in value]
-        return ",".join(map(str, made))
+        axis_length = math.prod(int(n) for n in str(first).split(","))
+        other_factors = math.prod(n for n in value if n > 0)
+        factors = [-(-axis_length // other_factors) if n < 0 else n for n in value]
+        return ",".join(map(str, factors))
     if kind in ("re", "an"):
         return ",".join(map(str, value))
     if kind == "ot":
@@ -127,28 +131,29 @@ def _value(kind: str, value: Any, first: object) -> int | str:  # noqa: ANN401  
 
 
 def read_metaschedule(folder: PathName, tasks: Sequence[Task]) -> Foreign:
-    """The traces of a database of MetaSchedule for tasks that are loop programs. Raises OSError."""
+    """Import the traces of a MetaSchedule database, for loop-program tasks. Raises OSError."""
     return _read(Path(folder) / RECORDS, tasks, _of_metaschedule)
 
 
-def _of_metaschedule(found: Any, tasks: Sequence[Task]) -> Candidate:  # noqa: ANN401  JSON
-    _, record = found
-    (insts, decisions), _, _, given = record[:4]
-    wanted = [(dtype, [int(d) for d in shape]) for _, dtype, shape in given]
-    mine = [t for t in tasks if isinstance(t.space, TraceSpace) and _of(t.space.func) == wanted]
+def _of_metaschedule(record_json: Any, tasks: Sequence[Task]) -> Candidate:  # noqa: ANN401  JSON
+    """Convert one MetaSchedule record. Raises LoadError if no task matches or accepts its trace."""
+    _, record = record_json
+    (insts, decisions), _, _, arg_info = record[:4]
+    signature = [(dtype, [int(d) for d in shape]) for _, dtype, shape in arg_info]
+    mine = [t for t in tasks if isinstance(t.space, TraceSpace) and _of(t.space.func) == signature]
     if not mine:
-        raise LoadError(f"no task is a program of the arguments {wanted}")
-    said: list[str] = []
+        raise LoadError(f"no task is a program of the arguments {signature}")
+    errors: list[str] = []
     for task in mine:
         assert isinstance(task.space, TraceSpace)
         schedule = tir.Schedule(task.space.func, seed=1, error_render_level="none")
         try:
             _Replay(schedule, {int(n): d for n, d in decisions}).run(insts)
         except ScheduleError as error:
-            said.append(str(error))
+            errors.append(str(error))
             continue
         return Candidate(METASCHEDULE, text_of(schedule.trace))
-    raise LoadError(said[0])
+    raise LoadError(errors[0])
 
 
 def _of(func: PrimFunc) -> list[tuple[str, list[int]]]:
@@ -194,7 +199,7 @@ NOTED = "meta_schedule."
 
 
 class _Replay:
-    """Does the steps of a trace of TVM on a schedule here."""
+    """Replays a TVM trace on a schedule here."""
 
     def __init__(self, schedule: tir.Schedule, decisions: Mapping[int, object]) -> None:
         self._schedule = schedule
@@ -203,25 +208,28 @@ class _Replay:
         self._notes: dict[str, object] = {}
 
     def run(self, insts: Sequence[Sequence[Any]]) -> None:
-        """All steps, then what was noted. Raises ScheduleError for one that has no meaning here."""
+        """Apply every step, then the recorded annotations. Raises ScheduleError for an unsupported
+        step.
+        """
         for number, (kind, inputs, attrs, outputs) in enumerate(insts):
             if kind == "EnterPostproc":
                 break
-            made = self._step(number, kind.replace("SBlock", "Block"), inputs, attrs)
-            several = made if isinstance(made, (list, tuple)) else [made]
+            result = self._step(number, kind.replace("SBlock", "Block"), inputs, attrs)
+            several = result if isinstance(result, (list, tuple)) else [result]
             self._known.update(zip(outputs, several, strict=False))
         self._do_notes()
 
     def _step(self, number: int, kind: str, inputs: Sequence[Any], attrs: Sequence[Any]) -> Any:  # noqa: ANN401  handles
-        given = [self._input(i) for i in inputs]
+        """Apply one instruction and return its outputs."""
+        operands = [self._input(i) for i in inputs]
         schedule: Any = self._schedule
         match kind:
             case "Split":
-                return schedule.split(given[0], factors=given[1:])
+                return schedule.split(operands[0], factors=operands[1:])
             case "Fuse" | "Reorder":
-                return getattr(schedule, kind.lower())(*given)
+                return getattr(schedule, kind.lower())(*operands)
             case "Annotate" | "Unannotate":
-                return self._note(kind, given, _text(attrs[0]))
+                return self._note(kind, operands, _text(attrs[0]))
         if kind not in STEPS:
             raise ScheduleError(f"the step {kind} has no meaning here")
         method, names = STEPS[kind]
@@ -229,28 +237,29 @@ class _Replay:
         if kind == "GetBlock" and options["name"] == "root":
             return None
         if kind in ("CacheRead", "CacheWrite"):
-            given = given[:1]  # then the readers, which are all
+            operands = operands[:1]  # then the readers, which are all
         if number in self._decisions:
             options["decision"] = self._decisions[number]
-        return getattr(schedule, method)(*given, **options)
+        return getattr(schedule, method)(*operands, **options)
 
     def _input(self, value: Any) -> object:  # noqa: ANN401  JSON
         if isinstance(value, str):
             return self._known[value] if value in self._known else _text(value)
         return [self._input(v) for v in value] if isinstance(value, list) else value
 
-    def _note(self, kind: str, given: Sequence[Any], key: str) -> None:
+    def _note(self, kind: str, operands: Sequence[Any], key: str) -> None:
+        """Apply an annotation; those of MetaSchedule's own passes are collected for the end."""
         if key.startswith(NOTED):
             if kind == "Annotate":
-                self._notes[key.removeprefix(NOTED)] = given[1]
+                self._notes[key.removeprefix(NOTED)] = operands[1]
             return
-        if given[0] is None:
+        if operands[0] is None:
             raise ScheduleError(f"the note {key!r} of a whole program has no meaning here")
         step = self._schedule.annotate if kind == "Annotate" else self._schedule.unannotate
-        step(given[0], key, *given[1:])
+        step(operands[0], key, *operands[1:])
 
     def _do_notes(self) -> None:
-        """Threads over the first loops and vectors over the last, of every block."""
+        """Parallelize the first loops and vectorize the last loop of every block."""
         if not self._notes:
             return
         for block in self._blocks():
@@ -261,22 +270,24 @@ class _Replay:
                 self._try(self._schedule.vectorize, loops[-1])
 
     def _blocks(self) -> Iterator[Any]:
-        waiting, seen = list(self._schedule.get_output_blocks()), set()
+        """Yield every block once, consumers before producers."""
+        waiting, visited = list(self._schedule.get_output_blocks()), set()
         while waiting:
             block = waiting.pop()
             name = block_of(self._schedule, block).name
-            if name not in seen:
-                seen.add(name)
+            if name not in visited:
+                visited.add(name)
                 waiting.extend(self._schedule.get_producers(block))
                 yield block
 
-    def _try(self, step: Callable[..., object], *given: object) -> None:
+    def _try(self, step: Callable[..., object], *args: object) -> None:
+        """Apply a step, ignoring a ScheduleError."""
         with suppress(ScheduleError):
-            step(*given)
+            step(*args)
 
 
 def _text(value: Any) -> Any:  # noqa: ANN401  JSON
-    """A text without the quotes that TVM's traces have."""
+    """Strip the quotes that TVM's traces put around strings."""
     is_quoted = isinstance(value, str) and len(value) > 1 and value[0] == value[-1] == '"'
     return value[1:-1] if is_quoted else value
 

@@ -1,4 +1,4 @@
-"""Building candidates and running them."""
+"""Building and running candidates."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ STATUSES: Mapping[str, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of a candidate. ratio: to the time of the default, in the same process."""
+    """The result of one candidate. ratio: its time over the default's, in the same process."""
 
     candidate: Candidate
     status: str
@@ -53,12 +53,14 @@ class Outcome:
 
     @property
     def is_ok(self) -> bool:
-        """Whether it has a time."""
+        """Return whether it was timed."""
         return self.status == "ok"
 
 
 @dataclass(frozen=True, slots=True)
 class _Built:
+    """A compiled candidate, ready to run."""
+
     candidate: Candidate
     image: bytes
     args: list[object]
@@ -72,8 +74,8 @@ class Measurer:
     executor: where that is done, any concurrent.futures.Executor; None for threads of this process
     that each ask a process. With an executor several batches run at the same time, on as many
     machines as it has: `runners`. threads: of a run; with 1, times are those of the thread, which
-    others on the machine lengthen little. cold: whether caches are emptied before each call.
-    turns, race_seconds: of a batch at most. build_seconds, run_seconds, memory: of a process.
+    others on the machine lengthen little. cold: whether caches are emptied before each call. turns,
+    race_seconds: of a batch at most. build_seconds, run_seconds, memory: of a process.
     """
 
     executor: Executor | None = None
@@ -107,7 +109,7 @@ class Measurer:
 
     @property
     def processor(self) -> str:
-        """What records call the machine that candidates run on."""
+        """Return the name under which records store the machine that runs candidates."""
         return processor() if self.remote is None else self.remote.processor
 
     def measure(
@@ -117,23 +119,31 @@ class Measurer:
         incumbent: Candidate | None = None,
         seed: int = 0,
     ) -> list[Outcome]:
-        """What becomes of each candidate, in their order. Raises RunError where the default itself
-        cannot be built or run."""
+        """Measure candidates and return their outcomes in order.
+        Args:
+            task: The task to measure.
+            candidates: The candidates, in the order of the results.
+            incumbent: The best candidate so far, rerun in every process for comparison.
+            seed: The seed of the input data.
+        Raises RunError if the default itself cannot be built or run.
+        """
         default = task.space.default
-        asked = [default, *dict.fromkeys(c for c in (incumbent, *candidates) if c is not None)]
-        made = dict(zip(asked, self._build(task, asked), strict=True))
-        base = made[default]
+        requested = [default, *dict.fromkeys(c for c in (incumbent, *candidates) if c is not None)]
+        builds = dict(zip(requested, self._build(task, requested), strict=True))
+        base = builds[default]
         if isinstance(base, Outcome):
             raise NoDefaultError(f"tune: {task}: the default: {base.status}: {base.said}")
-        found: dict[Candidate, Outcome] = {c: o for c, o in made.items() if isinstance(o, Outcome)}
-        images = [b for c in candidates if isinstance(b := made[c], _Built) and c != default]
+        outcomes_by_candidate: dict[Candidate, Outcome] = {
+            c: o for c, o in builds.items() if isinstance(o, Outcome)
+        }
+        images = [b for c in candidates if isinstance(b := builds[c], _Built) and c != default]
         shared = [base]
-        if incumbent is not None and isinstance(also := made[incumbent], _Built):
+        if incumbent is not None and isinstance(also := builds[incumbent], _Built):
             shared.append(also)
         batches = [images[i : i + self.batch] for i in range(0, len(images), self.batch)]
         for outcomes in self._run(task, shared, batches, seed):
-            found.update(outcomes)
-        return [found[c] for c in candidates]
+            outcomes_by_candidate.update(outcomes)
+        return [outcomes_by_candidate[c] for c in candidates]
 
     @contextmanager
     def _pool(self, width: int) -> Iterator[Executor]:
@@ -144,12 +154,14 @@ class Measurer:
             yield pool
 
     def _ask(self, jobs: Sequence[Job], width: int) -> list[Message]:
-        """The replies to jobs; one whose machine is gone is asked again, then lost."""
+        """Return the replies to jobs; a job whose machine is lost is retried, then reported as
+        lost.
+        """
         replies: dict[int, Message] = {}
         with self._pool(min(width, len(jobs))) as pool:
             for attempt in range(self.retries + 1):
-                left = [i for i in range(len(jobs)) if i not in replies]
-                waiting = {i: _submitted(pool, jobs[i]) for i in left}
+                pending = [i for i in range(len(jobs)) if i not in replies]
+                waiting = {i: _submitted(pool, jobs[i]) for i in pending}
                 for i, future in waiting.items():
                     try:
                         replies[i] = future.result()
@@ -160,11 +172,7 @@ class Measurer:
         return [replies[i] for i in range(len(jobs))]
 
     def release(self) -> None:
-        """Ask the executor to end the workers that its processes keep for the next job.
-
-        Which process of it runs a task is its own choice, so that each is asked several times;
-        workers that were not reached end when they have had no job for a minute.
-        """
+        """Ask the executor to end the idle workers that its processes keep for the next job."""
         if self.executor is None:
             return
         tasks = []
@@ -176,36 +184,40 @@ class Measurer:
 
     @property
     def _width(self) -> int:
-        """How many jobs run at the same time, at most."""
+        """Return the maximum number of concurrent jobs."""
         return max(self.runners, self.jobs)
 
     def _build(self, task: Task, candidates: Sequence[Candidate]) -> list[_Built | Outcome]:
-        """The code of each. That of the last ones is kept: a winner is measured again, the default
-        with every batch."""
-        kept = self._kept
+        """Build candidates, caching the most recent ones: winners are measured again, and the
+        default is part of every batch.
+        """
+        cache = self._kept
         key = f"{task.key} {task.sizes}"
-        new = [c for c in candidates if (key, c) not in kept]
-        made = dict(zip(new, self._built(task, new), strict=True)) if new else {}
-        found = [kept.get((key, c)) or made[c] for c in candidates]
-        for each in found:
-            if isinstance(each, _Built):
-                kept.pop((key, each.candidate), None)
-                kept[key, each.candidate] = each
-        for old in list(kept)[:-KEPT]:
-            del kept[old]
-        return found
+        new = [c for c in candidates if (key, c) not in cache]
+        built_now = dict(zip(new, self._built(task, new), strict=True)) if new else {}
+        results = [cache.get((key, c)) or built_now[c] for c in candidates]
+        for result in results:
+            if isinstance(result, _Built):
+                cache.pop((key, result.candidate), None)
+                cache[key, result.candidate] = result
+        for old in list(cache)[:-KEPT]:
+            del cache[old]
+        return results
 
     def _built(self, task: Task, candidates: Sequence[Candidate]) -> list[_Built | Outcome]:
+        """Build candidates that are not cached."""
         jobs: dict[Candidate, Job] = {}
-        found: dict[Candidate, _Built | Outcome] = {}
-        for each in candidates:
+        results: dict[Candidate, _Built | Outcome] = {}
+        for candidate in candidates:
             try:
-                jobs[each] = self._build_job(task, each)
+                jobs[candidate] = self._build_job(task, candidate)
             except EkidenError as error:  # of a template
-                found[each] = Outcome(each, "refused", said=f"{type(error).__name__}: {error}")
+                results[candidate] = Outcome(
+                    candidate, "refused", said=f"{type(error).__name__}: {error}"
+                )
         replies = self._ask(list(jobs.values()), self.jobs) if jobs else []
-        found |= {c: _built(c, reply) for c, reply in zip(jobs, replies, strict=True)}
-        return [found[c] for c in candidates]
+        results |= {c: _built(c, reply) for c, reply in zip(jobs, replies, strict=True)}
+        return [results[c] for c in candidates]
 
     def _build_job(self, task: Task, candidate: Candidate) -> Job:
         source, sent = task.sent(candidate)
@@ -222,13 +234,15 @@ class Measurer:
     def _run(
         self, task: Task, shared: list[_Built], batches: list[list[_Built]], seed: int
     ) -> Iterator[dict[Candidate, Outcome]]:
-        """Of each batch; what went with one that crashed is run again, alone if need be."""
+        """Yield the outcomes of each batch. Candidates batched with one that crashed are run again,
+        alone if necessary.
+        """
         waiting = [b for b in batches if b]
         while waiting:
-            now, waiting = waiting[: self.runners], waiting[self.runners :]
-            jobs = [self._run_job(task, [*shared, *each], seed) for each in now]
+            running, waiting = waiting[: self.runners], waiting[self.runners :]
+            jobs = [self._run_job(task, [*shared, *batch_items], seed) for batch_items in running]
             width = self.runners if self.executor is not None else 1
-            for batch, reply in zip(now, self._ask(jobs, width), strict=True):
+            for batch, reply in zip(running, self._ask(jobs, width), strict=True):
                 outcomes, again = _outcomes(shared, batch, reply)
                 yield outcomes
                 waiting.extend(again)
@@ -254,19 +268,21 @@ class Measurer:
         return Job(function, head, images, self.run_seconds, self.memory)
 
     def confirm(self, task: Task, candidate: Candidate, seed: int, times: int = 2) -> list[Outcome]:
-        """The same candidate against the default in so many processes. One that fails there, or
-        whose results are not those that the default has in the other processes, comes last."""
-        found: list[Outcome] = []
+        """Measure a candidate against the default in `times` fresh processes. The list ends with
+        the failure if it fails in one of them, or if its results differ from the default's in
+        another process.
+        """
+        outcomes: list[Outcome] = []
         for _ in range(times):
             (outcome,) = self.measure(task, [candidate], seed=seed)
-            found.append(outcome)
+            outcomes.append(outcome)
             if not outcome.is_ok:
                 break
-            if not all(_alike(outcome.sample, other.untuned_sample) for other in found):
-                said = "its results are not those of the default in another process"
-                found.append(Outcome(candidate, "lies", said=said))
+            if not all(_alike(outcome.sample, earlier.untuned_sample) for earlier in outcomes):
+                reason = "its results are not those of the default in another process"
+                outcomes.append(Outcome(candidate, "lies", said=reason))
                 break
-        return found
+        return outcomes
 
 
 REMOTE_BUILD, REMOTE_RUN = "ekiden.tune.remote:build", "ekiden.tune.remote:run"
@@ -277,7 +293,7 @@ SAME = 1e-3
 
 
 class NoDefaultError(InputError):
-    """The default of a task cannot be built or run: there is nothing to compare with."""
+    """Raised when a task's default cannot be built or run, so that there is no baseline."""
 
 
 def _submitted(pool: Executor, job: Job) -> Future[Message]:
@@ -290,16 +306,17 @@ def _submitted(pool: Executor, job: Job) -> Future[Message]:
 
 
 def _built(candidate: Candidate, reply: Message) -> _Built | Outcome:
-    head, parts = reply
+    """Convert the reply to a build job."""
+    head, blobs = reply
     if "answer" not in head:
         return _failed(candidate, head, "build ")
     answer = cast(Head, head["answer"])
     if "refused" in answer:
         return Outcome(candidate, "refused", said=str(answer["refused"]))
-    if len(parts) != 1 or not isinstance(answer.get("args"), list):
+    if len(blobs) != 1 or not isinstance(answer.get("args"), list):
         return Outcome(candidate, "build crash", said="the process gave no code")
     return _Built(
-        candidate, parts[0], cast("list[object]", answer["args"]), int(str(answer["outputs"]))
+        candidate, blobs[0], cast("list[object]", answer["args"]), int(str(answer["outputs"]))
     )
 
 
@@ -307,19 +324,19 @@ _ENDS = {"crash": "crash", "timeout": "timeout", "MemoryError": "memory", "lost"
 
 
 def _failed(candidate: Candidate, head: Head, what: str = "") -> Outcome:
-    """Of a job without an answer."""
+    """Return the outcome of a job that ended without an answer."""
     error = str(head.get("error"))
     status = _ENDS.get(error, "crash")
-    said = " ".join(filter(None, (str(head.get("message", "")), str(head.get("said", "")))))
+    message = " ".join(filter(None, (str(head.get("message", "")), str(head.get("said", "")))))
     if error not in _ENDS:
-        said = f"{error}: {said}"
-    return Outcome(candidate, status if status == "lost" else what + status, said=said.strip())
+        message = f"{error}: {message}"
+    return Outcome(candidate, status if status == "lost" else what + status, said=message.strip())
 
 
 def _outcomes(
     shared: list[_Built], batch: list[_Built], reply: Message
 ) -> tuple[dict[Candidate, Outcome], list[list[_Built]]]:
-    """(what became of them, batches that are to run again) after a process had them."""
+    """Return (outcomes, batches to rerun) from the reply to a run job."""
     head, _ = reply
     if "answer" not in head:
         return _after_crash(shared, batch, head)
@@ -331,31 +348,36 @@ def _outcomes(
     if first is None or "wrong" in first:
         return _after_crash(shared, batch, {"error": "crash", "said": f"the default: {first}"})
     spoiled = any(r is not None and "wrong" in r for r in sound)
-    found: dict[Candidate, Outcome] = {}
+    by_candidate: dict[Candidate, Outcome] = {}
     again: list[list[_Built]] = []
-    for each, result in zip(batch, sound[len(shared) :], strict=True):
+    for built, result in zip(batch, sound[len(shared) :], strict=True):
         if result is None:
-            found[each.candidate] = Outcome(each.candidate, "lies", said="times that cannot be")
+            by_candidate[built.candidate] = Outcome(
+                built.candidate, "lies", said="times that cannot be"
+            )
         elif "wrong" not in result:
-            found[each.candidate] = Outcome(
-                each.candidate, "ok", float(str(result["ratio"])), float(str(result["seconds"])),
+            by_candidate[built.candidate] = Outcome(
+                built.candidate, "ok", float(str(result["ratio"])), float(str(result["seconds"])),
                 float(str(first["seconds"])), "", _numbers(result), _numbers(first),
             )  # fmt: skip
         elif len(batch) > 1 and spoiled:
-            again.append([each])  # what one spoils, another may be blamed for
+            again.append([built])  # what one spoils, another may be blamed for
         else:
-            found[each.candidate] = Outcome(each.candidate, "wrong", said=str(result["wrong"]))
-    return found, again
+            by_candidate[built.candidate] = Outcome(
+                built.candidate, "wrong", said=str(result["wrong"])
+            )
+    return by_candidate, again
 
 
 def _numbers(result: Head) -> tuple[float, ...]:
-    found = result.get("sample")
-    is_sound = isinstance(found, list) and all(type(n) is float for n in found)
-    return tuple(found) if is_sound and isinstance(found, list) else ()
+    """Return the sampled sums of a result; empty if malformed."""
+    values = result.get("sample")
+    is_sound = isinstance(values, list) and all(type(n) is float for n in values)
+    return tuple(values) if is_sound and isinstance(values, list) else ()
 
 
 def _alike(a: Sequence[float], b: Sequence[float]) -> bool:
-    """Whether sums of results are those of the same results up to the order of sums."""
+    """Return whether two samples agree up to summation order."""
     if len(a) != len(b):
         return False
     scale = max((abs(n) for n in b), default=0.0)
@@ -364,7 +386,7 @@ def _alike(a: Sequence[float], b: Sequence[float]) -> bool:
 
 
 def _sound(result: object) -> Head | None:
-    """A result whose numbers can be."""
+    """Validate a result: None unless its numbers are plausible."""
     if not isinstance(result, dict):
         return None
     if "wrong" in result:
@@ -377,8 +399,9 @@ def _sound(result: object) -> Head | None:
 def _after_crash(
     shared: list[_Built], batch: list[_Built], head: Head
 ) -> tuple[dict[Candidate, Outcome], list[list[_Built]]]:
-    """One that was alone is to blame; of several, the one that was being checked and each of the
-    others is run again, alone."""
+    """Attribute a crash: to the only candidate, or else to the one being checked, whose batch mates
+    are rerun; without a suspect each is rerun alone.
+    """
     if len(batch) == 1:
         only = batch[0].candidate
         return {only: _failed(only, head)}, []
@@ -387,6 +410,6 @@ def _after_crash(
     guilty = at - len(shared) if type(at) is int else -1
     if 0 <= guilty < len(batch):
         only = batch[guilty].candidate
-        rest = [b for b in batch if b.candidate != only]
-        return {only: _failed(only, head)}, [rest]
+        others = [b for b in batch if b.candidate != only]
+        return {only: _failed(only, head)}, [others]
     return {}, [[b] for b in batch]

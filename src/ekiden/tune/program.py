@@ -1,4 +1,4 @@
-"""What a task computes, as it travels: a fused function, or a loop program."""
+"""The serialized program of a task: a fused function, or a loop program."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ DEFAULT = "default"
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """Code of a candidate, with the function NAME, and what the function takes."""
+    """A candidate's code, whose function is KERNEL_NAME, with the arguments it takes."""
 
     code: bytes
     """As `code.load` takes it."""
@@ -46,22 +46,23 @@ class Built:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A fused function in canonical form, or a loop program; `untuned` is the program that
-    candidates of a loop program are compared with, itself by default."""
+    """A fused function in canonical form, or a loop program; `untuned` is the baseline program that
+    candidates of a loop program are compared with, by default itself.
+    """
 
     function: Function | PrimFunc
     untuned: PrimFunc | None = field(default=None, compare=False)
 
     def texts(self) -> tuple[bytes, ...]:
-        """As JSON."""
-        parts = [self.function] if self.untuned is None else [self.function, self.untuned]
-        return tuple(save_json(p).encode() for p in parts)
+        """Return the programs as JSON."""
+        programs = [self.function] if self.untuned is None else [self.function, self.untuned]
+        return tuple(save_json(p).encode() for p in programs)
 
     @staticmethod
     def read(texts: list[bytes]) -> Source:
-        """What `texts` wrote."""
-        found = [load_json(t.decode()) for t in texts]
-        first, untuned = found[0], found[1] if len(found) > 1 else None
+        """Parse the output of `texts`."""
+        programs = [load_json(t.decode()) for t in texts]
+        first, untuned = programs[0], programs[1] if len(programs) > 1 else None
         if isinstance(first, Function):
             typed = InferType()(IRModule.from_expr(first))["main"]
             assert isinstance(typed, Function)
@@ -71,17 +72,19 @@ class Source:
         return Source(first, untuned)
 
     def lower(self, candidate: Candidate, target: Target) -> PrimFunc:
-        """The loops of a candidate. Raises CompileError or ScheduleError for one that cannot be."""
+        """Return the loops of a candidate. Raises CompileError or ScheduleError for an
+        invalid one.
+        """
         if isinstance(self.function, Function):
             fixed = Decision.parse(candidate.choice)
-            given = {candidate.rule: fixed} if fixed else {}
+            overrides = {candidate.rule: fixed} if fixed else {}
             if candidate.rule not in FAMILIES:
                 raise CompileError(f"tune: no family of kernels is called '{candidate.rule}'")
-            made = lower_primitive(self.function, NAME, target, given)
+            lowered = lower_primitive(self.function, NAME, target, overrides)
         else:
-            made = self._scheduled(candidate)
-        attrs = {**(made.attrs or {}), "global_symbol": NAME, "tir.noalias": True}
-        return made.with_fields(attrs=attrs)
+            lowered = self._scheduled(candidate)
+        attrs = {**(lowered.attrs or {}), "global_symbol": NAME, "tir.noalias": True}
+        return lowered.with_fields(attrs=attrs)
 
     def _scheduled(self, candidate: Candidate) -> PrimFunc:
         assert isinstance(self.function, PrimFunc)
@@ -95,27 +98,29 @@ class Source:
 def build(
     source: Source, candidate: Candidate, target: Target, sizes: Sequence[Mapping[str, int]]
 ) -> Built:
-    """The code of a candidate. Raises CompileError or ScheduleError for one that cannot be."""
+    """Compile a candidate. Raises CompileError or ScheduleError for an invalid one."""
     program = source.lower(candidate, target)
     code = compile_function(program, target)
-    args = [shapes_of(program, each) for each in sizes]
+    args = [shapes_of(program, run_sizes) for run_sizes in sizes]
     return Built(
         joined(
             link([code.object], [NAME], target.code_host),
             pack_kernels(list(code.kernels)) if code.kernels else b"",
         ),
-        [a for each in args for a in each],
+        [a for run_sizes in args for a in run_sizes],
         outputs_of(program),
     )
 
 
 def outputs_of(program: PrimFunc) -> int:
-    """How many of its last buffers a program writes."""
+    """Return how many of its last buffers a program writes."""
     return int(str((program.attrs or {}).get("num_outputs", 1)))
 
 
 def shapes_of(program: PrimFunc, sizes: Mapping[str, int]) -> list[tuple[list[int], str]]:
-    """What a program takes where symbols have these sizes. Raises ScheduleError."""
+    """Return the argument shapes and dtypes of a program for the given symbol sizes. Raises
+    ScheduleError.
+    """
     for number in program.scalars:
         raise ScheduleError(f"tune: {program.name!r} takes {number.name!r}, a number no size gives")
     return [
@@ -124,15 +129,16 @@ def shapes_of(program: PrimFunc, sizes: Mapping[str, int]) -> list[tuple[list[in
 
 
 def _extent(dim: PrimExpr, sizes: Mapping[str, int]) -> int:
+    """Evaluate a dimension. Raises ScheduleError for an unknown symbol."""
     values: dict[object, PrimExpr] = {}
     for var in free_vars(dim):
         if var.name not in sizes:
             raise ScheduleError(f"tune: the size of '{var.name}' is not known")
         values[var] = IntImm(sizes[var.name])
-    found = substitute(dim, values) if values else dim  # type: ignore[arg-type]
-    found = simplify(found)
-    assert isinstance(found, IntImm), found
-    return found.value
+    value = substitute(dim, values) if values else dim  # type: ignore[arg-type]
+    value = simplify(value)
+    assert isinstance(value, IntImm), value
+    return value.value
 
 
 __all__ = ["DEFAULT", "NAME", "Built", "Source", "build", "outputs_of", "shapes_of"]

@@ -1,4 +1,4 @@
-"""What was found, kept: a file of JSON lines that is appended to and never rewritten.
+"""Tuning records: a file of JSON lines that is appended to and never rewritten.
 
     {"kind": "trial", "workload": ..., "target": ..., "rule": ..., "choice": ..., "status": "ok",
      "ratio": 0.93, "seconds": 1.2e-4, ...}      one candidate that was tried
@@ -32,11 +32,9 @@ FORMAT = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """One candidate that was tried.
-
-    status: a row of `measure.STATUSES`. ratio: time to the default's, measured in turns with it.
-    seconds: of a call, the fastest seen; of the default, `untuned`. said: why it is not ok. sizes,
-    shares: of each run that counts, how much it counts (nothing where all count alike).
+    """A measured candidate. status: a row of `measure.STATUSES`. ratio: its time over the
+    default's, measured in turns with it. seconds: the fastest call; `untuned`: that of the
+    default. said: why it failed.
     """
 
     workload: str
@@ -59,14 +57,15 @@ class Trial:
 
     @property
     def key(self) -> str:
-        """What records of its task are found by."""
+        """Return the key of its task's records."""
         return f"{self.workload} {self.target}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Best(Trial):
-    """A candidate that was faster than the default in each of several processes, with results that
-    agree: `confirmed` has the ratio of each; `ratio` is the worst of them."""
+    """A candidate that beat the default in each of several processes, with matching results.
+    `confirmed` has the ratio of each process; `ratio` is their worst.
+    """
 
     confirmed: list[float] = field(default_factory=list)
 
@@ -75,7 +74,7 @@ Record: TypeAlias = Trial | Best
 
 
 def is_faster(record: Record) -> bool:
-    """Whether a record says that its candidate is faster than the default."""
+    """Return whether a record's candidate is faster than the default."""
     return record.status == "ok" and record.ratio < 1
 
 
@@ -83,62 +82,66 @@ KINDS: Mapping[str, type[Record]] = {"trial": Trial, "best": Best}
 
 
 def as_line(record: Record) -> str:
-    """A record as the line of a file; what is empty is left out."""
+    """Serialize a record as one line, omitting empty fields."""
     kind = next(name for name, of in KINDS.items() if type(record) is of)
     values = {k: v for k, v in asdict(record).items() if v not in ("", [], 0)}
     return json.dumps({"kind": kind, "format": FORMAT, **values}) + "\n"
 
 
 def _stamped(record: Record) -> Record:
-    """A record with where and when it was made, unless it says so."""
+    """Return a record with the time, processor and version, unless it has them."""
     if record.at:
         return record
-    now = round(time.time(), 3)
-    return replace(record, at=now, processor=record.processor or processor(), version=__version__)
+    timestamp = round(time.time(), 3)
+    return replace(
+        record, at=timestamp, processor=record.processor or processor(), version=__version__
+    )
 
 
 def processor() -> str:
-    """What this machine calls its processor."""
+    """Return the system's name of this machine's processor."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         return platform.processor()
-    found = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(found, platform.machine())
+    model_names = (
+        line.partition(":")[2].strip() for line in lines if line.startswith("model name")
+    )
+    return next(model_names, platform.machine())
 
 
 def read_line(line: str) -> Record | None:
-    """The record of a line; None for what is none, or of a later format."""
+    """Parse a line; None for an invalid record or a later format."""
     try:
-        found = json.loads(line)
-        kind = KINDS[found.pop("kind")]
-        if found.pop("format") > FORMAT:
+        values = json.loads(line)
+        kind = KINDS[values.pop("kind")]
+        if values.pop("format") > FORMAT:
             return None
         names = {f.name: f for f in fields(kind)}
-        known = {name: value for name, value in found.items() if name in names}
-        made = kind(**known)
-        return made if _is_sound(made) else None
+        known_values = {name: value for name, value in values.items() if name in names}
+        record = kind(**known_values)
+        return record if _is_sound(record) else None
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
 
 
 def _is_sound(record: Record) -> bool:
-    """Whether the fields have the types they should have, and numbers that can be."""
+    """Return whether all fields have the right types and plausible numbers."""
     if not all(_SOUND[str(f.type)](getattr(record, f.name)) for f in fields(record)):
         return False
     return not isinstance(record, Best) or 0 < record.ratio <= 1
 
 
 def _is_number(value: object) -> bool:
-    """Of seconds, of shares, of times that have a date."""
+    """Return whether a value is a plausible number of seconds, share or timestamp."""
     return type(value) in (int, float) and 0 <= value < MOST  # type: ignore[operator]
 
 
 def _are_sizes(value: object) -> bool:
-    """Of each run the sizes by name."""
+    """Return whether a value is a list of sizes by name, one per run."""
     return isinstance(value, list) and all(
-        isinstance(each, dict) and all(type(n) is int and n >= 0 for n in each.values())
-        for each in value
+        isinstance(run_sizes, dict) and all(type(n) is int and n >= 0 for n in run_sizes.values())
+        for run_sizes in value
     )
 
 
@@ -156,7 +159,7 @@ _SOUND: Mapping[str, Callable[[object], bool]] = {
 
 @dataclass(slots=True)
 class Records:
-    """Records in the order they were made, and the file they are appended to, if there is one."""
+    """Records in chronological order, and the file they are appended to, if any."""
 
     records: list[Record] = field(default_factory=list)
     path: Path | None = None
@@ -165,30 +168,31 @@ class Records:
 
     @staticmethod
     def open(path: PathName) -> Records:
-        """Those of a file, which need not be there yet. Raises OSError, LoadError for a file of
-        something else."""
-        found = Records(path=check_folder(path))
-        assert found.path is not None
-        if not found.path.exists():
-            return found
+        """Read the records of a file, which may not exist yet. Raises OSError, and LoadError if the
+        file holds something else.
+        """
+        records = Records(path=check_folder(path))
+        assert records.path is not None
+        if not records.path.exists():
+            return records
         with named("read", path):
-            text = found.path.read_bytes().decode(errors="replace")
+            text = records.path.read_bytes().decode(errors="replace")
         lines = text.splitlines()
         for line in filter(str.strip, lines):
             record = read_line(line)
             if record is None:
-                found.damaged += 1
+                records.damaged += 1
             else:
-                found.records.append(record)
-        is_torn = found.damaged == 1 and not text.endswith(
+                records.records.append(record)
+        is_torn = records.damaged == 1 and not text.endswith(
             "\n"
         )  # as a writer leaves that is killed
-        if found.damaged and not found.records and not is_torn:
-            raise LoadError(f"read '{path}': none of {found.damaged} lines is a record of tuning")
-        return found
+        if records.damaged and not records.records and not is_torn:
+            raise LoadError(f"read '{path}': none of {records.damaged} lines is a record of tuning")
+        return records
 
     def append(self, *records: Record) -> None:
-        """Add records, to the file first: all of them, on the disk, or OSError."""
+        """Append records, to the file first: all of them, on the disk, or OSError."""
         records = tuple(map(_stamped, records))
         if self.path is not None:
             text = "".join(map(as_line, records)).encode()
@@ -209,11 +213,12 @@ class Records:
     def query(
         self, workload: str = "", target: str = "", name: str = "", kind: str = ""
     ) -> Records:
-        """Those of a workload, a target, a kernel whose name holds something, a kind. Raises
-        InputError for a kind that there is not."""
+        """Return the records that match a workload, target, part of a kernel name, and kind. Raises
+        InputError for an unknown kind.
+        """
         if kind and kind not in KINDS:
             raise InputError(f"records: kind one of {', '.join(KINDS)} expected, got '{kind}'")
-        found = [
+        matching = [
             r
             for r in self.records
             if (not workload or r.workload == workload)
@@ -221,33 +226,36 @@ class Records:
             and name in r.name
             and (not kind or type(r) is KINDS[kind])
         ]
-        return Records(found)
+        return Records(matching)
 
     def best(self) -> dict[str, Best]:
-        """What compile follows, by the keys of tasks: the lowest ratio; of equals the latest. A
-        later trial of the same candidate that is not faster than the default takes it back: the
-        default has become faster, or the machine is another."""
-        found: dict[str, dict[tuple[str, str, str], Best]] = {}
-        for each in self.records:
-            made = found.setdefault(each.key, {})
-            place = (each.rule, each.choice, json.dumps(each.sizes, sort_keys=True))
-            if isinstance(each, Best):
-                made[place] = each
-            elif not is_faster(each):
-                made.pop(place, None)
+        """Return the best record of each task, by key: the lowest ratio, or the latest among
+        equals. A later trial of the same candidate that is not faster than the default revokes
+        it, since the default or the machine has changed.
+        """
+        by_task: dict[str, dict[tuple[str, str, str], Best]] = {}
+        for record in self.records:
+            candidates = by_task.setdefault(record.key, {})
+            identity = (record.rule, record.choice, json.dumps(record.sizes, sort_keys=True))
+            if isinstance(record, Best):
+                candidates[identity] = record
+            elif not is_faster(record):
+                candidates.pop(identity, None)
         return {
-            key: min(reversed(made.values()), key=lambda r: r.ratio)
-            for key, made in found.items()
-            if made
+            key: min(reversed(faster.values()), key=lambda r: r.ratio)
+            for key, faster in by_task.items()
+            if faster
         }
 
     def by_sizes(self) -> dict[str, list[list[object]]]:
-        """[sizes, rule, choice] of each task that has a best: of each set of sizes that it was
-        tuned for what is best there; an empty rule where nothing was faster than the default."""
+        """Return [sizes, rule, choice] entries by task, for tasks with a best record: the best
+        candidate for each set of sizes tuned for, with an empty rule where nothing beat the
+        default.
+        """
         groups: dict[str, dict[str, list[Record]]] = {}
-        for each in self.records:
-            of_task = groups.setdefault(each.key, {})
-            of_task.setdefault(json.dumps(each.sizes, sort_keys=True), []).append(each)
+        for record in self.records:
+            of_task = groups.setdefault(record.key, {})
+            of_task.setdefault(json.dumps(record.sizes, sort_keys=True), []).append(record)
         best = self.best()
         return {
             key: [_best_of(records) for records in of_task.values()]
@@ -255,41 +263,42 @@ class Records:
             if key in best
         }
 
-    def merge(self, others: Iterable[Records]) -> int:
-        """Append what others have and this has not; gives how many that were."""
-        known = set(map(_identity, self.records))
+    def merge(self, sources: Iterable[Records]) -> int:
+        """Append the records of `others` that are missing here, and return their number."""
+        identities = set(map(_identity, self.records))
         new = []
-        for record in (r for other in others for r in other):
-            if _identity(record) not in known:
-                known.add(_identity(record))
+        for record in (r for source in sources for r in source):
+            if _identity(record) not in identities:
+                identities.add(_identity(record))
                 new.append(record)
         self.append(*new)
         return len(new)
 
     def pruned(self) -> Records:
-        """The best of each task, and nothing else."""
+        """Return the best record of each task only."""
         return Records(list(self.best().values()))
 
     def write(self, path: PathName) -> None:
-        """All of them to a file, whole or not at all. Raises OSError."""
+        """Write all records to a file atomically. Raises OSError."""
         write_text(path, "".join(map(as_line, self.records)))
 
     def explain(self) -> str:
-        """A line for each task: trials by status, the best, and where and when it was found."""
+        """Return one line per task: trials by status, the best, and when and where it was found."""
         by_key: dict[str, list[Record]] = {}
-        for each in self.records:
-            by_key.setdefault(each.key, []).append(each)
+        for record in self.records:
+            by_key.setdefault(record.key, []).append(record)
         best = self.best()
-        lines = [_explained(found, best.get(key)) for key, found in by_key.items()]
+        lines = [_explained(task_records, best.get(key)) for key, task_records in by_key.items()]
         if self.damaged:
             lines.append(f"{self.damaged} lines are no records")
         return "\n".join(lines)
 
 
 def _best_of(records: Sequence[Record]) -> list[object]:
-    found = Records(list(records)).best()
+    """Return the [sizes, rule, choice] entry of records with the same sizes."""
+    best = Records(list(records)).best()
     sizes = list(records[0].sizes)
-    return next(([sizes, b.rule, b.choice] for b in found.values()), [sizes, "", ""])
+    return next(([sizes, b.rule, b.choice] for b in best.values()), [sizes, "", ""])
 
 
 def _identity(record: Record) -> str:
@@ -301,13 +310,14 @@ def _last_byte(file: BinaryIO) -> bytes:
     return file.read(1)
 
 
-def _explained(found: Sequence[Record], best: Best | None) -> str:
+def _explained(task_records: Sequence[Record], best: Best | None) -> str:
+    """Return the summary line of a task."""
     counts: dict[str, int] = {}
-    for each in found:
-        if type(each) is Trial:
-            counts[each.status] = counts.get(each.status, 0) + 1
+    for record in task_records:
+        if type(record) is Trial:
+            counts[record.status] = counts.get(record.status, 0) + 1
     tried = ", ".join(f"{n} {status}" for status, n in sorted(counts.items())) or "no trials"
-    head = f"{found[0].name or found[0].workload} [{found[0].target}]: {tried}"
+    head = f"{task_records[0].name or task_records[0].workload} [{task_records[0].target}]: {tried}"
     if best is None:
         return f"{head}; nothing faster than the default"
     when = time.strftime("%Y-%m-%d %H:%M", time.gmtime(best.at))
@@ -318,18 +328,19 @@ def _explained(found: Sequence[Record], best: Best | None) -> str:
 RecordsLike: TypeAlias = "Records | PathName | Sequence[Records | PathName] | None"
 
 
-def records_of(given: RecordsLike) -> Records:
-    """Records from whatever `compile` takes: a path, records, or a list of those. Raises OSError
-    where there is no file, LoadError, InputError for anything else."""
-    if given is None:
+def records_of(source: RecordsLike) -> Records:
+    """Convert a path, records, or a list of those, as `compile` accepts them. Raises OSError if a
+    file is missing, LoadError, and InputError for anything else.
+    """
+    if source is None:
         return Records()
-    if isinstance(given, Records):
-        return given
-    if isinstance(given, (str, os.PathLike)):
-        if not os.path.exists(given):
-            raise FileNotFoundError(f"read '{os.fspath(given)}': there are no such records")
-        return Records.open(given)
-    if isinstance(given, Sequence):
-        parts = [records_of(each) for each in given]
-        return Records([r for p in parts for r in p], damaged=sum(p.damaged for p in parts))
-    raise InputError(f"records: a path or Records expected, got {type(given).__name__}")
+    if isinstance(source, Records):
+        return source
+    if isinstance(source, (str, os.PathLike)):
+        if not os.path.exists(source):
+            raise FileNotFoundError(f"read '{os.fspath(source)}': there are no such records")
+        return Records.open(source)
+    if isinstance(source, Sequence):
+        loaded = [records_of(item) for item in source]
+        return Records([r for p in loaded for r in p], damaged=sum(p.damaged for p in loaded))
+    raise InputError(f"records: a path or Records expected, got {type(source).__name__}")

@@ -1,4 +1,4 @@
-"""Candidates on another machine: what workers do that measure in a session with it.
+"""Measurement on a remote machine: what workers do that measure in a session with it.
 
 A candidate is an artifact whose `main` calls its kernel, so that any server can run it:
 `ekiden-rpc`, or a page at a proxy.
@@ -35,7 +35,7 @@ LEAST_MS = 2
 
 @dataclass(frozen=True, slots=True)
 class Remote:
-    """A server of sessions; arguments are those of `rpc.connect`."""
+    """An RPC session server; the fields are the arguments of `rpc.connect`."""
 
     host: str
     port: int
@@ -43,25 +43,27 @@ class Remote:
     credentials: str | None = None
 
     def connect(self) -> rpc.RPCSession:
-        """A session. Raises RPCError, OSError."""
+        """Open a session. Raises RPCError, OSError."""
         return rpc.connect(self.host, self.port, self.key, credentials=self.credentials)
 
     def head(self) -> Head:
-        """As a job has it."""
+        """Return the fields for a job's header."""
         return dict(asdict(self))
 
     @property
     def processor(self) -> str:
-        """What records call the machine: by the key, which other sessions with it have too."""
+        """Return the machine's name in records: its key, which other sessions share."""
         return f"remote {self.key or self.host}"
 
 
-def build(head: Head, parts: list[bytes], tell: Callable[[Head], None]) -> Message:
-    """As `build_job.job`, with an artifact for the image; `key` is what records name the task."""
+def build(head: Head, blobs: list[bytes], tell: Callable[[Head], None]) -> Message:
+    """Compile a candidate as `build_job.job` does, to an artifact instead of an image; `key` is the
+    task's record key.
+    """
     target = Target(str(head["target"]))
     candidate = Candidate(str(head["rule"]), str(head["choice"]))
     try:
-        source = Source.read(parts)
+        source = Source.read(blobs)
         program = source.lower(candidate, target)
         args = [
             arg
@@ -75,11 +77,13 @@ def build(head: Head, parts: list[bytes], tell: Callable[[Head], None]) -> Messa
 
 
 def _artifact(source: Source, candidate: Candidate, target: Target, key: str) -> bytes:
-    """A program that calls the kernel, with what it is given."""
+    """Return a program that calls the kernel on its arguments."""
     kernel = source.function
     if not isinstance(kernel, Function):
         raise ScheduleError("tune: in a session kernels of models are tuned, no loop programs")
-    params = tuple(Var(each.name_hint, each.type_annotation) for each in kernel.params)
+    params = tuple(
+        Var(parameter.name_hint, parameter.type_annotation) for parameter in kernel.params
+    )
     module = InferType()(IRModule.from_expr(Function(params, Call(kernel, params))))
     config = compilation_config(target)
     (only,) = config.primitive_targets
@@ -89,84 +93,89 @@ def _artifact(source: Source, candidate: Candidate, target: Target, key: str) ->
         return bytes(compile_variants([(lowered, metadata)]).file.joined())
 
 
-def run(head: Head, parts: list[bytes], tell: Callable[[Head], None]) -> Message:
-    """As `run_job.job`, of artifacts, in a session with `remote`; times are of the clock there."""
+def run(head: Head, blobs: list[bytes], tell: Callable[[Head], None]) -> Message:
+    """Run artifacts as `run_job.job` does, in a session with `remote`; times are measured by the
+    remote clock.
+    """
     args = cast("list[tuple[list[int], str]]", head["args"])
     shares = cast("list[float]", head["shares"])
     outputs, seed = int(str(head["outputs"])), int(str(head["seed"]))
-    each = len(args) // len(shares)
-    results: list[Head] = [{"seconds": 0.0, "ratio": 0.0, "sample": []} for _ in parts]
+    args_per_size = len(args) // len(shares)
+    results: list[Head] = [{"seconds": 0.0, "ratio": 0.0, "sample": []} for _ in blobs]
     with Remote(**cast("dict[str, str]", head["remote"])).connect() as session:  # type: ignore[arg-type]  # as head() wrote it
         modules = []
-        for number, artifact in enumerate(parts):
+        for number, artifact in enumerate(blobs):
             tell({"at": number})
             session.upload(artifact, f"{number}.eki")
             modules.append(session.load_module(f"{number}.eki"))
         for at, share in enumerate(shares):
-            arrays = make_arrays(args[at * each : (at + 1) * each], outputs, seed)
+            arrays = make_arrays(args[at * args_per_size : (at + 1) * args_per_size], outputs, seed)
             device = session.cpu()
-            there = [device.array(array) for array in arrays.inputs]
-            _check(modules, there, results, seed, tell)
+            remote_args = [device.array(array) for array in arrays.inputs]
+            _check(modules, remote_args, results, seed, tell)
             alive = [i for i, r in enumerate(results) if "wrong" not in r]
             if 0 not in alive:
                 break
             tell({"at": "times"})
-            found = _race(modules, there, alive, head)
+            times = _race(modules, remote_args, alive, head)
             for i in alive:
-                ratio = compared(found[i], found[0])
-                results[i]["seconds"] = float(str(results[i]["seconds"])) + share * min(found[i])
+                ratio = compared(times[i], times[0])
+                results[i]["seconds"] = float(str(results[i]["seconds"])) + share * min(times[i])
                 results[i]["ratio"] = float(str(results[i]["ratio"])) + share * ratio
     tell({"at": "end"})
     return {"results": results}, []
 
 
-def _results(module: rpc.RemoteModule, there: Sequence[object]) -> list[Array]:
-    found = module["main"](*there)
-    tensors = found if isinstance(found, tuple) else (found,)
-    return [cast("Array", cast(rpc.RemoteTensor, each).numpy()) for each in tensors]
+def _results(module: rpc.RemoteModule, remote_args: Sequence[object]) -> list[Array]:
+    """Call a module and fetch its results."""
+    result = module["main"](*remote_args)
+    tensors = result if isinstance(result, tuple) else (result,)
+    return [cast("Array", cast(rpc.RemoteTensor, tensor).numpy()) for tensor in tensors]
 
 
 def _check(
     modules: Sequence[rpc.RemoteModule],
-    there: Sequence[object],
+    remote_args: Sequence[object],
     results: list[Head],
     seed: int,
     tell: Callable[[Head], None],
 ) -> None:
-    """Run each once, and compare what it gives with what the first does."""
-    wanted: list[Array] = []
+    """Run each module once and compare its results with the first one's."""
+    expected: list[Array] = []
     for number, module in enumerate(modules):
         if "wrong" in results[number]:
             continue
         tell({"at": number})
         try:
-            got = _results(module, there)
+            outputs = _results(module, remote_args)
         except EkidenError as error:
             results[number] = {"wrong": f"{type(error).__name__}: {error}"}
             continue
-        wanted = wanted or got
-        if said := difference(got, wanted):
-            results[number] = {"wrong": said}
+        expected = expected or outputs
+        if mismatch := difference(outputs, expected):
+            results[number] = {"wrong": mismatch}
             continue
-        found = cast("list[float]", results[number]["sample"])
-        results[number]["sample"] = [*found, *sample(got, seed)]
+        sample_so_far = cast("list[float]", results[number]["sample"])
+        results[number]["sample"] = [*sample_so_far, *sample(outputs, seed)]
 
 
 def _race(
-    modules: Sequence[rpc.RemoteModule], there: Sequence[object], alive: list[int], head: Head
+    modules: Sequence[rpc.RemoteModule], remote_args: Sequence[object], alive: list[int], head: Head
 ) -> list[list[float]]:
-    """Seconds of a call, by candidate and turn; the first is never left out."""
+    """Return the seconds per call, by candidate and round; the first candidate is never eliminated.
+    ^^ src/ekiden/tune/rows.py = row_sketch.py
+    """
     until = time.monotonic() + float(str(head["race_seconds"]))
-    device = there[0].device if isinstance(there[0], rpc.RemoteTensor) else None
+    device = remote_args[0].device if isinstance(remote_args[0], rpc.RemoteTensor) else None
     times: list[list[float]] = [[] for _ in modules]
     timers = {
         i: modules[i].time_evaluator("main", device, number=1, repeat=1, min_repeat_ms=LEAST_MS)
         for i in alive
     }
-    for turn in range(int(str(head["turns"]))):
-        for i in alive if turn % 2 else reversed(alive):
-            times[i].append(timers[i](*there).mean)
-        alive = still_racing(times, alive, turn + 1)
-        if time.monotonic() > until and turn >= 2:
+    for round_index in range(int(str(head["turns"]))):
+        for i in alive if round_index % 2 else reversed(alive):
+            times[i].append(timers[i](*remote_args).mean)
+        alive = still_racing(times, alive, round_index + 1)
+        if time.monotonic() > until and round_index >= 2:
             break
     return times

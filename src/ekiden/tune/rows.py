@@ -1,4 +1,4 @@
-"""A sketch of computations that share rows: all of them for a few rows before the next ones.
+"""A sketch for computations that share rows: all of them for a few rows before the next ones.
 
     for rows in parallel(m // 4):         most, powers, total of four rows, which stay near
         for i in 4: most[i] = max of x[i, :]           vectors along the row, whose lanes are
@@ -36,19 +36,21 @@ LOCAL_BYTES = 16384
 
 
 def in_rows(schedule: tir.Schedule, name: str, target: Target) -> list[tir.Schedule]:
-    """The last block and all that it is made of in rows; none where nothing sums along them."""
+    """Fuse the last block and all its producers row by row; empty if no reduction runs
+    along rows.
+    """
     lanes = target.lanes("float32")
     if target.kind.has_threads or schedule.get_consumers(schedule.get_block(name)):
         return []
     stages = _producers(schedule, name)
-    sums = [each for each in (name, *stages) if is_reduction(schedule, each)]
+    sums = [stage for stage in (name, *stages) if is_reduction(schedule, stage)]
     if lanes not in LANES or not sums or not all(_is_along(schedule, s, lanes) for s in sums):
         return []
     return tried(schedule, _in_rows, name, stages, lanes)
 
 
 def placed(schedule: tir.Schedule, name: str, target: Target) -> list[tir.Schedule] | None:
-    """A block that the step for another has put into a loop of it: it stays there."""
+    """Keep a block that another rule has already placed in a loop."""
     del target
     block = schedule.get_block(name)
     around = len(schedule.get_loops(block)) > len(block_of(schedule, block).iter_vars)
@@ -56,18 +58,19 @@ def placed(schedule: tir.Schedule, name: str, target: Target) -> list[tir.Schedu
 
 
 def _producers(schedule: tir.Schedule, name: str) -> list[str]:
-    """The blocks that one is made of, readers before what they read."""
-    waiting, found = list(schedule.get_producers(schedule.get_block(name))), []
+    """Return the transitive producers of a block, consumers first."""
+    waiting, names = list(schedule.get_producers(schedule.get_block(name))), []
     while waiting:
         block = waiting.pop(0)
-        found.append(block_of(schedule, block).name)
+        names.append(block_of(schedule, block).name)
         waiting.extend(schedule.get_producers(block))
-    return list(reversed(dict.fromkeys(reversed(found))))
+    return list(reversed(dict.fromkeys(reversed(names))))
 
 
 def _is_along(schedule: tir.Schedule, name: str, lanes: int) -> bool:
-    """Whether a block reduces rows of float32 to an element each, of which lie at least a vector's
-    elements side by side in all that it reads of them."""
+    """Return whether a block reduces float32 rows to one element each, reading at least one
+    contiguous vector per row.
+    """
     handle = schedule.get_block(name)
     block, loops = block_of(schedule, handle), schedule.get_loops(handle)
     last = block.iter_vars[-1]
@@ -87,7 +90,7 @@ def _is_along(schedule: tir.Schedule, name: str, lanes: int) -> bool:
 
 
 def _kind(schedule: tir.Schedule, block: BlockRV) -> str:
-    """How a reduction combines lanes; empty for one that no instruction does."""
+    """Return how a reduction combines lanes; empty if no instruction does."""
     body = block_of(schedule, block).body
     update = update_of(body) if isinstance(body, BufferStore) else None
     return "" if update is None else KINDS.get(update[0], "")
@@ -95,8 +98,9 @@ def _kind(schedule: tir.Schedule, block: BlockRV) -> str:
 
 @dataclass(slots=True)
 class _Steps:
-    """What is done to loops last, once threads have theirs: vectors are no blocks to move any
-    more."""
+    """Schedule steps deferred to the end, after parallelization: vectorized loops can no longer be
+    moved.
+    """
 
     unrolled: list[LoopRV] = field(default_factory=list)
     vectors: list[LoopRV] = field(default_factory=list)
@@ -104,7 +108,7 @@ class _Steps:
     """Loops over lanes, and the instruction that each becomes."""
 
     def apply(self, schedule: tir.Schedule) -> None:
-        """Do it."""
+        """Apply the deferred steps."""
         for loop in self.unrolled:
             schedule.unroll(loop)
         for loop in self.vectors:
@@ -114,33 +118,34 @@ class _Steps:
 
 
 def _in_rows(schedule: tir.Schedule, name: str, stages: Sequence[str], lanes: int) -> None:
-    sums = [each for each in (name, *stages) if is_reduction(schedule, each)]
-    shared = min(len(kinds_of(schedule, each)) - 1 for each in sums)
-    parts = {each: _parts(schedule, each, lanes) for each in sums}
+    """Apply the row sketch to the named block and its stages."""
+    sums = [candidate for candidate in (name, *stages) if is_reduction(schedule, candidate)]
+    shared = min(len(kinds_of(schedule, reduction)) - 1 for reduction in sums)
+    partial_blocks = {summed: _parts(schedule, summed, lanes) for summed in sums}
     loops = schedule.get_loops(schedule.get_block(name))[:shared]
     rows = [n for n in TOGETHER if n <= extent(schedule, loops[-1])]
     outer, _ = schedule.split(loops[-1], factors=[None, sampled(schedule, rows, None)])
-    for each in (name, *stages):
-        block = schedule.get_block(each)
-        if each != name:
+    for stage in (name, *stages):
+        block = schedule.get_block(stage)
+        if stage != name:
             schedule.compute_at(block, outer, preserve_unit_loops=True)
             if _row_bytes(schedule, block, shared) * TOGETHER[-1] <= LOCAL_BYTES:
                 schedule.set_scope(block, 0, "local")
-        if each in parts:
-            _place(schedule, each, parts[each], each != name)
+        if stage in partial_blocks:
+            _place(schedule, stage, partial_blocks[stage], stage != name)
     steps = _Steps()
-    for each in (name, *stages):
-        if each in parts:
-            _sums(schedule, each, parts[each], lanes, steps)
+    for stage in (name, *stages):
+        if stage in partial_blocks:
+            _sums(schedule, stage, partial_blocks[stage], lanes, steps)
         else:
-            inner = schedule.get_loops(schedule.get_block(each))[-1]
+            inner = schedule.get_loops(schedule.get_block(stage))[-1]
             steps.vectors.append(schedule.split(inner, factors=[None, lanes])[1])
     share(schedule, [*loops[:-1], outer])
     steps.apply(schedule)
 
 
 def _parts(schedule: tir.Schedule, name: str, lanes: int) -> BlockRV:
-    """A reduction in some vectors of partial results, which are then combined: their block."""
+    """Split a reduction into vectors of partial results, and return their block."""
     block = schedule.get_block(name)
     last = schedule.get_loops(block)[-1]
     axis = len(kinds_of(schedule, name)) - 1
@@ -150,30 +155,31 @@ def _parts(schedule: tir.Schedule, name: str, lanes: int) -> BlockRV:
 
 
 def _row_bytes(schedule: tir.Schedule, block: BlockRV, shared: int) -> int:
-    """Of what a block writes for one row; more than any stack has where that is not known."""
+    """Return the bytes a block writes per row; larger than any stack if unknown."""
     _, writes = block_regions(block_of(schedule, block))
     sizes = [int(d.value) if isinstance(d, IntImm) else 1 << 40 for d in writes[0].buffer.shape]
     return math.prod(sizes[shared:]) * itemsize(writes[0].buffer.dtype)
 
 
-def _place(schedule: tir.Schedule, name: str, part: BlockRV, moved: bool) -> None:
-    """Partial results of a row in registers. moved: whether their block stands in a loop of
-    another, in which the loop that combines them came first."""
+def _place(schedule: tir.Schedule, name: str, partial: BlockRV, moved: bool) -> None:
+    """Keep a row's partial results in registers. moved: whether their block was moved into another
+    block's loop, which puts the combining loop first.
+    """
     own = len(kinds_of(schedule, name))
     loops = schedule.get_loops(schedule.get_block(name))[-own:]
     if moved:
         schedule.reorder(*loops[1:], loops[0])
-    schedule.compute_at(part, loops[-1] if moved else loops[-2], preserve_unit_loops=True)
-    schedule.set_scope(part, 0, "register")
+    schedule.compute_at(partial, loops[-1] if moved else loops[-2], preserve_unit_loops=True)
+    schedule.set_scope(partial, 0, "register")
 
 
-def _sums(schedule: tir.Schedule, name: str, part: BlockRV, lanes: int, steps: _Steps) -> None:
-    """Vectors along a row, combined at its end."""
+def _sums(schedule: tir.Schedule, name: str, partial: BlockRV, lanes: int, steps: _Steps) -> None:
+    """Vectorize along a row, combining the partial results at its end."""
     block, own = schedule.get_block(name), len(kinds_of(schedule, name))
-    each, *rows, last = schedule.get_loops(part)[-own - 1 :]
-    several, lane = schedule.split(each, factors=[None, lanes])
+    partials_loop, *rows, last = schedule.get_loops(partial)[-own - 1 :]
+    several, lane = schedule.split(partials_loop, factors=[None, lanes])
     schedule.reorder(*rows, last, several, lane)
-    init = schedule.get_loops(schedule.decompose_reduction(part, last))
+    init = schedule.get_loops(schedule.decompose_reduction(partial, last))
     steps.unrolled += [several, init[-2]]
     steps.vectors += [lane, init[-1]]
     several, lane = schedule.split(schedule.get_loops(block)[-1], factors=[None, lanes])

@@ -1,4 +1,4 @@
-"""Rules of sketches: each looks at one block and gives the schedules that it may have.
+"""Sketch rules: each looks at one block and gives the schedules that it may have.
 
     inline     an injective block in its readers, or vectors over it where it is
     skip       a sum without the terms that a remainder makes zero, then as any other
@@ -67,7 +67,7 @@ SUMS = (2, 4, 8)
 
 
 def inline(schedule: tir.Schedule, name: str, target: Target) -> list[tir.Schedule] | None:
-    """An injective block that another reads: in its readers; and as it is, in vectors."""
+    """Inline an injective block into its readers; or keep it, vectorized."""
     if is_reduction(schedule, name) or not schedule.get_consumers(schedule.get_block(name)):
         return None
     return [*tried(schedule, _inlined, name), vectors(schedule.copy(), name, target)]
@@ -78,26 +78,30 @@ def _inlined(schedule: tir.Schedule, name: str) -> None:
 
 
 def spread(schedule: tir.Schedule, name: str, target: Target) -> list[tir.Schedule] | None:
-    """Any other injective block: vectors over its last axis, threads over its first; and as it is,
-    for the tile of the sum that it reads."""
+    """Vectorize any other injective block over its last axis and parallelize its first; or leave it
+    for the tile of the reduction it reads.
+    """
     if is_reduction(schedule, name):
         return None
     block = schedule.get_block(name)
-    made = [block_of(schedule, b).name for b in schedule.get_producers(block)]
-    waits = [schedule] if sum(is_reduction(schedule, each) for each in made) == 1 else []
+    producers = [block_of(schedule, b).name for b in schedule.get_producers(block)]
+    waits = (
+        [schedule] if sum(is_reduction(schedule, producer) for producer in producers) == 1 else []
+    )
     return [*waits, vectors(schedule.copy(), name, target), *in_rows(schedule, name, target)]
 
 
 def vectors(schedule: tir.Schedule, name: str, target: Target) -> tir.Schedule:
-    """Vectors over the last axis of a block, threads over the first; gives the schedule. Where the
-    last axis is shorter than a vector, over as many as it takes, the border of padding apart."""
+    """Vectorize the last axis of a block and parallelize its first, and return the schedule. If the
+    last axis is shorter than a vector, several axes are vectorized and padding is split off.
+    """
     block, lanes = schedule.get_block(name), target.lanes("float32")
-    loops, parts = schedule.get_loops(block), [block]
+    loops, regions = schedule.get_loops(block), [block]
     if len(loops) > 1 and extent(schedule, loops[-1]) < lanes:
         with suppress(ScheduleError):
-            parts.append(schedule.decompose_padding(block, loops[0]))
-    for part in parts:
-        _row_vectors(schedule, schedule.get_loops(part), lanes)
+            regions.append(schedule.decompose_padding(block, loops[0]))
+    for region_block in regions:
+        _row_vectors(schedule, schedule.get_loops(region_block), lanes)
     return schedule
 
 
@@ -112,8 +116,9 @@ def _row_vectors(schedule: tir.Schedule, loops: list[LoopRV], lanes: int) -> Non
 
 
 def tile(schedule: tir.Schedule, name: str, target: Target) -> list[tir.Schedule] | None:
-    """A reduction with an element per turn of some loops: its sums stay in registers, rows of
-    vectors of them; for each loop that rows may be of, with columns, rows or terms outside."""
+    """Tile a reduction so that its sums stay in registers as rows of vectors; one variant for each
+    loop that can provide the rows, with columns, rows or terms outermost.
+    """
     kinds = kinds_of(schedule, name)
     loops = schedule.get_loops(schedule.get_block(name))
     if len(kinds) != len(loops) or IterKind.REDUCE not in kinds:
@@ -125,17 +130,17 @@ def tile(schedule: tir.Schedule, name: str, target: Target) -> list[tir.Schedule
         return None
     blocks = lanes == target.lanes("float32")
     rows = [i for i in spatial[:-1] if extent(schedule, loops[i]) > 1]
-    found: list[tir.Schedule] = []
+    variants: list[tir.Schedule] = []
     for row in [*rows[-2:], -1] if rows else [-1]:
         for outside in ("rows", "columns") if row >= 0 else ("rows",):
             for packs in (False, True) if outside == "columns" else (False,):
-                found += tried(schedule, tiled, name, row, outside == "columns", packs, lanes)
-        found += tried(schedule, blocked, name, row, target) if row >= 0 and blocks else []
-    return [*found, *in_rows(schedule, name, target)] or None
+                variants += tried(schedule, tiled, name, row, outside == "columns", packs, lanes)
+        variants += tried(schedule, blocked, name, row, target) if row >= 0 and blocks else []
+    return [*variants, *in_rows(schedule, name, target)] or None
 
 
 def skip(schedule: tir.Schedule, name: str, target: Target) -> list[tir.Schedule] | None:
-    """A sum some of whose terms are known to be zero, without them: in tiles if it has some."""
+    """Skip terms of a reduction that are known to be zero; tiled if possible."""
     copy = schedule.copy()
     if not is_reduction(schedule, name) or not without_zeros(copy, name, target):
         return None
@@ -143,7 +148,7 @@ def skip(schedule: tir.Schedule, name: str, target: Target) -> list[tir.Schedule
 
 
 def without_zeros(schedule: tir.Schedule, name: str, target: Target) -> bool:
-    """Leaves out what is zero of a sum; whether there was something."""
+    """Skip terms of a reduction known to be zero; whether there was something."""
     try:
         schedule.skip_zeros(name, target.lanes("float32"))
     except ScheduleError:
@@ -152,8 +157,9 @@ def without_zeros(schedule: tir.Schedule, name: str, target: Target) -> bool:
 
 
 def _reader(schedule: tir.Schedule, name: str) -> BlockRV | None:
-    """The one block that reads another's results element by element, if no step has been done to
-    it: it may be computed where they are."""
+    """Return the only block that reads another's results elementwise and is still unscheduled, so
+    that it can be computed in the same loops.
+    """
     readers = schedule.get_consumers(schedule.get_block(name))
     if len(readers) != 1:
         return None
@@ -168,9 +174,10 @@ def tiled(
     schedule: tir.Schedule, name: str, row: int, columns_first: bool, packs: bool, lanes: int,
     chosen: tuple[int, int, int] | None = None,
 ) -> None:  # fmt: skip
-    """A block as tiles of registers along a row loop, -1 for none; columns first: outside of all
-    loops that the second factor is the same for. chosen: vectors and rows of a tile and steps that
-    stand one after the other, where they are not sampled."""
+    """Tile a block in registers along a row loop (-1 for none). columns_first: columns are outside
+    all loops over which the second factor is invariant. chosen: the tile's vectors and rows, and
+    the unroll factor, instead of sampled ones.
+    """
     block = schedule.get_block(name)
     kinds = kinds_of(schedule, name)
     out = _reader(schedule, name)
@@ -224,8 +231,9 @@ def tiled(
 def _without_padding(
     schedule: tir.Schedule, block: BlockRV, loops: Sequence[LoopRV], lanes: int
 ) -> None:
-    """Leaves out the turns of sums that add zeros alone, if that saves more than to look at the
-    other factor once, which other elements of the result share."""
+    """Skip iterations of a reduction that only add zeros, if that saves more than checking the
+    other factor once,
+    """
     spatial = [v.extent for v in block_of(schedule, block).iter_vars if v.kind is IterKind.SPATIAL]
     shared = math.prod(size.value for size in spatial[:-1] if isinstance(size, IntImm))
     if loops and schedule.share_skipped(block, *loops) * shared > LOOKED:
@@ -236,12 +244,12 @@ def blocked(
     schedule: tir.Schedule, name: str, row: int, target: Target,
     chosen: tuple[int, int, int, int] | None = None,
 ) -> None:  # fmt: skip
-    """A block as tiles of registers along a row loop, all of them for some steps of its last sum
-    before the next, columns inside: whole rows of the second factor are read in order, are near for
-    every other tile, and bring those of the next steps. Sums of steps are added up in memory; what
-    reads them comes behind. chosen: vectors and rows of a tile, steps that stand one after the
-    other, and steps of a block, where they are not sampled. Raises ScheduleError where no rows
-    share what is read along columns."""
+    """Tile a block in registers along a row loop, processing all tiles for a block of reduction
+    steps before the next block. Columns are innermost: whole rows of the second factor are read
+    in order, stay cached for the other tiles, and prefetch the following steps. Partial sums are
+    accumulated in memory, and the consumer runs afterwards. chosen: the tile's vectors and rows,
+    the unroll factor, and the steps of a block, instead of sampled ones.
+    """
     block, reader = schedule.get_block(name), _reader(schedule, name)
     lanes = target.lanes("float32")
     kinds, above = kinds_of(schedule, name), loops_of_panel(block_of(schedule, block))
@@ -257,27 +265,27 @@ def blocked(
     second = block_regions(block_of(schedule, block))[0][1].buffer
     outer, _ = schedule.split(reduced[-1], factors=[None, steps])
     outer = schedule.fuse(*reduced[:-1], outer) if len(reduced) > 1 else outer
-    part = schedule.rfactor(outer, 0)
-    schedule.set_scope(part, 0, "register")
+    partial = schedule.rfactor(outer, 0)
+    schedule.set_scope(partial, 0, "register")
     *spatial, outer = schedule.get_loops(block)
     width = sampled(schedule, widths(extent(schedule, spatial[-1]), lanes), pick[0])
     columns, vector, lane = schedule.split(spatial[-1], factors=[None, width, lanes])
     heights = [r for r in ROWS if r <= extent(schedule, spatial[at])]
     rows = sampled(schedule, heights, pick[1])
-    tiles, each = schedule.split(spatial[at], factors=[None, rows])
+    tiles, row_in_tile = schedule.split(spatial[at], factors=[None, rows])
     between = [*spatial[above:at], tiles, *spatial[at + 1 : -1]]
-    schedule.reorder(*spatial[:above], outer, *between, columns, each, vector, lane)
-    schedule.compute_at(part, columns, preserve_unit_loops=True)
-    own = schedule.get_loops(part)[-len(spatial) - 1 :]
+    schedule.reorder(*spatial[:above], outer, *between, columns, row_in_tile, vector, lane)
+    schedule.compute_at(partial, columns, preserve_unit_loops=True)
+    own = schedule.get_loops(partial)[-len(spatial) - 1 :]
     own_vector, own_lane = schedule.split(own[-2], factors=[None, lanes])
     last, step = schedule.split(own[-1], factors=[None, sampled(schedule, UNROLLS, pick[2])])
     schedule.reorder(last, step, own[at], own_vector, own_lane)
-    for loop in (each, vector, step, own[at], own_vector):
+    for loop in (row_in_tile, vector, step, own[at], own_vector):
         schedule.unroll(loop)
     schedule.vectorize(lane)
     schedule.vectorize(own_lane)
-    schedule.decompose_reduction(part, last)
-    read = [r.buffer.name for r in block_regions(block_of(schedule, part))[0]].index(second.name)
+    schedule.decompose_reduction(partial, last)
+    read = [r.buffer.name for r in block_regions(block_of(schedule, partial))[0]].index(second.name)
     schedule.annotate(step, BRING_AHEAD, [read, steps, width * lanes])
     schedule.decompose_reduction(block, outer)
     share(schedule, spatial[:above])
@@ -286,29 +294,31 @@ def blocked(
 
 
 def loops_of_panel(block: Block) -> int:
-    """Loops from the outermost on, of those but columns that do not sum, up to the last of several
-    turns that the second factor of a sum moves with: of a batch of products, the batch."""
+    """Return the number of outer spatial loops, columns excluded, up to the last one that the
+    second factor depends on: for a batched product, the batch.
+    """
     reads, _ = block_regions(block)
-    used = free_vars(*(each.min for each in reads[1].region)) if len(reads) > 1 else ()
+    used = free_vars(*(axis_range.min for axis_range in reads[1].region)) if len(reads) > 1 else ()
     spatial = [v for v in block.iter_vars if v.kind is not IterKind.REDUCE][:-1]
     moving = [n + 1 for n, v in enumerate(spatial) if v.var in used and not is_const(v.extent, 1)]
     return max(moving, default=0)
 
 
 def unrolls(terms: int) -> list[int]:
-    """Steps of a sum that may stand one after the other: a few, or all of a window."""
+    """Return the possible unroll factors of a reduction: a few, or all of a window."""
     return sorted({*UNROLLS, terms} if 0 < terms <= WINDOW else UNROLLS)
 
 
 def widths(extent: int, lanes: int) -> list[int]:
-    """Vectors of a tile: those that leave no columns over, else those that fit. A tile wider than
-    its row is all masks, which takes LLVM minutes."""
+    """Return the possible tile widths in vectors: those that leave no columns over, else those that
+    fit. A tile wider than its row is all masks, which takes LLVM minutes.
+    """
     fitting = [v for v in VECTORS if v * lanes <= extent]
     return [v for v in fitting if extent % (v * lanes) == 0] or fitting
 
 
 def _copy_out(schedule: tir.Schedule, loops: Sequence[LoopRV], lanes: int) -> None:
-    """What is in registers, to where it belongs."""
+    """Vectorize and unroll the copy from registers to memory."""
     vector, lane = schedule.split(loops[-1], factors=[None, lanes])
     schedule.unroll(vector)
     schedule.vectorize(lane)
@@ -317,8 +327,9 @@ def _copy_out(schedule: tir.Schedule, loops: Sequence[LoopRV], lanes: int) -> No
 
 
 def rfactor(schedule: tir.Schedule, name: str, target: Target) -> list[tir.Schedule] | None:
-    """A reduction to few elements: all its terms in one loop, cut into two vectors of sums or
-    more."""
+    """Factor a reduction to few elements: all terms in one loop, accumulated in two or more
+    vectors.
+    """
     kinds = kinds_of(schedule, name)
     block = schedule.get_block(name)
     loops = schedule.get_loops(block)
@@ -327,11 +338,12 @@ def rfactor(schedule: tir.Schedule, name: str, target: Target) -> list[tir.Sched
     reduced = [x for x, k in zip(loops, kinds, strict=True) if k is IterKind.REDUCE]
     total, lanes = math.prod(extent(schedule, x) for x in reduced), target.lanes("float32")
     sums = [n for n in SUMS if n * lanes <= total]
-    made = tried(schedule, _rfactor, name, lanes, sums) if sums else []
-    return [*made, *in_rows(schedule, name, target)] or None
+    variants = tried(schedule, _rfactor, name, lanes, sums) if sums else []
+    return [*variants, *in_rows(schedule, name, target)] or None
 
 
 def _rfactor(schedule: tir.Schedule, name: str, lanes: int, numbers: Sequence[int]) -> None:
+    """Apply `rfactor` with one of the given numbers of partial vectors."""
     kinds = kinds_of(schedule, name)
     block = schedule.get_block(name)
     pairs = zip(schedule.get_loops(block), kinds, strict=True)
@@ -340,12 +352,12 @@ def _rfactor(schedule: tir.Schedule, name: str, lanes: int, numbers: Sequence[in
     sums = schedule.sample_categorical(numbers, even(numbers))
     outer, several, lane = schedule.split(fused, factors=[None, sums, lanes])
     inner = schedule.fuse(several, lane)
-    part = schedule.rfactor(inner, 0)
-    loops = schedule.get_loops(part)
+    partial = schedule.rfactor(inner, 0)
+    loops = schedule.get_loops(partial)
     several, lane = schedule.split(loops[-1], factors=[None, lanes])
     schedule.unroll(several)
     schedule.vectorize(lane)
-    schedule.decompose_reduction(part, loops[-2])
+    schedule.decompose_reduction(partial, loops[-2])
     del outer
 
 
@@ -357,8 +369,9 @@ HEIGHTS = (1, 2, 4, 6, 8, 12)
 
 
 def tensorize(schedule: tir.Schedule, name: str, target: Target) -> list[tir.Schedule] | None:
-    """Sums of products that an instruction of the target computes: of a second factor that lies in
-    its order, or of a copy that does."""
+    """Tensorize a reduction with an instruction of the target, on a second factor that is stored in
+    its order or on a packed copy.
+    """
     kinds = kinds_of(schedule, name)
     loops = schedule.get_loops(schedule.get_block(name))
     if len(kinds) != len(loops) or IterKind.REDUCE not in kinds or target.kind.has_threads:
@@ -366,17 +379,18 @@ def tensorize(schedule: tir.Schedule, name: str, target: Target) -> list[tir.Sch
     block = block_of(schedule, schedule.get_block(name))
     reads, writes = block_regions(block)
     dtypes = [r.buffer.dtype for r in (*reads, *writes)]
-    found: list[tir.Schedule] = []
+    variants: list[tir.Schedule] = []
     for ability, a, b, c, intrinsic, lanes, depth in INSTRUCTIONS:
         if target.has(ability) and dtypes == [a, b, c]:
             for packs in (False, True):
-                found += tried(schedule, _dots, name, intrinsic, lanes, depth, packs)
-    return found or None
+                variants += tried(schedule, _dots, name, intrinsic, lanes, depth, packs)
+    return variants or None
 
 
 def _dots(
     schedule: tir.Schedule, name: str, intrinsic: str, lanes: int, depth: int, packs: bool
 ) -> None:
+    """Apply a dot-product instruction to a block."""
     block = schedule.get_block(name)
     out = schedule.cache_write(block, 0, "local")  # vectors of one cannot be registers
     if packs:
@@ -386,8 +400,8 @@ def _dots(
     reduced = [loops[i] for i, k in enumerate(kinds) if k is IterKind.REDUCE]
     if not packs and [extent(schedule, x) for x in (spatial[-1], reduced[-1])] != [lanes, depth]:
         raise ScheduleError(f"{name}: its second factor lies in another order")
-    (*outer, lane), (*steps, part) = spatial, reduced
-    inner = [lane, part]
+    (*outer, lane), (*steps, product_loop) = spatial, reduced
+    inner = [lane, product_loop]
     if len(outer) > 1:
         height = _fitting(schedule, HEIGHTS, extent(schedule, outer[-2]))
         outer[-2], row = schedule.split(outer[-2], factors=[None, height])
@@ -403,31 +417,33 @@ def _dots(
 
 
 def _pack(schedule: tir.Schedule, block: BlockRV, lanes: int, depth: int) -> None:
-    """A copy of the second factor, a matrix, with the products of a sum side by side; and iterators
-    of the block for sums and products."""
-    found = block_of(schedule, block)
-    kinds = [v.kind for v in found.iter_vars]
+    """Pack the second factor, a matrix, so that the products of a sum are contiguous, and split the
+    block's iterators accordingly.
+    """
+    block_node = block_of(schedule, block)
+    kinds = [v.kind for v in block_node.iter_vars]
     columns, last = kinds.index(IterKind.REDUCE) - 1, len(kinds) - 1
-    reads, _ = block_regions(found)
+    reads, _ = block_regions(block_node)
     at = [r.min for r in reads[1].region]
-    if columns < 0 or len(at) != 2 or found.iter_vars[columns].var not in at:
-        raise ScheduleError(f"{found.name}: its second factor is no matrix")
+    if columns < 0 or len(at) != 2 or block_node.iter_vars[columns].var not in at:
+        raise ScheduleError(f"{block_node.name}: its second factor is no matrix")
     extents = [extent(schedule, x) for x in schedule.get_loops(block)]
     if extents[columns] % lanes or extents[last] % depth:
-        raise ScheduleError(f"{found.name}: no whole groups of {lanes} and {depth}")
+        raise ScheduleError(f"{block_node.name}: no whole groups of {lanes} and {depth}")
     copy = schedule.cache_read(block, 1, "global")
-    is_transposed = at[0] is found.iter_vars[columns].var
+    is_transposed = at[0] is block_node.iter_vars[columns].var
 
-    def packed(*place: PrimExpr) -> tuple[PrimExpr, ...]:
-        j, k = place if is_transposed else reversed(place)
+    def packed(*index: PrimExpr) -> tuple[PrimExpr, ...]:
+        """Return the packed index of a matrix element."""
+        j, k = index if is_transposed else reversed(index)
         return j // lanes, k // depth, j % lanes, k % depth
 
-    def groups(*place: PrimExpr) -> tuple[PrimExpr, ...]:
-        """The place in panels of `lanes` sums, whose steps of `depth` products stand together."""
-        own = [[x] for x in place]
-        own[columns] = [place[columns] // lanes, place[columns] % lanes]
-        own[last] = [place[last] // depth, place[last] % depth]
-        return tuple(x for each in own for x in each)
+    def groups(*index: PrimExpr) -> tuple[PrimExpr, ...]:
+        """Return the index in panels of `lanes` sums, with `depth` products contiguous."""
+        own = [[x] for x in index]
+        own[columns] = [index[columns] // lanes, index[columns] % lanes]
+        own[last] = [index[last] // depth, index[last] % depth]
+        return tuple(x for axis_parts in own for x in axis_parts)
 
     schedule.transform_layout(block, ("read", 1), IndexMap.from_func(packed, 2))
     schedule.transform_block_layout(block, IndexMap.from_func(groups, len(kinds)))
@@ -445,9 +461,9 @@ DEPTHS = (2, 4, 8, 16, 32)
 
 
 def threads(schedule: tir.Schedule, name: str, target: Target) -> list[tir.Schedule] | None:
-    """On a device: every block is bound to threads. An injective one is in its readers, or has a
-    thread for each element; a reduction has one for each, or tiles, with or without shared
-    memory."""
+    """Bind every block to device threads: an injective block is inlined or gets a thread per
+    element; a reduction gets a thread per element or tiles, with or without shared memory.
+    """
     if not target.kind.has_threads:
         return None
     if not is_reduction(schedule, name):
@@ -462,20 +478,21 @@ def _each(schedule: tir.Schedule, name: str) -> list[tir.Schedule]:
 
 
 def _thread_each(schedule: tir.Schedule, name: str) -> None:
-    """A thread for each element."""
+    """Bind one thread to each element."""
     block = schedule.get_block(name)
     pairs = zip(schedule.get_loops(block), kinds_of(schedule, name), strict=True)
     spatial = [x for x, k in pairs if k is not IterKind.REDUCE]
-    whole = schedule.fuse(*spatial) if spatial else schedule.add_unit_loop(block)
+    fused = schedule.fuse(*spatial) if spatial else schedule.add_unit_loop(block)
     number = schedule.sample_categorical(BLOCKS, even(BLOCKS))
-    outer, inner = schedule.split(whole, factors=[None, number])
+    outer, inner = schedule.split(fused, factors=[None, number])
     schedule.bind(outer, "blockIdx.x")
     schedule.bind(inner, "threadIdx.x")
 
 
 def _thread_tile(schedule: tir.Schedule, name: str, shares: bool) -> None:
-    """Blocks, threads and elements of a thread along the last two axes; the sums of a thread are
-    its own, and of a few terms at a time a block may bring the factors to its memory."""
+    """Bind blocks, threads and elements per thread along the last two axes. Each thread keeps its
+    own sums; a block may stage a few terms of both factors in shared memory.
+    """
     block = schedule.get_block(name)
     kinds = kinds_of(schedule, name)
     sums = schedule.cache_write(block, 0, "local")
@@ -485,8 +502,8 @@ def _thread_tile(schedule: tir.Schedule, name: str, shares: bool) -> None:
     grid, sides, own = spatial[:-2], [], []
     numbers: list[ExprRV] = []
     for loop in spatial[-2:]:
-        side, each = (_fitting(schedule, of, extent(schedule, loop)) for of in (SIDES, OWN))
-        outer, thread, element = schedule.split(loop, factors=[None, side, each])
+        side, elements = (_fitting(schedule, of, extent(schedule, loop)) for of in (SIDES, OWN))
+        outer, thread, element = schedule.split(loop, factors=[None, side, elements])
         grid.append(outer)
         sides.append(thread)
         own.append(element)
@@ -511,9 +528,9 @@ def _thread_tile(schedule: tir.Schedule, name: str, shares: bool) -> None:
 
 
 def _fitting(schedule: tir.Schedule, numbers: Sequence[int], extent: int) -> ExprRV:
-    """One of some numbers, of those that divide an axis if there are any."""
-    kept = [n for n in numbers if extent % n == 0] or [1]
-    return schedule.sample_categorical(kept, even(kept))
+    """Sample one of `numbers`, preferring those that divide the axis."""
+    divisors = [n for n in numbers if extent % n == 0] or [1]
+    return schedule.sample_categorical(divisors, even(divisors))
 
 
 RULES: list[Rule] = [placed, threads, inline, skip, tensorize, tile, rfactor, spread]

@@ -1,5 +1,5 @@
-"""What a worker does that runs candidates: checks what each computes against the first, then times
-all in turns.
+"""The job of a worker process that runs candidates: checks what each computes against the first,
+then times all in turns.
 
 Arrays have guards around them, inputs must stay as they were. Turns go through all candidates, the
 default first, so that what disturbs the machine disturbs all; one that cannot win any more is left
@@ -52,7 +52,7 @@ millions at once took five times as long as the convolution that made them."""
 
 @dataclass(slots=True)
 class Arrays:
-    """The arguments of a kernel for one size: what lies in them, and what lies around."""
+    """The arguments of a kernel for one set of sizes, with the guard memory around them."""
 
     inputs: list[Array]
     outputs: list[Array]
@@ -64,53 +64,53 @@ class Arrays:
     there: list[runtime.Tensor] = field(default_factory=list)
 
     def tensors(self) -> list[runtime.Tensor]:
-        """As a kernel takes them."""
+        """Return the tensors a kernel takes."""
         if self.device is None:
             return [runtime.from_dlpack(a) for a in (*self.inputs, *self.outputs)]
         self.there = [runtime.nd.array(a, self.device) for a in (*self.inputs, *self.outputs)]
         return self.there
 
     def send(self) -> None:
-        """To the device, for the next kernel."""
+        """Copy the arrays to the device for the next kernel."""
         for tensor, array in zip(self.there, (*self.inputs, *self.outputs), strict=False):
             tensor.copyfrom(array)
 
     def fetch(self) -> None:
-        """From the device, what a kernel made of them."""
+        """Copy a kernel's results back from the device."""
         for tensor, array in zip(self.there, (*self.inputs, *self.outputs), strict=False):
             array[...] = tensor.numpy()
 
     def fault(self) -> str:
-        """What is wrong with the memory, empty if nothing is."""
+        """Describe a memory violation; empty if there is none."""
         for block in self.blocks:
             if (block[:GUARD] != MARK).any() or (block[-GUARD:] != MARK).any():
                 return "it wrote outside its arrays"
-        for before, now in zip(self.kept, self.inputs, strict=True):
-            if before.tobytes() != now.tobytes():
+        for before, array in zip(self.kept, self.inputs, strict=True):
+            if before.tobytes() != array.tobytes():
                 return "it changed its inputs"
         return ""
 
 
 def make_arrays(args: list[tuple[list[int], str]], outputs: int, seed: int) -> Arrays:
-    """Random inputs and empty outputs."""
+    """Return random inputs and outputs in guarded memory."""
     rng = np.random.default_rng(seed)
-    made, blocks = [], []
+    arrays, blocks = [], []
     for number, (shape, dtype) in enumerate(args):
         array, block = _guarded(tuple(shape), dtype, number * APART % GUARD)
         if number < len(args) - outputs:
             _fill(array, dtype, rng)
-        made.append(array)
+        arrays.append(array)
         blocks.append(block)
-    inputs = made[: len(args) - outputs]
-    return Arrays(inputs, made[len(inputs) :], blocks, [a.copy() for a in inputs])
+    inputs = arrays[: len(args) - outputs]
+    return Arrays(inputs, arrays[len(inputs) :], blocks, [a.copy() for a in inputs])
 
 
-def _guarded(shape: tuple[int, ...], dtype: str, place: int) -> tuple[Array, Array]:
-    """An array at a place in a page, and the block it lies in."""
+def _guarded(shape: tuple[int, ...], dtype: str, page_offset: int) -> tuple[Array, Array]:
+    """Allocate an array at an offset in a page, and return it with its guarded block."""
     kind = to_numpy(dtype)
     size = math.prod(shape) * kind.itemsize
     block = np.full(size + 3 * GUARD, MARK, np.uint8)
-    start = GUARD + (place - block.ctypes.data - GUARD) % GUARD
+    start = GUARD + (page_offset - block.ctypes.data - GUARD) % GUARD
     block = block[start - GUARD : start + size + GUARD]
     return block[GUARD : GUARD + size].view(kind).reshape(shape), block
 
@@ -127,28 +127,29 @@ def _fill(array: Array, dtype: str, rng: np.random.Generator) -> None:
         array[...] = rng.standard_normal(array.shape, np.float32).astype(array.dtype)
 
 
-def agrees(got: Array, wanted: Array, tolerance: float) -> bool:
-    """Whether floats are as near as other orders of a sum are, integers equal."""
-    if got.dtype.kind in "biu":
-        return bool((got == wanted).all())
-    a, b = got.reshape(-1), wanted.reshape(-1)
-    parts = [slice(start, start + BLOCK) for start in range(0, b.size, BLOCK)]
-    scale = _root_mean_square([b[part] for part in parts])
-    return all(_near(a[part], b[part], tolerance, scale) for part in parts)
+def agrees(result: Array, expected: Array, tolerance: float) -> bool:
+    """Return whether results match: floats up to summation order, integers exactly."""
+    if result.dtype.kind in "biu":
+        return bool((result == expected).all())
+    a, b = result.reshape(-1), expected.reshape(-1)
+    blocks = [slice(start, start + BLOCK) for start in range(0, b.size, BLOCK)]
+    scale = _root_mean_square([b[chunk] for chunk in blocks])
+    return all(_near(a[piece], b[piece], tolerance, scale) for piece in blocks)
 
 
-def _root_mean_square(parts: list[Array]) -> float:
-    """Of the elements that are numbers; 0 where there are none."""
+def _root_mean_square(blocks: list[Array]) -> float:
+    """Return the root mean square of the finite elements; 0 if there are none."""
     total, count = 0.0, 0
-    for part in parts:
-        x = part.astype(np.float64)
+    for block in blocks:
+        x = block.astype(np.float64)
         x = x[np.isfinite(x)]
         total, count = total + float(x @ x), count + x.size
     return math.sqrt(total / count) if count else 0.0
 
 
-def _near(got: Array, wanted: Array, tolerance: float, scale: float) -> bool:
-    a, b = got.astype(np.float64), wanted.astype(np.float64)
+def _near(result: Array, expected: Array, tolerance: float, scale: float) -> bool:
+    """Return whether two blocks of floats match within the tolerance."""
+    a, b = result.astype(np.float64), expected.astype(np.float64)
     plain = np.isfinite(b)
     if not np.array_equal(plain, np.isfinite(a)):
         return False
@@ -163,25 +164,27 @@ after the other; four of the types that sums are only rounded to."""
 
 
 def sample(outputs: list[Array], seed: int) -> list[float]:
-    """A few numbers that say what was computed: sums of the elements with random signs, those of a
-    BLOCK and one of each block."""
+    """Return a fingerprint of the outputs: a randomly signed sum of each output's elements."""
     rng = np.random.default_rng(seed + 1)
-    signs, found = rng.choice([-1.0, 1.0], BLOCK), []
-    for each in outputs:
-        flat, total = each.reshape(-1), 0.0
+    signs, sums = rng.choice([-1.0, 1.0], BLOCK), []
+    for output in outputs:
+        flat, total = output.reshape(-1), 0.0
         for start in range(0, flat.size, BLOCK):
-            part = np.nan_to_num(flat[start : start + BLOCK].astype(np.float64), posinf=0, neginf=0)
-            total += float(part @ signs[: part.size]) * rng.choice([-1.0, 1.0])
-        found.append(total / max(1.0, flat.size**0.5))
-    return found
+            block = np.nan_to_num(
+                flat[start : start + BLOCK].astype(np.float64), posinf=0, neginf=0
+            )
+            total += float(block @ signs[: block.size]) * rng.choice([-1.0, 1.0])
+        sums.append(total / max(1.0, flat.size**0.5))
+    return sums
 
 
 Call: TypeAlias = Callable[[], object]
 
 
 def _clock(threads: int) -> Callable[[], float]:
-    """With one thread its own time, which others on the machine do not lengthen; a device is no
-    thread of this process (0)."""
+    """Return the clock for a thread count: one thread uses its own CPU time, which other processes
+    do not affect; a device (0) uses wall time.
+    """
     return time.thread_time if threads == 1 else time.perf_counter
 
 
@@ -193,67 +196,76 @@ def _timed(call: Call, count: int, clock: Callable[[], float]) -> float:
 
 
 def race(
-    calls: list[Call], alive: list[int], turns: int, seconds: float, threads: int, is_cold: bool,
+    calls: list[Call], alive: list[int], rounds: int, seconds: float, threads: int, is_cold: bool,
     first: Sequence[float] = (),
 ) -> list[list[float]]:  # fmt: skip
-    """Seconds of a call, by candidate and turn; the first is never left out. `first`: what a call
-    of each took before, as for its results; without, each is called once to know."""
+    """Return the seconds per call, by candidate and round, eliminating slow candidates but never the first.
+    Args:
+        calls: The calls, the default's first.
+        alive: The indices of the calls to time.
+        turns: The maximum number of rounds.
+        seconds: The time limit.
+        threads: The thread count, which selects the clock.
+        is_cold: Whether to evict the caches before each call.
+        first: The seconds of each call's checked run; by default each is called once.
+    """
     clock = _clock(threads)
     begun = first or [_timed(c, 1, clock) if i in alive else 0.0 for i, c in enumerate(calls)]
     once = _timed(calls[0], 1, clock)
     slow = [i for i in alive if begun[i] > max(HOPELESS * max(begun[0], once), TURN)]
     count = 1 if is_cold else max(1, min(MOST_CALLS, int(TURN / max(once, 1e-7))))
-    each = max(1, min(LONG, int(once / TURN)))
+    rounds_per_call = max(1, min(LONG, int(once / TURN)))
     evicted = np.zeros(EVICTED if is_cold else 0, np.uint8)
     until = time.perf_counter() + seconds
     times: list[list[float]] = [[begun[i]] if i in slow else [] for i in range(len(calls))]
     alive = [i for i in alive if i not in slow]
-    for turn in range(turns):
-        for index in alive if turn % 2 else reversed(alive):
+    for round_index in range(rounds):
+        for index in alive if round_index % 2 else reversed(alive):
             evicted += 1
             times[index].append(_timed(calls[index], count, clock))
-        alive = still_racing(times, alive, (turn + 1) * each)
-        if time.perf_counter() > until and turn >= 2:
+        alive = still_racing(times, alive, (round_index + 1) * rounds_per_call)
+        if time.perf_counter() > until and round_index >= 2:
             break
     return times
 
 
 def compared(times: list[float], base: list[float]) -> float:
-    """How many times as long as the other: the larger of the median over the turns, which drift
-    does not move, and of the least times, which a busy machine does not."""
+    """Return how many times as long a candidate takes: the larger of the median ratio over rounds,
+    which is robust to drift, and the ratio of minima, which is robust to load.
+    """
     pairs = zip(times, base, strict=False)
-    middle = statistics.median(mine / max(other, 1e-12) for mine, other in pairs)
+    middle = statistics.median(mine / max(theirs, 1e-12) for mine, theirs in pairs)
     return max(middle, min(times) / max(min(base), 1e-12))
 
 
-def still_racing(times: list[list[float]], alive: list[int], turns: int) -> list[int]:
-    """Those that may win yet, after so many turns; the first always."""
-    limit = next((factor for at, factor in reversed(RACE) if turns >= at), math.inf)
+def still_racing(times: list[list[float]], alive: list[int], rounds: int) -> list[int]:
+    """Return the candidates that may still win after `rounds` rounds; the first is always kept."""
+    limit = next((factor for at, factor in reversed(RACE) if rounds >= at), math.inf)
     best = min(min(times[i]) for i in alive)
     return [i for i in alive if i == 0 or min(times[i]) <= limit * best]
 
 
-def job(head: Head, parts: list[bytes], tell: Callable[[Head], None]) -> Message:
-    """{"name", "args", "outputs", "shares", "seed", "turns", "race_seconds", "threads", "cold",
-    "device"}, the code of each candidate, the default's first -> {"results": [{"seconds", "ratio",
-    "sample"} or {"wrong": why}]}.
-
-    `args` are those of all sizes one after the other, `shares` how much each size counts. Ratios
-    are to the default's.
+def job(head: Head, images: list[bytes], tell: Callable[[Head], None]) -> Message:
+    """Run candidates: {"name", "args", "outputs", "shares", "seed", "turns", "race_seconds",
+    "threads", "cold", "device"} and the code of each candidate, the default's first, give
+    {"results": [{"seconds", "ratio", "sample"} or {"wrong": why}]}. `args` are those of all
+    sizes in sequence; `shares` weight the sizes. Ratios are relative to the default.
     """
     runtime.num_threads(int(str(head["threads"])))
     device = _device(str(head["device"]))
     args = cast("list[tuple[list[int], str]]", head["args"])
     shares = cast("list[float]", head["shares"])
-    each = len(args) // len(shares)
-    results: list[Head] = [{"seconds": 0.0, "ratio": 0.0, "sample": []} for _ in parts]
+    args_per_size = len(args) // len(shares)
+    results: list[Head] = [{"seconds": 0.0, "ratio": 0.0, "sample": []} for _ in images]
     functions = []
-    for number, image in enumerate(parts):
+    for number, image in enumerate(images):
         tell({"at": number})
         functions.append(load(image)[str(head["name"])])
     for at, share in enumerate(shares):
         arrays = make_arrays(
-            args[at * each : (at + 1) * each], int(str(head["outputs"])), int(str(head["seed"]))
+            args[at * args_per_size : (at + 1) * args_per_size],
+            int(str(head["outputs"])),
+            int(str(head["seed"])),
         )
         arrays.device = device
         tensors = arrays.tensors()
@@ -264,27 +276,27 @@ def job(head: Head, parts: list[bytes], tell: Callable[[Head], None]) -> Message
         if 0 not in alive:
             break
         tell({"at": "times"})
-        found = race(
+        times = race(
             calls, alive, int(str(head["turns"])), float(str(head["race_seconds"])),
             threads, bool(head["cold"]), first,
         )  # fmt: skip
         for i in alive:
-            ratio = compared(found[i], found[0])
-            results[i]["seconds"] = float(str(results[i]["seconds"])) + share * min(found[i])
+            ratio = compared(times[i], times[0])
+            results[i]["seconds"] = float(str(results[i]["seconds"])) + share * min(times[i])
             results[i]["ratio"] = float(str(results[i]["ratio"])) + share * ratio
     tell({"at": "end"})
     return {"results": results}, []
 
 
 def _device(kind: str) -> runtime.Device | None:
-    """The first device of a kind; None for this processor."""
+    """Return the first device of a kind; None for the CPU."""
     return runtime.device(kind, 0) if kind else None
 
 
 def _call(
     function: Callable[..., object], tensors: list[runtime.Tensor], device: runtime.Device | None
 ) -> Call:
-    """A call; of a device, until it is done."""
+    """Return a call that, on a device, waits for completion."""
 
     def call() -> None:
         function(*tensors)
@@ -297,9 +309,10 @@ def _check(
     calls: list[Call], arrays: Arrays, results: list[Head], seed: int,
     tell: Callable[[Head], None], clock: Callable[[], float],
 ) -> list[float]:  # fmt: skip
-    """Run each once, and compare what it gives with what the first does; the seconds of each, 0 of
-    one that is known to be wrong."""
-    wanted: list[Array] = []
+    """Run each candidate once and compare its results with the first one's; return the seconds of
+    each, 0 for one already known to be wrong.
+    """
+    expected: list[Array] = []
     first = [0.0] * len(calls)
     for number, call in enumerate(calls):
         if "wrong" in results[number]:
@@ -315,22 +328,22 @@ def _check(
             results[number] = {"wrong": f"{type(error).__name__}: {error}"}
             continue
         if number == 0:
-            wanted = [out.copy() for out in arrays.outputs]
-        if fault := arrays.fault() or difference(arrays.outputs, wanted):
+            expected = [out.copy() for out in arrays.outputs]
+        if fault := arrays.fault() or difference(arrays.outputs, expected):
             results[number] = {"wrong": fault}
-            for before, now in zip(arrays.kept, arrays.inputs, strict=True):
-                now[...] = before
+            for before, array in zip(arrays.kept, arrays.inputs, strict=True):
+                array[...] = before
             for block in arrays.blocks:
                 block[:GUARD] = block[-GUARD:] = MARK
             continue
-        found = cast("list[float]", results[number]["sample"])
-        results[number]["sample"] = [*found, *sample(arrays.outputs, seed)]
+        sample_so_far = cast("list[float]", results[number]["sample"])
+        results[number]["sample"] = [*sample_so_far, *sample(arrays.outputs, seed)]
     return first
 
 
-def difference(got: list[Array], wanted: list[Array]) -> str:
-    """What is wrong with results beside others, empty if nothing is."""
-    for number, (a, b) in enumerate(zip(got, wanted, strict=True)):
+def difference(results: list[Array], expected: list[Array]) -> str:
+    """Describe how results differ from the expected ones; empty if they agree."""
+    for number, (a, b) in enumerate(zip(results, expected, strict=True)):
         if not agrees(a, b, TOLERANCE.get(str(a.dtype), 5e-4)):
             return f"its result {number} is not that of the default"
     return ""

@@ -1,4 +1,4 @@
-"""What to try next, of a space and of what is known of it.
+"""Search strategies, which propose the next candidates.
 
 A search has no state: it is asked with all that was tried, so a run that was ended goes on where it
 was, and records of another run are as good as its own.
@@ -27,54 +27,55 @@ TRIES = 20
 
 
 class Search(Protocol):
-    """A way to search."""
+    """A search strategy."""
 
     @property
     def name(self) -> str:
-        """What records say."""
+        """Return its name in records."""
 
     def propose(
         self, space: Space, history: History, count: int, source: random.Random
     ) -> list[Candidate]:
-        """So many candidates, or fewer, none of which was tried."""
+        """Return up to `count` candidates, none of which was tried."""
 
 
 def fresh(
-    draw: object, history: History, count: int, found: Sequence[Candidate] = ()
+    draw: object, history: History, count: int, initial: Sequence[Candidate] = ()
 ) -> list[Candidate]:
-    """Candidates as `draw()` gives them, beside those found, that are new; what it refuses is drawn
-    again."""
+    """Draw candidates that are not in `history`, in addition to `initial`; invalid draws are
+    repeated.
+    """
     assert callable(draw)
-    made = dict.fromkeys(found)
+    new_candidates = dict.fromkeys(initial)
     for _ in range(TRIES * count):
-        if len(made) >= count:
+        if len(new_candidates) >= count:
             break
         try:
-            each = draw()
+            candidate = draw()
         except CompileError:  # choices that do not go together
             continue
-        if each not in history:
-            made[each] = None
-    return list(made)[:count]
+        if candidate not in history:
+            new_candidates[candidate] = None
+    return list(new_candidates)[:count]
 
 
 @dataclass(frozen=True)
 class Random:
-    """All alike."""
+    """Uniform random search."""
 
     name: str = "random"
 
     def propose(
         self, space: Space, history: History, count: int, source: random.Random
     ) -> list[Candidate]:
-        """Random ones."""
-        known = {space.default: 1.0, **history}
-        return fresh(lambda: space.sample(source), known, count)
+        """Return random candidates."""
+        tried_ratios = {space.default: 1.0, **history}
+        return fresh(lambda: space.sample(source), tried_ratios, count)
 
 
 @dataclass(frozen=True)
 class Replay:
-    """What stands in records, again: on another machine, or after the compiler changed."""
+    """A replay of recorded candidates, on another machine or after the compiler changed."""
 
     candidates: tuple[Candidate, ...]
     name: str = "replay"
@@ -82,16 +83,16 @@ class Replay:
     def propose(
         self, space: Space, history: History, count: int, source: random.Random
     ) -> list[Candidate]:
-        """Those of this space, in order."""
+        """Return the recorded candidates of this space, in order."""
         mine = [c for c in self.candidates if not space.refusal(c) and c not in history]
         return list(dict.fromkeys(mine))[:count]
 
 
 @dataclass(frozen=True)
 class Evolution:
-    """Changes of the best and mixtures of two of them, and a share at random.
-
-    With a model, `pool` times as many are drawn as asked for and those it guesses best are kept.
+    """An evolutionary search: mutations of the best, crossovers of two of them, and a share of
+    random ones. With a model, `pool` times as many candidates are drawn and the most promising
+    are kept.
     """
 
     population: int = 12
@@ -114,20 +115,24 @@ class Evolution:
     def propose(
         self, space: Space, history: History, count: int, source: random.Random
     ) -> list[Candidate]:
-        """The first ones are random and near to the default, which nothing has to find."""
-        known = {space.default: 1.0, **history}
-        parents = sorted((c for c in known if known[c] < math.inf), key=known.__getitem__)
+        """Return children of the best candidates, and random ones; the first batches are random and
+        near the default.
+        """
+        tried_ratios = {space.default: 1.0, **history}
+        parents = sorted(
+            (c for c in tried_ratios if tried_ratios[c] < math.inf), key=tried_ratios.__getitem__
+        )
         parents = parents[: self.population]
         random_ones = round(self.exploration * count)
-        wanted = (count - random_ones) * (self.pool if self.model is not None else 1)
-        children = fresh(lambda: self._child(space, parents, source), known, wanted)
-        kept = self._kept(space, history, children, count - random_ones)
-        return fresh(lambda: space.sample(source), known, count, kept)
+        draw_count = (count - random_ones) * (self.pool if self.model is not None else 1)
+        children = fresh(lambda: self._child(space, parents, source), tried_ratios, draw_count)
+        selected = self._kept(space, history, children, count - random_ones)
+        return fresh(lambda: space.sample(source), tried_ratios, count, selected)
 
     def _child(
         self, space: Space, parents: Sequence[Candidate], source: random.Random
     ) -> Candidate:
-        """Of the better more often: the least of two draws."""
+        """Return a child of good parents: the better of two draws."""
 
         def parent() -> Candidate:
             return parents[min(source.randrange(len(parents)), source.randrange(len(parents)))]
@@ -152,20 +157,21 @@ class Evolution:
 
 
 def _relative(space: Space, measured: History) -> list[tuple[Features, float]]:
-    """Features of candidates, and their ratios to the median: what defaults are worth differs from
-    task to task."""
+    """Return the features of candidates, with their ratios to the median: what defaults are worth
+    differs from task to task.
+    """
     middle = statistics.median(measured.values()) if measured else 1.0
     return [(space.features(c), ratio / middle) for c, ratio in measured.items()]
 
 
 def learned(records: Records, tasks: Sequence[Task]) -> tuple[tuple[Features, float], ...]:
-    """What earlier records of some tasks teach a model of costs: `Evolution(known=)`."""
+    """Return cost-model data from earlier records of some tasks, for `Evolution(known=)`."""
     rows: list[tuple[Features, float]] = []
     for task in tasks:
         trials = records.query(task.workload, str(task.target), kind="trial")
         tried = {Candidate(t.rule, t.choice): t.ratio for t in trials if t.status == "ok"}
-        kept = {c: ratio for c, ratio in tried.items() if not task.space.refusal(c)}
-        rows += _relative(task.space, kept)
+        usable = {c: ratio for c, ratio in tried.items() if not task.space.refusal(c)}
+        rows += _relative(task.space, usable)
     return tuple(rows)
 
 

@@ -1,4 +1,6 @@
-"""Tasks, search and measurer together: who gets the next trials, what is recorded, when to stop."""
+"""A tuning session: tasks, search and measurer together: who gets the next trials, what is
+recorded, when to stop.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,7 @@ FAILURES = 24
 
 @dataclass(slots=True)
 class State:
-    """A task, and what is known of it."""
+    """A task with everything known about it."""
 
     task: Task
     history: dict[Candidate, float] = field(default_factory=dict)
@@ -60,27 +62,28 @@ class State:
 
     @property
     def trials(self) -> int:
-        """How many candidates were tried."""
+        """Return the number of candidates tried."""
         return len(self.curve)
 
     @property
     def best(self) -> Best | None:
-        """The fastest of those found."""
+        """Return the fastest confirmed candidate."""
         return min(self.found.values(), key=lambda r: r.ratio, default=None)
 
     @property
     def ratio(self) -> float:
-        """Of the best to the default; 1 until there is one."""
+        """Return the best candidate's time over the default's; 1 if there is none."""
         return self.best.ratio if self.best is not None else 1.0
 
     @property
     def weight(self) -> float:
-        """Seconds of a run of the model that are the default's; 0 where it never ran."""
+        """Return the seconds of a model run spent in the default kernel; 0 where it never ran."""
         return self.task.calls * self.untuned if self.untuned < math.inf else 0.0
 
     def gain(self, window: int) -> float:
-        """Seconds of a run that the next trial is expected to win: what the last ones did, and what
-        is hoped of any."""
+        """Return the seconds per model run that the next trial is expected to save: what the last
+        ones did, and what is hoped of any.
+        """
         if not self.curve:
             return math.inf
         before = self.curve[-window] if len(self.curve) > window else 1.0
@@ -88,7 +91,7 @@ class State:
         return self.weight * 0.5 * (won + HOPE * self.ratio / len(self.curve))
 
     def add(self, record: Record) -> None:
-        """Know a record of this task."""
+        """Add a record of this task."""
         candidate = Candidate(record.rule, record.choice)
         if isinstance(record, Best):
             self.found[candidate] = record
@@ -114,7 +117,9 @@ Progress: TypeAlias = Callable[["Session"], None]
 
 @dataclass(slots=True)
 class Session:
-    """A run of the tuner: `run` goes on until trials, time or hope are spent.
+    """A tuning run: `run` continues until its trials, its time or the expected gain are exhausted.
+    Every trial is in `records` before the next batch begins, so that an interrupted run loses at
+    most one batch. `run` goes on until trials, time or hope are spent.
 
     Everything that was tried is in `records` before the next batch begins, so that a run that is
     ended in any way loses a batch at most, and another goes on where it was. Trials in the records
@@ -137,24 +142,25 @@ class Session:
         self.states = [self._known(task) for task in self.tasks]
 
     def _known(self, task: Task) -> State:
+        """Return a task's state, restored from matching records."""
         state = State(task)
         for record in self.records.query(task.workload, str(task.target)):
             same = (record.sizes or [{}], record.shares, record.threads, record.processor)
             sizes = ([dict(s) for s in task.sizes], list(task.shares))
-            wanted = (*sizes, self.measurer.threads, self.measurer.processor)
-            if same == wanted and not task.space.refusal(Candidate(record.rule, record.choice)):
+            current = (*sizes, self.measurer.threads, self.measurer.processor)
+            if same == current and not task.space.refusal(Candidate(record.rule, record.choice)):
                 state.add(record)
         state.is_asked = state.best is None
         return state
 
     @property
     def trials(self) -> int:
-        """Candidates tried, by earlier runs too."""
+        """Return the number of candidates tried, earlier runs included."""
         return sum(s.trials for s in self.states)
 
     @property
     def seconds_left(self) -> float:
-        """At the speed of this run so far."""
+        """Estimate the remaining seconds from this run's speed."""
         done = self.trials - self._before
         spent = time.monotonic() - self.started
         return (self.budget - self.trials) * spent / done if done else math.inf
@@ -162,8 +168,9 @@ class Session:
     _before: int = field(init=False, default=0)
 
     def run(self, trials: int, seconds: float = math.inf) -> None:
-        """Try candidates until there are so many, earlier ones included, or the time is over; less
-        where nothing more can be won. Raises RunError where no kernel can be measured."""
+        """Try candidates until their number, earlier ones included, or the time limit is reached;
+        less where nothing more can be won. Raises RunError where no kernel can be measured.
+        """
         if trials < 1:
             raise InputError(f"tune: trials above 0 expected, got {trials}")
         self.started, self.budget, self._before = time.monotonic(), trials, self.trials
@@ -185,20 +192,24 @@ class Session:
                 self.progress(self)
 
     def _next(self) -> State | None:
-        """The task that is expected to win most by a batch; first each once, the largest first."""
+        """Return the task expected to gain most from a batch; every task is tried once first, the
+        largest first.
+        """
         batch = self.measurer.batch
-        left = [s for s in self.states if not s.ended]
-        new = [s for s in left if not s.trials]
+        open_states = [s for s in self.states if not s.ended]
+        new = [s for s in open_states if not s.trials]
         if new:
             return max(new, key=lambda s: s.task.calls * s.task.flops)
-        best = max(left, key=lambda s: s.gain(2 * batch), default=None)
+        best = max(open_states, key=lambda s: s.gain(2 * batch), default=None)
         total = sum(s.weight * s.ratio for s in self.states)
         if best is None or batch * best.gain(2 * batch) < ENOUGH * total:
             return None
         return best
 
     def _batch(self, state: State, count: int) -> None:
-        """Propose, measure, record; a winner is confirmed and recorded as one."""
+        """Propose, measure and record a batch; a winner is confirmed before it is recorded
+        as best.
+        """
         task, source = state.task, random.Random(f"{self.seed} {state.task.key} {state.trials}")
         try:
             self._ask_again(state, source.randrange(1 << 30))
@@ -212,8 +223,8 @@ class Session:
         incumbent = Candidate(state.best.rule, state.best.choice) if state.best else None
         seed = source.randrange(1 << 30)
         try:
-            for each in self.measurer.measure(task, chosen, incumbent, seed):
-                self._settle(state, each, seed)
+            for outcome in self.measurer.measure(task, chosen, incumbent, seed):
+                self._settle(state, outcome, seed)
         except NoDefaultError as error:
             state.ended = str(error)
             return
@@ -221,9 +232,10 @@ class Session:
             state.ended = f"nothing worked: {state.first_failure}"
 
     def _ask_again(self, state: State, seed: int) -> None:
-        """Take back what an earlier run found, if it is not faster than this run's default: a
-        record says nothing of a default that has become faster since. (C3D on Zen 4: 0.98 of the
-        time of a default was 1.1 of the next one's.)"""
+        """Revoke an earlier run's best if it is not faster than this run's default: a record says
+        nothing of a default that has become faster since. (C3D on Zen 4: 0.98 of the time of a
+        default was 1.1 of the next one's.)
+        """
         while not state.is_asked and (best := state.best) is not None:
             again = self.measurer.confirm(state.task, Candidate(best.rule, best.choice), seed)
             last, fastest = again[-1], min(again, key=lambda o: o.ratio)
@@ -234,7 +246,7 @@ class Session:
         state.is_asked = True
 
     def _settle(self, state: State, outcome: Outcome, seed: int) -> None:
-        """Record an outcome; one that seems better than the best is measured again first."""
+        """Record an outcome; one that appears to beat the best is confirmed first."""
         if not outcome.is_ok or outcome.ratio > WIN * state.ratio:
             self._record(state, _trial(self, state.task, outcome))
             return
@@ -243,13 +255,15 @@ class Session:
         if not last.is_ok:
             outcome = last
         elif slower > DISTURBED:
-            said = f"{outcome.ratio:.2f} of the default's time, which was {slower:.2f} of its least"
-            outcome = Outcome(outcome.candidate, "unsteady", said=said)
+            reason = (
+                f"{outcome.ratio:.2f} of the default's time, which was {slower:.2f} of its least"
+            )
+            outcome = Outcome(outcome.candidate, "unsteady", said=reason)
         elif max(o.ratio for o in again) > UNSTEADY * outcome.ratio:
-            said = (
+            reason = (
                 f"{outcome.ratio:.2f} of the default's time was {max(o.ratio for o in again):.2f}"
             )
-            outcome = Outcome(outcome.candidate, "unsteady", said=f"{said} in another process")
+            outcome = Outcome(outcome.candidate, "unsteady", said=f"{reason} in another process")
         else:
             worst = max([outcome, *again], key=lambda o: o.ratio)
             outcome = worst
@@ -263,24 +277,26 @@ class Session:
             self._record(state, trial)
 
     def _confirmed(self, state: State, outcome: Outcome, seed: int) -> tuple[list[Outcome], float]:
-        """A candidate in other processes, and how many times as long as it ever did the default
-        took there; again while the machine is disturbed."""
-        least = min(state.least, outcome.untuned)
+        """Measure a candidate in other processes, and return how much slower than its fastest time
+        the default was there; repeat while the machine is disturbed.
+        """
+        fastest_default = min(state.least, outcome.untuned)
         for attempt in range(CONFIRMATIONS):
             again = self.measurer.confirm(state.task, outcome.candidate, seed ^ (attempt + 1))
             times = [o.untuned for o in again if o.is_ok]
-            least = state.least = min([least, *times])
-            slower = max(times, default=0.0) / least if least > 0 else 1.0
+            fastest_default = state.least = min([fastest_default, *times])
+            slower = max(times, default=0.0) / fastest_default if fastest_default > 0 else 1.0
             if slower <= DISTURBED or not again[-1].is_ok:
                 break
         return again, slower
 
     def _record(self, state: State, *records: Record) -> None:
+        """Append records and update the task's state."""
         self.records.append(*records)
-        for each in records:
-            state.add(each)
-            if each.untuned > 0:
-                state.least = min(state.least, each.untuned)
+        for record in records:
+            state.add(record)
+            if record.untuned > 0:
+                state.least = min(state.least, record.untuned)
 
 
 _FIELDS = tuple(Trial.__dataclass_fields__)

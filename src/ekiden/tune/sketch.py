@@ -35,22 +35,23 @@ MOST_SKETCHES = 48
 
 @dataclass(frozen=True, slots=True)
 class Sketch:
-    """A way to schedule a program: which rule gave what for each block, and the steps."""
+    """A schedule template of a program: the rules applied to each block, and the trace."""
 
     name: str
     trace: Trace
 
 
 def sketches(func: PrimFunc, target: Target, rules: Sequence[Rule] = ()) -> list[Sketch]:
-    """All combinations of what the rules give for each block, the last block first, as traces whose
-    sampled numbers are random. Rules may refuse: then a block stays as it is."""
+    """Return every combination of the rules' variants, last block first, as traces with random
+    sampled numbers. A block whose rules all refuse is left unscheduled.
+    """
     first = tir.Schedule(func, seed=1, error_render_level="none")
     partial = [("", first)]
     for block in reversed(block_names(func)):
         following = [
-            (f"{name} {step}".strip(), made)
+            (f"{name} {step}".strip(), derived)
             for name, schedule in partial
-            for step, made in _applied(schedule, block, target, rules or RULES)
+            for step, derived in _applied(schedule, block, target, rules or RULES)
         ]
         partial = following[:: -(-len(following) // MOST_SKETCHES)]
     return [Sketch(name, s.trace) for name, s in partial if len(s.trace.simplified())]
@@ -59,17 +60,18 @@ def sketches(func: PrimFunc, target: Target, rules: Sequence[Rule] = ()) -> list
 def _applied(
     schedule: tir.Schedule, block: str, target: Target, rules: Sequence[Rule]
 ) -> list[tuple[str, tir.Schedule]]:
+    """Return the variants that the first matching rule gives for a block."""
     if not has_block(schedule, block):  # a step for another has made an instruction of it
         return [("", schedule)]
     for rule in rules:
-        found = rule(schedule, block, target)
-        if found:
-            return [(f"{block}:{rule.__name__}{n}", made) for n, made in enumerate(found)]
+        variants = rule(schedule, block, target)
+        if variants:
+            return [(f"{block}:{rule.__name__}{n}", variant) for n, variant in enumerate(variants)]
     return [("", schedule)]
 
 
 def block_names(func: PrimFunc) -> list[str]:
-    """The blocks of a program, producers first."""
+    """Return the blocks of a program, producers first."""
     schedule = tir.Schedule(func)
     blocks: list[BlockRV] = []
     waiting = list(schedule.get_output_blocks())
@@ -77,13 +79,13 @@ def block_names(func: PrimFunc) -> list[str]:
         block = waiting.pop(0)
         blocks.append(block)
         waiting.extend(schedule.get_producers(block))
-    found = [block_of(schedule, b).name for b in blocks]
-    return list(dict.fromkeys(reversed(found)))
+    names = [block_of(schedule, b).name for b in blocks]
+    return list(dict.fromkeys(reversed(names)))
 
 
 @dataclass(frozen=True)
 class TraceSpace:
-    """The schedules of a loop program: some traces, each with other decisions."""
+    """The schedules of a loop program: a few traces, each with varying decisions."""
 
     func: PrimFunc
     traces: tuple[Trace, ...]
@@ -100,17 +102,17 @@ class TraceSpace:
 
     @property
     def default(self) -> Candidate:
-        """The program without search."""
+        """Return the unsearched program."""
         return Candidate(DEFAULT)
 
     def sample(self, source: random.Random) -> Candidate:
-        """One of the traces, with all its numbers drawn again."""
+        """Return a random trace with every number redrawn."""
         at = source.randrange(len(self.traces))
         trace = self.traces[at]
         return self._redrawn(self.names[at], trace, _sampled(trace), source)
 
     def mutate(self, candidate: Candidate, source: random.Random) -> Candidate:
-        """One number drawn again; of the default a random one."""
+        """Redraw one number; for the default, return a random candidate."""
         if candidate.rule == DEFAULT:
             return self.sample(source)
         trace = Trace.from_json(candidate.choice)
@@ -120,46 +122,52 @@ class TraceSpace:
         return self._redrawn(candidate.rule, trace, [source.choice(sampled)], source)
 
     def cross(self, a: Candidate, b: Candidate, source: random.Random) -> Candidate:
-        """Of two with the same trace, each number from one of them; else one of the two."""
+        """Combine two candidates of the same trace, taking each number from either; else return one
+        of the two.
+        """
         if a.rule != b.rule or a.rule == DEFAULT:
             return source.choice((a, b))
-        one, other = Trace.from_json(a.choice), Trace.from_json(b.choice)
-        pairs = zip(one.insts, other.insts, strict=False)
-        taken = {
-            mine: other.decisions[theirs]
+        one, second = Trace.from_json(a.choice), Trace.from_json(b.choice)
+        pairs = zip(one.insts, second.insts, strict=False)
+        inherited = {
+            mine: second.decisions[theirs]
             for mine, theirs in pairs
-            if mine.kind in SAMPLING and theirs in other.decisions and source.random() < 0.5
+            if mine.kind in SAMPLING and theirs in second.decisions and source.random() < 0.5
         }
-        return self._made(a.rule, Trace(list(one.insts), {**one.decisions, **taken}))
+        return self._made(a.rule, Trace(list(one.insts), {**one.decisions, **inherited}))
 
     def _redrawn(
         self, name: str, trace: Trace, which: Sequence[Instruction], source: random.Random
     ) -> Candidate:
-        """A trace with some of its numbers drawn again. Which of some values is known without the
-        program, so that what was drawn before needs no schedule: a search that has tried much draws
-        little else."""
+        """Redraw some numbers of a trace. Categorical choices are drawn without replaying the
+        schedule, so that repeated candidates are cheap to recognize.
+        """
         if all(i.kind == CATEGORICAL for i in which):
             drawn = {i: _category(i, source) for i in which}
             return self._made(name, Trace(list(trace.insts), {**trace.decisions, **drawn}))
         return self._applied(name, trace, which, source)
 
     def _made(self, name: str, trace: Trace) -> Candidate:
-        """The candidate of a trace all of whose numbers are drawn."""
+        """Return the candidate of a fully decided trace, cached. Raises CompileError if it does not
+        apply.
+        """
         key = sha256(f"{name} {text_of(trace)}".encode()).digest()
         if key not in self._settled:
             try:
                 self._settled[key] = self._applied(name, trace, (), random.Random(0))
             except CompileError as error:
                 self._settled[key] = str(error)
-        found = self._settled[key]
-        if isinstance(found, str):
-            raise CompileError(found)
-        return found
+        settled = self._settled[key]
+        if isinstance(settled, str):
+            raise CompileError(settled)
+        return settled
 
     def _applied(
         self, name: str, trace: Trace, which: Sequence[Instruction], source: random.Random
     ) -> Candidate:
-        """As the program takes it. Raises CompileError where it does not."""
+        """Apply a trace to the program and return its candidate. Raises CompileError if it does not
+        apply.
+        """
 
         def provide(inst: Instruction, inputs: object, attrs: object, decision: object) -> object:
             del inputs, attrs
@@ -174,11 +182,11 @@ class TraceSpace:
         return Candidate(name, text_of(schedule.trace))
 
     def features(self, candidate: Candidate) -> Mapping[str, float]:
-        """Those of its program, which say something of other tasks too."""
+        """Return the features of its program, which transfer to other tasks."""
         return _features(self.func, candidate.choice)
 
     def refusal(self, candidate: Candidate) -> str:
-        """A trace that does not apply to the program; whose it is does not count."""
+        """Return why a trace does not apply to the program; empty if it does."""
         if candidate.rule == DEFAULT:
             return ""
         try:
@@ -197,20 +205,22 @@ def _sampled(trace: Trace) -> list[Instruction]:
 
 
 def _category(inst: Instruction, source: random.Random) -> int:
-    """Which of its values a step takes."""
+    """Draw the index of a categorical step's value."""
     values = cast("Sequence[int]", inst.attrs["candidates"])
     weights = cast("Sequence[float]", inst.attrs["probs"])
     return categorical(values, weights, None, source)[0]
 
 
 def text_of(trace: Trace) -> str:
-    """A trace as the choice of a candidate."""
+    """Serialize a trace as a candidate's choice."""
     return json.dumps(trace.simplified().as_json(), separators=(",", ":"))
 
 
 @lru_cache(1 << 14)
 def _features(func: PrimFunc, choice: str) -> Mapping[str, float]:
-    """Of the program without steps where a choice is empty, or has some that do not apply."""
+    """Return the features of the scheduled program; of the unscheduled one for an empty choice, or
+    steps that do not apply.
+    """
     schedule = tir.Schedule(func, error_render_level="none")
     if choice:
         with suppress(ScheduleError):

@@ -1,4 +1,4 @@
-"""The candidates of a task."""
+"""Search spaces of tasks."""
 
 from __future__ import annotations
 
@@ -12,41 +12,40 @@ from ekiden.tune.candidate import Candidate
 
 
 class Space(Protocol):
-    """What may be tried."""
+    """A search space."""
 
     @property
     def default(self) -> Candidate:
-        """What is chosen without search."""
+        """Return the candidate used without search."""
 
     def sample(self, source: random.Random) -> Candidate:
-        """One at random."""
+        """Return a random candidate."""
 
     def mutate(self, candidate: Candidate, source: random.Random) -> Candidate:
-        """One near to another."""
+        """Return a neighbour of a candidate."""
 
     def cross(self, a: Candidate, b: Candidate, source: random.Random) -> Candidate:
-        """One with something of each of two."""
+        """Return a combination of two candidates."""
 
     def features(self, candidate: Candidate) -> Mapping[str, float]:
-        """What a model of costs may look at, by name."""
+        """Return the cost-model features of a candidate by name."""
 
     def refusal(self, candidate: Candidate) -> str:
-        """Why a candidate is none of this space; empty if it is one."""
+        """Return why a candidate is not in this space; empty if it is one."""
 
 
 class Decide(Protocol):
-    """A family's default for what is fixed already."""
+    """A kernel family's decision under some overrides."""
 
     def __call__(self, fixed: Fixed) -> Decision:
-        """Raises CompileError for what cannot be."""
+        """Return the decision. Raises CompileError for impossible overrides."""
 
 
 @dataclass(frozen=True)
 class FamilySpace:
-    """The decisions of a family of kernels for one kernel.
-
-    A random one fixes some choices and lets the family's model say the rest: what belongs together
-    stays together, and the default is never far.
+    """The decisions of a kernel family for one kernel. A random candidate fixes some knobs and lets
+    the family's model decide the rest, so that dependent knobs stay consistent and candidates
+    stay near the default.
     """
 
     family: str
@@ -55,25 +54,28 @@ class FamilySpace:
 
     @property
     def default(self) -> Candidate:
-        """The model's decision."""
+        """Return the model's decision."""
         return Candidate(self.family)
 
     @property
     def free(self) -> tuple[Choice, ...]:
-        """What can still be chosen when there is a kernel, of more than one value."""
+        """Return the knobs that can still be set for an existing kernel and have more than one
+        value.
+        """
         return tuple(c for c in self.choices if not c.is_early and len(c.domain) > 1)
 
     @property
     def size(self) -> int:
-        """How many decisions there are."""
+        """Return the number of decisions."""
         total = 1
         for choice in self.free:
             total *= len(choice.domain)
         return total
 
     def _whole(self, fixed: Fixed) -> Candidate:
-        """The candidate that fixes some choices, all of it said: models change, records do not.
-        What the model chooses anyway is the default."""
+        """Return the candidate that fixes some knobs, with all knobs spelled out: models change,
+        records do not. A candidate equal to the model's choice is the default.
+        """
         chosen = self._said(fixed)
         return self.default if fixed and chosen == self._said({}) else chosen
 
@@ -83,48 +85,48 @@ class FamilySpace:
         return Candidate(self.family, str(Decision(tuple((n, decision[n]) for n in names))))
 
     def sample(self, source: random.Random) -> Candidate:
-        """Some choices at random, the rest as the model has it then."""
+        """Fix some knobs at random; the model decides the rest."""
         count = source.randint(1, len(self.free))
         return self._whole(
             {c.name: source.choice(c.domain) for c in source.sample(self.free, count)}
         )
 
     def _decision(self, candidate: Candidate) -> Decision:
-        """All that is chosen; what a record lacks, of a version with fewer choices or by hand, as
-        the model has it."""
-        known = Decision.parse(candidate.choice)
-        if all(c.name in known for c in self.free):
-            return known
-        return Decision.parse(self._said(dict(known)).choice)
+        """Return all knob values; those missing from a record are filled in by the model."""
+        recorded = Decision.parse(candidate.choice)
+        if all(c.name in recorded for c in self.free):
+            return recorded
+        return Decision.parse(self._said(dict(recorded)).choice)
 
     def mutate(self, candidate: Candidate, source: random.Random) -> Candidate:
-        """One choice changed, a number mostly to one of its neighbours; now and then, what follows
-        from it changes too."""
-        known: dict[str, Value] = dict(self._decision(candidate))
+        """Change one knob, usually a number to a neighbouring value; sometimes let the model revise
+        the others.
+        """
+        values: dict[str, Value] = dict(self._decision(candidate))
         choice = source.choice(self.free)
-        known[choice.name] = _near(choice, known[choice.name], source)
+        values[choice.name] = _near(choice, values[choice.name], source)
         if source.random() < 0.3:
-            kept = source.sample(self.free, source.randint(1, len(self.free)))
-            return self._whole({c.name: known[c.name] for c in {choice, *kept}})
-        return self._whole(known)
+            fixed_knobs = source.sample(self.free, source.randint(1, len(self.free)))
+            return self._whole({c.name: values[c.name] for c in {choice, *fixed_knobs}})
+        return self._whole(values)
 
     def cross(self, a: Candidate, b: Candidate, source: random.Random) -> Candidate:
-        """Each choice from one of the two."""
-        one, other = self._decision(a), self._decision(b)
-        return self._whole({n: source.choice((one, other))[n] for n in one})
+        """Take each knob from one of the two candidates."""
+        one, second = self._decision(a), self._decision(b)
+        return self._whole({n: source.choice((one, second))[n] for n in one})
 
     def features(self, candidate: Candidate) -> Mapping[str, float]:
-        """Of a choice of numbers the number, of words a 1 for the one that is chosen."""
-        found: dict[str, float] = {}
+        """Return numeric knobs as numbers, and word knobs one-hot."""
+        values: dict[str, float] = {}
         for name, value in self._decision(candidate).items():
             if isinstance(value, int):
-                found[name] = float(value)
+                values[name] = float(value)
             else:
-                found[f"{name}={value}"] = 1.0
-        return found
+                values[f"{name}={value}"] = 1.0
+        return values
 
     def refusal(self, candidate: Candidate) -> str:
-        """Of another family, with a choice that there is not, or a value it cannot have."""
+        """Return why a candidate is of another family, or has an unknown knob or value."""
         if candidate.rule != self.family:
             return f"the kernel is of the family '{self.family}', not '{candidate.rule}'"
         rows = {c.name: c for c in self.choices if not c.is_early}
@@ -137,8 +139,9 @@ class FamilySpace:
 
 
 def _near(choice: Choice, value: Value, source: random.Random) -> Value:
+    """Return another value of a knob, usually a neighbouring number."""
     at, last = choice.domain.index(value), len(choice.domain) - 1
     if source.random() < 0.7 and isinstance(value, int):
         return choice.domain[min(last, max(0, at + source.choice((-2, -1, 1, 2))))]
-    others: Sequence[Value] = [v for v in choice.domain if v != value]
-    return source.choice(others)
+    alternatives: Sequence[Value] = [v for v in choice.domain if v != value]
+    return source.choice(alternatives)

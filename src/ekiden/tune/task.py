@@ -1,4 +1,4 @@
-"""What is tuned: a kernel for a target, and how much of a model's time it is."""
+"""Tuning tasks: a kernel for a target, and how much of a model's time it is."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ each counts; or sizes of all symbols, with how much each such run counts."""
 
 @dataclass(frozen=True)
 class Task:
-    """A kernel that may be tuned.
+    """A kernel that can be tuned.
 
     workload: the digest of what it computes, the same in every process. name: its operators. node:
     where it comes from. calls: how often a run calls it. sizes: what its symbols are, once for each
@@ -73,12 +73,12 @@ class Task:
 
     @property
     def key(self) -> str:
-        """What its records are found by: the workload and the target."""
+        """Return the key of its records: the workload and target."""
         return record_key(self.workload, self.target)
 
     def program(self, records: Records) -> PrimFunc:
-        """The loops that records choose, to build or look at; the default's where they have none
-        for this task. Raises CompileError for a record that does not apply, naming it.
+        """Return the loops that records select, or the default's if they have none for this task.
+        Raises CompileError naming a record that does not apply.
         """
         best = records.best().get(self.key)
         if best is None:
@@ -89,8 +89,9 @@ class Task:
         return self._lowered(candidate)
 
     def sent(self, candidate: Candidate) -> tuple[Source, Candidate]:
-        """What a worker is given to make a candidate's code of. Raises CompileError, ScheduleError
-        for one that cannot be."""
+        """Return what a worker needs to compile a candidate. Raises CompileError, ScheduleError for
+        an invalid one.
+        """
         if self.lowering is None:
             return self.source, candidate
         return Source(self.lowering(candidate)), Candidate(DEFAULT)
@@ -104,22 +105,22 @@ class Task:
 
 
 def record_key(workload: str, target: Target) -> str:
-    """What records are found by."""
+    """Return the key of a task's records."""
     return f"{workload} {target}"
 
 
 @dataclass(frozen=True)
 class Extracted:
-    """The tasks of a model, and the kernels that are none: names and why."""
+    """The tasks of a model, and the kernels that are not tasks, with the reasons."""
 
     tasks: tuple[Task, ...]
     skipped: tuple[tuple[str, str], ...]
 
 
 def module_tasks(module: IRModule, target: Target, dims: SizesLike | None = None) -> Extracted:
-    """The distinct kernels of a module of Relay functions that have something to choose, each with
-    how often a run calls it; calls in a loop or a branch count once. Those that run on the host of
-    a program for a device are tasks for the host.
+    """Return the distinct tunable kernels of a Relay module, each with how often a run calls it;
+    calls in a loop or branch count once; calls in a loop or a branch count once. Those that run
+    on the host of a program for a device are tasks for the host.
 
     `dims` are sizes of the module's symbols, one or several with how much each counts. A kernel
     that has symbols of other names is skipped, and says so. Raises CompileError for what cannot be
@@ -144,8 +145,8 @@ def module_tasks(module: IRModule, target: Target, dims: SizesLike | None = None
         form = canonicalize(function)
         workload = structural_digest(form)
         calls = counts.get((function, device), 1)
-        if known := tasks.get(record_key(workload, on)):
-            tasks[known.key] = _again(known, calls)
+        if existing := tasks.get(record_key(workload, on)):
+            tasks[existing.key] = _again(existing, calls)
             continue
         chosen = choose_primitive(form, on)
         if chosen.anchor is None or not any(
@@ -171,9 +172,10 @@ def module_tasks(module: IRModule, target: Target, dims: SizesLike | None = None
 
 
 def te_task(tensors: Sequence[Tensor], target: TargetLike | None = None, name: str = "") -> Task:
-    """The task of a computation: inputs, then its result. The default are tiles by the model of the
-    processor where its sums have some, else what the families of kernels make of it; candidates are
-    sketches. Raises CompileError for one without a sketch."""
+    """Return the task of a computation, given its inputs and then its result. The default is tiled
+    by the processor model where its reductions can be tiled, else lowered by the kernel
+    families; candidates are sketches. Raises CompileError if there is no sketch.
+    """
     chosen = target_or_current(target)
     written = create_prim_func(list(tensors))
     inputs, outputs = list(tensors[:-1]), [tensors[-1]]
@@ -185,29 +187,31 @@ def te_task(tensors: Sequence[Tensor], target: TargetLike | None = None, name: s
     untuned = modelled(func, block_names(func), chosen)
     if untuned is None:
         untuned = kernels.schedule(inputs, outputs, chosen, NAME)
-    made = sketches(func, chosen)
-    space = TraceSpace(func, tuple(s.trace for s in made), tuple(s.name for s in made))
+    found_sketches = sketches(func, chosen)
+    space = TraceSpace(
+        func, tuple(s.trace for s in found_sketches), tuple(s.name for s in found_sketches)
+    )
     return _program_task(func, untuned, space, called, chosen, structural_digest(written))
 
 
 def schedule_task(
     func: PrimFunc,
-    ways: Sequence[Callable[[Schedule], object]],
+    schedules: Sequence[Callable[[Schedule], object]],
     target: TargetLike | None = None,
     name: str = "",
 ) -> Task:
-    """The task of a loop program whose schedules are functions: each is given a tir.Schedule and
-    samples what is to be searched (`sample_perfect_tile`, `sample_categorical`,
+    """Return the task of a loop program with the given schedule functions. Each takes a
+    tir.Schedule and samples what is to be searched (`sample_perfect_tile`, `sample_categorical`,
     `sample_compute_location`). The default is the program as it is. Raises what they raise.
     """
-    made = []
-    for number, way in enumerate(ways):
+    traces = []
+    for number, build_schedule in enumerate(schedules):
         schedule = Schedule(func, seed=number + 1)
-        way(schedule)
-        made.append(schedule.trace)
-    names = tuple(getattr(way, "__name__", f"way{n}") for n, way in enumerate(ways))
+        build_schedule(schedule)
+        traces.append(schedule.trace)
+    names = tuple(getattr(way, "__name__", f"way{n}") for n, way in enumerate(schedules))
     chosen = target_or_current(target)
-    space = TraceSpace(func, tuple(made), names)
+    space = TraceSpace(func, tuple(traces), names)
     return _program_task(func, None, space, name, chosen, structural_digest(func))
 
 
@@ -222,22 +226,23 @@ def _program_task(
 
 
 def program_flops(func: PrimFunc) -> int:
-    """A multiplication and an addition for each turn of the loops around a reduction, one operation
-    for any other; 0 where a size is not known."""
+    """Return the operation count: two per iteration of a reduction, one per iteration of any other
+    block; 0 if a size is unknown.
+    """
     schedule = Schedule(func)
     total, waiting = 0, list(schedule.get_output_blocks())
-    seen: set[str] = set()
+    visited: set[str] = set()
     while waiting:
         block = waiting.pop()
-        found = block_of(schedule, block)
-        if found.name in seen:
+        block_node = block_of(schedule, block)
+        if block_node.name in visited:
             continue
-        seen.add(found.name)
+        visited.add(block_node.name)
         waiting.extend(schedule.get_producers(block))
-        turns = 2 if any(v.kind is IterKind.REDUCE for v in found.iter_vars) else 1
-        for var in found.iter_vars:
-            turns *= var.extent.value if isinstance(var.extent, IntImm) else 0
-        total += turns
+        operations = 2 if any(v.kind is IterKind.REDUCE for v in block_node.iter_vars) else 1
+        for var in block_node.iter_vars:
+            operations *= var.extent.value if isinstance(var.extent, IntImm) else 0
+        total += operations
     return total
 
 
@@ -246,27 +251,28 @@ def _again(task: Task, calls: int) -> Task:
 
 
 def _calls(module: IRModule) -> dict[tuple[RelayExpr, int], int]:
-    """How many calls of each kernel on each device a module has."""
+    """Return the number of calls of each kernel on each device."""
     counts: dict[tuple[RelayExpr, int], int] = {}
     for function in module.functions.values():
         if not isinstance(function, Function):
             continue
-        for each in evaluation_order(function.body):
-            if isinstance(each, Call) and isinstance(each.attrs, InvokeAttrs):
-                called = each.args[0], each.attrs.device
+        for call in evaluation_order(function.body):
+            if isinstance(call, Call) and isinstance(call.attrs, InvokeAttrs):
+                called = call.args[0], call.attrs.device
                 counts[called] = counts.get(called, 0) + 1
     return counts
 
 
 def _runs(dims: SizesLike) -> tuple[list[Sizes], tuple[float, ...]]:
-    """The sizes of each run, and how much it counts (nothing where all count alike). Those with
-    several values go together, the first with the first."""
+    """Return the sizes of each run, and their weights (empty if all are equal). Symbols with
+    several values are zipped.
+    """
     if not isinstance(dims, Mapping):
         return [sizes for sizes, _ in dims], _shares([share for _, share in dims])
     lists = {n: [v] if isinstance(v, int) else list(v) for n, v in dims.items()}
-    lengths = {len(each) for each in lists.values()} - {1}
+    lengths = {len(values) for values in lists.values()} - {1}
     counted = [list(v.values()) for v in dims.values() if isinstance(v, Mapping)]
-    if len(lengths) > 1 or 0 in lengths or any(each != counted[0] for each in counted):
+    if len(lengths) > 1 or 0 in lengths or any(values != counted[0] for values in counted):
         raise CompileError(
             f"tune: sizes of as many runs expected for each symbol, got {dict(dims)}"
         )
@@ -276,16 +282,20 @@ def _runs(dims: SizesLike) -> tuple[list[Sizes], tuple[float, ...]]:
 
 
 def _shares(counts: Sequence[float]) -> tuple[float, ...]:
-    """How much runs count, of 1. Raises CompileError for what does not count."""
+    """Normalize weights to a sum of 1; empty if all are equal. Raises CompileError unless they are
+    positive.
+    """
     total = math.fsum(counts)
-    if not counts or not all(0 < each < math.inf for each in counts):
+    if not counts or not all(0 < count < math.inf for count in counts):
         raise CompileError(f"tune: shares above 0 expected of sizes, got {list(counts)}")
-    return () if len(set(counts)) == 1 else tuple(each / total for each in counts)
+    return () if len(set(counts)) == 1 else tuple(count / total for count in counts)
 
 
 def _sizes(function: Function, form: Function, runs: list[Sizes]) -> tuple[Sizes, ...] | str:
-    """What the symbols of a canonical form are in each run; the name of one that nobody says."""
-    found: list[Sizes] = []
+    """Return the sizes of a canonical form's symbols in each run, or the name of an
+    unknown symbol.
+    """
+    by_run: list[Sizes] = []
     pairs = [
         (new.name, old)
         for a, b in zip(_dims(form), _dims(function), strict=True)
@@ -293,16 +303,16 @@ def _sizes(function: Function, form: Function, runs: list[Sizes]) -> tuple[Sizes
         if isinstance(new, Var)
     ]
     for run in runs:
-        known: dict[str, int] = {}
+        values: dict[str, int] = {}
         for name, expr in pairs:
             free = free_vars(expr)  # type: ignore[arg-type]
             missing = [v.name for v in free if v.name not in run]
             if missing:
                 return missing[0]
             value = _value(expr, run)
-            known[name] = value
-        found.append(known)
-    return tuple(found)
+            values[name] = value
+        by_run.append(values)
+    return tuple(by_run)
 
 
 def _value(expr: object, run: Sizes) -> int:
@@ -313,13 +323,15 @@ def _value(expr: object, run: Sizes) -> int:
 
 
 def _dims(function: Function) -> list[object]:
+    """Return the dimensions of a function's parameters and result."""
     kinds = [*(p.checked_type for p in function.params), function.body.checked_type]
-    return [d for kind in kinds for each in tensor_types(kind) for d in each.shape]
+    return [d for kind in kinds for tensor_type in tensor_types(kind) for d in tensor_type.shape]
 
 
 def _flops(form: Function, sizes: tuple[Sizes, ...]) -> int:
+    """Return the average operation count over runs; 0 if a symbol is unknown."""
     counted = count_flops(form)
     names = {v.name for v in free_vars(counted)}
-    if any(not names.issubset(each) for each in sizes):
+    if any(not names.issubset(run_sizes) for run_sizes in sizes):
         return 0
-    return sum(_value(counted, each) for each in sizes) // len(sizes)
+    return sum(_value(counted, run_sizes) for run_sizes in sizes) // len(sizes)

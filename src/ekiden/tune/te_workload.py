@@ -1,4 +1,4 @@
-"""Ten computations that tuners are measured by, at the sizes of TVM's collection of that name.
+"""Ten benchmark computations for tuners, at the sizes of TVM's collection of the same name.
 
 Each gives its tensors, inputs first, the result last; data is in NHWC.
 """
@@ -17,12 +17,12 @@ Tensors = list[Tensor]
 
 
 def _padded(x: Tensor, before: int, after: int, first: int, last: int) -> Tensor:
-    """With zeros around the axes first, ..., last - 1."""
+    """Zero-pad the axes first, ..., last - 1."""
     axes = range(first, last)
     shape = [d + before + after if n in axes else d for n, d in enumerate(x.shape)]
 
     def element(*at: PrimExpr) -> PrimExpr:
-        """The element, moved by `before` along the axes; 0 outside."""
+        """Return the element shifted by `before`, or 0 outside."""
         inside = [c for n in axes for c in (at[n] >= before, at[n] < x.shape[n] + before)]
         moved = [i - before if n in axes else i for n, i in enumerate(at)]
         return if_then_else(all_of(*inside), x[tuple(moved)], const(0, x.dtype))
@@ -72,7 +72,7 @@ def conv2d(
     c = te.reduce_axis((0, ci // groups), name="c")
 
     def element(b: PrimExpr, i: PrimExpr, j: PrimExpr, o: PrimExpr) -> PrimExpr:
-        """The sum over the window and the channels of the result's group."""
+        """Return the sum over the window and the channels of the output's group."""
         channel = c + (o // (co // groups)) * (ci // groups) if groups > 1 else c
         at = padded[b, i * stride + p * dilation, j * stride + q * dilation, channel]
         return te.sum(at * w[p, q, c, o], axis=[p, q, c])
@@ -132,12 +132,12 @@ def conv2d_transpose(
     wide = (size - 1) * stride + 1 + 2 * around
 
     def spread(b: PrimExpr, i: PrimExpr, j: PrimExpr, c: PrimExpr) -> PrimExpr:
-        """The input with `stride` - 1 zeros between elements and a border of them around."""
+        """Return the input with `stride` - 1 zeros between elements and a zero border."""
         y, z = i - around, j - around
         inside = (y >= 0, y < (size - 1) * stride + 1, z >= 0, z < (size - 1) * stride + 1)
-        whole = ((y % stride).equal(0), (z % stride).equal(0))
+        on_grid = ((y % stride).equal(0), (z % stride).equal(0))
         value = x[b, y // stride, z // stride, c]
-        return if_then_else(all_of(*inside, *whole), value, const(0, x.dtype))
+        return if_then_else(all_of(*inside, *on_grid), value, const(0, x.dtype))
 
     padded = te.compute((n, wide, wide, ci), spread, name="padded")
     out = wide - kernel + 1
@@ -164,11 +164,11 @@ def norm(batch: int = 1, m: int = 256, n: int = 256) -> Tensors:
 
 
 def softmax(m: int = 256, n: int = 256) -> Tensors:
-    """SFM: of rows."""
+    """SFM: softmax over rows."""
     x = te.placeholder((m, n), name="x")
     r, k = te.reduce_axis((0, n), name="r"), te.reduce_axis((0, n), name="k")
-    most = te.compute((m,), lambda i: te.max(x[i, r], axis=r), name="most")
-    powers = te.compute((m, n), lambda i, j: te.exp(x[i, j] - most[i]), name="powers")
+    row_max = te.compute((m,), lambda i: te.max(x[i, r], axis=r), name="most")
+    powers = te.compute((m, n), lambda i, j: te.exp(x[i, j] - row_max[i]), name="powers")
     total = te.compute((m,), lambda i: te.sum(powers[i, k], axis=k), name="total")
     return [x, te.compute((m, n), lambda i, j: powers[i, j] / total[i], name="softmax")]
 

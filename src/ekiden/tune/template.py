@@ -1,4 +1,4 @@
-"""Schedules of `te` with knobs: AutoTVM's face, over the same spaces as everything else.
+"""Schedule templates of `te` with knobs: AutoTVM's face, over the same spaces as everything else.
 
     @tune.template("product")
     def product(n, m, k):
@@ -69,40 +69,40 @@ def _stage(schedule: Schedule, op: object) -> Any:  # noqa: ANN401  a stage, wha
 
 @dataclass(frozen=True, slots=True)
 class SplitEntity:
-    """Factors of an axis. size: of the parts, outermost first."""
+    """A split of an axis. size: the extents of its parts, outermost first."""
 
     size: list[int]
 
     def apply(self, sch: Schedule, op: object, axis: Axis) -> list[Axis]:
-        """Split the axis; gives its parts, outermost first."""
-        stage, parts = _stage(sch, op), list[Axis]()
+        """Split the axis and return its parts, outermost first."""
+        stage, inner_axes = _stage(sch, op), list[Axis]()
         for factor in reversed(self.size[1:]):
             axis, inner = stage.split(axis, factor=factor)
-            parts.insert(0, inner)
-        return [axis, *parts]
+            inner_axes.insert(0, inner)
+        return [axis, *inner_axes]
 
 
 @dataclass(frozen=True, slots=True)
 class ReorderEntity:
-    """An order of axes. perm: which comes first, second, ..."""
+    """An order of axes. perm: the index of each axis in the new order."""
 
     perm: list[int]
 
     def apply(self, sch: Schedule, op: object, axes: Axes) -> list[Axis]:
-        """Reorder the axes; gives them in their new order."""
-        made = [axes[n] for n in self.perm]
-        _stage(sch, op).reorder(*made)
-        return made
+        """Reorder the axes and return them in their new order."""
+        reordered = [axes[n] for n in self.perm]
+        _stage(sch, op).reorder(*reordered)
+        return reordered
 
 
 @dataclass(frozen=True, slots=True)
 class AnnotateEntity:
-    """How axes run. anns: "none", "parallel", "unroll" or "vec", of each."""
+    """Annotations of axes. anns: "none", "parallel", "unroll" or "vec" for each."""
 
     anns: list[str]
 
     def apply(self, sch: Schedule, op: object, axes: Axes) -> list[Axis]:
-        """Let the axes run so; gives them."""
+        """Annotate the axes; gives them."""
         stage = _stage(sch, op)
         steps = {"parallel": stage.parallel, "unroll": stage.unroll, "vec": stage.vectorize}
         for axis, ann in zip(axes, self.anns, strict=True):
@@ -113,7 +113,7 @@ class AnnotateEntity:
 
 @dataclass(frozen=True, slots=True)
 class OtherOptionEntity:
-    """A value of a knob. val: as it was given."""
+    """A knob's value. val: the original object."""
 
     val: object
 
@@ -123,7 +123,7 @@ Entity: TypeAlias = SplitEntity | ReorderEntity | AnnotateEntity | OtherOptionEn
 
 @dataclass(slots=True)
 class Config:
-    """The knobs of a template, and what is chosen for each: `cfg["tile"]`."""
+    """The knobs of a template and their values: `cfg["tile"]`."""
 
     fixed: Fixed = field(default_factory=dict)
     choices: dict[str, Choice] = field(default_factory=dict)
@@ -140,17 +140,19 @@ class Config:
         candidate: Sequence[Sequence[int]] | None = None,
         filter: Callable[[SplitEntity], bool] | None = None,
     ) -> None:
-        """Factors of an axis: all that multiply to it ("factors"), powers of two inside ("power2"),
-        any inside ("verbose"), or `candidate`s, where -1 is the rest. Raises InputError."""
+        """Define the factors of an axis: all factorizations ("factors"), inner powers of two
+        ("power2"), any inner sizes ("verbose"), or `candidate`s, where -1 is inferred. Raises
+        InputError.
+        """
         length = self._length(name, axis)
         if policy == "candidate" or candidate is not None:
-            found = [_whole(name, list(c), length) for c in candidate or ()]
+            factorizations = [_whole(name, list(c), length) for c in candidate or ()]
         elif policy in ("factors", "power2", "verbose"):
-            found = list(_factors(length, num_outputs, max_factor, policy))
+            factorizations = list(_factors(length, num_outputs, max_factor, policy))
         else:
             raise InputError(f"define_split '{name}': there is no policy '{policy}'")
-        kept = [f for f in found if filter is None or filter(SplitEntity(f))]
-        texts = (",".join(map(str, f)) for f in kept)
+        accepted = [f for f in factorizations if filter is None or filter(SplitEntity(f))]
+        texts = (",".join(map(str, f)) for f in accepted)
         self._define(name, texts, lambda v: SplitEntity(_numbers(v)))
 
     def define_reorder(
@@ -160,11 +162,12 @@ class Config:
         policy: str = "all",
         candidate: Sequence[Sequence[object]] | None = None,
     ) -> None:
-        """An order of axes: any ("all"), as they are ("identity"), or one of `candidate`s. Raises
-        InputError."""
-        places = {id(axis): n for n, axis in enumerate(axes)}
+        """Define an order of axes: all permutations ("all"), the given one ("identity"), or one of
+        the `candidate`s. Raises InputError.
+        """
+        positions = {id(axis): n for n, axis in enumerate(axes)}
         if candidate is not None:
-            orders = [[places[id(axis)] for axis in each] for each in candidate]
+            orders = [[positions[id(axis)] for axis in order] for order in candidate]
         elif policy == "all":
             orders = [list(p) for p in itertools.permutations(range(len(axes)))]
         elif policy == "identity":
@@ -181,40 +184,42 @@ class Config:
         policy: str,
         candidate: Sequence[Sequence[str]] | None = None,
     ) -> None:
-        """How axes run, by a policy of ANNOTATIONS or one of `candidate`s. Raises InputError."""
+        """Define annotations of axes, by a policy of ANNOTATIONS or as one of the `candidate`s.
+        Raises InputError.
+        """
         if candidate is not None:
-            found = [list(c) for c in candidate]
+            annotations = [list(c) for c in candidate]
         elif policy in ANNOTATIONS:
             plain = ["none"] * (len(axes) - 1)
             kinds = ANNOTATIONS[policy]
             first = policy == "parallel"
-            found = [[k, *plain] if first else [*plain, k] for k in kinds]
+            annotations = [[k, *plain] if first else [*plain, k] for k in kinds]
         else:
             raise InputError(f"define_annotate '{name}': there is no policy '{policy}'")
         self._define(
-            name, (",".join(f) for f in found), lambda v: AnnotateEntity(str(v).split(","))
+            name, (",".join(f) for f in annotations), lambda v: AnnotateEntity(str(v).split(","))
         )
 
     def define_knob(self, name: str, candidate: Sequence[object]) -> None:
-        """One of some values, `cfg[name].val`. Raises InputError."""
+        """Define a knob with the given values, read as `cfg[name].val`. Raises InputError."""
         values = {str(v).replace(" ", ""): v for v in candidate}
         if len(values) != len(candidate):
             raise InputError(f"define_knob '{name}': values that print apart expected")
         self._define(name, values, lambda v: OtherOptionEntity(values[str(v)]))
 
     def add_flop(self, flop: float) -> None:
-        """Say how many operations a call has, where they are not to be counted."""
+        """Set the number of operations of a call, instead of counting them."""
         self.flop += int(flop)
 
     def axis(self, axis: Axis) -> Axis:
-        """The axis itself: AutoTVM's virtual axes are not needed."""
+        """Return the axis itself: AutoTVM's virtual axes are not needed."""
         return axis
 
     def __getitem__(self, name: str) -> Any:  # noqa: ANN401  of the kind of the knob
-        """What is chosen for a knob. Raises InputError for one that is not defined."""
+        """Return the value of a knob. Raises InputError for an undefined one."""
         if name not in self.choices:
-            there = ", ".join(self.choices) or "none"
-            raise InputError(f"config: no knob is called '{name}'; there are: {there}")
+            names = ", ".join(self.choices) or "none"
+            raise InputError(f"config: no knob is called '{name}'; there are: {names}")
         return self._make[name](self.fixed.get(name, self.choices[name].domain[0]))
 
     def __contains__(self, name: str) -> bool:
@@ -227,8 +232,11 @@ class Config:
         return length
 
     def _define(self, name: str, texts: object, make: Callable[[Value], Entity]) -> None:
-        found = dict.fromkeys(cast("Iterator[str]", texts))
-        domain: tuple[Value, ...] = tuple(int(t) if t.isdigit() else t for t in found)
+        """Define a knob. Raises InputError if it is empty, too large, or defined differently
+        before.
+        """
+        values = dict.fromkeys(cast("Iterator[str]", texts))
+        domain: tuple[Value, ...] = tuple(int(t) if t.isdigit() else t for t in values)
         if not domain or len(domain) > MOST:
             raise InputError(f"config: '{name}' has {len(domain)} values, 1 to {MOST} expected")
         if name in self.choices and self.choices[name].domain != domain:
@@ -238,23 +246,24 @@ class Config:
 
 
 def _whole(name: str, factors: list[int], length: int) -> list[int]:
-    rest = math.prod(f for f in factors if f > 0)
-    made = [-(-length // rest) if f < 0 else f for f in factors]
-    if sum(f < 0 for f in factors) > 1 or math.prod(made) < length:
+    """Infer the -1 factor of a split. Raises InputError if the factors do not cover the length."""
+    known_product = math.prod(f for f in factors if f > 0)
+    completed = [-(-length // known_product) if f < 0 else f for f in factors]
+    if sum(f < 0 for f in factors) > 1 or math.prod(completed) < length:
         raise InputError(f"define_split '{name}': {factors} are no factors of {length}")
-    return made
+    return completed
 
 
-def _factors(length: int, parts: int, most: int, policy: str) -> Iterator[list[int]]:
-    """All factors of a length, outermost first; the whole axis outside comes first."""
-    if parts == 1:
+def _factors(length: int, count: int, max_factor: int, policy: str) -> Iterator[list[int]]:
+    """Yield all factorizations of a length, outermost first, beginning with the unsplit axis."""
+    if count == 1:
         yield [length]
         return
-    for inner in range(1, min(length, most) + 1):
+    for inner in range(1, min(length, max_factor) + 1):
         divides = length % inner == 0
         if (policy == "factors" and not divides) or (policy == "power2" and inner & (inner - 1)):
             continue
-        for outer in _factors(-(-length // inner), parts - 1, most, policy):
+        for outer in _factors(-(-length // inner), count - 1, max_factor, policy):
             yield [*outer, inner]
 
 
@@ -263,8 +272,9 @@ _TEMPLATES: dict[str, Function] = {}
 
 
 def get_config() -> Config:
-    """The knobs of the template that runs; of none, knobs that nobody searches, at their first
-    values."""
+    """Return the knobs of the running template; outside of one, unsearched knobs at their first
+    values.
+    """
     return _CURRENT.get() or Config()
 
 
@@ -279,7 +289,8 @@ def _under(config: Config) -> Iterator[Config]:
 
 def template(name: str) -> Callable[[Function], Function]:
     """Register a function as a template: it gives a schedule and its tensors, inputs first. A name
-    that is taken is taken over."""
+    that is taken is taken over.
+    """
 
     def register(function: Function) -> Function:
         _TEMPLATES[name] = function
@@ -290,32 +301,33 @@ def template(name: str) -> Callable[[Function], Function]:
 
 @dataclass(frozen=True)
 class Template:
-    """A function and what it is called with."""
+    """A template function with its arguments."""
 
     name: str
     function: Function
     args: tuple[object, ...]
 
     def run(self, fixed: Fixed) -> tuple[PrimFunc, Config]:
-        """The loops under a decision, and the knobs. Raises what the function does."""
+        """Return the loops under some overrides, and the knobs. Raises what the function raises."""
         with _under(Config(fixed)) as config:
             schedule, tensors = self.function(*self.args)
         return lower(schedule, list(tensors)), config
 
     def decide(self, fixed: Fixed) -> Decision:
-        """The decision with the first values of what is not fixed. Raises CompileError for knobs
-        that do not go together."""
+        """Return the decision with the first value of every knob that is not overridden. Raises
+        CompileError for incompatible knobs.
+        """
         _, config = self.run(fixed)
         return Decision.of({n: fixed.get(n, c.domain[0]) for n, c in config.choices.items()})
 
     def lower(self, candidate: Candidate) -> PrimFunc:
-        """The loops of a candidate."""
+        """Return the loops of a candidate."""
         return self.run(Decision.parse(candidate.choice))[0]
 
 
 @dataclass(frozen=True)
 class TemplateSpace(FamilySpace):
-    """The decisions of a template for some arguments."""
+    """The decisions of a template for given arguments."""
 
     args: tuple[object, ...] = ()
 
@@ -323,29 +335,30 @@ class TemplateSpace(FamilySpace):
 def template_task(
     which: str | Function, args: Sequence[object], target: TargetLike | None = None, name: str = ""
 ) -> Task:
-    """The task of a template, by its name or the function, for arguments. TVM:
-    `autotvm.task.create`.
-
-    Raises InputError for a name that there is not and for one without knobs, and what it raises.
+    """Return the task of a template, given by name or function, for some arguments. TVM:
+    `autotvm.task.create`. Raises InputError for an unknown name or a template without knobs, and
+    what the function raises.
     """
     if isinstance(which, str):
         if which not in _TEMPLATES:
-            there = ", ".join(_TEMPLATES) or "none"
-            raise InputError(f"tune: no template is called '{which}'; there are: {there}")
+            names = ", ".join(_TEMPLATES) or "none"
+            raise InputError(f"tune: no template is called '{which}'; there are: {names}")
         name, function = name or which, _TEMPLATES[which]
     else:
         name, function = name or which.__name__, which
-    made = Template(name, function, tuple(args))
+    bound_template = Template(name, function, tuple(args))
     with _under(Config()) as config:
         schedule, tensors = function(*args)
     if not any(len(c.domain) > 1 for c in config.choices.values()):
         raise InputError(f"tune: the template '{name}' has no knobs")
     plain = create_prim_func(list(tensors))
-    space = TemplateSpace(name, tuple(config.choices.values()), made.decide, made.args)
+    space = TemplateSpace(
+        name, tuple(config.choices.values()), bound_template.decide, bound_template.args
+    )
     return Task(
         name, structural_digest(plain), Source(lower(schedule, list(tensors))),
         target_or_current(target), space, flops=config.flop or program_flops(plain),
-        lowering=made.lower,
+        lowering=bound_template.lower,
     )  # fmt: skip
 
 

@@ -1,5 +1,5 @@
-"""What a computation in `te` is without search: a tile of registers by the model of the processor
-that the families of kernels have, on the rules that sketches are made by.
+"""Default schedules of `te` computations without search: a tile of registers by the model of the
+processor that the families of kernels have, on the rules that sketches are made by.
 """
 
 from __future__ import annotations
@@ -39,8 +39,9 @@ each, beside loads."""
 
 
 def modelled(func: PrimFunc, names: list[str], target: Target) -> PrimFunc | None:
-    """The loops of a program whose sums have tiles; None for one that has others, or none. `names`
-    are its blocks, producers first."""
+    """Return the loops of a program whose reductions can all be tiled by the processor model; None
+    otherwise. `names` are its blocks, producers first.
+    """
     if target.kind.has_threads:
         return None
     schedule = tir.Schedule(func, seed=1, error_render_level="none")
@@ -58,10 +59,11 @@ def modelled(func: PrimFunc, names: list[str], target: Target) -> PrimFunc | Non
 
 
 def _is_read_bare(schedule: tir.Schedule, name: str, target: Target) -> bool:
-    """Whether a window reads data with a border from where they lie, and no copy that has it: the
-    tiles and rows inside, which read no border, are loops of their own (one core of Zen 4, in
-    place of a copy, with AVX2: 3x3 at stride 1 0.44 to 0.62 of the time, at stride 2 0.35, 5x5 0.59
-    to 0.74)."""
+    """Return whether a window should read padded data in place, without a padded copy: interior
+    tiles and rows, which read no padding, get loops of their own (one core of Zen 4 with AVX2,
+    relative to a copy: 3x3 at stride 1 0.44 to 0.62 of the time, at stride 2 0.35, 5x5 0.59 to
+    0.74).
+    """
     readers = schedule.get_consumers(schedule.get_block(name))
     block = block_of(schedule, schedule.get_block(name))
     if len(readers) != 1 or IterKind.REDUCE in [v.kind for v in block.iter_vars]:
@@ -74,8 +76,9 @@ def _is_read_bare(schedule: tir.Schedule, name: str, target: Target) -> bool:
 
 
 def _elementwise(schedule: tir.Schedule, name: str, target: Target, is_bare: bool) -> None:
-    """What a sum reads many times is computed once, but for borders of windows where that does not
-    pay; what reads a sum stays for its tile; anything else is where it is read."""
+    """Schedule an elementwise block: compute it once if a reduction rereads it (unless padding is
+    better read in place), leave it to the tile of the reduction it reads, or inline it.
+    """
     block = schedule.get_block(name)
 
     def are_sums(blocks: list[tir.BlockRV]) -> bool:
@@ -93,25 +96,24 @@ def _elementwise(schedule: tir.Schedule, name: str, target: Target, is_bare: boo
 
 
 def _tiled(schedule: tir.Schedule, name: str, target: Target) -> None:
-    """Of the tiles along the last row axis, that whose sums take the fewest cycles, on copies of
-    its columns or in blocks of its terms where those pay; without the terms that are known to be
-    zero."""
+    """Tile a reduction along its last row axis with the shape that takes the fewest cycles, packing
+    columns or blocking terms where that pays off, without terms known to be zero.
+    """
     rules.without_zeros(schedule, name, target)
-    made = _Sum.of(schedule, name, target)
-    vectors, rows = made.tile()
-    copies, block = made.copies(vectors, rows), made.steps_of_block(vectors, rows)
+    reduction = _Sum.of(schedule, name, target)
+    vectors, rows = reduction.tile()
+    copies, block = reduction.copies(vectors, rows), reduction.steps_of_block(vectors, rows)
     if block and not copies:
-        steps = min(made.steps(), 1 + (block % 2 == 0))
-        rules.blocked(schedule, name, made.row, target, (vectors, rows, steps, block))
+        steps = min(reduction.steps(), 1 + (block % 2 == 0))
+        rules.blocked(schedule, name, reduction.row, target, (vectors, rows, steps, block))
         return
-    shape = (vectors, rows, made.steps())
-    rules.tiled(schedule, name, made.row, copies, copies, made.lanes, shape)
+    shape = (vectors, rows, reduction.steps())
+    rules.tiled(schedule, name, reduction.row, copies, copies, reduction.lanes, shape)
 
 
 @dataclass(frozen=True, slots=True)
 class _Sum:
-    """A sum in tiles: turns of its loops; which of them columns are along, and rows (-1 for
-    none)."""
+    """A tiled reduction: its trip counts, and its column and row loops (row -1 for none)."""
 
     block: Block
     extents: tuple[int, ...]
@@ -121,7 +123,7 @@ class _Sum:
 
     @staticmethod
     def of(schedule: tir.Schedule, name: str, target: Target) -> _Sum:
-        """Raises ScheduleError for one that has no tiles."""
+        """Describe a reduction block. Raises ScheduleError if it cannot be tiled."""
         handle = schedule.get_block(name)
         block = block_of(schedule, handle)
         extents = tuple(extent(schedule, loop) for loop in schedule.get_loops(handle))
@@ -131,48 +133,49 @@ class _Sum:
         if along < lanes_within(along, target):
             raise ScheduleError(f"{name}: it has no tile")
         row = next((n for n in reversed(spatial[:-1]) if extents[n] > 1), -1)
-        made = _Sum(block, extents, spatial[-1], row, target)
-        if not any(made.has_columns(r) for r in made.reads()):
+        reduction = _Sum(block, extents, spatial[-1], row, target)
+        if not any(reduction.has_columns(r) for r in reduction.reads()):
             raise ScheduleError(f"{name}: nothing that it reads lies along its columns")
-        return made
+        return reduction
 
     @property
     def lanes(self) -> int:
-        """Of a vector: of a short row fewer."""
+        """Return the lanes of a vector; fewer for short rows."""
         return lanes_within(self.extents[self.columns], self.target)
 
     def reads(self) -> list[BufferRegion]:
-        """What a term reads."""
+        """Return the regions a term reads."""
         return block_regions(self.block)[0]
 
     def has_columns(self, region: BufferRegion) -> bool:
-        """Whether columns lie side by side in what is read."""
+        """Return whether columns are contiguous in a region."""
         return (
             bool(region.region) and region.region[-1].min is self.block.iter_vars[self.columns].var
         )
 
     @property
     def spatial(self) -> list[int]:
-        """The loops that do not sum, but that of columns."""
+        """Return the spatial loops except that of columns."""
         kinds = [v.kind for v in self.block.iter_vars]
         return [n for n, k in enumerate(kinds) if k is not IterKind.REDUCE and n != self.columns]
 
     @property
     def terms(self) -> list[int]:
-        """Turns of the loops that sum."""
+        """Return the trip counts of the reduction loops."""
         pairs = zip(self.extents, self.block.iter_vars, strict=True)
-        return [turns for turns, v in pairs if v.kind is IterKind.REDUCE]
+        return [trip_count for trip_count, v in pairs if v.kind is IterKind.REDUCE]
 
     def tile(self) -> tuple[int, int]:
-        """Vectors and rows of the tile whose sums take the fewest cycles."""
+        """Return the vectors and rows of the tile with the fewest cycles."""
         height = self.extents[self.row] if self.row >= 0 else 1
         width = self.extents[self.columns]
 
         taps = self.taps()
 
         def cost(tile: tuple[int, int]) -> tuple[float, int, int]:
-            """Cycles of a step of all sums along rows and columns; then what is preferred. Sums of
-            windows are few, so that registers are left for data."""
+            """Return the cycles of one step over all sums along rows and columns; then what is
+            preferred. Sums of windows are few, so that registers are left for data.
+            """
             vectors, rows = tile
             tiles = -(-height // rows) * -(-(width // self.lanes) // vectors)
             if taps:
@@ -189,116 +192,128 @@ class _Sum:
         return min(tiles, key=cost)
 
     def window_sums(self) -> int:
-        """Sums of a tile of a window: the other half of the registers, but one, has data that its
-        terms share (AVX2, 3 terms: of 10 sums some are in memory, 1.4 to 1.8 times the time)."""
+        """Return the sums of a window's tile: the other half of the registers, but one, has data
+        that its terms share (AVX2, 3 terms: of 10 sums some are in memory, 1.4 to 1.8 times the
+        time).
+        """
         return self.target.registers // 2 + 1
 
     def window_cycles(self, taps: tuple[int, int], vectors: int, rows: int) -> float:
-        """Of a step of a tile, one of the terms of a window: multiply-adds, or loads of data that
-        several rows read and of weights, or the wait for the sums of the step before; and what it
-        takes to bring those lines from the second-level cache, unless the first has what the tiles
-        of all columns read: then the next tile finds there what it shares with this one."""
+        """Return the cycles of one step of a window's tile. They are bound by multiply-adds, by
+        loads of data and weights, or by the latency of the previous step's sums; plus the
+        transfer from L2, unless L1 holds what the tiles of all columns read, so that the next
+        tile finds the shared part there.
+        """
         stride, dilation = taps
         terms = range(self.terms[-1])
         data = len({r * stride + t * dilation for r in range(rows) for t in terms})
-        each = (data + len(terms)) / len(terms)
+        loads_per_term = (data + len(terms)) / len(terms)
         multiply = rows * vectors / self.target.fma_units
-        busy = max(multiply, vectors * each / self.target.loads, self.target.fma_latency)
+        busy = max(multiply, vectors * loads_per_term / self.target.loads, self.target.fma_latency)
         first, second, _ = levels(self.target)
         size = itemsize("float32")
-        held = size * self.extents[self.columns] * each * math.prod(self.terms)
+        held = size * self.extents[self.columns] * loads_per_term * math.prod(self.terms)
         wide = size * vectors * self.lanes
         if held > SHARE * first.size:
-            return busy + each * wide / second.bandwidth
-        return busy + MEMORY * each * -(-wide // LINE)
+            return busy + loads_per_term * wide / second.bandwidth
+        return busy + MEMORY * loads_per_term * -(-wide // LINE)
 
     def taps(self) -> tuple[int, int] | None:
-        """Stride and dilation of a window along rows, if data and weights lie along columns: then
-        rows next to each other read the same data. None where there is none, or a long one."""
+        """Return the stride and dilation of a window along rows, if data and weights are contiguous
+        along columns, so that adjacent rows read the same data; None if there is no such window
+        or it is long.
+        """
         reads = self.reads()
         if len(reads) != 2 or self.row < 0 or self.terms[-1] > rules.WINDOW:
             return None
-        if not all(self.has_columns(each) for each in reads):
+        if not all(self.has_columns(region) for region in reads):
             return None
         row, last = (self.block.iter_vars[n].var for n in (self.row, -1))
-        for place in reads[0].region:
-            form = linear_form(place.min, (row, last))
+        for axis_range in reads[0].region:
+            form = linear_form(axis_range.min, (row, last))
             steps = [form.coefficients.get(v, 0) for v in (row, last)] if form else [0]
             if min(steps) > 0:
                 return steps[0], steps[1]
         return None
 
     def steps(self) -> int:
-        """Steps that stand one after the other: of a window all, else two where none is left over,
-        so that what counts the loop is half (Zen 3, six rows of two vectors: 0 to 11 percent)."""
+        """Return the unroll factor: of a window all, else two where none is left over, so that what
+        counts the loop is half (Zen 3, six rows of two vectors: 0 to 11 percent).
+        """
         if self.taps():
             return self.terms[-1]
         return 2 if self.terms[-1] % 2 == 0 else 1
 
     def copies(self, vectors: int, rows: int) -> bool:
-        """Whether columns are outside, and what is read along them is copied side by side: where a
-        second-level cache holds the copy, threads can share out the columns, and so many rows pass
-        by it that to make it takes a small share of the time."""
+        """Return whether to iterate over columns outermost and pack what is read along them: if L2
+        holds the packed copy, threads can divide the columns, and enough rows reuse it to
+        amortize the copy.
+        """
         size = itemsize("float32") * vectors * self.lanes
         _, second, third = levels(self.target)
         above = rules.loops_of_panel(self.block)
         if not self.is_panel() or size * math.prod(self.terms) > SHARE * second.size:
             return False
-        turns = [self.extents[n] for n in self.spatial]
+        trip_counts = [self.extents[n] for n in self.spatial]
         panels = -(-self.extents[self.columns] // (vectors * self.lanes))
-        if math.prod(turns[:above]) == 1 and not shared_evenly(panels, self.target.cores):
+        if math.prod(trip_counts[:above]) == 1 and not shared_evenly(panels, self.target.cores):
             return False
-        tiles = math.prod(turns[above:]) / rows
-        made = vectors + size / third.bandwidth
-        return made <= COPY * tiles * step_cycles(rows, vectors, self.target)
+        tiles = math.prod(trip_counts[above:]) / rows
+        copy_cost = vectors + size / third.bandwidth
+        return copy_cost <= COPY * tiles * step_cycles(rows, vectors, self.target)
 
     def steps_of_block(self, vectors: int, rows: int) -> int:
-        """Steps of the last sum of a block; 0 where blocks do not pay. Of a second factor that no
-        second-level cache holds every tile brings its columns from the third one again, whose lines
-        lie apart. Whole rows of it come once, in order, with the next ones on their way; what that
-        costs is to add sums up in memory (Zen 3, 16 rows, depth 2048, 256 columns: 130 to 250
-        GFLOP/s). More steps add up less often, but what a quarter of the first-level cache does
-        not hold comes from the second for every tile (`late_by_second`)."""
+        """Return the reduction steps of a block; 0 where blocking does not pay off. 0 where blocks
+        do not pay. Of a second factor that no second-level cache holds every tile brings its
+        columns from the third one again, whose lines lie apart. Whole rows of it come once, in
+        order, with the next ones on their way; what that costs is to add sums up in memory (Zen
+        3, 16 rows, depth 2048, 256 columns: 130 to 250 GFLOP/s). More steps add up less often,
+        but what a quarter of the first-level cache does not hold comes from the second for every
+        tile (`late_by_second`).
+        """
         first, second, third = levels(self.target)
         width, above = self.extents[self.columns], rules.loops_of_panel(self.block)
-        line, turns = itemsize("float32") * width, [self.extents[n] for n in self.spatial]
+        line, trip_counts = itemsize("float32") * width, [self.extents[n] for n in self.spatial]
         if not self.is_panel() or line * math.prod(self.terms) <= SHARE * second.size:
             return 0
         is_narrow = self.lanes < self.target.lanes("float32")
         if (
             is_narrow
             or width % (vectors * self.lanes)
-            or not shared_evenly(math.prod(turns[:above]), self.target.cores)
+            or not shared_evenly(math.prod(trip_counts[:above]), self.target.cores)
         ):
             return 0
-        tiles = math.prod(turns[above:]) / rows
+        tiles = math.prod(trip_counts[above:]) / rows
         panel = itemsize("float32") * vectors * self.lanes
         again = (1 - 1 / tiles) * panel / third.bandwidth
 
         def cost(steps: int) -> float:
-            """Cycles of a step beside its multiply-adds."""
+            """Return the cycles of a step besides its multiply-adds."""
             is_near = steps * line <= first.size // 4
             late = 0.0 if is_near else self.late_by_second(vectors, rows)
             return ADDED * rows * vectors / steps + late
 
         few = [d for d in divisors(self.terms[-1]) if d <= rules.MOST_STEPS]
-        kept = [d for d in few if d * line <= second.size // 4]  # the next block comes beside it
-        best = min(kept, key=cost, default=0)
+        fitting = [d for d in few if d * line <= second.size // 4]  # the next block comes beside it
+        best = min(fitting, key=cost, default=0)
         return best if best and cost(best) < again else 0
 
     def late_by_second(self, vectors: int, rows: int) -> float:
-        """Cycles by which a step is longer whose columns come from the second-level cache: what
-        brings lines takes turns of loads, of which a step may have some to spare. T2D on Zen 4, in
-        blocks of 64 steps over 8: 0.93 with tiles of 4 rows of 4 vectors of 512 bits, whose 16
-        cycles have 8 of loads; 1.14 with 4 rows of 2 vectors of 256 bits, 3 of 4."""
+        """Return the extra cycles of a step whose columns come from L2: what brings lines takes
+        turns of loads, of which a step may have some to spare. T2D on Zen 4, in blocks of 64
+        steps over 8: 0.93 with tiles of 4 rows of 4 vectors of 512 bits, whose 16 cycles have 8
+        of loads; 1.14 with 4 rows of 2 vectors of 256 bits, 3 of 4.
+        """
         _, second, _ = levels(self.target)
         brought = itemsize("float32") * vectors * self.lanes / second.bandwidth
         loads = (rows + vectors) / self.target.loads
         return max(0.0, loads + brought - rows * vectors / self.target.fma_units)
 
     def is_panel(self) -> bool:
-        """Whether the second factor lies along columns, alone, and is the same for all rows."""
-        if [self.has_columns(each) for each in self.reads()] != [False, True] or self.row < 0:
+        """Return whether only the second factor is contiguous along columns, and it is invariant
+        over rows.
+        """
+        if [self.has_columns(region) for region in self.reads()] != [False, True] or self.row < 0:
             return False
         return rules.loops_of_panel(self.block) <= self.spatial.index(self.row)
 

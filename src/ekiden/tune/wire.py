@@ -1,4 +1,4 @@
-"""Messages between processes: a JSON object and some byte strings, over pipes.
+"""Messages between tuner processes: a JSON object and some byte strings, over pipes.
 
 A message is its length, the length of the JSON, the JSON, the byte strings; the JSON's "parts" has
 their lengths. Nothing that is read is code: a process that went wrong can send what it likes.
@@ -22,34 +22,35 @@ MOST = 1 << 32
 """Bytes of a message that are believed."""
 
 
-def encode(head: Mapping[str, object], parts: Sequence[bytes] = ()) -> bytes:
-    """A message as bytes."""
-    text = json.dumps({**head, "parts": [len(p) for p in parts]}).encode()
-    body = b"".join([text, *parts])
+def encode(head: Mapping[str, object], blobs: Sequence[bytes] = ()) -> bytes:
+    """Serialize a message."""
+    text = json.dumps({**head, "parts": [len(p) for p in blobs]}).encode()
+    body = b"".join([text, *blobs])
     return _LENGTHS.pack(len(body), len(text)) + body
 
 
-def send(handle: int, head: Mapping[str, object], parts: Sequence[bytes] = ()) -> None:
-    """Write a message. Raises OSError where the other side is gone."""
-    data = memoryview(encode(head, parts))
+def send(handle: int, head: Mapping[str, object], blobs: Sequence[bytes] = ()) -> None:
+    """Write a message. Raises OSError if the other side has closed."""
+    data = memoryview(encode(head, blobs))
     while data:
         data = data[os.write(handle, data) :]
 
 
 class Reader:
-    """Reads messages from a pipe, not longer than until a moment of `time.monotonic`."""
+    """Reads messages from a pipe, with a deadline in `time.monotonic` seconds."""
 
     def __init__(self, handle: int) -> None:
         self.handle = handle
         self._bytes = bytearray()
 
     def receive(self, until: float | None = None) -> Message | None:
-        """The next message; None where the other side is gone, or what it sent is no message.
-        Raises TimeoutError."""
-        while (found := self._take()) is None:
+        """Return the next message; None if the other side closed or sent something invalid. Raises
+        TimeoutError.
+        """
+        while (messages := self._take()) is None:
             if not self._fill(until):
                 return None
-        return found[0] if found else None
+        return messages[0] if messages else None
 
     def _fill(self, until: float | None) -> bool:
         wait = None if until is None else max(0.0, until - time.monotonic())
@@ -61,7 +62,9 @@ class Reader:
         return bool(more)
 
     def _take(self) -> tuple[Message, ...] | None:
-        """The message that has come whole; None if none has, () if it cannot be one."""
+        """Return a complete received message; None if none is complete, () if the data is
+        invalid.
+        """
         if len(self._bytes) < _LENGTHS.size:
             return None
         size, text = _LENGTHS.unpack_from(self._bytes)
@@ -79,10 +82,11 @@ class Reader:
 
 
 def _parts(body: bytes, lengths: Sequence[int]) -> list[bytes]:
+    """Split a body by blob lengths. Raises ValueError if they do not add up."""
     if any(type(n) is not int or n < 0 for n in lengths) or sum(lengths) != len(body):
         raise ValueError("lengths of parts")
-    found, at = [], 0
+    blobs, at = [], 0
     for length in lengths:
-        found.append(body[at : at + length])
+        blobs.append(body[at : at + length])
         at += length
-    return found
+    return blobs

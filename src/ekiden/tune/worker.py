@@ -1,5 +1,5 @@
-"""The process that does jobs, each in a fork of itself: what crashes, hangs or leaks there is gone
-with it, and the next job need not import anything.
+"""The worker process, which runs each job in a fork of itself: what crashes, hangs or leaks there
+is gone with it, and the next job need not import anything.
 
 `python -m ekiden.tune.worker MODULE` reads jobs from standard input, each for one of the module's
 functions, and writes replies to standard output. It ends when its standard input does, whatever its
@@ -35,27 +35,27 @@ SAID = 2000
 
 
 def _child(job: Job, message: Message, to: int, memory: int) -> None:
-    """Do a job, and end."""
+    """Run a job in the forked child, and exit."""
     try:
         if memory:
             pages = int(Path("/proc/self/statm").read_text().split()[0])
-            most = pages * resource.getpagesize() + memory
-            resource.setrlimit(resource.RLIMIT_AS, (most, most))
-        head, parts = job(*message, lambda news: send(to, {"news": news}))
-        send(to, {"answer": head}, parts)
+            limit = pages * resource.getpagesize() + memory
+            resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+        head, blobs = job(*message, lambda news: send(to, {"news": news}))
+        send(to, {"answer": head}, blobs)
     except MemoryError:
         send(to, {"error": "MemoryError", "message": "out of memory"})
     except BaseException as error:
         notes = "; ".join(getattr(error, "__notes__", ()))
-        said = f"{error} ({notes})" if notes else str(error)
-        send(to, {"error": type(error).__name__, "message": said[:SAID]})
+        message_text = f"{error} ({notes})" if notes else str(error)
+        send(to, {"error": type(error).__name__, "message": message_text[:SAID]})
 
 
 def _forked(job: Job, message: Message, requests: int, replies: int) -> Message | None:
-    """The reply to a job; None where the one who asked is gone."""
+    """Run a job in a fork and return its reply; None if the requester is gone."""
     seconds, memory = float(str(message[0].pop("seconds"))), int(str(message[0].pop("memory")))
     source, to = os.pipe()
-    with tempfile.TemporaryFile() as said:
+    with tempfile.TemporaryFile() as output:
         pid = os.fork()
         if pid == 0:
             try:
@@ -63,24 +63,24 @@ def _forked(job: Job, message: Message, requests: int, replies: int) -> Message 
                 die_with_parent()
                 os.close(source)
                 os.close(replies)  # who asked sees its end when this process's parent is gone
-                os.dup2(said.fileno(), 1)
-                os.dup2(said.fileno(), 2)
+                os.dup2(output.fileno(), 1)
+                os.dup2(output.fileno(), 2)
                 _child(job, message, to, memory)
             finally:
                 os._exit(0)
         os.close(to)
-        head, parts = _await(source, requests, time.monotonic() + seconds)
+        head, blobs = _await(source, requests, time.monotonic() + seconds)
         os.close(source)
         _end(pid)
         if head is None:
             return None
-        said.seek(0)
-        head["said"] = said.read(SAID).decode(errors="replace")
-        return head, parts
+        output.seek(0)
+        head["said"] = output.read(SAID).decode(errors="replace")
+        return head, blobs
 
 
 def _await(source: int, requests: int, until: float) -> tuple[Head | None, list[bytes]]:
-    """What a job sends until it ends, or its time does."""
+    """Collect a job's messages until it ends or its time is up."""
     reader = Reader(source)
     news: list[object] = []
     while True:
@@ -88,26 +88,26 @@ def _await(source: int, requests: int, until: float) -> tuple[Head | None, list[
         if requests in ready:
             return None, []
         try:
-            found = reader.receive(until)
+            received = reader.receive(until)
         except TimeoutError:
             return {"error": "timeout", "news": news}, []
-        if found is None:
+        if received is None:
             return {"error": "crash", "news": news}, []
-        head, parts = found
+        head, blobs = received
         if "news" not in head:
-            return {**head, "news": news}, parts
+            return {**head, "news": news}, blobs
         news.append(head["news"])
 
 
 def _end(pid: int) -> None:
-    """End a job, whatever it is at."""
+    """Kill a job, whatever it is doing."""
     with suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
 
 
 def _next_job(reader: Reader) -> Message | None:
-    """Return a job, or None where there are no more, or none has come for a long time: an executor
+    """Return the next job; None if there are no more, or none arrived for a long time: an executor
     of another machine may keep the process that asks, for other programs.
     """
     try:
@@ -117,7 +117,7 @@ def _next_job(reader: Reader) -> Message | None:
 
 
 def serve(name: str) -> None:
-    """Do jobs until there are no more."""
+    """Run jobs until there are no more."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that waits
     warnings.simplefilter("ignore", DeprecationWarning)  # of forks beside threads: there are none
     requests, replies = os.dup(0), os.dup(1)

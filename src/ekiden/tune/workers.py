@@ -1,4 +1,4 @@
-"""Asking worker processes: what any executor runs, here or on another machine."""
+"""Clients of the worker processes: what any executor runs, here or on another machine."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ GRACE = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What is asked of a worker: `MODULE:FUNCTION`, the request, and the limits of the process."""
+    """A request to a worker: `MODULE:FUNCTION`, the message, and the process limits."""
 
     function: str
     head: Mapping[str, object]
@@ -33,7 +33,7 @@ class Job:
 
 
 class Worker:
-    """A process of ekiden.tune.worker, for the functions of a module."""
+    """A process of ekiden.tune.worker, for the functions of one module."""
 
     def __init__(self, module: str) -> None:
         self.module = module
@@ -50,7 +50,7 @@ class Worker:
         self._ready = False
 
     def ask(self, job: Job) -> Message:
-        """The reply to a job. Raises OSError where the worker itself is gone or hangs."""
+        """Run a job and return its reply. Raises OSError if the worker itself is gone or hangs."""
         try:
             if not self._ready:
                 if self._reader.receive(time.monotonic() + START) is None:
@@ -58,24 +58,24 @@ class Worker:
                 self._ready = True
             _, _, function = job.function.partition(":")
             limits = {"seconds": job.seconds, "memory": job.memory}
-            asked = {**job.head, **limits, "function": function}
-            send(self._to, asked, job.parts)
-            found = self._reader.receive(time.monotonic() + job.seconds + GRACE)
+            request = {**job.head, **limits, "function": function}
+            send(self._to, request, job.parts)
+            reply = self._reader.receive(time.monotonic() + job.seconds + GRACE)
         except BaseException:
             self.close()
             raise
-        if found is None:
+        if reply is None:
             self.close()
             raise BrokenPipeError(f"the worker for {self.module} has ended")
-        return found
+        return reply
 
     @property
     def is_alive(self) -> bool:
-        """Whether the process has not ended."""
+        """Return whether the process is still running."""
         return self._process.poll() is None
 
     def close(self) -> None:
-        """End it; it ends its job."""
+        """End the process; it ends its job."""
         assert self._process.stdin is not None and self._process.stdout is not None
         with suppress(OSError):
             self._process.stdin.close()
@@ -103,9 +103,9 @@ def _idle_worker(module: str) -> Worker | None:
 
 
 def ask(job: Job) -> Message:
-    """Do a job in a worker of this machine: what executors are given. A worker that is gone or
-    hangs is an answer too: {"error": "crash"}; one that waited and ends as it is asked is none:
-    the job is asked of a fresh one.
+    """Run a job in a local worker: what executors are given. A worker that is gone or hangs is an
+    answer too: {"error": "crash"}; one that waited and ends as it is asked is none: the job is
+    asked of a fresh one.
     """
     module = job.function.partition(":")[0]
     try:
@@ -127,9 +127,9 @@ def ask(job: Job) -> Message:
 
 @atexit.register
 def close_workers() -> None:
-    """End the workers that wait for jobs."""
+    """End all idle workers."""
     with _LOCK:
-        waiting = [w for each in _IDLE.values() for w in each]
+        waiting = [w for workers in _IDLE.values() for w in workers]
         _IDLE.clear()
     for worker in waiting:
         worker.close()
