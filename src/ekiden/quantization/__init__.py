@@ -1,5 +1,5 @@
-"""Models made small: what range each tensor has, which layers become integers, and the model that
-says so in ONNX's own words, QuantizeLinear and DequantizeLinear.
+"""Post-training quantization: what range each tensor has, which layers become integers, and the
+model that says so in ONNX's own words, QuantizeLinear and DequantizeLinear.
 
 `ekiden.quantize` is the way in. A `Recipe` says what is wanted, `layers` which products there are,
 `observe` what calibration data show of them, `judge` what each would cost, and a `QuantPlan` what

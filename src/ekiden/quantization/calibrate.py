@@ -1,4 +1,4 @@
-"""What calibration data show of tensors: two runs over them, for bounds and for histograms.
+"""Statistics of tensors on calibration data: two runs over them, for bounds and for histograms.
 
 A histogram needs its ends before it counts, and widening one later would move what it has counted;
 so the first run finds the least and the greatest value of each tensor, the second counts between
@@ -31,7 +31,7 @@ Compile = Callable[[onnx.ModelProto], Callable[[Mapping[str, Array]], Sequence[A
 
 @dataclass(slots=True)
 class Observed:
-    """What a tensor held."""
+    """Statistics of a tensor over the calibration data."""
 
     seen: Histogram
     largest: Array
@@ -45,13 +45,12 @@ class Observed:
 
 
 def read_feeds(model: onnx.ModelProto, data: object) -> list[dict[str, Array]]:
-    """Inputs of runs from what a user gives: a list of mappings of arrays by name, one for each
-    run; or one mapping of arrays with samples along the first axis, which are cut into runs of the
-    model's own first size, or of at most ROWS; an array alone where the model has one input.
-
-    Raises InputError where names or ranks are others than the model's.
+    """Convert a user's calibration data to the inputs of runs. Accepts one mapping of arrays by
+    name per run; or a single mapping with samples along the first axis, split into runs of the
+    model's own batch size, or of at most MAX_BATCH; or a single array if the model has one
+    input. Raises InputError if names or ranks do not match the model's.
     """
-    weights = {each.name for each in model.graph.initializer}
+    weights = {weight.name for weight in model.graph.initializer}
     ports = {i.name: i for i in model.graph.input if i.name not in weights}
     if isinstance(data, np.ndarray) and len(ports) == 1:
         data = {next(iter(ports)): data}
@@ -59,115 +58,126 @@ def read_feeds(model: onnx.ModelProto, data: object) -> list[dict[str, Array]]:
         return _cut(ports, _feed(ports, data))
     if not isinstance(data, Iterable):
         raise InputError("calibrate: arrays by the names of the inputs expected")
-    made = [_feed(ports, run) for run in data]
-    if not made:
+    feeds = [_feed(ports, run) for run in data]
+    if not feeds:
         raise InputError("calibrate: there are no data")
-    return made
+    return feeds
 
 
 def _cut(
-    ports: Mapping[str, onnx.ValueInfoProto], whole: dict[str, Array]
+    ports: Mapping[str, onnx.ValueInfoProto], arrays: dict[str, Array]
 ) -> list[dict[str, Array]]:
-    """Samples as runs; all of it as one where inputs do not begin with one size."""
-    sizes = {array.shape[:1] for array in whole.values()}
+    """Split samples into runs; a single run if the inputs' first dimensions differ."""
+    sizes = {array.shape[:1] for array in arrays.values()}
     if len(sizes) != 1 or sizes == {()}:
-        return [whole]
-    fixed = {_first(ports[name]) for name in whole}
+        return [arrays]
+    fixed = {_first(ports[name]) for name in arrays}
     count = next(iter(sizes))[0]
     if len(fixed) != 1:
-        return [whole]
+        return [arrays]
     step = next(iter(fixed)) or min(count, ROWS)
     if count % step and next(iter(fixed)):
         raise InputError(f"calibrate: the model takes {step} samples a run, there are {count}")
     return [
-        {name: array[at : at + step] for name, array in whole.items()}
+        {name: array[at : at + step] for name, array in arrays.items()}
         for at in range(0, count, step)
     ]
 
 
 def _first(port: onnx.ValueInfoProto) -> int:
-    """The first size of an input; 0 where it may be any, which some exporters write as -1."""
+    """Return the first dimension of an input; 0 if it is dynamic, which some exporters
+    write as -1.
+    """
     dims = port.type.tensor_type.shape.dim
     return max(0, int(dims[0].dim_value)) if dims else 0
 
 
 def _feed(ports: Mapping[str, onnx.ValueInfoProto], run: object) -> dict[str, Array]:
-    there = ", ".join(f"'{name}'" for name in ports)
+    """Validate and convert the inputs of one run. Raises InputError."""
+    expected = ", ".join(f"'{name}'" for name in ports)
     if not isinstance(run, Mapping) or set(run) != set(ports):
-        got = ", ".join(f"'{name}'" for name in run) if isinstance(run, Mapping) else type(run)
-        raise InputError(f"calibrate: the model's inputs are {there}, the data have {got}")
-    found = {name: np.asarray(value) for name, value in run.items()}
-    for name, array in found.items():
+        actual = ", ".join(f"'{name}'" for name in run) if isinstance(run, Mapping) else type(run)
+        raise InputError(f"calibrate: the model's inputs are {expected}, the data have {actual}")
+    arrays = {name: np.asarray(value) for name, value in run.items()}
+    for name, array in arrays.items():
         rank = len(ports[name].type.tensor_type.shape.dim)
         if ports[name].type.tensor_type.HasField("shape") and array.ndim != rank:
             raise InputError(f"calibrate: '{name}' has {rank} dimensions, the data {array.ndim}")
         if array.size == 0:
             raise InputError(f"calibrate: '{name}' has no elements")
-    return found
+    return arrays
 
 
 def with_outputs(model: onnx.ModelProto, names: Iterable[str]) -> onnx.ModelProto:
-    """The model with these tensors as its outputs."""
-    made = onnx.ModelProto()
-    made.CopyFrom(model)
-    del made.graph.output[:]
-    made.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names)
-    return made
+    """Return a copy of the model with these tensors as outputs."""
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    del copy.graph.output[:]
+    copy.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names)
+    return copy
 
 
 def observe(
     model: onnx.ModelProto, tensors: Mapping[str, int], feeds: Feeds, compile: Compile
 ) -> dict[str, Observed]:
-    """What tensors hold over all runs; each has the axis of its channels.
-
+    """Collect statistics of tensors over all runs.
+    Args:
+        model: The float model.
+        tensors: The channel axis of each tensor, by name.
+        feeds: The inputs of each run.
+        compile: Compiles a model to a function of its inputs.
     Raises InputError for values that are not finite, and what compiling and running raise.
     """
     inputs = {i.name for i in model.graph.input}
-    made = [name for name in tensors if name not in inputs]
-    run = compile(with_outputs(model, made)) if made else None
-    found: dict[str, Observed] = {}
+    computed = [name for name in tensors if name not in inputs]
+    run = compile(with_outputs(model, computed)) if computed else None
+    stats: dict[str, Observed] = {}
     counts: dict[str, int] = {}
-    for values in _values(run, made, tensors, feeds):
+    for values in _values(run, computed, tensors, feeds):
         for name, value in values.items():
-            _look(found, counts, name, value, tensors[name])
-    for values in _values(run, made, tensors, feeds):
+            _look(stats, counts, name, value, tensors[name])
+    for values in _values(run, computed, tensors, feeds):
         for name, value in values.items():
-            found[name].seen.add(value)
-    return found
+            stats[name].seen.add(value)
+    return stats
 
 
 def tensors_of(
     model: onnx.ModelProto, names: Set[str], feeds: Feeds, compile: Compile
 ) -> Iterator[dict[str, Array]]:
-    """Tensors of a model by name, for each run."""
+    """Yield the named tensors of a model for each run."""
     inputs = {i.name for i in model.graph.input}
-    made = [name for name in sorted(names) if name not in inputs]
-    run = compile(with_outputs(model, made)) if made else None
-    yield from _values(run, made, sorted(names), feeds)
+    computed = [name for name in sorted(names) if name not in inputs]
+    run = compile(with_outputs(model, computed)) if computed else None
+    yield from _values(run, computed, sorted(names), feeds)
 
 
 def _values(
     run: Callable[[Mapping[str, Array]], Sequence[Array]] | None,
-    made: Sequence[str],
+    computed: Sequence[str],
     tensors: Iterable[str],
     feeds: Feeds,
 ) -> Iterator[dict[str, Array]]:
+    """Yield the values of `tensors` for each feed, from the feed or from running the model."""
     for feed in feeds:
-        given = {name: feed[name] for name in tensors if name in feed}
-        yield given | (dict(zip(made, run(feed), strict=True)) if run is not None else {})
+        inputs = {name: feed[name] for name in tensors if name in feed}
+        yield inputs | (dict(zip(computed, run(feed), strict=True)) if run is not None else {})
 
 
 def _look(
-    found: dict[str, Observed], counts: dict[str, int], name: str, value: Array, axis: int
+    stats: dict[str, Observed], counts: dict[str, int], name: str, value: Array, axis: int
 ) -> None:
+    """Update the statistics of a tensor, all but its histogram. Raises InputError for values that
+    are not finite.
+    """
     if not np.isfinite(value).all():
         raise InputError(f"calibrate: '{name}' has values that are not finite")
     flat = np.moveaxis(value, axis, -1).reshape(-1, value.shape[axis]).astype(np.float64)
     largest, total = np.abs(flat).max(axis=0), flat.sum(axis=0)
     low, high = float(value.min()), float(value.max())
-    before = found.get(name)
+    before = stats.get(name)
     if before is None:
-        found[name] = Observed(Histogram(low, high), largest, total / len(flat), value)
+        stats[name] = Observed(Histogram(low, high), largest, total / len(flat), value)
         counts[name] = len(flat)
         return
     before.seen.low, before.seen.high = min(before.seen.low, low), max(before.seen.high, high)

@@ -1,4 +1,5 @@
-"""How much an error of a layer's weights costs: sums of products of its inputs over data.
+"""Gram matrices, which weight the errors of a layer's weights: sums of products of its inputs over
+data.
 
 With G = X^T X of the rows X that a weight multiplies, an error E of the weight makes the squared
 error trace(E G E^T) of the result. Of a convolution the rows are its windows, for each group.
@@ -24,51 +25,56 @@ WINDOWS = 4096
 
 def add_grams(
     model: onnx.ModelProto, layers: Sequence[Layer], feeds: Feeds, compile: Compile,
-    seen: Mapping[str, Observed],
+    stats: Mapping[str, Observed],
 ) -> None:  # fmt: skip
-    """Note G of each layer in what was observed of its input, by the layer's name."""
+    """Accumulate the Gram matrix of each layer's input in the statistics of its data tensor, by the
+    layer's name.
+    """
     for values in tensors_of(model, {layer.data for layer in layers}, feeds, compile):
         for layer in layers:
             rows = rows_of(layer, values[layer.data]).astype(np.float64)
             gram = np.matmul(rows.transpose(0, 2, 1), rows)
-            grams = seen[layer.data].grams
+            grams = stats[layer.data].grams
             grams[layer.name] = grams[layer.name] + gram if layer.name in grams else gram
 
 
 def rows_of(layer: Layer, data: Array) -> Array:
-    """What a layer's weight multiplies: [groups, rows, elements of a channel's weight]."""
+    """Return the rows a layer's weight multiplies: [groups, rows, elements of a channel's
+    weight].
+    """
     if layer.node.op_type != "Conv":
-        given = attributes(layer.node)
-        turned = np.moveaxis(data, 0, -1) if given.get("transA") else data
+        attrs = attributes(layer.node)
+        turned = np.moveaxis(data, 0, -1) if attrs.get("transA") else data
         return turned.reshape(1, -1, turned.shape[-1])
     return _windows(layer, data)
 
 
 def _windows(layer: Layer, data: Array) -> Array:
-    given = attributes(layer.node)
+    """Return the windows of a convolution's data as rows."""
+    attrs = attributes(layer.node)
     kernel = layer.weight.shape[2:]
     count = len(kernel)
-    if given.get("auto_pad", b"NOTSET") not in (b"NOTSET", b"VALID"):
+    if attrs.get("auto_pad", b"NOTSET") not in (b"NOTSET", b"VALID"):
         raise InputError(
             f"quantize: '{layer.name}': rounding by data takes a Conv with pads, not auto_pad"
         )
-    strides = _ints(given.get("strides"), count)
-    dilations = _ints(given.get("dilations"), count)
-    pads = _ints(given.get("pads"), 2 * count, 0)
+    strides = _ints(attrs.get("strides"), count)
+    dilations = _ints(attrs.get("dilations"), count)
+    pads = _ints(attrs.get("pads"), 2 * count, 0)
     widths = [(0, 0), (0, 0), *zip(pads[:count], pads[count:], strict=True)]
     wide = np.pad(data, widths)
     spans = [(size - 1) * step + 1 for size, step in zip(kernel, dilations, strict=True)]
     axes = tuple(range(2, 2 + count))
-    found = np.lib.stride_tricks.sliding_window_view(wide, spans, axes)
-    places = tuple(slice(None, None, step) for step in strides)
+    patches = np.lib.stride_tricks.sliding_window_view(wide, spans, axes)
+    strided = tuple(slice(None, None, step) for step in strides)
     inside = tuple(slice(None, None, step) for step in dilations)
-    found = found[(slice(None), slice(None), *places, *inside)]
-    groups = int(given.get("group", 1))  # type: ignore[call-overload]  # an integer of ONNX
-    batch, channels = found.shape[:2]
-    sizes = found.shape[2 : 2 + count]
-    found = found.reshape(batch, groups, channels // groups, *sizes, *kernel)
+    patches = patches[(slice(None), slice(None), *strided, *inside)]
+    groups = int(attrs.get("group", 1))  # type: ignore[call-overload]  # an integer of ONNX
+    batch, channels = patches.shape[:2]
+    sizes = patches.shape[2 : 2 + count]
+    patches = patches.reshape(batch, groups, channels // groups, *sizes, *kernel)
     order = (1, 0, *range(3, 3 + count), 2, *range(3 + count, 3 + 2 * count))
-    rows = found.transpose(order).reshape(groups, -1, layer.weight[0].size)
+    rows = patches.transpose(order).reshape(groups, -1, layer.weight[0].size)
     step = max(1, rows.shape[1] // WINDOWS)
     return rows[:, ::step]
 

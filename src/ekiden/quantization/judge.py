@@ -1,4 +1,5 @@
-"""What each layer would cost and gain: its own error on calibration data, its own time here.
+"""Measurement of what quantizing each layer costs and gains: its own error on calibration data, its
+own time here.
 
 One program has each layer in both forms side by side, on the inputs that the model of floats gives
 it: an error counts where it is made, not again in every layer behind. What all of them do together
@@ -30,21 +31,21 @@ ROWS = 64
 """The most of a layer's inputs to time it on."""
 
 
-def signal_to_noise(wanted: Array, got: Array) -> float:
-    """Of a result beside the wanted one, in decibels; infinite where they are equal."""
-    x, y = wanted.astype(np.float64), got.astype(np.float64)
+def signal_to_noise(expected: Array, actual: Array) -> float:
+    """Return the signal-to-noise ratio of a result in decibels; infinite if it is exact."""
+    x, y = expected.astype(np.float64), actual.astype(np.float64)
     return decibels(float((x**2).sum()), float(((x - y) ** 2).sum()))
 
 
 def decibels(signal: float, noise: float) -> float:
-    """10 log10(signal / noise)."""
+    """Return 10 log10(signal / noise)."""
     if noise == 0.0:
         return math.inf
     return -math.inf if signal == 0.0 else 10.0 * math.log10(signal / noise)
 
 
 def first_plan(layers: Sequence[Layer], recipe: Recipe) -> QuantPlan:
-    """The plan before anything is measured: what the recipe asks for, where it can be had."""
+    """Return the plan before measurement: what the recipe requests, where it is possible."""
     kind = KINDS[recipe.kind]
     rows = []
     for layer in layers:
@@ -69,14 +70,15 @@ def judged(
     model: onnx.ModelProto,
     layers: Sequence[Layer],
     plan: QuantPlan,
-    seen: Mapping[str, Observed],
+    stats: Mapping[str, Observed],
     feeds: Feeds,
     compile: Compile,
 ) -> QuantPlan:
-    """The plan with what was measured; a layer that errs too much, or is not faster where that is
-    asked for, is left alone."""
-    ratios = _ratios(model, layers, plan, seen, feeds, compile) if feeds else {}
-    by_name = {each.name: each for each in layers}
+    """Return the plan updated by measurements: a layer whose error is too large, or that is not
+    faster where that is required, stays in floats.
+    """
+    ratios = _ratios(model, layers, plan, stats, feeds, compile) if feeds else {}
+    by_name = {layer.name: layer for layer in layers}
     rows = []
     for row in plan.layers:
         if row.kind != "float":
@@ -84,7 +86,7 @@ def judged(
             if row.snr is not None and row.snr < plan.recipe.least_snr:
                 row = row.left_alone(f"below {plan.recipe.least_snr:g} dB")
             elif plan.recipe.faster:
-                row = _timed(by_name[row.layer], row, plan.recipe, seen, compile)
+                row = _timed(by_name[row.layer], row, plan.recipe, stats, compile)
         rows.append(row)
     return QuantPlan(plan.recipe, tuple(rows))
 
@@ -93,45 +95,50 @@ def _ratios(
     model: onnx.ModelProto,
     layers: Sequence[Layer],
     plan: QuantPlan,
-    seen: Mapping[str, Observed],
+    stats: Mapping[str, Observed],
     feeds: Feeds,
     compile: Compile,
 ) -> dict[str, float]:
-    """The signal-to-noise ratio of each layer's own result: its inputs are those of the floats."""
-    made, rows = beside(model, layers, plan, seen)
+    """Return the signal-to-noise ratio of each layer's own result, with unquantized inputs."""
+    compared_model, rows = beside(model, layers, plan, stats)
     if not rows:
         return {}
-    run = compile(made)
+    run = compile(compared_model)
     signal: dict[str, float] = {}
     noise: dict[str, float] = {}
     for feed in feeds:
-        found = run(feed)
+        outputs = run(feed)
         for at, (name, *_) in enumerate(rows):
-            x, y = (each.astype(np.float64) for each in found[2 * at : 2 * at + 2])
+            x, y = (output.astype(np.float64) for output in outputs[2 * at : 2 * at + 2])
             signal[name] = signal.get(name, 0.0) + float((x**2).sum())
             noise[name] = noise.get(name, 0.0) + float(((x - y) ** 2).sum())
     return {name: decibels(signal[name], noise[name]) for name, *_ in rows}
 
 
 def timed_whole(
-    model: onnx.ModelProto, made: onnx.ModelProto, plan: QuantPlan, feeds: Feeds, compile: Compile
+    model: onnx.ModelProto,
+    quantised_model: onnx.ModelProto,
+    plan: QuantPlan,
+    feeds: Feeds,
+    compile: Compile,
 ) -> QuantPlan:
-    """The plan with the times of the model and of what it makes of it: layers are faster by
-    themselves, but may have to round and to lay out anew what their neighbours give."""
-    runs = [partial(compile(each), feeds[0]) for each in (model, made)]
+    """Return the plan with the times of both whole models: a layer that is faster by itself may
+    still have to quantize or repack its neighbours' results.
+    """
+    runs = [partial(compile(candidate), feeds[0]) for candidate in (model, quantised_model)]
     before, after = least_in_turns(runs, MEASURED)
     return plan.measured(before * 1e6, after * 1e6)
 
 
 def _timed(
-    layer: Layer, row: LayerPlan, recipe: Recipe, seen: Mapping[str, Observed], compile: Compile
+    layer: Layer, row: LayerPlan, recipe: Recipe, stats: Mapping[str, Observed], compile: Compile
 ) -> LayerPlan:
-    """The layer's times by itself, its input's rounding included."""
-    data = seen[layer.data].sample[:ROWS]
+    """Time a layer by itself, including the quantization of its input."""
+    data = stats[layer.data].sample[:ROWS]
     floats = alone(layer, data)
     plan = QuantPlan(recipe, (row,))
-    runs = [compile(each) for each in (floats, rewrite(floats, [layer], plan, seen))]
+    runs = [compile(candidate) for candidate in (floats, rewrite(floats, [layer], plan, stats))]
     feed = {layer.data: data}
     before, after = least_in_turns([partial(run, feed) for run in runs], MEASURED)
-    made = replace(row, float_us=before * 1e6, quantised_us=after * 1e6)
-    return made if after < before else made.left_alone("not faster")
+    timed_row = replace(row, float_us=before * 1e6, quantised_us=after * 1e6)
+    return timed_row if after < before else timed_row.left_alone("not faster")

@@ -1,4 +1,4 @@
-"""The layers of a model that can be quantised: products with a constant weight."""
+"""The quantizable layers of a model: products with a constant weight."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ __all__ = ["Layer", "find_layers"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Layer:
-    """A product: its node, its weight as it stands in the model, and where the axes lie."""
+    """A quantizable product: its node, its weight as stored in the model, and the meaning of its
+    axes.
+    """
 
     node: onnx.NodeProto
     weight: Array
@@ -26,55 +28,57 @@ class Layer:
 
     @property
     def name(self) -> str:
-        """As users know it."""
+        """Return the name users know it by."""
         return str(self.node.name or self.node.output[0])
 
     @property
     def data(self) -> str:
-        """The tensor that it multiplies."""
+        """Return the name of its data tensor."""
         return str(self.node.input[0])
 
     @property
     def result(self) -> str:
-        """The tensor that it gives."""
+        """Return the name of its result."""
         return str(self.node.output[0])
 
 
 def find_layers(model: onnx.ModelProto, label: str) -> list[Layer]:
-    """The layers of the main graph, in order. What stands in branches and loops is left alone."""
-    weights = {each.name: each for each in model.graph.initializer}
+    """Return the quantizable layers of the main graph, in order. Branches and loops are
+    left alone.
+    """
+    weights = {initializer.name: initializer for initializer in model.graph.initializer}
     constants = {
         node.output[0]: node.attribute[0].t
         for node in model.graph.node
         if node.op_type == "Constant" and node.attribute and node.attribute[0].name == "value"
     }
-    known = weights | constants
-    found = []
+    constant_tensors = weights | constants
+    layers = []
     for node in sorted_nodes(model.graph, label):
         axes = _axes(node)
-        if axes is None or len(node.input) < 2 or node.input[1] not in known:
+        if axes is None or len(node.input) < 2 or node.input[1] not in constant_tensors:
             continue
-        weight = known[node.input[1]]
+        weight = constant_tensors[node.input[1]]
         if weight.data_type != onnx.TensorProto.FLOAT:
             continue
         array = numpy_helper.to_array(weight)
         if node.op_type != "Conv" and array.ndim != 2:
             continue
         bias = node.input[2] if len(node.input) > 2 else ""
-        if bias and bias not in known:
+        if bias and bias not in constant_tensors:
             continue
-        made = numpy_helper.to_array(known[bias]) if bias else None
-        found.append(Layer(node, array, *axes, made))
-    return found
+        bias_array = numpy_helper.to_array(constant_tensors[bias]) if bias else None
+        layers.append(Layer(node, array, *axes, bias_array))
+    return layers
 
 
 def attributes(node: onnx.NodeProto) -> dict[str, object]:
-    """The attributes of a node by name."""
-    return {each.name: onnx.helper.get_attribute_value(each) for each in node.attribute}
+    """Return the attributes of a node by name."""
+    return {attr.name: onnx.helper.get_attribute_value(attr) for attr in node.attribute}
 
 
 def _axes(node: onnx.NodeProto) -> tuple[int, int] | None:
-    """The channel's axis and the summed one of the weight; None for what is no such product."""
+    """Return the weight's channel axis and reduction axis; None if the node is no such product."""
     if node.domain not in ("", "ai.onnx"):
         return None
     if node.op_type == "Conv":
@@ -83,8 +87,8 @@ def _axes(node: onnx.NodeProto) -> tuple[int, int] | None:
         return 1, 0
     if node.op_type != "Gemm":
         return None
-    given = attributes(node)
-    plain = not given.get("transA", 0) and given.get("alpha", 1.0) == given.get("beta", 1.0) == 1.0
+    attrs = attributes(node)
+    plain = not attrs.get("transA", 0) and attrs.get("alpha", 1.0) == attrs.get("beta", 1.0) == 1.0
     if not plain:
         return None
-    return (0, 1) if given.get("transB", 0) else (1, 0)
+    return (0, 1) if attrs.get("transB", 0) else (1, 0)

@@ -1,4 +1,4 @@
-"""What is wanted of a quantised model, and what was decided of each layer."""
+"""Quantization recipes, and plans with a decision for each layer."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["KINDS", "LayerPlan", "QuantPlan", "Recipe"]
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A way to make a layer small."""
+    """A quantization scheme for a layer."""
 
     name: str
     activation: str
@@ -41,7 +41,7 @@ KINDS = {row.name: row for row in (
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """What is wanted. Raises InputError for what does not fit together."""
+    """A quantization request. Raises InputError for inconsistent options."""
 
     kind: str = "static"
     method: str = "minmax"
@@ -72,20 +72,23 @@ class Recipe:
     alone."""
 
     def __post_init__(self) -> None:
+        """Raises InputError for unknown or inconsistent options."""
         kind = KINDS.get(self.kind)
         if kind is None:
             raise InputError(f"quantize: no kind is named '{self.kind}'; there are {_names(KINDS)}")
         if self.method not in METHODS:
-            there = _names(METHODS)
-            raise InputError(f"quantize: no method is named '{self.method}'; there are {there}")
+            choices = _names(METHODS)
+            raise InputError(f"quantize: no method is named '{self.method}'; there are {choices}")
         if self.rounding not in ROUNDINGS:
-            there = _names(ROUNDINGS)
-            raise InputError(f"quantize: no rounding is named '{self.rounding}'; there are {there}")
+            choices = _names(ROUNDINGS)
+            raise InputError(
+                f"quantize: no rounding is named '{self.rounding}'; there are {choices}"
+            )
         if self.awq and self.kind != "weight":
             raise InputError("quantize: awq is of the kind 'weight'; others have smooth")
         if self.bits not in kind.bits:
-            there = " or ".join(map(str, kind.bits))
-            raise InputError(f"quantize: '{self.kind}' is of {there} bits, not {self.bits}")
+            choices = " or ".join(map(str, kind.bits))
+            raise InputError(f"quantize: '{self.kind}' is of {choices} bits, not {self.bits}")
         if self.group and self.kind != "weight":
             raise InputError("quantize: groups are of the kind 'weight'")
         if self.group < 0 or (self.group and (self.group < 16 or self.group & (self.group - 1))):
@@ -101,7 +104,7 @@ class Recipe:
 
     @property
     def needs_data(self) -> bool:
-        """Whether nothing can be decided without calibration data."""
+        """Return whether calibration data are required."""
         return (
             KINDS[self.kind].activation == "data" or bool(self.smooth) or self.bias_correction
             or self.needs_grams
@@ -109,7 +112,7 @@ class Recipe:
 
     @property
     def needs_grams(self) -> bool:
-        """Whether it counts how much data each weight multiplies."""
+        """Return whether Gram matrices of the layers' inputs are required."""
         return self.awq or ROUNDINGS[self.rounding].needs_data
 
 
@@ -119,7 +122,7 @@ def _names(table: dict[str, Any]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class LayerPlan:
-    """What was decided of one layer, and why."""
+    """The decision for one layer, and its reason."""
 
     layer: str
     """The name of the node, or of its result where it has none."""
@@ -136,13 +139,13 @@ class LayerPlan:
     group: int = 0
 
     def left_alone(self, why: str) -> LayerPlan:
-        """The same as a layer of floats."""
+        """Return it as a float layer."""
         return replace(self, kind="float", why=why)
 
 
 @dataclass(frozen=True, slots=True)
 class QuantPlan:
-    """The decisions for a model, in its order. True where any layer is quantised."""
+    """The decisions for a model's layers, in order. True if any layer is quantized."""
 
     recipe: Recipe
     layers: tuple[LayerPlan, ...]
@@ -151,60 +154,65 @@ class QuantPlan:
     quantised_us: float | None = None
 
     def __bool__(self) -> bool:
-        return any(each.kind != "float" for each in self.layers)
+        """Return whether any layer is quantized."""
+        return any(row.kind != "float" for row in self.layers)
 
     def __getitem__(self, layer: str) -> LayerPlan:
-        found = {each.layer: each for each in self.layers}
-        if layer not in found:
-            raise InputError(f"no layer is named '{layer}'; there are {_names(found)}")
-        return found[layer]
+        """Return the decision for a layer by name. Raises InputError if there is none."""
+        by_name = {row.layer: row for row in self.layers}
+        if layer not in by_name:
+            raise InputError(f"no layer is named '{layer}'; there are {_names(by_name)}")
+        return by_name[layer]
 
     def without(self, layer: str, why: str) -> QuantPlan:
-        """The same with one more layer left alone."""
-        made = (each.left_alone(why) if each.layer == layer else each for each in self.layers)
-        return QuantPlan(self.recipe, tuple(made))
+        """Return the plan with one more layer left in floats."""
+        rows = (row.left_alone(why) if row.layer == layer else row for row in self.layers)
+        return QuantPlan(self.recipe, tuple(rows))
 
     def measured(self, float_us: float, quantised_us: float) -> QuantPlan:
-        """The same with the times of the whole; with all layers left alone where it gains less than
-        is wanted."""
-        made, gain = self.layers, float_us / quantised_us
+        """Return the plan with the times of the whole models; with every layer left in floats if
+        the gain is too small.
+        """
+        rows, gain = self.layers, float_us / quantised_us
         if gain < self.recipe.gain:
             why = f"the whole {gain:.2f} times as fast, {self.recipe.gain:g} wanted"
-            made = tuple(each if each.kind == "float" else each.left_alone(why) for each in made)
-        return QuantPlan(self.recipe, made, float_us, quantised_us)
+            rows = tuple(row if row.kind == "float" else row.left_alone(why) for row in rows)
+        return QuantPlan(self.recipe, rows, float_us, quantised_us)
 
     def json(self) -> str:
-        """All of it as one JSON object."""
-        rows = [asdict(each) for each in self.layers]
-        whole = {"float_us": self.float_us, "quantised_us": self.quantised_us}
-        return json.dumps({"recipe": asdict(self.recipe), "layers": rows, **whole}, indent=1)
+        """Serialize the plan as one JSON object."""
+        rows = [asdict(row) for row in self.layers]
+        totals = {"float_us": self.float_us, "quantised_us": self.quantised_us}
+        return json.dumps({"recipe": asdict(self.recipe), "layers": rows, **totals}, indent=1)
 
     @classmethod
     def from_json(cls, text: str) -> QuantPlan:
-        """What `json` gave, changed by hand or not. Raises InputError for what it is not."""
+        """Parse the output of `json`, possibly edited. Raises InputError if it is invalid."""
         try:
-            found = json.loads(text)
-            recipe = Recipe(**{**found["recipe"], "skip": tuple(found["recipe"].get("skip", ()))})
-            layers = tuple(LayerPlan(**row) for row in found["layers"])
-            times = (found.get("float_us"), found.get("quantised_us"))
+            values = json.loads(text)
+            recipe = Recipe(**{**values["recipe"], "skip": tuple(values["recipe"].get("skip", ()))})
+            layers = tuple(LayerPlan(**row) for row in values["layers"])
+            times = (values.get("float_us"), values.get("quantised_us"))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise InputError(f"read a plan of quantisation: {error}") from None
-        if unknown := [each.kind for each in layers if each.kind not in (*KINDS, "float")]:
+        if unknown := [row.kind for row in layers if row.kind not in (*KINDS, "float")]:
             raise InputError(f"read a plan of quantisation: no kind is named '{unknown[0]}'")
         return cls(recipe, layers, *times)
 
     def _rows(self) -> list[tuple[str, ...]]:
+        """Return the cells of the table, one row per layer."""
         return [
-            (each.layer, each.operator, each.kind, _number(each.snr), _number(each.float_us),
-             _number(each.quantised_us), each.why)
-            for each in self.layers
+            (row.layer, row.operator, row.kind, _number(row.snr), _number(row.float_us),
+             _number(row.quantised_us), row.why)
+            for row in self.layers
         ]  # fmt: skip
 
     def __str__(self) -> str:
+        """Format the plan as a table."""
         rows = [_HEADS, *self._rows()]
         widths = [max(len(row[at]) for row in rows) for at in range(len(_HEADS))]
         lines = ("  ".join(t.ljust(w) for t, w in zip(row, widths, strict=True)) for row in rows)
-        count = sum(each.kind != "float" for each in self.layers)
+        count = sum(row_plan.kind != "float" for row_plan in self.layers)
         last = f"{count} of {len(self.layers)} layers quantised"
         if self.float_us and self.quantised_us:
             last += (

@@ -1,5 +1,5 @@
-"""The model of a plan, in the words of ONNX: QuantizeLinear and DequantizeLinear around products,
-which ONNX Runtime and the importer take for products of integers.
+"""Rewriting of an ONNX model according to a plan: QuantizeLinear and DequantizeLinear around
+products, which ONNX Runtime and the importer take for products of integers.
 """
 
 from __future__ import annotations
@@ -26,62 +26,67 @@ OPSET, OPSET_BLOCKS = 13, 21
 
 
 def upgraded(model: onnx.ModelProto, recipe: Recipe) -> onnx.ModelProto:
-    """The model with an opset that has what a recipe needs. Raises InputError where ONNX cannot
-    convert it."""
+    """Return the model at an opset that supports the recipe. Raises InputError if ONNX cannot
+    convert it.
+    """
     needed = OPSET_BLOCKS if bool(recipe.group) != (recipe.bits == 4) else OPSET
-    has = next((each.version for each in model.opset_import if each.domain in ("", "ai.onnx")), 1)
-    made = onnx.ModelProto()
-    made.CopyFrom(model)
+    has = next(
+        (opset.version for opset in model.opset_import if opset.domain in ("", "ai.onnx")), 1
+    )
+    converted = onnx.ModelProto()
+    converted.CopyFrom(model)
     if has < needed:
         try:
-            made = version_converter.convert_version(model, needed)
+            converted = version_converter.convert_version(model, needed)
         except Exception as error:  # of ONNX, of any class
             reason = str(error).partition("\n")[0]
             raise InputError(f"quantize: opset {has} cannot become {needed}: {reason}") from None
-    made.ir_version = max(made.ir_version, 10 if needed == OPSET_BLOCKS else 7)
-    return made
+    converted.ir_version = max(converted.ir_version, 10 if needed == OPSET_BLOCKS else 7)
+    return converted
 
 
 def rewrite(
     model: onnx.ModelProto,
     layers: Sequence[Layer],
     plan: QuantPlan,
-    seen: Mapping[str, Observed],
+    stats: Mapping[str, Observed],
 ) -> onnx.ModelProto:
-    """The model with its planned layers quantised; the rest as it is."""
-    return _Writer(model, layers, plan, seen).whole()
+    """Return the model with the planned layers quantized."""
+    return _Writer(model, layers, plan, stats).whole()
 
 
 def beside(
     model: onnx.ModelProto,
     layers: Sequence[Layer],
     plan: QuantPlan,
-    seen: Mapping[str, Observed],
+    stats: Mapping[str, Observed],
 ) -> tuple[onnx.ModelProto, list[tuple[str, str, str]]]:
-    """The model of floats with each planned layer quantised beside it, on the same inputs; and of
-    each layer its name, its result and that of the integers, which are the outputs."""
-    return _Writer(model, layers, plan, seen).both()
+    """Return the float model with a quantized copy beside each planned layer, on the same inputs,
+    and for each layer its name, its float result and its quantized result, which are the
+    outputs.
+    """
+    return _Writer(model, layers, plan, stats).both()
 
 
 class _Writer:
-    """Adds what layers need to a graph."""
+    """Builds the rewritten graph."""
 
     def __init__(
         self,
         model: onnx.ModelProto,
         layers: Sequence[Layer],
         plan: QuantPlan,
-        seen: Mapping[str, Observed],
+        stats: Mapping[str, Observed],
     ) -> None:
         self._made = onnx.ModelProto()
         self._made.CopyFrom(model)
         self._nodes = sorted_nodes(model.graph, "model")
-        self._recipe, self._seen = plan.recipe, seen
-        kinds = {each.layer: each.kind for each in plan.layers}
+        self._recipe, self._seen = plan.recipe, stats
+        kinds = {row.layer: row.kind for row in plan.layers}
         self._planned = {
-            each.result: (each, kinds[each.name])
-            for each in layers
-            if kinds.get(each.name, "float") != "float"
+            layer_entry.result: (layer_entry, kinds[layer_entry.name])
+            for layer_entry in layers
+            if kinds.get(layer_entry.name, "float") != "float"
         }
         self._names = _all_names(self._made.graph)
         self._data: dict[str, str] = {}
@@ -91,57 +96,61 @@ class _Writer:
         self._out: list[onnx.NodeProto] = []
 
     def whole(self) -> onnx.ModelProto:
-        """Quantised layers in the place of floats."""
+        """Replace the planned layers, and return the model."""
         for node in self._nodes:
-            found = self._planned.get(node.output[0]) if node.output else None
-            if found is None:
+            planned = self._planned.get(node.output[0]) if node.output else None
+            if planned is None:
                 self._out.append(node)
             else:
-                self._layer(*found, found[0].result)
+                self._layer(*planned, planned[0].result)
         return self._finish()
 
     def both(self) -> tuple[onnx.ModelProto, list[tuple[str, str, str]]]:
-        """Quantised layers beside floats."""
+        """Add quantized layers beside the float ones, and return the model with its rows."""
         rows = []
         for node in self._nodes:
             self._out.append(node)
-            found = self._planned.get(node.output[0]) if node.output else None
-            if found is not None:
-                result = self._name(f"{found[0].result}_integers")
-                self._layer(*found, result)
-                rows.append((found[0].name, found[0].result, result))
+            planned = self._planned.get(node.output[0]) if node.output else None
+            if planned is not None:
+                result = self._name(f"{planned[0].result}_integers")
+                self._layer(*planned, result)
+                rows.append((planned[0].name, planned[0].result, result))
         del self._made.graph.output[:]
         names = [name for _, *pair in rows for name in pair]
         self._made.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names)
         return self._finish(), rows
 
     def _finish(self) -> onnx.ModelProto:
+        """Store the nodes, dropping initializers that are no longer read."""
         graph = self._made.graph
         del graph.node[:]
         graph.node.extend(self._out)
-        read = names_read(graph.node) | {each.name for each in graph.output}
-        kept = [each for each in graph.initializer if each.name in read]
+        read = names_read(graph.node) | {output.name for output in graph.output}
+        used = [initializer for initializer in graph.initializer if initializer.name in read]
         del graph.initializer[:]
-        graph.initializer.extend(kept)
+        graph.initializer.extend(used)
         del graph.value_info[:]
         return self._made
 
-    def _name(self, wanted: str) -> str:
-        name, count = wanted, 0
+    def _name(self, base: str) -> str:
+        """Return an unused name."""
+        name, count = base, 0
         while name in self._names:
             count += 1
-            name = f"{wanted}_{count}"
+            name = f"{base}_{count}"
         self._names.add(name)
         return name
 
-    def _constant(self, wanted: str, value: Array) -> str:
-        name = self._name(wanted)
+    def _constant(self, base: str, value: Array) -> str:
+        """Add an initializer and return its name."""
+        name = self._name(base)
         self._made.graph.initializer.append(numpy_helper.from_array(np.asarray(value), name))
         return name
 
-    def _emit(self, operator: str, inputs: Sequence[str], result: str, **given: object) -> str:
+    def _emit(self, operator: str, inputs: Sequence[str], result: str, **attrs: object) -> str:
+        """Append a node and return the name of its result."""
         name = self._name(result)
-        self._out.append(helper.make_node(operator, inputs, [name], name=name, **given))
+        self._out.append(helper.make_node(operator, inputs, [name], name=name, **attrs))
         return name
 
     def _layer(self, layer: Layer, kind: str, result: str) -> None:
@@ -170,15 +179,16 @@ class _Writer:
         self._out.append(node)
 
     def _gram(self, layer: Layer) -> Array | None:
-        found = self._seen.get(layer.data)
-        return None if found is None else found.grams.get(layer.name)
+        """Return the Gram matrix of a layer's input, if collected."""
+        stats = self._seen.get(layer.data)
+        return None if stats is None else stats.grams.get(layer.name)
 
     def _range(self, tensor: str) -> tuple[np.float32, np.uint8]:
         method = METHODS[self._recipe.method]
         return scale_and_point(*method.find(self._seen[tensor].seen))
 
     def _rounded(self, tensor: str) -> str:
-        """The tensor as its integers say it; once for all layers that read it."""
+        """Return the tensor after quantizing and dequantizing, once for all layers that read it."""
         if tensor not in self._data:
             scale, point = self._range(tensor)
             side = [
@@ -192,6 +202,7 @@ class _Writer:
         return self._data[tensor]
 
     def _dequantised(self, base: str, integers: Integers) -> str:
+        """Emit the dequantization of a weight."""
         side = [
             self._constant(f"{base}_levels", integers.values),
             self._constant(f"{base}_scale", integers.scale),
@@ -200,14 +211,15 @@ class _Writer:
                 f"{base}_zero_point", np.zeros_like(integers.scale, integers.values.dtype)
             ),
         ]
-        given: dict[str, object] = {} if integers.axis is None else {"axis": integers.axis}
+        attrs: dict[str, object] = {} if integers.axis is None else {"axis": integers.axis}
         if integers.block:
-            given["block_size"] = integers.block
-        return self._emit("DequantizeLinear", side, f"{base}_rounded", **given)
+            attrs["block_size"] = integers.block
+        return self._emit("DequantizeLinear", side, f"{base}_rounded", **attrs)
 
     def _bias(self, layer: Layer, kind: str, integers: Integers, bias: Array) -> str:
-        """In 32 bits by the scale of the products, as engines add it; floats where it does not fit
-        or nothing else is an integer."""
+        """Emit a bias: int32 at the scale of the products, as engines add it; floats if it does not
+        fit or the data are not quantized.
+        """
         base = layer.node.input[2] if len(layer.node.input) > 2 else f"{layer.result}_bias"
         if kind == "static" and bias.ndim == 1:
             scale = (self._range(layer.data)[0] * integers.scale).astype(np.float32)
@@ -217,8 +229,8 @@ class _Writer:
                     self._constant(f"{base}_levels", levels.astype(np.int32)),
                     self._constant(f"{base}_scale", scale),
                 ]
-                given = {} if scale.ndim == 0 else {"axis": 0}
-                return self._emit("DequantizeLinear", side, f"{base}_rounded", **given)
+                attrs = {} if scale.ndim == 0 else {"axis": 0}
+                return self._emit("DequantizeLinear", side, f"{base}_rounded", **attrs)
         return self._constant(f"{base}_corrected", bias)
 
     def _dynamic(self, layer: Layer, integers: Integers, bias: Array | None, result: str) -> None:
@@ -239,8 +251,9 @@ class _Writer:
         self._out.append(helper.make_node(last[0], last[1], [result], name=layer.name))
 
     def _nibbles(self, layer: Layer, result: str) -> None:
-        """Weights of 4 bits in groups: the operator that engines have kernels for. It may round
-        its data to bytes for each group, which is what makes it fast."""
+        """Emit MatMulNBits for grouped 4-bit weights, which engines have kernels for. It may
+        quantize its data per group, which is what makes it fast.
+        """
         packed, scale = nibbles_of(layer, self._recipe, self._gram(layer))
         base = layer.node.input[1]
         inputs = [
@@ -248,7 +261,7 @@ class _Writer:
             self._constant(f"{base}_levels", packed),
             self._constant(f"{base}_scale", scale.reshape(-1)),
         ]
-        given = {
+        attrs = {
             "N": layer.weight.shape[layer.channel_axis],
             "K": layer.weight.shape[layer.sum_axis],
             "bits": 4, "block_size": self._recipe.group, "accuracy_level": 4,
@@ -257,13 +270,13 @@ class _Writer:
         product = result if bias is None else self._name(f"{result}_product")
         self._out.append(
             helper.make_node(
-                "MatMulNBits", inputs, [product], layer.name, domain="com.microsoft", **given
+                "MatMulNBits", inputs, [product], layer.name, domain="com.microsoft", **attrs
             )
         )
         if bias is not None:
             side = self._constant(f"{result}_bias", bias)
             self._out.append(helper.make_node("Add", [product, side], [result]))
-        domains = [each.domain for each in self._made.opset_import]
+        domains = [opset.domain for opset in self._made.opset_import]
         if "com.microsoft" not in domains:
             self._made.opset_import.append(helper.make_opsetid("com.microsoft", 1))
 
@@ -276,70 +289,73 @@ class _Writer:
 
 
 def _all_names(graph: onnx.GraphProto) -> set[str]:
-    """Every name of a graph and of those within it."""
-    made = {each.name for each in (*graph.input, *graph.output, *graph.initializer)}
+    """Return every name in a graph and its subgraphs."""
+    names = {value_info.name for value_info in (*graph.input, *graph.output, *graph.initializer)}
     for node in graph.node:
-        made.update(node.input)
-        made.update(node.output)
-        made.add(node.name)
+        names.update(node.input)
+        names.update(node.output)
+        names.add(node.name)
         for inner in subgraphs(node):
-            made |= _all_names(inner)
-    return made
+            names |= _all_names(inner)
+    return names
 
 
-def smooth_factor(layer: Layer, seen: Observed, recipe: Recipe) -> Array:
-    """s of each channel: max |x| ** alpha / max |w| ** (1 - alpha) (SmoothQuant), or AWQ's."""
+def smooth_factor(layer: Layer, stats: Observed, recipe: Recipe) -> Array:
+    """Return s for each channel: max |x| ** alpha / max |w| ** (1 - alpha) (SmoothQuant),
+    or AWQ's.
+    """
     if recipe.awq:
-        return aware_factor(layer, recipe, seen.grams[layer.name])
+        return aware_factor(layer, recipe, stats.grams[layer.name])
     largest = np.abs(layer.weight).max(axis=layer.channel_axis)
     alpha = recipe.smooth
-    factor = seen.largest**alpha / np.maximum(largest, 1e-5) ** (1 - alpha)
+    factor = stats.largest**alpha / np.maximum(largest, 1e-5) ** (1 - alpha)
     return np.asarray(np.maximum(factor, 1e-5), np.float32)
 
 
 def smoothed(
-    model: onnx.ModelProto, layers: Sequence[Layer], seen: Mapping[str, Observed], recipe: Recipe
+    model: onnx.ModelProto, layers: Sequence[Layer], stats: Mapping[str, Observed], recipe: Recipe
 ) -> onnx.ModelProto:
-    """The same function of floats, with some of the range of each product's inputs moved into its
-    weight: inputs divided by s for each channel, weights multiplied. Convolutions, and layers that
-    the recipe skips, stay as they are.
+    """Return an equivalent float model with part of each product's input range moved into its
+    weight: inputs are divided by s per channel, weights multiplied. Convolutions and skipped
+    layers are unchanged.
     """
-    made = onnx.ModelProto()
-    made.CopyFrom(model)
-    names = _all_names(made.graph)
-    left = {"", *recipe.skip}
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    names = _all_names(copy.graph)
+    excluded = {"", *recipe.skip}
     by_result = {
-        each.result: each
-        for each in layers
-        if each.node.op_type != "Conv" and not left & {each.name, each.result}
+        layer_entry.result: layer_entry
+        for layer_entry in layers
+        if layer_entry.node.op_type != "Conv"
+        and not excluded & {layer_entry.name, layer_entry.result}
     }
     nodes = []
-    for node in sorted_nodes(made.graph, "model"):
+    for node in sorted_nodes(copy.graph, "model"):
         layer = by_result.get(node.output[0]) if node.output else None
         if layer is not None:
-            factor = smooth_factor(layer, seen[layer.data], recipe)
+            factor = smooth_factor(layer, stats[layer.data], recipe)
             base = f"{layer.result}_smooth"
             while any(f"{base}{end}" in names for end in ("", "_data", "_weight")):
                 base += "_"
             shape = [1, 1]
             shape[layer.sum_axis] = -1
             weight = layer.weight * factor.reshape(shape)
-            made.graph.initializer.append(numpy_helper.from_array(1 / factor, base))
-            made.graph.initializer.append(numpy_helper.from_array(weight, f"{base}_weight"))
+            copy.graph.initializer.append(numpy_helper.from_array(1 / factor, base))
+            copy.graph.initializer.append(numpy_helper.from_array(weight, f"{base}_weight"))
             nodes.append(helper.make_node("Mul", [layer.data, base], [f"{base}_data"]))
             changed = onnx.NodeProto()
             changed.CopyFrom(node)
             changed.input[0], changed.input[1] = f"{base}_data", f"{base}_weight"
             node = changed
         nodes.append(node)
-    del made.graph.node[:]
-    made.graph.node.extend(nodes)
-    del made.graph.value_info[:]
-    return made
+    del copy.graph.node[:]
+    copy.graph.node.extend(nodes)
+    del copy.graph.value_info[:]
+    return copy
 
 
 def alone(layer: Layer, data: Array) -> onnx.ModelProto:
-    """A layer as a model, of inputs with the shape of `data`."""
+    """Return a model of one layer, with inputs of `data`'s shape."""
     node = onnx.NodeProto()
     node.CopyFrom(layer.node)
     weights = [numpy_helper.from_array(layer.weight, layer.node.input[1])]

@@ -1,5 +1,5 @@
-"""To which integers weights are rounded: the nearest, or those with the least error of the layer's
-result on data.
+"""Weight rounding algorithms: the nearest, or those with the least error of the layer's result on
+data.
 
 The squared error of a row e = q s - w is e G e^T (see `grams`). GPTQ (Frantar and others, 2022)
 takes one column after another, and lets the columns that are still to come make up for its error.
@@ -30,7 +30,7 @@ BLOCK = 128
 
 
 def squared_error(error: Array, gram: Array) -> float:
-    """Of a layer's result, for an error [rows, columns] of its weight."""
+    """Return the squared error of a layer's result, for a weight error of shape [rows, columns]."""
     return float(np.einsum("ij,jk,ik->", error, gram, error, optimize=True))
 
 
@@ -44,53 +44,55 @@ def _damped(gram: Array) -> Array:
 
 
 def _gptq(weight: Array, scale: Array, ends: Ends, gram: Array | None) -> Array:
+    """Round by GPTQ: propagate each column's error to the columns not rounded yet."""
     assert gram is not None, "a recipe of this rounding has data"
     order = np.argsort(-np.diagonal(gram), kind="stable")  # what costs most is rounded first
     inverse = np.linalg.inv(_damped(gram[np.ix_(order, order)]))
     factor = np.linalg.cholesky((inverse + inverse.T) / 2).T
-    left, scale = weight[:, order].astype(np.float64), scale[:, order]
-    made = np.empty_like(left)
-    columns = left.shape[1]
+    remaining, scale = weight[:, order].astype(np.float64), scale[:, order]
+    levels = np.empty_like(remaining)
+    columns = remaining.shape[1]
     for start in range(0, columns, BLOCK):
         end = min(start + BLOCK, columns)
-        errors = np.empty((len(left), end - start))
+        errors = np.empty((len(remaining), end - start))
         for at in range(start, end):
             step = scale[:, at]
-            made[:, at] = np.clip(np.round(left[:, at] / step), *ends)
-            error = (left[:, at] - made[:, at] * step) / factor[at, at]
-            left[:, at:end] -= np.outer(error, factor[at, at:end])
+            levels[:, at] = np.clip(np.round(remaining[:, at] / step), *ends)
+            error = (remaining[:, at] - levels[:, at] * step) / factor[at, at]
+            remaining[:, at:end] -= np.outer(error, factor[at, at:end])
             errors[:, at - start] = error
-        left[:, end:] -= errors @ factor[start:end, end:]
-    back = np.empty_like(made)
-    back[:, order] = made
+        remaining[:, end:] -= errors @ factor[start:end, end:]
+    back = np.empty_like(levels)
+    back[:, order] = levels
     return back
 
 
 def _learned(weight: Array, scale: Array, ends: Ends, gram: Array | None) -> Array:
-    made = _gptq(weight, scale, ends, gram)
+    """Improve GPTQ's levels by single-step moves that reduce the error."""
+    levels = _gptq(weight, scale, ends, gram)
     assert gram is not None, "a recipe of this rounding has data"
     cost = _damped(gram)
     own = np.diagonal(cost) * scale**2
-    slope = (made * scale - weight) @ cost
-    rows = np.arange(len(made))
-    for _ in range(MOVES * made.shape[1]):
-        way = np.where(slope * scale > 0, -1.0, 1.0)
-        gain = 2 * way * scale * slope + own
-        gain[(made + way < ends[0]) | (made + way > ends[1])] = 0.0
+    slope = (levels * scale - weight) @ cost
+    rows = np.arange(len(levels))
+    for _ in range(MOVES * levels.shape[1]):
+        direction = np.where(slope * scale > 0, -1.0, 1.0)
+        gain = 2 * direction * scale * slope + own
+        gain[(levels + direction < ends[0]) | (levels + direction > ends[1])] = 0.0
         best = gain.argmin(axis=1)
         better = gain[rows, best] < -1e-9 * own[rows, best]
         if not better.any():
             break
         chosen, columns = rows[better], best[better]
-        made[chosen, columns] += way[chosen, columns]
-        step = way[chosen, columns] * scale[chosen, columns]
+        levels[chosen, columns] += direction[chosen, columns]
+        step = direction[chosen, columns] * scale[chosen, columns]
         slope[chosen] += step[:, None] * cost[columns]
-    return made
+    return levels
 
 
 @dataclass(frozen=True, slots=True)
 class Rounding:
-    """A way to round a weight [rows, columns] of steps `scale` to integers between two ends."""
+    """A method of rounding a weight [rows, columns] with steps `scale` to integers in a range."""
 
     name: str
     levels: Callable[[Array, Array, Ends, Array | None], Array]

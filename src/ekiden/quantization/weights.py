@@ -1,4 +1,4 @@
-"""Weights as integers with scales."""
+"""Quantized weights: integers with scales."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SHARES = np.linspace(1.0, 0.5, 32)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Integers:
-    """A weight: its elements are `values * scale`, with 0 as the zero point."""
+    """A quantized weight: its elements are `values * scale`, with zero point 0."""
 
     values: Array
     scale: Array
@@ -36,7 +36,7 @@ class Integers:
     """Elements along the axis that share one; 0: each has its own."""
 
     def floats(self) -> Array:
-        """The elements that these stand for."""
+        """Return the dequantized elements."""
         scale = self.scale
         if self.block:
             assert self.axis is not None
@@ -49,9 +49,10 @@ class Integers:
 
 
 def nibbles_of(layer: Layer, recipe: Recipe, gram: Array | None = None) -> tuple[Array, Array]:
-    """A weight of 4 bits in groups as MatMulNBits has it: bytes [N, groups, group / 2] of two
-    elements each, the lower first, with 8 for 0; and scales [N, groups]. The last group is filled
-    up with zeros."""
+    """Quantize a weight to grouped 4 bits in MatMulNBits' layout: bytes [N, groups, group / 2] of
+    two elements each, low nibble first, offset by 8; and scales [N, groups]. The last group is
+    zero-padded.
+    """
     weight = layer.weight if layer.sum_axis == 1 else np.ascontiguousarray(layer.weight.T)
     rows, columns = weight.shape
     groups = -(-columns // recipe.group)
@@ -60,85 +61,87 @@ def nibbles_of(layer: Layer, recipe: Recipe, gram: Array | None = None) -> tuple
     blocks = blocks.reshape(rows, groups, recipe.group)
     scale = _signed_scale(blocks, recipe.method)
     steps = np.repeat(scale.squeeze(2), recipe.group, axis=1)[:, :columns]
-    found = np.zeros((rows, groups * recipe.group))
-    found[:, :columns] = _levels(weight, steps, NIBBLES, recipe, gram)
-    levels = (found.reshape(blocks.shape) + 8).astype(np.uint8)
+    levels_2d = np.zeros((rows, groups * recipe.group))
+    levels_2d[:, :columns] = _levels(weight, steps, NIBBLES, recipe, gram)
+    levels = (levels_2d.reshape(blocks.shape) + 8).astype(np.uint8)
     return levels[..., ::2] | (levels[..., 1::2] << 4), scale.squeeze(2)
 
 
 def integers_of(layer: Layer, recipe: Recipe, gram: Array | None = None) -> Integers:
-    """A weight with symmetric levels: for each group, each channel, or for all of it. `gram` is
-    that of the layer, where the recipe needs it.
-
-    The group divides the summed axis: `judge` has left other layers alone.
+    """Quantize a weight symmetrically, with a scale per group, per channel or per tensor. `gram` is
+    the layer's Gram matrix, if the recipe needs it. The group divides the reduction axis:
+    `judge` has left other layers in floats.
     """
     weight = layer.weight
-    most = 2 ** (recipe.bits - 1) - 1
+    max_level = 2 ** (recipe.bits - 1) - 1
     dtype = np.dtype(np.int8) if recipe.bits == 8 else np.dtype(ml_dtypes.int4)
     if recipe.group:
         axis = layer.sum_axis
         shape = list(weight.shape)
         shape[axis : axis + 1] = [weight.shape[axis] // recipe.group, recipe.group]
         blocks = weight.reshape(shape)
-        scale = _scale(blocks, (axis + 1,), most, recipe.method)
+        scale = _scale(blocks, (axis + 1,), max_level, recipe.method)
         steps = np.broadcast_to(scale, blocks.shape).reshape(weight.shape)
-        values = _of_layer(layer, steps, (-most, most), recipe, gram)
+        values = _of_layer(layer, steps, (-max_level, max_level), recipe, gram)
         return Integers(values.astype(dtype), scale.squeeze(axis + 1), axis, recipe.group)
-    kept = layer.channel_axis if recipe.per_channel else None
-    others = tuple(at for at in range(weight.ndim) if at != kept)
-    scale = _scale(weight, others, most, recipe.method)
+    scale_axis = layer.channel_axis if recipe.per_channel else None
+    reduced_axes = tuple(at for at in range(weight.ndim) if at != scale_axis)
+    scale = _scale(weight, reduced_axes, max_level, recipe.method)
     steps = np.broadcast_to(scale, weight.shape)
-    values = _of_layer(layer, steps, (-most, most), recipe, gram).astype(dtype)
-    return Integers(values, scale.reshape(-1) if recipe.per_channel else scale.reshape(()), kept)
+    values = _of_layer(layer, steps, (-max_level, max_level), recipe, gram).astype(dtype)
+    return Integers(
+        values, scale.reshape(-1) if recipe.per_channel else scale.reshape(()), scale_axis
+    )
 
 
 def _of_layer(layer: Layer, steps: Array, ends: Ends, recipe: Recipe, gram: Array | None) -> Array:
-    """The integers of a weight, for the step of each element."""
-    matrix, scale = (_as_rows(layer, each) for each in (layer.weight, steps))
-    made = _levels(matrix, scale, ends, recipe, gram)
+    """Return the integers of a weight, given each element's step."""
+    matrix, scale = (_as_rows(layer, matrix_source) for matrix_source in (layer.weight, steps))
+    levels = _levels(matrix, scale, ends, recipe, gram)
     moved = np.moveaxis(layer.weight, layer.channel_axis, 0).shape
-    return np.moveaxis(made.reshape(moved), 0, layer.channel_axis)
+    return np.moveaxis(levels.reshape(moved), 0, layer.channel_axis)
 
 
 def _as_rows(layer: Layer, array: Array) -> Array:
-    """A row for each channel of the result."""
+    """Reshape a weight to one row per output channel."""
     moved = np.moveaxis(array, layer.channel_axis, 0)
     return moved.reshape(len(moved), -1)
 
 
 def _levels(matrix: Array, scale: Array, ends: Ends, recipe: Recipe, gram: Array | None) -> Array:
-    """The integers of rows; those of a convolution with groups each by the group's own data."""
+    """Return the integers of rows; for grouped convolutions, each group by its own data."""
     levels = ROUNDINGS[recipe.rounding].levels
     if gram is None:
         return levels(matrix, scale, ends, None)
-    parts = (np.split(each, len(gram)) for each in (matrix, scale))
-    made = [levels(w, s, ends, g) for w, s, g in zip(*parts, gram, strict=True)]
-    return np.concatenate(made)
+    groups = (np.split(group_source, len(gram)) for group_source in (matrix, scale))
+    group_levels = [levels(w, s, ends, g) for w, s, g in zip(*groups, gram, strict=True)]
+    return np.concatenate(group_levels)
 
 
 def aware_factor(layer: Layer, recipe: Recipe, gram: Array) -> Array:
-    """What each column of a weight is multiplied by before it is rounded: the root mean square of
-    what it multiplies to the power of 0 to 1, the one with the least error of the result."""
+    """Return what AWQ multiplies each weight column by before rounding: the root mean square of its
+    input to a power from 0 to 1, the one with the least output error.
+    """
     (cost,) = gram
     size = np.sqrt(np.diagonal(cost))
     size = np.maximum(size, LEAST * float(size.mean()) or 1.0)
     plain = replace(recipe, rounding="nearest")
-    best, least = np.ones(len(size), np.float32), np.inf
+    best, best_error = np.ones(len(size), np.float32), np.inf
     for power in POWERS:
         factor = size**power
         factor = (factor / np.sqrt(factor.max() * factor.min())).astype(np.float32)
         shape = [1, 1]
         shape[layer.sum_axis] = -1
         scaled = replace(layer, weight=layer.weight * factor.reshape(shape))
-        got = _floats(scaled, plain) / factor.reshape(shape)
-        error = squared_error(_as_rows(layer, got - layer.weight).astype(np.float64), cost)
-        if error < least:
-            best, least = factor, error
+        dequantised = _floats(scaled, plain) / factor.reshape(shape)
+        error = squared_error(_as_rows(layer, dequantised - layer.weight).astype(np.float64), cost)
+        if error < best_error:
+            best, best_error = factor, error
     return best
 
 
 def _floats(layer: Layer, recipe: Recipe) -> Array:
-    """What the integers of a weight stand for."""
+    """Return the dequantized weight under a recipe."""
     if not (recipe.group and recipe.bits == 4):
         return integers_of(layer, recipe).floats()
     packed, scale = nibbles_of(layer, recipe)
@@ -150,42 +153,50 @@ def _floats(layer: Layer, recipe: Recipe) -> Array:
 
 
 def _signed_scale(blocks: Array, method: str) -> Array:
-    """The steps of blocks along the last axis, which stays with size 1, for levels from -8 to 7:
-    the largest element is -8 of them, so that a step has the other sign. "mse" as in `_scale`."""
+    """Return the steps of blocks along the last axis (kept with size 1), for levels from -8 to 7.
+    The largest element maps to -8, so that the step's sign is opposite to its sign. "mse" as in
+    `_scale`.
+    """
     at = np.abs(blocks).argmax(axis=-1, keepdims=True)
-    whole = np.take_along_axis(blocks, at, -1) / np.float32(NIBBLES[0])
-    whole = np.where(np.abs(whole) > np.finfo(np.float32).tiny, whole, np.float32(1.0))
+    full_scale = np.take_along_axis(blocks, at, -1) / np.float32(NIBBLES[0])
+    full_scale = np.where(
+        np.abs(full_scale) > np.finfo(np.float32).tiny, full_scale, np.float32(1.0)
+    )
     if method != "mse":
-        return np.asarray(whole, np.float32)
-    best, least = whole, np.full(whole.shape, np.inf)
+        return np.asarray(full_scale, np.float32)
+    best, best_error = full_scale, np.full(full_scale.shape, np.inf)
     for share in SHARES:
-        scale = whole * share
+        scale = full_scale * share
         rounded = np.clip(np.round(blocks / scale), *NIBBLES) * scale
         error = ((blocks - rounded) ** 2).sum(axis=-1, keepdims=True)
-        best, least = np.where(error < least, scale, best), np.minimum(error, least)
+        best, best_error = np.where(error < best_error, scale, best), np.minimum(error, best_error)
     return np.asarray(best, np.float32)
 
 
-def _scale(weight: Array, axes: tuple[int, ...], most: int, method: str) -> Array:
-    """The scale over these axes, which stay with size 1: that of the largest element, or of the
-    share of it with the least squared error."""
+def _scale(weight: Array, axes: tuple[int, ...], max_level: int, method: str) -> Array:
+    """Return the scale over some axes (kept with size 1): that of the largest element, or of the
+    fraction of it with the least squared error.
+    """
     largest = np.abs(weight).max(axis=axes, keepdims=True).astype(np.float32)
-    largest = np.where(largest > np.finfo(np.float32).tiny * most, largest, np.float32(most))
+    largest = np.where(
+        largest > np.finfo(np.float32).tiny * max_level, largest, np.float32(max_level)
+    )
     if method != "mse":
-        return (largest / most).astype(np.float32)
-    best, least = largest / most, np.full(largest.shape, np.inf)
+        return (largest / max_level).astype(np.float32)
+    best, best_error = largest / max_level, np.full(largest.shape, np.inf)
     for share in SHARES:
-        scale = largest * share / most
-        rounded = np.clip(np.round(weight / scale), -most, most) * scale
+        scale = largest * share / max_level
+        rounded = np.clip(np.round(weight / scale), -max_level, max_level) * scale
         error = ((weight - rounded) ** 2).sum(axis=axes, keepdims=True)
-        best, least = np.where(error < least, scale, best), np.minimum(error, least)
+        best, best_error = np.where(error < best_error, scale, best), np.minimum(error, best_error)
     return np.asarray(best, np.float32)
 
 
-def bias_shift(layer: Layer, wanted: Array, got: Array, mean: Array) -> Array:
-    """What the rounding of a weight adds to each channel of the result on average, for inputs of
-    these means. Padding is taken for the mean too."""
-    error = np.moveaxis(got - wanted, layer.channel_axis, 0).astype(np.float64)
+def bias_shift(layer: Layer, exact: Array, rounded: Array, mean: Array) -> Array:
+    """Return what weight rounding adds to each output channel on average, for inputs of these
+    means. Padding is assumed to have the mean too.
+    """
+    error = np.moveaxis(rounded - exact, layer.channel_axis, 0).astype(np.float64)
     if layer.node.op_type != "Conv":
         return np.asarray(error @ mean, np.float32)
     channels, width = error.shape[:2]

@@ -1,6 +1,6 @@
-"""Say where values are rounded, in floats.
+"""Annotation: mark where values are quantized, still in floats.
 
-    nn.conv2d(%x, w)
+nn.conv2d(%x, w)
 ->  nn.conv2d(simulated_quantize(%x, 0f, -127f, 127f), simulated_quantize(w, 0f, -127f, 127f))
 
 Products are what is worth it: their operands become bytes, their results are sums of 32 bits. What
@@ -40,7 +40,7 @@ OPERATOR = "relay.op.annotation.simulated_quantize"
 
 
 class State(Enum):
-    """What a value is on its way to integers."""
+    """The state of a value on its way to integers."""
 
     FLOAT = "not rounded"
     BYTES = "rounded"
@@ -49,25 +49,25 @@ class State(Enum):
 
 
 def is_product(name: str) -> bool:
-    """Whether an operator sums products, and has a form in integers."""
-    known = name in OP_ATTRS.get(RULES, {}) and OP_ATTRS.get(ALONE, {}).get(name)
-    return bool(known) and Op.get(name).definition.macs is not None
+    """Return whether an operator sums products and has an integer form."""
+    has_rules = name in OP_ATTRS.get(RULES, {}) and OP_ATTRS.get(ALONE, {}).get(name)
+    return bool(has_rules) and Op.get(name).definition.macs is not None
 
 
 class _Annotator:
-    """One function on its way; `states` are those of its new expressions."""
+    """Rewrites one function; `states` holds the states of its new expressions."""
 
     def __init__(self, body: RelayExpr, config: QConfig) -> None:
         self.config = config
         self.states: dict[RelayExpr, State] = {}
         self.rounded: dict[tuple[RelayExpr, int], Call] = {}
         order = evaluation_order(body)
-        self.readers = Counter(child for each in order for child in children(each))
+        self.readers = Counter(child for expr in order for child in children(expr))
         self.numbers = _numbers(order)
         self.useful = _useful(order, self._is_wanted)
 
     def _is_wanted(self, call: Call, name: str) -> bool:
-        """Whether a product is to be one of integers."""
+        """Return whether a product is to be computed in integers."""
         skipped = self.config.skip_conv_layers
         if name == "nn.dense" and self.config.skip_dense_layer:
             return False
@@ -76,25 +76,25 @@ class _Annotator:
         return all(_is_float(arg) for arg in call.args) and self.config.guard(call)
 
     def rewrite(self, old: RelayExpr, new: RelayExpr) -> RelayExpr:
-        """The expression with its operands rounded as the table says."""
+        """Return the expression with its operands quantized according to the rule table."""
         if not isinstance(old, Call) or not isinstance(new, Call) or not isinstance(old.op, Op):
             return new
         name = old.op.name
         if is_product(name):
             if not self._is_wanted(old, name):
                 return new
-            made = self._on_bytes(new, new.args)
-            return self._once(old, made, State.SUMS)
+            quantised = self._on_bytes(new, new.args)
+            return self._once(old, quantised, State.SUMS)
         if not self.config.guard(old) or name not in OP_ATTRS.get(RULES, {}):
             return new
-        state, made = self._follow(old, new, name)
-        return self._once(old, made, state)
+        state, quantised = self._follow(old, new, name)
+        return self._once(old, quantised, state)
 
     def _follow(self, old: Call, new: Call, name: str) -> tuple[State, Call]:
-        """What becomes of an operator that is no product."""
+        """Return the state and call of an operator that is no product."""
         states = [self._state(arg) for arg in new.args]
         first = states[0]
-        if all(each is State.FLOAT for each in states):
+        if all(state_of_arg is State.FLOAT for state_of_arg in states):
             return State.FLOAT, new
         if OP_ATTRS.get(KEEPS, {}).get(name):
             if not isinstance(old.op, Op) or len(new.args) > 1:
@@ -110,41 +110,44 @@ class _Annotator:
         return State.FLOAT, new
 
     def _state(self, expr: RelayExpr) -> State:
+        """Return the state of an expression."""
         if isinstance(expr, Tuple):
-            found = {self._state(each) for each in expr.fields}
-            return State.OPEN if found - {State.FLOAT} else State.FLOAT
+            field_states = {self._state(field) for field in expr.fields}
+            return State.OPEN if field_states - {State.FLOAT} else State.FLOAT
         return self.states.get(expr, State.FLOAT)
 
     def _on_bytes(self, call: Call, args: Sequence[RelayExpr]) -> Call:
-        """The call with all operands rounded, of tuples each."""
-        made = [
+        """Return the call with every operand quantized, tuples elementwise."""
+        quantised_args = [
             Tuple(tuple(map(self._bytes, arg.fields))) if isinstance(arg, Tuple)
             else self._bytes(arg)
             for arg in args
         ]  # fmt: skip
-        return Call(call.op, tuple(made), call.attrs, call.type_args, call.span)
+        return Call(call.op, tuple(quantised_args), call.attrs, call.type_args, call.span)
 
     def _bytes(self, expr: RelayExpr) -> RelayExpr:
-        """The value rounded; once for all that read it."""
+        """Quantize a value, once for all its readers."""
         if self._state(expr) is State.BYTES:
             return expr
         constant = isinstance(expr, Constant)
         kind = QAnnotateKind.WEIGHT if constant else QAnnotateKind.INPUT
         if (expr, kind) not in self.rounded:
-            most = float(2 ** (self.config.get_nbit_by_kind(kind) - 1) - 1)
-            step, low, high = (const(np.float32(each)) for each in (0.0, -most, most))
-            made = simulated_quantize(expr, step, low, high, kind)
-            self.rounded[expr, kind] = made
-            self.states[made] = State.BYTES
+            max_level = float(2 ** (self.config.get_nbit_by_kind(kind) - 1) - 1)
+            step, low, high = (const(np.float32(bound)) for bound in (0.0, -max_level, max_level))
+            quantised = simulated_quantize(expr, step, low, high, kind)
+            self.rounded[expr, kind] = quantised
+            self.states[quantised] = State.BYTES
         return self.rounded[expr, kind]
 
-    def _once(self, old: RelayExpr, made: Call, state: State) -> RelayExpr:
-        """The result, which is rounded here where several read it: else each would compute it."""
+    def _once(self, old: RelayExpr, result: Call, state: State) -> RelayExpr:
+        """Return the result, quantized here if it has several readers, so that none
+        recomputes it.
+        """
         if state is State.FLOAT:
-            return made
-        self.states[made] = state
+            return result
+        self.states[result] = state
         several = state is not State.BYTES and self.readers[old] > 1
-        return self._bytes(made) if several else made
+        return self._bytes(result) if several else result
 
 
 def _is_float(expr: RelayExpr) -> bool:
@@ -153,33 +156,33 @@ def _is_float(expr: RelayExpr) -> bool:
 
 
 def _numbers(order: Sequence[RelayExpr]) -> dict[RelayExpr, int]:
-    """Convolutions in the order of evaluation."""
-    found = [e for e in order if isinstance(e, Call) and e.op == Op.get("nn.conv2d")]
-    return {each: at for at, each in enumerate(found)}
+    """Number the convolutions in evaluation order."""
+    convolutions = [e for e in order if isinstance(e, Call) and e.op == Op.get("nn.conv2d")]
+    return {conv: at for at, conv in enumerate(convolutions)}
 
 
 def _useful(order: Sequence[RelayExpr], is_wanted: Callable[[Call, str], bool]) -> set[RelayExpr]:
-    """The values that a product of integers reads, through operators that have rules."""
-    found: set[RelayExpr] = set()
+    """Return the values that an integer product reads, through operators that have rules."""
+    used: set[RelayExpr] = set()
     rules = OP_ATTRS.get(RULES, {})
     for expr in reversed(order):
         if not isinstance(expr, Call) or not isinstance(expr.op, Op):
-            if isinstance(expr, Tuple) and expr in found:
-                found.update(expr.fields)
+            if isinstance(expr, Tuple) and expr in used:
+                used.update(expr.fields)
             continue
         name = expr.op.name
-        wanted = is_wanted(expr, name) if is_product(name) else expr in found and name in rules
-        if wanted:
-            found.update(expr.args)
-    return found
+        is_used = is_wanted(expr, name) if is_product(name) else expr in used and name in rules
+        if is_used:
+            used.update(expr.args)
+    return used
 
 
 def annotate() -> Pass:
-    """The pass described at the top of this file, as the current `qconfig` says."""
+    """Return the annotation pass under the current `qconfig`."""
     config = current_qconfig()
 
     def transform(module: IRModule, context: PassContext) -> IRModule:
-        """The module with rounding put in; types are inferred again."""
+        """Insert simulated quantization, and infer types again."""
 
         def rewrite(body: RelayExpr) -> RelayExpr:
             return rewrite_graph(body, _Annotator(body, config).rewrite)

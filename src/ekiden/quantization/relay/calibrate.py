@@ -1,4 +1,4 @@
-"""From what annotated values hold on data to the steps that they are rounded to."""
+"""Calibration: choose quantization steps from the annotated values' data."""
 
 from __future__ import annotations
 
@@ -39,43 +39,46 @@ SCALES: Mapping[str, Callable[[Array], float]] = {"power2": _power2, "max": _lar
 
 
 def rounded(main: Function) -> list[Call]:
-    """The places where a value is rounded, in order."""
+    """Return the simulated quantizations, in order."""
     calls = (e for e in evaluation_order(main.body) if isinstance(e, Call))
-    return [each for each in calls if op_of(each) == OPERATOR]
+    return [call for call in calls if op_of(call) == OPERATOR]
 
 
 def _plain(old: RelayExpr, new: RelayExpr) -> RelayExpr:
-    """Without the rounding: what is observed is what the floats hold."""
+    """Drop a simulated quantization, since the float values are observed."""
     return new.args[0] if isinstance(new, Call) and op_of(new) == OPERATOR else new
 
 
 def collect(module: IRModule, chunk: int = -1) -> Iterator[tuple[list[Call], IRModule]]:
-    """Places where inputs are rounded, at most `chunk` at a time, and a module whose `main` gives
-    the floats there."""
+    """Yield the quantizations of inputs, at most `chunk` at a time, with a module whose `main`
+    returns the float values there.
+    """
     main = module["main"]
     assert isinstance(main, Function)
-    places = [each for each in rounded(main) if _kind(each) != QAnnotateKind.WEIGHT]
-    step = len(places) if chunk == -1 else chunk
-    for at in range(0, len(places), max(step, 1)):
-        some = places[at : at + step]
-        body = rewrite_graph(Tuple(tuple(each.args[0] for each in some)), _plain)
+    calls = [call for call in rounded(main) if _kind(call) != QAnnotateKind.WEIGHT]
+    step = len(calls) if chunk == -1 else chunk
+    for at in range(0, len(calls), max(step, 1)):
+        some = calls[at : at + step]
+        body = rewrite_graph(Tuple(tuple(quantize_call.args[0] for quantize_call in some)), _plain)
         yield some, InferType()(module.with_function("main", Function(main.params, body)))
 
 
-def _kind(place: Call) -> int:
-    return int(getattr(place.attrs, "kind"))  # noqa: B009 - of AnnotatedQuantizeAttrs
+def _kind(quantize_call: Call) -> int:
+    """Return the QAnnotateKind of a simulated quantization."""
+    return int(getattr(quantize_call.attrs, "kind"))  # noqa: B009 - of AnnotatedQuantizeAttrs
 
 
 def ranges(
     module: IRModule, config: QConfig, data: Samples, compile: Callable[[IRModule], Run]
 ) -> dict[Call, float]:
-    """What the integers of each input reach, by the method that the configuration names. Raises
-    InputError for data that give values which are not finite."""
+    """Return the magnitude covered by the integers of each input, by the configured method. Raises
+    InputError for data that produce values which are not finite.
+    """
     method = METHODS[MODES[config.calibrate_mode]]
-    found: dict[Call, float] = {}
-    for places, program in collect(module, config.calibrate_chunk_by):
+    reach_of: dict[Call, float] = {}
+    for calls, program in collect(module, config.calibrate_chunk_by):
         run = compile(program)
-        ends = [(np.inf, -np.inf)] * len(places)
+        ends = [(np.inf, -np.inf)] * len(calls)
         for sample in data:
             values = run(sample)
             for at, value in enumerate(values):
@@ -83,37 +86,38 @@ def ranges(
                     raise InputError("relay.quantize: the data give values that are not finite")
                 low, high = float(value.min()), float(value.max())
                 ends[at] = min(low, ends[at][0]), max(high, ends[at][1])
-        seen = [Histogram(*each) for each in ends]
+        histograms = [Histogram(*bounds) for bounds in ends]
         for sample in data:
-            for each, value in zip(seen, run(sample), strict=True):
-                each.add(value)
-        for place, each in zip(places, seen, strict=True):
-            low, high = method.find(each)
-            found[place] = max(abs(low), abs(high)) or 1.0
-    return found
+            for histogram, value in zip(histograms, run(sample), strict=True):
+                histogram.add(value)
+        for call, histogram in zip(calls, histograms, strict=True):
+            low, high = method.find(histogram)
+            reach_of[call] = max(abs(low), abs(high)) or 1.0
+    return reach_of
 
 
 def with_steps(module: IRModule, config: QConfig, inputs: Mapping[Call, float]) -> IRModule:
-    """The module whose rounding has its steps: of weights by themselves, of inputs as given, or
-    the configuration's one for all."""
+    """Return the module with its quantization steps set: weights from their own values, inputs as
+    given, or the configuration's global one.
+    """
     main = module["main"]
     assert isinstance(main, Function)
     weights = SCALES[config.weight_scale]
     steps: dict[RelayExpr, float] = {}
-    for place in rounded(main):
-        if _kind(place) == QAnnotateKind.WEIGHT:
-            assert isinstance(place.args[0], Constant)
-            reach = weights(place.args[0].data)
+    for call in rounded(main):
+        if _kind(call) == QAnnotateKind.WEIGHT:
+            assert isinstance(call.args[0], Constant)
+            reach = weights(call.args[0].data)
         else:
-            reach = inputs.get(place, config.global_scale)
-        steps[place] = reach / 2 ** (config.get_nbit_by_kind(_kind(place)) - 1)
+            reach = inputs.get(call, config.global_scale)
+        steps[call] = reach / 2 ** (config.get_nbit_by_kind(_kind(call)) - 1)
 
     def rewrite(old: RelayExpr, new: RelayExpr) -> RelayExpr:
-        """A rounding with its step in the place of the one that stood there."""
+        """Replace the step of a simulated quantization."""
         if old not in steps or not isinstance(new, Call):
             return new
         data, _, low, high = new.args
         return Call(new.op, (data, const(np.float32(steps[old])), low, high), new.attrs)
 
-    made = Function(main.params, rewrite_graph(main.body, rewrite))
-    return InferType()(module.with_function("main", made))
+    stepped = Function(main.params, rewrite_graph(main.body, rewrite))
+    return InferType()(module.with_function("main", stepped))

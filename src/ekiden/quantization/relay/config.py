@@ -1,4 +1,5 @@
-"""What is wanted of `relay.quantize`: a stack of configurations, innermost last (TVM's `qconfig`).
+"""The configuration of `relay.quantize`: a stack of configurations, innermost last (TVM's
+`qconfig`).
 
 with relay.quantize.qconfig(calibrate_mode="kl_divergence", skip_conv_layers=None):
     module = relay.quantize.quantize(module, params, dataset)
@@ -26,7 +27,7 @@ PARTITIONS = ("disabled", "enabled", "fully_integral")
 
 
 class QAnnotateKind:
-    """What a rounded value is, by TVM's numbers."""
+    """The kind of a quantized value, by TVM's numbers."""
 
     IDENTITY, INPUT, WEIGHT, ACTIVATION = range(4)
 
@@ -37,16 +38,18 @@ _WORDS = {
 
 
 def kind2str(kind: int) -> str:
-    """The word for a number of `QAnnotateKind`."""
+    """Return the name of a `QAnnotateKind` number."""
     return _WORDS[kind]
 
 
 @dataclass(frozen=True, slots=True)
 class QConfig:
-    """The fields of a configuration. Made by `qconfig`, which refuses other names.
+    """The fields of a configuration, created by `qconfig`, which rejects other names. Raises
+    InputError for unsupported values: integers of 8 bits, of which `nbit_input` Made by
+    `qconfig`, which refuses other names.
 
-    Raises InputError for values that are not among those that a field can have here: integers of
-    8 bits, of which `nbit_input` and `nbit_weight` may use fewer, and sums of 32.
+    Raises InputError for values that are not among those that a field can have here: integers of 8
+    bits, of which `nbit_input` and `nbit_weight` may use fewer, and sums of 32.
     """
 
     nbit_input: int = 8
@@ -76,37 +79,37 @@ class QConfig:
     partition_conversions: str = "disabled"
 
     def __post_init__(self) -> None:
-        """Check the fields."""
-        for name, wanted in _CHOICES.items():
-            got = getattr(self, name)
-            if got not in wanted:
-                there = ", ".join(map(repr, wanted))
-                raise InputError(f"qconfig: '{name}' must be one of {there}, got {got!r}")
+        """Validate the fields. Raises InputError."""
+        for name, allowed in _CHOICES.items():
+            value = getattr(self, name)
+            if value not in allowed:
+                choices = ", ".join(map(repr, allowed))
+                raise InputError(f"qconfig: '{name}' must be one of {choices}, got {value!r}")
         if not self.global_scale > 0.0:
             raise InputError(f"qconfig: 'global_scale' must be positive, got {self.global_scale!r}")
         if self.calibrate_chunk_by != -1 and self.calibrate_chunk_by < 1:
-            got = self.calibrate_chunk_by
-            raise InputError(f"qconfig: 'calibrate_chunk_by' must be positive or -1, got {got}")
+            value = self.calibrate_chunk_by
+            raise InputError(f"qconfig: 'calibrate_chunk_by' must be positive or -1, got {value}")
 
     def guard(self, ref_call: Any) -> bool:  # noqa: ANN401 - any call of an operator
-        """Whether the operator of a call may become an integer one."""
+        """Return whether a call's operator may be quantized."""
         return self.debug_enabled_ops is None or ref_call.op.name in self.debug_enabled_ops
 
     def get_nbit_by_kind(self, kind: int) -> int:
-        """The bits of a kind of value."""
+        """Return the bit width of a kind of value."""
         return int(getattr(self, f"nbit_{kind2str(kind)}"))
 
     def get_dtype_by_kind(self, kind: int) -> str:
-        """The dtype of a kind of value."""
+        """Return the dtype of a kind of value."""
         return str(getattr(self, f"dtype_{kind2str(kind)}"))
 
     def __enter__(self) -> QConfig:
-        """The configuration of what is called inside `with`."""
+        """Make it the configuration inside the `with` block."""
         _STACK.set((*_STACK.get(), self))
         return self
 
     def __exit__(self, *error: object) -> None:
-        """The one before."""
+        """Restore the enclosing configuration."""
         _STACK.set(_STACK.get()[:-1])
 
 
@@ -120,20 +123,19 @@ _STACK: ContextVar[tuple[QConfig, ...]] = ContextVar("qconfig", default=())
 
 
 def current_qconfig() -> QConfig:
-    """The innermost configuration."""
-    found = _STACK.get()
-    return found[-1] if found else QConfig()
+    """Return the innermost configuration."""
+    stack = _STACK.get()
+    return stack[-1] if stack else QConfig()
 
 
-def qconfig(**given: object) -> QConfig:
-    """A configuration for `with`: the fields of `QConfig`, by TVM's names and with its defaults.
-
-    Raises InputError for a name that is none of them (TVM takes no notice of those).
+def qconfig(**options: object) -> QConfig:
+    """Return a configuration for `with`, from fields of `QConfig` by TVM's names and defaults.
+    Raises InputError for an unknown name, which TVM would ignore.
     """
-    known = [each.name for each in fields(QConfig)]
-    for name in given:
-        if name not in known:
-            near = get_close_matches(name, known, 1)
-            hint = f"; did you mean '{near[0]}'?" if near else f"; there are {', '.join(known)}"
+    names = [config_field.name for config_field in fields(QConfig)]
+    for name in options:
+        if name not in names:
+            near = get_close_matches(name, names, 1)
+            hint = f"; did you mean '{near[0]}'?" if near else f"; there are {', '.join(names)}"
             raise InputError(f"qconfig: no field is named '{name}'{hint}")
-    return QConfig(**given)  # type: ignore[arg-type]  # checked by QConfig
+    return QConfig(**options)  # type: ignore[arg-type]  # checked by QConfig

@@ -1,6 +1,6 @@
-"""Cut a quantised program where floats become integers and where they are floats again.
+"""Partitioning of a quantized program into quantize, integer and dequantize functions.
 
-    def @main(%x) { qnn.dequantize(core(qnn.quantize(%x, ..)), ..) }
+def @main(%x) { qnn.dequantize(core(qnn.quantize(%x, ..)), ..) }
 ->  def @quantize_inputs(%x) { (qnn.quantize(%x, ..),) }
     def @quantized_main(%x) { core(%x) }
     def @dequantize_outputs(%input) { qnn.dequantize(%input, ..) }
@@ -27,41 +27,41 @@ __all__ = ["partition_conversions"]
 def partition_conversions(
     module: IRModule, quantized_dtypes: Set[str], ensure_fully_integral: bool
 ) -> IRModule:
-    """The module as three functions and a `main` that calls them, as shown at the top of this
-    file. What is computed in floats on the way stays in the middle.
-
-    `ensure_fully_integral` is for machines that have no floats: CompileError, which names the
-    operator, for a tensor in the middle that is not of `quantized_dtypes`, and for a module of
-    several functions.
+    """Split the module into three functions and a `main` that calls them, as shown at the top of
+    this file. Float computations in between stay in the middle. `ensure_fully_integral` is for
+    machines without floats: raises CompileError, naming the operator, for a tensor in the middle
+    that is not of `quantized_dtypes`. Raises CompileError for a module of several functions.
     """
     main = module["main"]
     if len(module.functions) != 1 or not isinstance(main, Function):
         raise CompileError("partition_conversions: a module of one function expected")
-    before, inside, given = _inputs(main)
+    before, inside, middle_params = _inputs(main)
     after, inside = _outputs(inside)
     if ensure_fully_integral:
         _check(inside, quantized_dtypes)
-    names = [GlobalVar(each) for each in _NAMES]
-    middle = Function(tuple(given), inside)
+    names = [GlobalVar(function_name) for function_name in _NAMES]
+    middle = Function(tuple(middle_params), inside)
     first = Function(main.params, Tuple(tuple(before)))
-    params = tuple(Var(each.name_hint, each.checked_type) for each in main.params)
+    params = tuple(Var(param.name_hint, param.checked_type) for param in main.params)
     quantised = Call(names[0], params)
-    fields = tuple(TupleGetItem(quantised, at) for at in range(len(given)))
+    fields = tuple(TupleGetItem(quantised, at) for at in range(len(middle_params)))
     body = Call(names[2], (Call(names[1], fields),))
-    made: dict[GlobalVar | str, BaseFunc] = dict(zip(names, (first, middle, after), strict=True))
-    return InferType()(IRModule(made | {"main": Function(params, body)}))
+    functions: dict[GlobalVar | str, BaseFunc] = dict(
+        zip(names, (first, middle, after), strict=True)
+    )
+    return InferType()(IRModule(functions | {"main": Function(params, body)}))
 
 
 _NAMES = ("quantize_inputs", "quantized_main", "dequantize_outputs")
 
 
 def _inputs(main: Function) -> tuple[list[RelayExpr], RelayExpr, list[Var]]:
-    """What enters the middle, the middle on variables, and these."""
+    """Return the arguments of the middle function, its body, and its parameters."""
     params = set(main.params)
     entering: dict[RelayExpr, Var] = {}
 
     def rewrite(old: RelayExpr, new: RelayExpr) -> RelayExpr:
-        """A rounding of a parameter becomes a parameter of the middle."""
+        """Replace the quantization of a parameter by a parameter of the middle function."""
         enters = op_of(old) == "qnn.quantize" and isinstance(old, Call) and old.args[0] in params
         if not enters:
             return new
@@ -70,34 +70,39 @@ def _inputs(main: Function) -> tuple[list[RelayExpr], RelayExpr, list[Var]]:
         return entering[old]
 
     body = rewrite_graph(main.body, rewrite)
-    left = [each for each in main.params if each in set(free_vars(body))]
-    return [*entering, *left], body, [*entering.values(), *left]
+    unquantised = [param for param in main.params if param in set(free_vars(body))]
+    return [*entering, *unquantised], body, [*entering.values(), *unquantised]
 
 
 def _outputs(body: RelayExpr) -> tuple[Function, RelayExpr]:
-    """What makes floats of the middle's results, and the middle without that."""
+    """Return the function that dequantizes the middle's results, and the middle body without it."""
     several = isinstance(body, Tuple)
     fields = body.fields if isinstance(body, Tuple) else (body,)
     inner = [
-        each.args[0] if isinstance(each, Call) and op_of(each) == "qnn.dequantize" else each
-        for each in fields
+        field_expr.args[0]
+        if isinstance(field_expr, Call) and op_of(field_expr) == "qnn.dequantize"
+        else field_expr
+        for field_expr in fields
     ]
     middle = Tuple(tuple(inner)) if several else inner[0]
     names = [f"input_{at}" if several else "input" for at in range(len(inner))]
-    holders = [_variable(name, each) for name, each in zip(names, inner, strict=True)]
-    whole = Var("input", None) if several else holders[0]
-    found: list[RelayExpr] = []
+    holders = [_variable(name, inner_expr) for name, inner_expr in zip(names, inner, strict=True)]
+    middle_result = Var("input", None) if several else holders[0]
+    results: list[RelayExpr] = []
     for at, (field, its) in enumerate(zip(fields, inner, strict=True)):
-        given: RelayExpr = TupleGetItem(whole, at) if several else whole
+        middle_field: RelayExpr = TupleGetItem(middle_result, at) if several else middle_result
         is_cut = field is not its and isinstance(field, Call)
-        found.append(Call(field.op, (given, *field.args[1:]), field.attrs) if is_cut else given)  # type: ignore[attr-defined]
-    return Function((whole,), Tuple(tuple(found)) if several else found[0]), middle
+        results.append(
+            Call(field.op, (middle_field, *field.args[1:]), field.attrs) if is_cut else middle_field
+        )  # type: ignore[attr-defined]
+    return Function((middle_result,), Tuple(tuple(results)) if several else results[0]), middle
 
 
 def _variable(name: str, like: RelayExpr) -> Var:
-    made = Var(name, like.checked_type)
-    made.set_checked_type(like.checked_type)
-    return made
+    """Return a variable of an expression's type."""
+    var = Var(name, like.checked_type)
+    var.set_checked_type(like.checked_type)
+    return var
 
 
 def _check(body: RelayExpr, dtypes: Set[str]) -> None:

@@ -1,6 +1,6 @@
-"""From rounding in floats to integers.
+"""Realization: turn simulated quantization into integer operators.
 
-    nn.conv2d(simulated_quantize(%x, s, ..), simulated_quantize(w, t, ..))
+nn.conv2d(simulated_quantize(%x, s, ..), simulated_quantize(w, t, ..))
 ->  qnn.dequantize(qnn.conv2d(qnn.quantize(%x, s, 0), w', 0, 0, s, t), s * t, 0)
 
 Each rounding becomes a quantize and a dequantize; FakeQuantizationToInteger does the rest.
@@ -35,12 +35,15 @@ BYTE = 127.0
 
 
 def _numbers(call: Call) -> list[float]:
-    found = [arg.data.item() for arg in call.args[1:] if isinstance(arg, Constant)]
-    if len(found) != 3 or not found[0] > 0.0:
+    """Return the step and bounds of a simulated quantization. Raises CompileError if they are not
+    calibrated.
+    """
+    values = [arg.data.item() for arg in call.args[1:] if isinstance(arg, Constant)]
+    if len(values) != 3 or not values[0] > 0.0:
         raise CompileError(
             "realize: a value is rounded to steps that are not known: calibrate comes first"
         )
-    return found
+    return values
 
 
 def _as_bytes(old: RelayExpr, new: RelayExpr) -> RelayExpr:
@@ -56,17 +59,17 @@ def _as_bytes(old: RelayExpr, new: RelayExpr) -> RelayExpr:
 
 
 def realize() -> Pass:
-    """The pass described at the top of this file; rounds as the current `qconfig` says."""
+    """Return the realization pass; it rounds as the current `qconfig` says."""
     config = current_qconfig()
 
     def transform(module: IRModule, context: PassContext) -> IRModule:
-        """Rounding becomes qnn.quantize and dequantize, operators between these operators on
-        integers.
+        """Replace simulated quantization by qnn.quantize and dequantize, and operators in between
+        by integer ones.
         """
-        made = map_functions(module, on_body(lambda body: rewrite_graph(body, _as_bytes)))
-        made = InferType()(made)
+        realized = map_functions(module, on_body(lambda body: rewrite_graph(body, _as_bytes)))
+        realized = InferType()(realized)
         with requantize_config(rounding=config.rounding):
-            made = FakeQuantizationToInteger(use_qat=True)(made)
-        return FoldConstant()(InferType()(made))
+            realized = FakeQuantizationToInteger(use_qat=True)(realized)
+        return FoldConstant()(InferType()(realized))
 
     return Pass("QuantizeRealize", transform, 1, (InferType(),))
