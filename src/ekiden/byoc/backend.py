@@ -1,4 +1,4 @@
-"""What an engine is to Ekiden, and the road from a module to regions that it runs."""
+"""The interface of external engines, and partitioning of modules into regions for them."""
 
 from __future__ import annotations
 
@@ -31,28 +31,28 @@ _LOG = logging.getLogger("ekiden")
 
 
 class Backend(Protocol):
-    """An engine that takes regions of programs.
-
-    `register` one, and `partition` finds it by its name, which stands in artifacts.
+    """An engine that runs regions of programs. After `register`, `partition` finds it by name,
+    which artifacts record.
     """
 
     name: str
 
     def patterns(self) -> Sequence[Entry]:
-        """What it takes, as `MergeComposite` does: (name, pattern, check of the matched
-        expression), the longer ones first; each name begins with the engine's and a dot.
+        """Return the supported patterns in `MergeComposite`'s form, (name, pattern, check), longer
+        ones first; each name begins with the engine's name and a dot.
         """
 
     def compile(self, function: Function) -> bytes:
-        """The code of a region: a function of tensors, of which each call is of a composite
-        function by a name of `patterns`, with constants in place. Its code may be loaded on
-        another machine, by another version of the engine. Raises CompileError, which names what it
-        cannot take.
+        """Return the code of a region: a function of tensors, whose calls are of composite
+        functions named in `patterns`, with constants in place. The code may be loaded on another
+        machine, by another version of the engine. Raises CompileError naming what is not
+        supported.
         """
 
     def load(self, symbol: str, code: bytes) -> Callable[..., None]:
-        """What runs a region: called with its inputs, then the tensors that it writes, any number
-        of threads at once. Raises LoadError where the engine is not there, or refuses the code.
+        """Return a callable that runs a region: called with its inputs, then its output tensors,
+        from any number of threads at once. Raises LoadError if the engine is missing or rejects
+        the code.
         """
 
 
@@ -66,7 +66,7 @@ _BACKENDS: dict[str, Backend] = {each.name: each for each in _OWN}
 
 
 def register(backend: Backend) -> None:
-    """Make an engine known by its name; a later one takes its place. Artifacts that need it can be
+    """Register an engine under its name; a later one takes its place. Artifacts that need it can be
     loaded from then on in this process. Raises CompileError for a name that there cannot be.
     """
     name: object = backend.name
@@ -93,35 +93,36 @@ for _backend in _BACKENDS.values():
 
 
 def _find(name: object) -> Backend:
+    """Look up an engine by name. Raises CompileError if it is unknown or not installed."""
     if not isinstance(name, str) or name not in _BACKENDS:
-        known = ", ".join(f"'{each}'" for each in sorted(_BACKENDS))
-        raise CompileError(f"byoc: expected one of the engines {known}, got {name!r}")
+        names = ", ".join(f"'{engine_name}'" for engine_name in sorted(_BACKENDS))
+        raise CompileError(f"byoc: expected one of the engines {names}, got {name!r}")
     if lacks := missing(name):
         raise CompileError(f"byoc: {lacks}")
     return _BACKENDS[name]
 
 
 def present() -> list[str]:
-    """The engines that are here, in the order in which they were made known."""
+    """Return the names of the installed engines, in registration order."""
     return [name for name in _BACKENDS if not missing(name)]
 
 
 def partition(module: IRModule, engine: str) -> IRModule:
-    """The module with regions for an engine cut out: functions that have its name as the attribute
-    `Compiler`. What no pattern takes stays with Ekiden, and so does a region that the engine
-    refuses when it is tried. The logger "ekiden" names each region.
-
-    Raises CompileError for an engine that is not known, or is not here.
+    """Return the module with an engine's regions cut out: functions with its name as the attribute
+    `Compiler`. What no pattern matches stays with Ekiden, and so does a region the engine
+    refuses when tried. The logger "ekiden" names each region. Raises CompileError for an engine
+    that is unknown or not installed.
     """
     _find(engine)
     return cut_out(module, engine)
 
 
 def cut_out(module: IRModule, engine: str, *, forgives: bool = False) -> IRModule:
-    """What `partition` does, with an engine that is here; one that `forgives` leaves a region with
-    Ekiden, with a warning, for which the engine breaks its promises."""
+    """Partition a module for an installed engine. If `forgives`, a region on which the engine
+    violates the Backend contract stays with Ekiden, with a warning.
+    """
     backend = _BACKENDS[engine]
-    made = Sequential(
+    partitioned = Sequential(
         [
             InferType(),
             MergeComposite(_patterns(backend)),
@@ -131,9 +132,9 @@ def cut_out(module: IRModule, engine: str, *, forgives: bool = False) -> IRModul
             InferType(),
         ]
     )(module)
-    placed = _placed_elsewhere(made)
+    placed = _placed_elsewhere(partitioned)
     refused: set[GlobalVar] = set()
-    for name, function in made.functions.items():
+    for name, function in partitioned.functions.items():
         if not isinstance(function, Function) or function.attr("Compiler") != engine:
             continue
         if reason := placed.get(name) or _refusal(backend, name.name_hint, function, forgives):
@@ -141,40 +142,43 @@ def cut_out(module: IRModule, engine: str, *, forgives: bool = False) -> IRModul
             refused.add(name)
         else:
             _LOG.info("byoc: '%s' goes to the engine '%s'", name.name_hint, engine)
-    return taken_back(made, refused)
+    return taken_back(partitioned, refused)
 
 
 def _placed_elsewhere(module: IRModule) -> dict[GlobalVar, str]:
-    """Return the functions whose results the program places on another device than the host, where
-    engines run, each with what to say of it."""
+    """Return the functions whose results the program places off the host, where engines run, each
+    with a message.
+    """
     placed: dict[GlobalVar, str] = {}
     for function in module.functions.values():
         for call in evaluation_order(function.body) if isinstance(function, Function) else ():
             if not isinstance(call, Call) or not isinstance(call.attrs, OnDeviceAttrs):
                 continue
-            place, value = call.attrs.virtual_device, call.args[0]
+            placement, value = call.attrs.virtual_device, call.args[0]
             while isinstance(value, TupleGetItem):
                 value = value.tuple_value
             region = value.op if isinstance(value, Call) else None
-            is_placed = call.attrs.constrain_body and not place.is_host
+            is_placed = call.attrs.constrain_body and not placement.is_host
             if is_placed and isinstance(region, GlobalVar):
-                placed[region] = f"the program places it on {place.device}"
+                placed[region] = f"the program places it on {placement.device}"
     return placed
 
 
 def _patterns(backend: Backend) -> Sequence[Entry]:
-    """What an engine takes; a name that is not its own would be nobody's."""
-    found = _asked(backend, None, backend.patterns)
-    if not isinstance(found, (list, tuple)):
-        raise _broken(backend, f"it gave a {type(found).__name__} of its patterns")
-    for name, *_ in found:
+    """Return an engine's patterns. Raises CompileError if they are malformed or a name lacks the
+    engine's prefix.
+    """
+    entries = _asked(backend, None, backend.patterns)
+    if not isinstance(entries, (list, tuple)):
+        raise _broken(backend, f"it gave a {type(entries).__name__} of its patterns")
+    for name, *_ in entries:
         if not name.startswith(f"{backend.name}."):
             raise _broken(backend, f"names of patterns begin with '{backend.name}.', got {name!r}")
-    return found
+    return entries
 
 
 def _code(backend: Backend, region: Function) -> bytes:
-    """A region's code, by its engine. Raises CompileError, for any error of the engine's."""
+    """Return a region's code from its engine. Raises CompileError for any error of the engine's."""
     code = _asked(backend, region, lambda: backend.compile(region))
     if not isinstance(code, bytes):
         raise _broken(backend, f"it gave a {type(code).__name__} of the code of a region", region)
@@ -182,7 +186,9 @@ def _code(backend: Backend, region: Function) -> bytes:
 
 
 def _asked(backend: Backend, region: Function | None, question: Callable[[], object]) -> object:
-    """What an engine answers; its refusals are errors of ours, and others no refusals."""
+    """Call into an engine, passing its refusals through and turning any other error into
+    _BrokenError.
+    """
     try:
         return question()
     except EkidenError:
@@ -192,11 +198,11 @@ def _asked(backend: Backend, region: Function | None, question: Callable[[], obj
 
 
 class _BrokenError(CompileError):
-    """Of an engine that does not do what a Backend promises, which is no refusal of a region."""
+    """Raised when an engine violates the Backend contract, as opposed to refusing a region."""
 
 
 def _broken(backend: Backend, why: str, region: Function | None = None) -> CompileError:
-    """An error that names the engine and, of a region, its name and its nodes."""
+    """Return an error that names the engine and, for a region, its name and nodes."""
     where = "" if region is None else f" region '{region.attr('global_symbol')}'"
     spans = [] if region is None else [c.span for c in operators_of(region) if c.span]
     nodes = ", ".join(dict.fromkeys(map(str, spans)))
@@ -207,18 +213,18 @@ def _broken(backend: Backend, why: str, region: Function | None = None) -> Compi
 
 
 def operators_of(region: Function) -> list[Call]:
-    """Return the calls of operators in a region, in the order of their evaluation."""
+    """Return the operator calls of a region, in evaluation order."""
     order = post_order(region.body, into_functions=True)
     return [e for e in order if isinstance(e, Call) and isinstance(e.op, Op)]
 
 
 def _refusal(backend: Backend, symbol: str, region: Function, forgives: bool) -> str:
-    """Why an engine does not take a region; empty where it does."""
+    """Return why an engine refuses a region; empty if it accepts it."""
     try:
         code = _code(backend, region)
-        made = _asked(backend, region, lambda: backend.load(symbol, code))
-        if not callable(made):
-            what = f"it gave a {type(made).__name__} of what runs a region"
+        runner = _asked(backend, region, lambda: backend.load(symbol, code))
+        if not callable(runner):
+            what = f"it gave a {type(runner).__name__} of what runs a region"
             raise _broken(backend, what, region)
     except _BrokenError as error:
         if not forgives:
@@ -230,7 +236,7 @@ def _refusal(backend: Backend, symbol: str, region: Function, forgives: bool) ->
 
 
 def taken_back(module: IRModule, names: Set[GlobalVar]) -> IRModule:
-    """The module with the bodies of these regions where they are called, as they were."""
+    """Return the module with these regions inlined again where they are called."""
     if not names:
         return module
     functions = dict(module.functions)
@@ -242,7 +248,7 @@ def taken_back(module: IRModule, names: Set[GlobalVar]) -> IRModule:
 
 
 def _without_patterns(old: RelayExpr, new: RelayExpr) -> RelayExpr:
-    """A call of what matched a pattern becomes the calls that matched."""
+    """Inline a call of a composite function."""
     if isinstance(new, Call) and isinstance(new.op, Function) and new.op.attr("Composite"):
         return apply(new.op, new)
     return new

@@ -1,4 +1,6 @@
-"""Regions measured on this machine, an engine beside Ekiden's own kernels: the faster is kept."""
+"""Engine selection by measurement against Ekiden's own kernels on this machine: the faster
+is kept.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,7 @@ Run = Callable[[Sequence[Array]], object]
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A region, and which of both ran it faster; times in seconds."""
+    """A region, and which engine ran it faster; times in seconds."""
 
     region: str
     operators: str
@@ -48,7 +50,7 @@ class Choice:
 
     @property
     def kept(self) -> bool:
-        """Whether the engine has the region."""
+        """Return whether the engine keeps the region."""
         return self.its < MARGIN * self.own
 
     def __str__(self) -> str:
@@ -57,21 +59,20 @@ class Choice:
 
 
 def choose(module: IRModule, compile: Callable[[IRModule], Run]) -> tuple[IRModule, list[Choice]]:
-    """The module with the regions that an engine runs faster than Ekiden, as measured now, with
-    inputs of random numbers, and 1 for sizes that are not known. Engines are those that are here,
-    in the order of their table; each is tried on what those before it have left.
-
-    `compile` makes of a module what runs it. The logger "ekiden" says what was measured.
+    """Return the module with the regions that an engine runs faster than Ekiden, as measured now.
+    Inputs are random, with 1 for unknown sizes. Installed engines are tried in registration
+    order, each on what the previous ones left. `compile` turns a module into a function. The
+    logger "ekiden" reports the measurements.
     """
-    found: list[Choice] = []
+    choices: list[Choice] = []
     for engine in present():
         try:
-            made = cut_out(module, engine, forgives=True)
+            partitioned = cut_out(module, engine, forgives=True)
         except EkidenError as error:  # of an engine's patterns
             _LOG.warning("byoc: the engine '%s' is left out: %s", engine, error)
             continue
         slower: set[GlobalVar] = set()
-        for name, region in made.functions.items():
+        for name, region in partitioned.functions.items():
             if not isinstance(region, Function) or region.attr("Compiler") != engine:
                 continue
             choice = _measured(name, region, engine, compile)
@@ -79,21 +80,21 @@ def choose(module: IRModule, compile: Callable[[IRModule], Run]) -> tuple[IRModu
                 slower.add(name)
             if choice is not None:
                 _LOG.info("byoc: %s", choice)
-                found.append(choice)
-        module = taken_back(made, slower)
-    return module, found
+                choices.append(choice)
+        module = taken_back(partitioned, slower)
+    return module, choices
 
 
 def _measured(
     name: GlobalVar, region: Function, engine: str, compile: Callable[[IRModule], Run]
 ) -> Choice | None:
-    """Both times; None where the region does not run by itself, which is said in the log."""
+    """Return both times; None, with a logged warning, if the region does not run by itself."""
     feed = _random(region)
-    params = tuple(each.with_fields() for each in region.params)
+    params = tuple(param.with_fields() for param in region.params)
     theirs = IRModule({name: region, GlobalVar("main"): Function(params, Call(name, params))})
     own = taken_back(theirs, {name})
     try:
-        runs = [compile(each) for each in (theirs, own)]
+        runs = [compile(candidate) for candidate in (theirs, own)]
         its, ours = least_in_turns([partial(run, feed) for run in runs], MEASURED)
     except EkidenError as error:
         _LOG.warning("byoc: '%s' stays with Ekiden: %s", name.name_hint, error)
@@ -102,18 +103,19 @@ def _measured(
 
 
 def _operators(region: Function) -> str:
-    """Its operators by name, with their number: `nn.dense x 2, nn.relu`."""
-    names = [op_of(each) for each in post_order(region.body, into_functions=True)]
+    """Return the region's operators with their counts, such as `nn.dense x 2, nn.relu`."""
+    names = [op_of(expr) for expr in post_order(region.body, into_functions=True)]
     counts = Counter(filter(None, names))
     return ", ".join(name if n == 1 else f"{name} x {n}" for name, n in sorted(counts.items()))
 
 
 def _random(region: Function) -> list[Array]:
+    """Return random inputs for a region."""
     rng = np.random.default_rng(0)
-    made = []
+    arrays = []
     for param in region.params:
         kind = param.checked_type
         assert isinstance(kind, TensorType), "regions have tensors as parameters"
-        shape = [each.value if isinstance(each, IntImm) else OPEN for each in kind.shape]
-        made.append(rng.random(shape).astype(to_numpy(kind.dtype)))
-    return made
+        shape = [dim.value if isinstance(dim, IntImm) else OPEN for dim in kind.shape]
+        arrays.append(rng.random(shape).astype(to_numpy(kind.dtype)))
+    return arrays

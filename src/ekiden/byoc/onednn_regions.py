@@ -1,4 +1,4 @@
-"""oneDNN as an engine: which operators of Relay go there, a row each, and regions as programs of
+"""The oneDNN engine: which operators of Relay go there, a row each, and regions as programs of
 steps, which `runtime/engines/onednn_plan.h` describes.
 """
 
@@ -28,7 +28,7 @@ RELU, ADD = 0x20, 0x1FFF0
 
 
 class Kind(IntEnum):
-    """What a step does; in the order of onednn_kind in onednn_plan.h."""
+    """The kind of a step, in the order of onednn_kind in onednn_plan.h."""
 
     PRODUCT = 0
     CONVOLUTION = 1
@@ -75,7 +75,7 @@ def _pool(call: Call) -> Attributes | None:
 
 
 def _number(number: int) -> Callable[[Call], Attributes | None]:
-    """Of a function or operator, as oneDNN numbers them; what has no dimensions it has not."""
+    """Return the attributes of an operator with this oneDNN number; scalars are not supported."""
     return lambda call: [number] if all(tensor_of(arg).shape for arg in call.args) else None
 
 
@@ -100,39 +100,43 @@ ROWS: dict[str, Row[Kind, Attributes]] = {
 
 @dataclass(slots=True)
 class OneDnnEngine:
-    """oneDNN, by its library in C."""
+    """The oneDNN engine, used through its C library."""
 
     name: str
 
     def patterns(self) -> Sequence[Entry]:
-        """Each operator of the table."""
+        """Return a pattern for each operator of the table."""
         return patterns_of(self.name, ROWS)
 
     def compile(self, function: Function) -> bytes:
-        """A region as a program; CompileError for an operator outside the table."""
+        """Serialize a region as a oneDNN plan. Raises CompileError for an operator outside the
+        table.
+        """
         region = _Region()
         for param in function.params:
             region.values[param] = _Value()
         inputs = list(region.values.values())
         region.convert(function.body)
-        results = [region.values[each] for each in results_of(function.body)]
+        results = [region.values[result] for result in results_of(function.body)]
         _fold(region.steps, region.constants, results)
         return _written(inputs, region.constants, region.steps, results)
 
     def load(self, symbol: str, code: bytes) -> Callable[..., None]:
-        """By the runtime, which has it without the compiler."""
+        """Load the region in the runtime, without the compiler."""
         return load_region(self.name, symbol, code)
 
 
 @dataclass(eq=False, slots=True)
 class _Value:
-    """An input, a constant, or what a step gives."""
+    """An input, a constant, or a step's result."""
 
     data: Array | None = None
 
 
 @dataclass(eq=False, slots=True)
 class _Step(_Value):
+    """A oneDNN primitive with its arguments and attributes."""
+
     kind: Kind = Kind.ELEMENT
     args: list[_Value] = field(default_factory=list)
     attributes: list[int] = field(default_factory=list)
@@ -140,6 +144,8 @@ class _Step(_Value):
 
 
 class _Region(Region[_Value]):
+    """A region being converted to oneDNN steps."""
+
     engine = "oneDNN"
 
     def __init__(self) -> None:
@@ -148,12 +154,12 @@ class _Region(Region[_Value]):
         self.steps: list[_Step] = []
 
     def constant(self, expr: Constant) -> _Value:
-        """Its numbers are of the code."""
+        """Embed a constant in the plan."""
         self.constants.append(_Value(np.asarray(expr.data)))
         return self.constants[-1]
 
     def operator(self, name: str, call: Call, inputs: Sequence[_Value]) -> _Value:
-        """A step for each; `_fold` joins them."""
+        """Append a step; `_fold` fuses them later."""
         row = ROWS.get(name)
         attributes = None if row is None else row.attributes(call)
         if row is None or attributes is None:
@@ -167,11 +173,11 @@ PRODUCTS = (Kind.PRODUCT, Kind.CONVOLUTION)
 
 
 def _fold(steps: list[_Step], constants: list[_Value], results: list[_Value]) -> None:
-    """A bias, and a relu behind, become part of the product or convolution before them where nobody
-    else uses what that gives; other biases are added.
+    """Fuse a bias, and a following relu, into the product or convolution before them if it has no
+    other reader; turn other biases into additions.
     """
     for step in list(steps):
-        uses = Counter(id(arg) for each in steps for arg in each.args)
+        uses = Counter(id(arg) for reader in steps for arg in reader.args)
         uses.update(map(id, results))
         before = step.args[0]
         alone = isinstance(before, _Step) and before.kind in PRODUCTS and uses[id(before)] == 1
@@ -184,7 +190,9 @@ def _fold(steps: list[_Step], constants: list[_Value], results: list[_Value]) ->
 
 
 def _broadcast(bias: _Value, after: int, constants: list[_Value]) -> _Value:
-    """A bias as it is added, with 1 for the sizes after its own."""
+    """Reshape a bias for addition, with trailing dimensions of 1. Raises CompileError if it is not
+    constant.
+    """
     if not after:
         return bias
     if bias.data is None:
@@ -196,7 +204,7 @@ def _broadcast(bias: _Value, after: int, constants: list[_Value]) -> _Value:
 
 
 def _joins(before: _Value, step: _Step) -> bool:
-    """Has a product do what a step behind it does, if it can."""
+    """Fuse a step into the product before it, and return whether that is possible."""
     assert isinstance(before, _Step)
     if before.attributes[-1]:
         return False
@@ -213,23 +221,27 @@ def _joins(before: _Value, step: _Step) -> bool:
 
 
 def _replace(old: _Value, new: _Value, steps: list[_Step], results: list[_Value]) -> None:
+    """Replace a value in all steps and results."""
     for values in (results, *(step.args for step in steps)):
-        values[:] = [new if each is old else each for each in values]
+        values[:] = [new if value is old else value for value in values]
 
 
 def _written(
     inputs: list[_Value], constants: list[_Value], steps: list[_Step], results: list[_Value]
 ) -> bytes:
-    number = {id(each): at for at, each in enumerate((*inputs, *constants, *steps))}
-    made = _words(MAGIC, len(inputs), len(constants), len(steps), len(results))
-    for each in constants:
-        assert each.data is not None
-        numbers = each.data.astype("<f4").tobytes()
-        made += _words(each.data.ndim, *each.data.shape) + numbers + bytes(-len(numbers) % 8)
+    """Serialize the plan."""
+    number = {id(value): at for at, value in enumerate((*inputs, *constants, *steps))}
+    plan = _words(MAGIC, len(inputs), len(constants), len(steps), len(results))
+    for constant in constants:
+        assert constant.data is not None
+        numbers = constant.data.astype("<f4").tobytes()
+        plan += (
+            _words(constant.data.ndim, *constant.data.shape) + numbers + bytes(-len(numbers) % 8)
+        )
     for step in steps:
         args = [number[id(arg)] for arg in step.args]
-        made += _words(step.kind, len(args), *args, len(step.attributes), *step.attributes)
-    return made + _words(*(number[id(each)] for each in results))
+        plan += _words(step.kind, len(args), *args, len(step.attributes), *step.attributes)
+    return plan + _words(*(number[id(result)] for result in results))
 
 
 def _words(*numbers: int) -> bytes:

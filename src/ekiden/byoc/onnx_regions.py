@@ -1,5 +1,5 @@
-"""Engines that take models of ONNX: which operators of Relay go there, a row each, and regions as
-such models.
+"""Engines that take ONNX models: which operators of Relay go there, a row each, and regions as such
+models.
 """
 
 from __future__ import annotations
@@ -30,13 +30,15 @@ def _nothing(call: Call) -> Attributes | None:
 
 
 def _dense(call: Call) -> Attributes | None:
-    """Gemm has no batch dimensions."""
+    """Return Gemm's attributes; it has no batch dimensions."""
     ranks = [len(tensor_of(arg).shape) for arg in call.args]
     return {"transB": 1} if ranks == [2, 2] else None
 
 
 def _bias(call: Call) -> Attributes | None:
-    """Add along the last axis; a bias along another has another shape in ONNX."""
+    """Return the attributes of an addition along the last axis; a bias along another has another
+    shape in ONNX.
+    """
     axis: int = getattr(call.attrs, "axis")  # noqa: B009 - of BiasAddAttrs
     return {} if axis in (-1, len(tensor_of(call.args[0]).shape) - 1) else None
 
@@ -90,21 +92,23 @@ ROWS: dict[str, Row[str, Attributes]] = {
 
 @dataclass(slots=True)
 class OnnxEngine:
-    """An engine of `ekiden.runtime.devices.engines` that takes models of ONNX."""
+    """An engine of `ekiden.runtime.devices.engines` that takes ONNX models."""
 
     name: str
 
     def patterns(self) -> Sequence[Entry]:
-        """Each operator of the table."""
+        """Return a pattern for each operator of the table."""
         return patterns_of(self.name, ROWS)
 
     def compile(self, function: Function) -> bytes:
-        """A region as a model of ONNX; CompileError for an operator outside the table."""
+        """Serialize a region as an ONNX model. Raises CompileError for an operator outside the
+        table.
+        """
         region = _Region()
         inputs = [_info(region.bind(param), param.checked_type) for param in function.params]
         region.convert(function.body)
         outputs = results_of(function.body)
-        infos = [_info(region.result(each), each.checked_type) for each in outputs]
+        infos = [_info(region.result(output), output.checked_type) for output in outputs]
         graph = helper.make_graph(
             region.nodes, str(function.attr("global_symbol")), inputs, infos, region.constants
         )
@@ -114,19 +118,19 @@ class OnnxEngine:
         return code
 
     def load(self, symbol: str, code: bytes) -> Callable[..., None]:
-        """By the runtime, which has it without the compiler."""
+        """Load the region in the runtime, without the compiler."""
         return load_region(self.name, symbol, code)
 
 
 def _info(name: str, kind: Type) -> ValueInfoProto:
-    """An input or output: sizes that are not numbers are left open."""
+    """Describe an input or output; symbolic sizes are left open."""
     assert isinstance(kind, TensorType) and kind.dtype == DTYPE, "what the patterns take"
-    sizes = [each.value if isinstance(each, IntImm) else None for each in kind.shape]
+    sizes = [dim.value if isinstance(dim, IntImm) else None for dim in kind.shape]
     return helper.make_tensor_value_info(name, TensorProto.FLOAT, sizes)
 
 
 class _Region(Region[str]):
-    """A region on its way to ONNX: nodes so far, constants, and the names of values."""
+    """A region being converted to ONNX: nodes, initializers, and the names of values."""
 
     engine = "ONNX"
 
@@ -137,32 +141,32 @@ class _Region(Region[str]):
         self.count = 0
 
     def bind(self, expr: RelayExpr) -> str:
-        """A name for a parameter."""
+        """Name a parameter."""
         self.values[expr] = self._name()
         return self.values[expr]
 
     def constant(self, expr: Constant) -> str:
-        """An initializer."""
+        """Add an initializer."""
         name = self._name()
         self.constants.append(numpy_helper.from_array(np.asarray(expr.data), name))
         return name
 
     def operator(self, name: str, call: Call, inputs: Sequence[str]) -> str:
-        """A node."""
+        """Append a node."""
         row = ROWS.get(name)
         attributes = None if row is None else row.attributes(call)
         if row is None or attributes is None:
             raise CompileError(f"'{name}' of this form is not in ONNX")
-        made = self._name()
-        self.nodes.append(helper.make_node(row.op, inputs, [made], **attributes))
-        return made
+        result = self._name()
+        self.nodes.append(helper.make_node(row.op, inputs, [result], **attributes))
+        return result
 
     def _name(self) -> str:
         self.count += 1
         return f"v{self.count}"
 
     def result(self, expr: RelayExpr) -> str:
-        """The name of a result, which no input and no other result has."""
+        """Return a unique output name for a result."""
         at = f"r{len(self.nodes)}"
         self.nodes.append(helper.make_node("Identity", [self.values[expr]], [at]))
         return at

@@ -1,4 +1,6 @@
-"""What engines share: tables of the operators that go there, and walks over a region."""
+"""Shared region conversion for engines: tables of the operators that go there, and walks over a
+region.
+"""
 
 from __future__ import annotations
 
@@ -29,8 +31,8 @@ DTYPE = "float32"
 
 @dataclass(frozen=True, slots=True)
 class Row(Generic[K, A]):
-    """An operator of Relay that an engine has: what it is there, how many arguments it takes, and
-    its attributes; None where this call has no such form.
+    """An operator of Relay in an engine's table: the engine's operator, the number of arguments,
+    and its attributes, which are None if a call has no such form.
     """
 
     op: K
@@ -39,26 +41,25 @@ class Row(Generic[K, A]):
 
 
 def tensor_of(expr: RelayExpr) -> TensorType:
-    """The type of an argument or result of an operator in a table."""
-    found = expr.checked_type
-    assert isinstance(found, TensorType), "operators of the tables take and give tensors"
-    return found
+    """Return the tensor type of an argument or result."""
+    kind = expr.checked_type
+    assert isinstance(kind, TensorType), "operators of the tables take and give tensors"
+    return kind
 
 
 def pool_padding(call: Call) -> list[int] | None:
-    """The borders (top, left, bottom, right) of a pooling, such that windows counted downwards are
-    all that it has: where sizes are counted upwards, engines differ in what the last window may be.
-
-    None where a size that this takes is not known, or where a window may lie in the border alone,
-    which engines do not have, or fill with other numbers.
+    """Return the padding (top, left, bottom, right) of a pooling such that floor-mode windows give
+    its exact result size, since engines disagree about the last window in ceil mode. None if a
+    required size is unknown, or a window may lie entirely in the padding, which engines do not
+    support or fill differently.
     """
     attrs: Any = call.attrs
     begin, end = list(attrs.padding[:2]), list(attrs.padding[2:])
     spans = [(k - 1) * d + 1 for k, d in zip(attrs.pool_size, attrs.dilation, strict=True)]
     if attrs.ceil_mode:
-        given, made = (tensor_of(each).shape[2:] for each in (call.args[0], call))
+        input_shape, output_shape = (tensor_of(expr).shape[2:] for expr in (call.args[0], call))
         for i in range(2):
-            before, after = given[i], made[i]
+            before, after = input_shape[i], output_shape[i]
             if not (isinstance(before, IntImm) and isinstance(after, IntImm)):
                 return None
             last = (after.value - 1) * attrs.strides[i] + spans[i]
@@ -68,12 +69,12 @@ def pool_padding(call: Call) -> list[int] | None:
 
 
 def results_of(body: RelayExpr) -> Sequence[RelayExpr]:
-    """What a region gives, in order."""
+    """Return the results of a region, in order."""
     return body.fields if isinstance(body, Tuple) else (body,)
 
 
 def patterns_of(engine: str, rows: Mapping[str, Row[K, A]]) -> list[Entry]:
-    """A pattern for each operator of a table, as `Backend.patterns` gives them."""
+    """Return a pattern for each operator of a table, for `Backend.patterns`."""
     return [
         (
             f"{engine}.{name}",
@@ -85,16 +86,18 @@ def patterns_of(engine: str, rows: Mapping[str, Row[K, A]]) -> list[Entry]:
 
 
 def _takes(row: Row[K, A], expr: RelayExpr) -> bool:
-    """Whether a matched call has a form in an engine, of the dtype that engines compute."""
+    """Return whether an engine supports a matched call with its dtypes."""
     assert isinstance(expr, Call)
-    kinds = [each.checked_type for each in (*expr.args, expr)]
+    kinds = [expr_or_arg.checked_type for expr_or_arg in (*expr.args, expr)]
     if not all(isinstance(kind, TensorType) and kind.dtype == DTYPE for kind in kinds):
         return False
     return row.attributes(expr) is not None
 
 
 class Region(ABC, Generic[V]):
-    """A region on its way to an engine: the engine's value for each expression so far."""
+    """A region being converted for an engine, with the engine's value for each expression
+    so far.
+    """
 
     engine: str
 
@@ -103,26 +106,29 @@ class Region(ABC, Generic[V]):
 
     @abstractmethod
     def constant(self, expr: Constant) -> V:
-        """A constant that the region has in place."""
+        """Convert an embedded constant."""
 
     @abstractmethod
     def operator(self, name: str, call: Call, inputs: Sequence[V]) -> V:
-        """A call of an operator; CompileError for one that the engine has not."""
+        """Convert an operator call. Raises CompileError if the engine does not support it."""
 
     def convert(self, root: RelayExpr) -> None:
-        """Make the values of all below an expression; composite functions are their bodies."""
+        """Convert everything below an expression; composite functions are converted through their
+        bodies.
+        """
         order = evaluation_order(root)
         inner = {
-            id(each)
+            id(inner_expr)
             for function in order
             if isinstance(function, Function)
-            for each in evaluation_order(function.body)
+            for inner_expr in evaluation_order(function.body)
         }
         for expr in order:
             if id(expr) not in inner and expr not in self.values:
                 self._convert(expr)
 
     def _convert(self, expr: RelayExpr) -> None:
+        """Convert one expression."""
         match expr:
             case Constant():
                 self.values[expr] = self.constant(expr)
@@ -134,8 +140,8 @@ class Region(ABC, Generic[V]):
                     self.values[param] = self.values[arg]
                 self.convert(composite.body)
                 self.values[expr] = self.values[composite.body]
-            case TupleGetItem(tuple_value=Tuple() as made):
-                self.values[expr] = self.values[made.fields[expr.index]]
+            case TupleGetItem(tuple_value=Tuple() as tuple_expr):
+                self.values[expr] = self.values[tuple_expr.fields[expr.index]]
             case Function() | Tuple() | Op() | Var():
                 pass
             case _:
