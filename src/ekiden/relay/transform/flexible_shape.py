@@ -1,13 +1,13 @@
-"""Give a network kernels for some sizes of an axis, and one way for all others.
+"""Dispatch on the size of an axis: kernels for some sizes, and a general function for all others.
 
-FlexibleShapeDispatch([1, 4])
-def @main(%x: Tensor[(2, 3), float32]) -> Tensor[(2, 3), float32] { nn.relu(%x) }
-->  def @main(%x: Tensor[(n, 3), float32]) -> Tensor[(n, 3), float32] {
-      if (n == 1) { @main_1(%x) } else { if (n == 4) { @main_4(%x) } else { @main_any(%x) } } }
+    FlexibleShapeDispatch([1, 4])
+    def @main(%x: Tensor[(2, 3), float32]) -> Tensor[(2, 3), float32] { nn.relu(%x) }
+    ->  def @main(%x: Tensor[(n, 3), float32]) -> Tensor[(n, 3), float32] {
+          if (n == 1) { @main_1(%x) } else { if (n == 4) { @main_4(%x) } else { @main_any(%x) } } }
 
-`auto_pad` takes the next of these sizes that is larger, where there is one, fills the input up and
-cuts the result. A dimension with a name needs no pass to be any size: this one is for the kernels
-of single sizes.
+`auto_pad` takes the next of these sizes that is larger, where there is one, pads the input and cuts
+the result. A dimension with a name needs no pass to be any size: this one is for the kernels of
+single sizes.
 """
 
 from __future__ import annotations
@@ -36,18 +36,25 @@ def FlexibleShapeDispatch(  # noqa: N802
     input_indices: Sequence[int] | None = None,
     affects_output: bool = True,
 ) -> Pass:
-    """The pass described at the top of this file: `buckets` are the sizes of `axis` of the inputs
-    `input_indices`, the first if none are named; they are of one size. `affects_output` says
-    whether the results have that size on their `axis`, too.
+    """Return the pass described at the top of this file.
 
-    Raises CompileError for inputs without such an axis, and where the results say otherwise.
+    Args:
+        buckets: The sizes.
+        axis: The axis of the inputs that has them.
+        auto_pad: Whether inputs are padded to the next size.
+        pad_value: What they are padded with.
+        input_indices: The inputs, all of one size; the first if None.
+        affects_output: Whether the results have that size on their `axis`, too.
+
+    Raises:
+        CompileError: For inputs without such an axis, and where the results disagree.
     """
     if not buckets or min(buckets) < 1:
         raise CompileError(f"FlexibleShapeDispatch: sizes above 0 expected, got {list(buckets)}")
-    asked = _Asked(axis, auto_pad, pad_value, tuple(input_indices or (0,)), affects_output)
+    options = _Asked(axis, auto_pad, pad_value, tuple(input_indices or (0,)), affects_output)
 
     def transform(module: IRModule, context: PassContext) -> IRModule:
-        return InferType()(_Dispatch(module, asked).made(sorted(set(buckets))))
+        return InferType()(_Dispatch(module, options).made(sorted(set(buckets))))
 
     return Pass("FlexibleShapeDispatch", transform, 0, (InferType(),))
 
@@ -62,14 +69,14 @@ class _Asked:
 
 
 class _Dispatch:
-    """The function that looks at the size, and those it calls."""
+    """Builder of the function that tests the size, and those that it calls."""
 
-    def __init__(self, module: IRModule, asked: _Asked) -> None:
-        self.module, self.asked = module, asked
+    def __init__(self, module: IRModule, options: _Asked) -> None:
+        self.module, self.asked = module, options
         main = module["main"]
         assert isinstance(main, Function)
         self.main, self.size = main, SizeVar("n")
-        for number in asked.inputs:
+        for number in options.inputs:
             self._check(number)
 
     def _check(self, number: int) -> None:
@@ -82,56 +89,57 @@ class _Dispatch:
             raise CompileError(f"{what}: a tensor with axis {axis} expected, got {kind}")
 
     def made(self, buckets: Sequence[int]) -> IRModule:
-        """The module with all of them."""
+        """Return the module with the dispatching function and one variant per size."""
         params = self._params(self.size)
         anything, module = self._variant(self.module, "any", params)
         kind = self._result(module, anything)
         body: Expr = anything(*params)
+        # Built from the innermost `else` outwards: the smallest bucket is tested first.
         for bucket in reversed(buckets):
             one, module = self._variant(module, str(bucket), self._params(const(bucket, "int64")))
             body = If(self._is_for(bucket, params), self._call(one, bucket, params, kind), body)
-        whole = self.main.with_fields(params=tuple(params), body=body, ret_type=kind)
-        return module.with_function("main", whole)
+        dispatcher = self.main.with_fields(params=tuple(params), body=body, ret_type=kind)
+        return module.with_function("main", dispatcher)
 
     def _params(self, dim: PrimExpr) -> list[Var]:
-        """The parameters with a size on the axis."""
-        found = list(self.main.params)
+        """Return the parameters with a size on the axis."""
+        params = list(self.main.params)
         for number in self.asked.inputs:
-            var = found[number]
+            var = params[number]
             kind = var.checked_type
             assert isinstance(kind, TensorType)
             shape = list(kind.shape)
             shape[self.asked.axis] = dim
-            found[number] = Var(var.name_hint, TensorType(tuple(shape), kind.dtype), var.span)
-        return found
+            params[number] = Var(var.name_hint, TensorType(tuple(shape), kind.dtype), var.span)
+        return params
 
     def _variant(
         self, module: IRModule, name: str, params: Sequence[Var]
     ) -> tuple[GlobalVar, IRModule]:
-        """A function with these parameters and the body of `main`."""
+        """Add a function with these parameters and the body of `main`."""
         full = f"main_{name}"
         if full in module:
             raise CompileError(f"FlexibleShapeDispatch: the module has a function @{full} already")
         own = [Var(p.name_hint, p.type_annotation or p.checked_type, p.span) for p in params]
         body = bind(self.main.body, dict(zip(self.main.params, own, strict=True)))
-        made = self.main.with_fields(params=tuple(own), body=body, ret_type=None)
-        found = module.with_function(full, made.with_attr("Inline", 1))
-        return found.get_global_var(full), found
+        variant = self.main.with_fields(params=tuple(own), body=body, ret_type=None)
+        extended = module.with_function(full, variant.with_attr("Inline", 1))
+        return extended.get_global_var(full), extended
 
     def _result(self, module: IRModule, anything: GlobalVar) -> Type:
-        """The type of the results, of any size."""
-        made = InferType()(module)[anything]
-        assert isinstance(made, Function) and made.ret_type is not None
+        """Return the type of the results, of any size."""
+        typed = InferType()(module)[anything]
+        assert isinstance(typed, Function) and typed.ret_type is not None
         axis, affects = self.asked.axis, self.asked.affects_output
-        for leaf in _leaves(made.ret_type):
-            here = axis < len(leaf.shape) and leaf.shape[axis] is self.size
-            if here != affects:
-                has = "has" if here else "has not"
+        for leaf in _leaves(typed.ret_type):
+            has_size = axis < len(leaf.shape) and leaf.shape[axis] is self.size
+            if has_size != affects:
+                has = "has" if has_size else "has not"
                 raise CompileError(
                     f"FlexibleShapeDispatch: affects_output={affects}, but the result {leaf} {has}"
                     f" the size on axis {axis}"
                 )
-        return made.ret_type
+        return typed.ret_type
 
     def _is_for(self, bucket: int, params: Sequence[Var]) -> Expr:
         first = params[self.asked.inputs[0]]
@@ -143,11 +151,11 @@ class _Dispatch:
         args: list[Expr] = list(params)
         for number in self.asked.inputs:
             args[number] = self._of_size(params[number], bucket)
-        found = one(*args)
-        return _mapped(found, kind, self._of_any_size)
+        result = one(*args)
+        return _mapped(result, kind, self._of_any_size)
 
     def _of_size(self, var: Var, bucket: int) -> Expr:
-        """An input of a bucket's size."""
+        """Return an input as a tensor of a bucket's size."""
         kind, axis = var.type_annotation, self.asked.axis
         assert isinstance(kind, TensorType)
         data: Expr = var
@@ -156,10 +164,11 @@ class _Dispatch:
             widths[axis] = (0, as_dim(bucket) - self.size)
             data = op.nn.pad(var, widths, constant(self.asked.pad_value, kind.dtype))
         shape = [*kind.shape[:axis], as_dim(bucket), *kind.shape[axis + 1 :]]
+        # The reshape asserts the static size, so that the variant gets a kernel of its own.
         return op.reshape(data, shape, allowzero=True)
 
     def _of_any_size(self, data: Expr, kind: TensorType) -> Expr:
-        """A result of a bucket's size, as one of any."""
+        """Return a result of a bucket's size as one of any size."""
         if self.asked.auto_pad and self.asked.affects_output:
             data = op.strided_slice(data, [0], [self.size], axes=[self.asked.axis])
         return op.reshape(data, kind.shape, allowzero=True)
@@ -173,10 +182,10 @@ def _leaves(kind: Type) -> list[TensorType]:
     return [leaf for field in kind.fields for leaf in _leaves(field)]
 
 
-def _mapped(found: Expr, kind: Type, change: Callable[[Expr, TensorType], Expr]) -> Expr:
-    """A value with every tensor in it changed."""
+def _mapped(value: Expr, kind: Type, change: Callable[[Expr, TensorType], Expr]) -> Expr:
+    """Change every tensor in a value."""
     if isinstance(kind, TensorType):
-        return change(found, kind)
+        return change(value, kind)
     assert isinstance(kind, TupleType)
-    fields = [_mapped(TupleGetItem(found, i), k, change) for i, k in enumerate(kind.fields)]
+    fields = [_mapped(TupleGetItem(value, i), k, change) for i, k in enumerate(kind.fields)]
     return Tuple(tuple(fields))

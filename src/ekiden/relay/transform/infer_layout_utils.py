@@ -1,19 +1,20 @@
-"""How operators follow the layouts of their inputs: the rules of ConvertLayout and AlterOpLayout.
+"""Layout inference: how operators follow the layouts of their inputs, for ConvertLayout and
+AlterOpLayout.
 
-A rule gets the layouts that a call's inputs had ("NCHW"; None where nobody said) and, the second
-time it is asked, those that they have now. It gives the layouts that the call wants of its inputs,
-those of its results, and its attributes for them. A layout that stays None: the rule does not know,
-and the call keeps the layouts that it had.
+A rule gets the layouts that a call's inputs had ("NCHW"; None where they are unknown) and, the
+second time it is asked, those that they have now. It returns the layouts that the call needs of its
+inputs, those of its results, and its attributes for them. A layout that stays None means that the
+rule does not know, and the call keeps the layouts that it had.
 
     mean(axis=[2, 3])    NCHW -> NHWC    mean(axis=[1, 2])
 
 Users add rules, or replace them, with `relay.op.register_infer_correct_layout` (TVM's name).
 
-A layout is a word of axes: capitals are whole axes, a number and a small letter the inner part of
-one that is split (NCHW16c: 16 channels innermost). Of an axis a rule asks where it stands now
-(`place_of`) and whether it is split (`factor_of`); what counts axes by numbers keeps the letter and
-looks the number up anew. It must give what it got back where it cannot follow: a wrong layout is a
-wrong result, a kept one costs a transformation.
+A layout is a word of axes: capitals are primal axes, a number and a small letter the inner part of
+one that is split (NCHW16c: 16 channels innermost). A rule asks for the index of an axis (`axis_of`)
+and its split factor (`factor_of`); what counts axes by numbers keeps the letter and looks the
+number up again. It must return what it got where it cannot follow: a wrong layout is a wrong
+result, an unchanged one costs a transformation.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ Layouts = Sequence[Layout]
 
 @dataclass(frozen=True, slots=True)
 class InferCorrectLayoutOutput:
-    """What a rule gives (TVM's name): layouts of inputs and results, attributes."""
+    """Result of a rule (TVM's name): layouts of inputs and results, attributes."""
 
     input_layouts: Layouts
     output_layouts: Layouts
@@ -52,23 +53,23 @@ Rule = Callable[[Fields, Now, Layouts, Types], Output]
 
 
 def primal(layout: str) -> list[str]:
-    """The whole axes of a layout, in order: NCHW16c -> N, C, H, W."""
+    """Return the primal axes of a layout, in order: NCHW16c -> N, C, H, W."""
     return [letter for letter, _ in parse(layout) if letter.isupper()]
 
 
 def factor_of(layout: str, letter: str) -> int:
-    """How an axis is split: 16 for C in NCHW16c, 0 if it is not."""
+    """Return how an axis is split: 16 for C in NCHW16c, 0 if it is not."""
     return next((size for name, size in parse(layout) if name == letter.lower()), 0)
 
 
 def place_of(layout: str, letter: str) -> int:
-    """Where a whole axis stands, -1 if nowhere."""
+    """Return the index of a primal axis, -1 if there is none."""
     names = [name for name, _ in parse(layout)]
     return names.index(letter) if letter in names else -1
 
 
 def joined(axes: Sequence[tuple[str, int]]) -> str:
-    """The layout of axes: the inverse of `parse`."""
+    """Return the layout of axes: the inverse of `parse`."""
     return "".join(f"{size or ''}{letter}" for letter, size in axes)
 
 
@@ -84,40 +85,41 @@ def _rank(kind: Type) -> int:
 
 
 def elementwise(attrs: Fields, new: Now, old: Layouts, types: Types) -> Output:
-    """Any layout, the same for all."""
-    chosen = new[0] if new is not None else next((each for each in old if each), None)
+    """Accept any layout, the same for all."""
+    chosen = new[0] if new is not None else next((layout for layout in old if layout), None)
     return Output((chosen,) * len(old), (chosen,), attrs)
 
 
-def _is_alike(one: str, other: str) -> bool:
-    """Whether two layouts differ by the names of their axes alone."""
-    a, b = parse(one), parse(other)
+def _is_alike(layout_a: str, layout_b: str) -> bool:
+    """Return whether two layouts differ by the names of their axes alone."""
+    a, b = parse(layout_a), parse(layout_b)
     if len(a) != len(b) or any(
         s != t or x.isupper() != y.isupper() for (x, s), (y, t) in zip(a, b, strict=True)
     ):
         return False
-    there = {x: y for (x, _), (y, _) in zip(a, b, strict=True)}
+    forward = {x: y for (x, _), (y, _) in zip(a, b, strict=True)}
     back = {y: x for (x, _), (y, _) in zip(a, b, strict=True)}
-    return all(there[x] == y and back[y] == x for (x, _), (y, _) in zip(a, b, strict=True))
+    return all(forward[x] == y and back[y] == x for (x, _), (y, _) in zip(a, b, strict=True))
 
 
 def _changed_like(old: str, like_old: str, like_new: str) -> str | None:
-    """`old` changed as `like_old` is to `like_new`; the two broadcast, and may name axes
-    differently: (W, NCHW, NHWC) -> NHWC without what W lacks is left to the caller.
+    """Change `old` as `like_old` is changed to `like_new`.
 
-    Axes that broadcast together are paired from the last one on; those that the shorter lacks get
-    letters that it does not use, so that both are permuted alike. None where the pairs disagree:
-    one axis split, or a letter that would mean two.
+    The two broadcast, and may name axes differently: (W, NCHW, NHWC) -> NHWC; dropping what W lacks
+    is left to the caller. Axes that broadcast together are paired from the last one on; those that
+    the shorter lacks get letters that it does not use, so that both are permuted alike. None where
+    the pairs disagree: one axis split, or a letter that would mean two.
     """
     if not old:
         return old
-    many, few = parse(like_old), parse(old)
-    if len(many) < len(few):
-        many, few = few, many
-    head, tail = many[: len(many) - len(few)], many[len(many) - len(few) :]
+    longer, shorter = parse(like_old), parse(old)
+    if len(longer) < len(shorter):
+        longer, shorter = shorter, longer
+    head, tail = longer[: len(longer) - len(shorter)], longer[len(longer) - len(shorter) :]
+    # A letter in both parts would be an axis split across the boundary of broadcasting.
     if {x.upper() for x, _ in head} & {x.upper() for x, _ in tail}:
         return None
-    if not _is_alike(joined(tail), joined(few)):
+    if not _is_alike(joined(tail), joined(shorter)):
         return None
     names = dict(
         zip(
@@ -136,8 +138,8 @@ def _changed_like(old: str, like_old: str, like_new: str) -> str | None:
     for letter, size in parse(like_new):
         if letter.upper() not in names:
             return None
-        made = names[letter.upper()]
-        renamed.append((made if letter.isupper() else made.lower(), size))
+        renamed_letter = names[letter.upper()]
+        renamed.append((renamed_letter if letter.isupper() else renamed_letter.lower(), size))
     return joined(renamed)
 
 
@@ -154,33 +156,36 @@ def _for_ones(layout: str, old: str, shape: Sequence[Any]) -> str:
 
 
 def broadcast(attrs: Fields, new: Now, old: Layouts, types: Types) -> Output:
-    """Two tensors that broadcast: the smaller is changed as the larger was."""
+    """Return the layouts of two tensors that broadcast: the smaller is changed as the
+    larger was.
+    """
     failed = Output((None, None), (None,), attrs)
     shapes = [t.shape if isinstance(t, TensorType) else () for t in types[:2]]
     large = 0 if len(shapes[0]) >= len(shapes[1]) else 1
     layouts: list[Layout] = list(old[:2])
-    if all(each is None for each in layouts):
+    if all(layout is None for layout in layouts):
         return failed
     if None in layouts:
-        known = 0 if layouts[0] is not None else 1
-        if len(shapes[known]) < len(shapes[1 - known]):
+        known_index = 0 if layouts[0] is not None else 1
+        # Axes that only the other tensor has would be without names.
+        if len(shapes[known_index]) < len(shapes[1 - known_index]):
             return failed
-        axes = parse(layouts[known] or "")
-        layouts[1 - known] = joined(axes[len(axes) - len(shapes[1 - known]) :])
-        result = layouts[known]
+        axes = parse(layouts[known_index] or "")
+        layouts[1 - known_index] = joined(axes[len(axes) - len(shapes[1 - known_index]) :])
+        result = layouts[known_index]
     else:
         result = layouts[large]
     if new is None:
         return Output(layouts, (result,), attrs)
-    now = [each or "" for each in new[:2]]
-    more = 0 if len(primal(now[0])) >= len(primal(now[1])) else 1
+    current = [new_layout or "" for new_layout in new[:2]]
+    more = 0 if len(primal(current[0])) >= len(primal(current[1])) else 1
     small = 1 - more
-    wanted = _changed_like(layouts[small] or "", layouts[more] or "", now[more])
-    if wanted is None:
+    changed = _changed_like(layouts[small] or "", layouts[more] or "", current[more])
+    if changed is None:
         return failed
-    result = now[large]
-    layouts[small] = _for_ones(wanted, layouts[small] or "", shapes[small])
-    layouts[more] = now[more]
+    result = current[large]
+    layouts[small] = _for_ones(changed, layouts[small] or "", shapes[small])
+    layouts[more] = current[more]
     return Output(layouts, (result,), attrs)
 
 
@@ -188,7 +193,7 @@ def broadcast(attrs: Fields, new: Now, old: Layouts, types: Types) -> Output:
 
 
 def _convolution(attrs: Fields, new: Now, old: Layouts, types: Types) -> Output:
-    """Others follow convolutions."""
+    """Keep the layouts of a convolution: others follow it."""
     more = ("C",) * (len(old) - 2)
     inputs = (attrs.data_layout, attrs.kernel_layout, *more)
     return Output(inputs, (attrs.out_layout or attrs.data_layout,), attrs)
@@ -203,12 +208,14 @@ def _follows(fits: Callable[[str, str], bool]) -> Rule:
     """Operators with one attribute `layout`, which follow their data where that fits."""
 
     def rule(attrs: Fields, new: Now, old: Layouts, types: Types) -> Output:
-        """The data's layout where it moved and fits, else the call's own, which a user may have
-        asked for; further inputs are vectors of channels.
+        """Return the data's layout where it changed and fits, else the call's own, which a user may
+        have chosen.
+
+        Further inputs are vectors of channels.
         """
-        now = new[0] if new is not None and attrs.layout == old[0] else None
-        if now and now != old[0] and fits(now, attrs.layout):
-            attrs = attrs.with_fields(layout=now)
+        new_layout = new[0] if new is not None and attrs.layout == old[0] else None
+        if new_layout and new_layout != old[0] and fits(new_layout, attrs.layout):
+            attrs = attrs.with_fields(layout=new_layout)
         result = getattr(attrs, "out_layout", "") or attrs.layout
         return Output((attrs.layout, *("C",) * (len(old) - 1)), (result,), attrs)
 
@@ -216,25 +223,26 @@ def _follows(fits: Callable[[str, str], bool]) -> Rule:
 
 
 def _same_windows(layout: str, own: str) -> bool:
-    """Whether the axes of windows stand where they stood, unsplit."""
+    """Return whether the axes of windows keep their indices, unsplit."""
     axes = [letter for letter in "DHW" if place_of(own, letter) >= 0]
     return all(place_of(layout, a) == place_of(own, a) and not factor_of(layout, a) for a in axes)
 
 
 def _pool(attrs: Fields, new: Now, old: Layouts, types: Types) -> Output:
-    """Pooling goes over H and W wherever they are, but does not split them."""
+    """Follow any layout that does not split the axes of windows."""
 
     def fits(layout: str, own: str) -> bool:
         axes = [letter for letter in "DHW" if place_of(own, letter) >= 0]
         return all(place_of(layout, a) >= 0 and not factor_of(layout, a) for a in axes)
 
+    # An explicit output layout fixes the call's own layout, too.
     if new is not None and attrs["out_layout"]:
         return Output((attrs.layout,), (attrs.out_layout,), attrs)
     return _follows(fits)(attrs, new, old, types)
 
 
 def _channels(attrs: Fields, new: Now, old: Layouts, types: Types) -> Output:
-    """Batch normalisation: parameters along the axis."""
+    """Follow batch normalization's data, parameters along the axis."""
     layout = old[0] if new is None else new[0]
     if layout is None or old[0] is None:
         return Output((None,), (None,), attrs)
@@ -247,7 +255,7 @@ def _channels(attrs: Fields, new: Now, old: Layouts, types: Types) -> Output:
 
 
 def _one_axis(attrs: Fields, new: Now, old: Layouts, types: Types) -> Output:
-    """Operators along `axis`, of one result like the data; further inputs lie along it."""
+    """Follow the data of an operator along `axis`; further inputs are vectors along it."""
     layout = old[0] if new is None else new[0]
     if layout is None or old[0] is None:
         return Output((None,), (None,), attrs)
@@ -260,20 +268,23 @@ def _one_axis(attrs: Fields, new: Now, old: Layouts, types: Types) -> Output:
 
 
 def _axes(attrs: Fields, new: Now, old: Layouts, types: Types) -> Output:
-    """Operators along `axis`, a tuple, of one result like the data."""
+    """Follow the data of an operator along `axis`, a tuple, of one result like the data."""
     layout = old[0] if new is None else new[0]
     if layout is None or old[0] is None:
         return Output((None,), (None,), attrs)
     if new is not None:
         letters = [_letter(old[0], int(a)) for a in attrs.axis]
-        if any(place_of(layout, each) < 0 or factor_of(layout, each) for each in letters):
+        if any(
+            place_of(layout, letter_checked) < 0 or factor_of(layout, letter_checked)
+            for letter_checked in letters
+        ):
             layout = old[0]
-        attrs = attrs.with_fields(axis=tuple(place_of(layout, each) for each in letters))
+        attrs = attrs.with_fields(axis=tuple(place_of(layout, letter) for letter in letters))
     return Output((layout,), (layout,), attrs)
 
 
 def _fixed(*layouts: str) -> Rule:
-    """Layouts that nothing changes: of the inputs, then of the result."""
+    """Return a rule of fixed layouts: of the inputs, then of the result."""
 
     def rule(attrs: Fields, new: Now, old: Layouts, types: Types) -> Output:
         return Output(layouts[:-1], layouts[-1:], attrs)
@@ -289,45 +300,50 @@ def _regions(attrs: Fields, new: Now, old: Layouts, types: Types) -> Output:
 
 
 def _reduce(attrs: Fields, new: Now, old: Layouts, types: Types) -> Output:
-    """Reductions: the axes by their letters; inner parts with their whole."""
+    """Follow the data of a reduction: the axes by their letters; inner axes with their
+    primal ones.
+    """
     layout = old[0] if new is None else new[0]
     if layout is None or old[0] is None:
         return Output((None,), (None,), attrs)
     rank, axis = _rank(types[0]), attrs.axis
-    given = (
+    old_axes = (
         range(rank)
         if axis is None
         else [int(a) % rank for a in (axis if isinstance(axis, Sequence) else (axis,))]
     )
-    gone = {_letter(old[0], a) for a in given}
+    gone = {_letter(old[0], a) for a in old_axes}
     if getattr(attrs, "exclude", False):
         gone = set(primal(old[0])) - gone
-    kept, places = [], []
+    kept_axes, new_axes = [], []
     for at, (letter, size) in enumerate(parse(layout)):
         if letter.upper() in gone:
-            places.append(at)
+            new_axes.append(at)
             if attrs.keepdims:
-                kept.append((letter, 1 if letter.islower() else 0))
+                kept_axes.append((letter, 1 if letter.islower() else 0))
         else:
-            kept.append((letter, size))
+            kept_axes.append((letter, size))
+    # An explicit list of axes replaces `exclude`.
     if new is not None and axis is not None:  # all axes stay all axes
-        attrs = attrs.with_fields(axis=tuple(places))
+        attrs = attrs.with_fields(axis=tuple(new_axes))
         if getattr(attrs, "exclude", False):
             attrs = attrs.with_fields(exclude=False)
-    return Output((layout,) * len(old), (joined(kept),), attrs)
+    return Output((layout,) * len(old), (joined(kept_axes),), attrs)
 
 
 def _reduce_to_place(attrs: Fields, new: Now, old: Layouts, types: Types) -> Output:
-    """`argmax` and `argmin`: the place among the elements of several axes is counted in the order
-    of these axes, which is kept. Along one axis it is the same in any layout.
+    """Follow the data of `argmax` and `argmin` if their axes keep their order.
+
+    The index among the elements of several axes is counted in the order of these axes. Along one
+    axis it is the same in any layout.
     """
     if new is None or new[0] is None or old[0] is None:
         return _reduce(attrs, new, old, types)
-    given = range(_rank(types[0])) if attrs.axis is None else np.atleast_1d(attrs.axis)
-    named = {_letter(old[0], int(a)) for a in given}
-    gone = [each for each in primal(old[0]) if (each in named) != attrs.exclude]
-    places = [place_of(new[0], each) for each in gone]
-    stays = places == sorted(places) and not any(factor_of(new[0], each) for each in gone)
+    old_axes = range(_rank(types[0])) if attrs.axis is None else np.atleast_1d(attrs.axis)
+    named = {_letter(old[0], int(a)) for a in old_axes}
+    gone = [candidate for candidate in primal(old[0]) if (candidate in named) != attrs.exclude]
+    new_axes = [place_of(new[0], letter) for letter in gone]
+    stays = new_axes == sorted(new_axes) and not any(factor_of(new[0], reduced) for reduced in gone)
     return _reduce(attrs, new if stays or len(gone) == 1 else old, old, types)
 
 
@@ -341,8 +357,8 @@ def _transpose(attrs: Fields, new: Now, old: Layouts, types: Types) -> Output:
         layout = new[0]
         axes = [place_of(layout, _letter(old[0], a)) for a in axes]
     result = joined([parse(layout)[a] for a in axes])
-    made = attrs.with_fields(axes=tuple(axes)) if new is not None else attrs
-    return Output((layout,), (result,), made)
+    new_attrs = attrs.with_fields(axes=tuple(axes)) if new is not None else attrs
+    return Output((layout,), (result,), new_attrs)
 
 
 def _squeeze(attrs: Fields, new: Now, old: Layouts, types: Types) -> Output:
@@ -358,12 +374,12 @@ def _squeeze(attrs: Fields, new: Now, old: Layouts, types: Types) -> Output:
         layout = old[0]
     if new is not None:
         attrs = attrs.with_fields(axis=tuple(place_of(layout, _letter(old[0], a)) for a in axes))
-    left = joined([(letter, size) for letter, size in parse(layout) if letter not in gone])
-    return Output((layout,), (left,), attrs)
+    remaining = joined([(letter, size) for letter, size in parse(layout) if letter not in gone])
+    return Output((layout,), (remaining,), attrs)
 
 
 def _pad(attrs: Fields, new: Now, old: Layouts, types: Types) -> Output:
-    """Widths move with their axes; a split axis is not padded."""
+    """Move widths with their axes; a split axis is not padded."""
     layout = old[0]
     if layout is None:
         return Output((None,), (None,), attrs)
@@ -380,9 +396,9 @@ def _pad(attrs: Fields, new: Now, old: Layouts, types: Types) -> Output:
 
 
 def _concatenate(attrs: Fields, new: Now, old: Layouts, types: Types) -> Output:
-    parts = types[0]
-    count = len(parts.fields) if isinstance(parts, TupleType) else 1
-    before = next((each for each in old[:count] if each), None)
+    tuple_type = types[0]
+    count = len(tuple_type.fields) if isinstance(tuple_type, TupleType) else 1
+    before = next((layout_or_none for layout_or_none in old[:count] if layout_or_none), None)
     if before is None:
         return Output((None,), (None,), attrs)
     axis = attrs.axis % len(parse(before))
@@ -419,21 +435,21 @@ def _split(attrs: Fields, new: Now, old: Layouts, types: Types) -> Output:
 def _numbers(values: Sequence[Any] | None) -> list[int] | None:
     if values is None:
         return []
-    made = [v.value if isinstance(v, IntImm) else v for v in values]
-    return made if all(isinstance(v, int) for v in made) else None
+    values_as_ints = [v.value if isinstance(v, IntImm) else v for v in values]
+    return values_as_ints if all(isinstance(v, int) for v in values_as_ints) else None
 
 
 def _strided_slice(attrs: Fields, new: Now, old: Layouts, types: Types) -> Output:
-    """Bounds move with their axes, in steps of the factor of a split one."""
+    """Move bounds with their axes, divided by the factor of a split one."""
     layout = old[0]
     failed = Output((None,), (None,), attrs)
     if layout is None or new is None or new[0] is None:
         return Output((layout,) * len(old), (layout,), attrs)
     rank = len(parse(layout))
-    parts = [_numbers(each) for each in (attrs.begin, attrs.end, attrs.strides)]
-    if any(part is None for part in parts):
+    bound_lists = [_numbers(attr_values) for attr_values in (attrs.begin, attrs.end, attrs.strides)]
+    if any(bound_list is None for bound_list in bound_lists):
         return failed
-    begin, end, strides = (part or [] for part in parts)
+    begin, end, strides = (bounds_or_none or [] for bounds_or_none in bound_lists)
     if len(end) < len(begin):
         return Output((layout,) * len(old), (layout,), attrs)
     begin = begin + [0] * (len(end) - len(begin))
@@ -445,6 +461,7 @@ def _strided_slice(attrs: Fields, new: Now, old: Layouts, types: Types) -> Outpu
     for a, b, e, s in zip(axes, begin, end, strides, strict=True):
         letter = _letter(layout, a)
         at, factor = place_of(new[0], letter), factor_of(new[0], letter) or 1
+        # Bounds inside of a block have no counterpart along the outer axis.
         if at < 0 or b % factor or (e % factor and e > 0) or (factor > 1 and s != 1):
             return Output((layout,) * len(old), (layout,), attrs)
         bounds[at] = (b // factor, e // factor if e >= 0 else e, s)
@@ -464,8 +481,8 @@ def _strided_slice(attrs: Fields, new: Now, old: Layouts, types: Types) -> Outpu
             elif at not in bounds:
                 assert extent is not None
                 bounds[at] = (0, extent[0] // (factor_of(new[0], letter) or 1), 1)
-    made = [tuple(bounds[at][i] for at in order) for i in range(3)]
-    attrs = attrs.with_fields(begin=made[0], end=made[1], strides=made[2])
+    new_bounds = [tuple(bounds[at][i] for at in order) for i in range(3)]
+    attrs = attrs.with_fields(begin=new_bounds[0], end=new_bounds[1], strides=new_bounds[2])
     return Output((new[0],) * len(old), (new[0],), attrs)
 
 
@@ -479,23 +496,23 @@ def _slice_like(attrs: Fields, new: Now, old: Layouts, types: Types) -> Output:
 
 
 def _topk(attrs: Fields, new: Now, old: Layouts, types: Types) -> Output:
-    made = _one_axis(attrs, new, old, types)
+    output = _one_axis(attrs, new, old, types)
     count = 2 if attrs.ret_type == "both" else 1
     return InferCorrectLayoutOutput(
-        made.input_layouts, tuple(made.output_layouts) * count, made.new_attrs
+        output.input_layouts, tuple(output.output_layouts) * count, output.new_attrs
     )
 
 
 def _with_parameters(rule: Rule, data: int) -> Rule:
-    """A rule for the first `data` inputs; the others are scales and zero points."""
+    """Return a rule for the first `data` inputs; the others are scales and zero points."""
 
     def extended(attrs: Fields, new: Now, old: Layouts, types: Types) -> Output:
-        """The rule's answer with "C" for each scale and zero point, which are vectors of channels
-        or scalars, and have nothing to move.
+        """Extend the rule's answer by "C" for each scale and zero point, vectors of channels or
+        scalars.
         """
-        made = rule(attrs, None if new is None else new[:data], old[:data], types[:data])
-        inputs = (*made.input_layouts, *("C",) * (len(old) - data))
-        return Output(inputs, made.output_layouts, made.new_attrs)
+        output = rule(attrs, None if new is None else new[:data], old[:data], types[:data])
+        inputs = (*output.input_layouts, *("C",) * (len(old) - data))
+        return Output(inputs, output.output_layouts, output.new_attrs)
 
     return extended
 
@@ -544,7 +561,9 @@ RULES: dict[str, Rule] = {
 
 
 def infer_layouts(op: Op, attrs: Fields, new: Now, old: Layouts, types: Types) -> Output | None:
-    """What an operator takes, by its rule; None if it has none, or that does not know."""
+    """Return the layouts of a call by its operator's rule; None if there is none, or if it does not
+    know.
+    """
     rule: Any = OP_ATTRS.get("FInferCorrectLayout", {}).get(op.name) or RULES.get(op.name)
     if rule is None:
         pattern = OPS[op.name].pattern
@@ -554,10 +573,10 @@ def infer_layouts(op: Op, attrs: Fields, new: Now, old: Layouts, types: Types) -
             rule = broadcast
         else:
             return None
-    made: Output = rule(attrs, new, old, types)
-    if None in made.input_layouts or None in made.output_layouts:
+    output: Output = rule(attrs, new, old, types)
+    if None in output.input_layouts or None in output.output_layouts:
         return None
-    return made
+    return output
 
 
 __all__ = ["InferCorrectLayoutOutput", "infer_layouts"]

@@ -1,30 +1,30 @@
-"""Give the intermediate tensors of a function places in one storage, so that those not alive
-together share bytes.
+"""Memory planning: the intermediate tensors of a function get offsets in one storage, so that those
+not alive together share bytes.
 
     let %s0 = memory.alloc_storage(size=64); let %t0 = memory.alloc_tensor(%s0, offset=0, ...); ...
     let %s1 = memory.alloc_storage(size=64); let %t1 = memory.alloc_tensor(%s1, offset=0, ...); ...
-->  let %arena = memory.alloc_storage(size=128, arena=True);
-    let %t0 = memory.alloc_tensor(%arena, offset=0, ...); ...
+    ->  let %arena = memory.alloc_storage(size=128, arena=True);
+        let %t0 = memory.alloc_tensor(%arena, offset=0, ...); ...
 
-A function has one arena on each device, which it takes when it begins; branches of which only one
-runs have the same bytes of it. A function that calls itself, also through others, has one for each
+A function has one arena on each device, allocated when it begins; branches of which only one runs
+have the same bytes of it. A function that calls itself, also through others, has one for each
 stretch between such calls, so that none waits for a call to return. Tensors that leave the function
 (its result, arguments of calls, fields of data, captured variables), that outlive a stretch, or
-whose size is known only in the middle of the function keep a storage of their own.
+whose size is known only in the middle of the function have a storage of their own.
 
-Where a kernel reads a tensor last and may replace it element by element, its result lies in the
-same bytes. The result of one that changes places of a tensor which came from elsewhere (a call,
-data, a reference) keeps a storage of its own, and so do those made of it in that way: UpdateInPlace
+Where a kernel reads a tensor last and may replace it element by element, its result has the same
+bytes. The result of one that changes elements of a tensor which came from elsewhere (a call, data,
+a reference) has a storage of its own, and so do those derived from it in that way: UpdateInPlace
 lets them have the memory of what they change. A kernel's working memory is a storage as well, which
 lives for its call:
 
     let %_ = vm.invoke_tvm_op(fn ..., (%x,), (%y,));
-->  let %t2 = memory.alloc_tensor(%arena, offset=128, shape=(100000), dtype="uint8");
-    let %_ = vm.invoke_tvm_op(fn ..., (%x,), (%y,), %t2);
+    ->  let %t2 = memory.alloc_tensor(%arena, offset=128, shape=(100000), dtype="uint8");
+        let %_ = vm.invoke_tvm_op(fn ..., (%x,), (%y,), %t2);
 
-Before: explicit allocations (ManifestAlloc), each tensor with a storage of its own or parts of one
-(ConcatenateInPlace, SliceInPlace). After: as before, but that storages of a stretch are one. What
-may not be is that two tensors with common bytes are alive at once.
+Before: explicit allocations (ManifestAlloc), each tensor with a storage of its own or slices of one
+(ConcatenateInPlace, SliceInPlace). After: as before, but that storages of a stretch are one. Two
+tensors with common bytes must never be alive at once.
 
 Why an arena and not a pool: a pool decides at run time, and cannot say beforehand how much memory a
 model takes. Why not one arena for the program: a function may be called from anywhere, so what is
@@ -63,11 +63,12 @@ SMALL = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class KernelFacts:
-    """What the plan needs to know of a kernel.
+    """Facts of a kernel that the plan needs.
 
-    `workspace`: bytes that it needs at once beside its arguments. `in_place`: numbers of the inputs
-    that may lie in the bytes of its output. `vectors`: whether its code has any. `updates`: whether
-    the one input that may lie there needs no copy then.
+    workspace   bytes that it needs at once beside its arguments
+    in_place    numbers of the inputs that may share the bytes of its output
+    vectors     whether its code has any
+    updates     whether the one input that may share them needs no copy then
     """
 
     workspace: PrimExpr
@@ -80,21 +81,23 @@ Kernels = Mapping[RelayExpr, KernelFacts]
 """Primitive function -> what is known of its kernel."""
 
 
-def _with_scratch(function: Function, known: set[PrimVar], kernels: Kernels) -> Function:
-    """The function with a storage for the working memory of each kernel that needs much."""
+def _with_scratch(function: Function, entry_symbols_: set[PrimVar], kernels: Kernels) -> Function:
+    """Add a storage for the working memory of each kernel that needs much."""
 
     def lower(binding: Binding) -> list[Binding]:
-        """A call of a kernel with the storage and the tensor of its working memory before it.
-        Kernels that need less than SMALL bytes take it from their thread's own; one whose size
-        depends on names that are not known at the function's entry cannot share, and does too.
+        """Allocate the working memory of a call of a kernel before it.
+
+        Small working memory comes from the thread's own; one whose size depends on names that are
+        not known at the function's entry cannot share, and does too.
         """
         variable, value = binding
         if not (isinstance(value, Call) and op_name(value) == "vm.invoke_tvm_op"):
             return [binding]
         facts = kernels.get(value.args[0])
-        if facts is None or not known.issuperset(free_vars(facts.workspace)):
+        if facts is None or not entry_symbols_.issuperset(free_vars(facts.workspace)):
             return [binding]
         size = facts.workspace
+        # A thread keeps a small scratch buffer, so nothing is allocated for it.
         if isinstance(size, IntImm) and size.value < SMALL:
             return [binding]
         assert isinstance(value.attrs, InvokeAttrs)
@@ -107,46 +110,49 @@ def _with_scratch(function: Function, known: set[PrimVar], kernels: Kernels) -> 
         ]
 
     def rewrite(chain: Chain, _: bool) -> Chain:
-        return Chain([b for each in chain.bindings for b in lower(each)], chain.result)
+        return Chain([b for binding in chain.bindings for b in lower(binding)], chain.result)
 
     return on_body(lambda body: map_chains(body, rewrite))(function)
 
 
 def known_at_entry(function: Function) -> set[PrimVar]:
-    """The symbols in the types of a function's parameters: what sizes may be made of that are
-    computed when the function is entered. Of a lifted closure, those of what it captures too."""
+    """Return the symbols in the types of a function's parameters, of which sizes at entry may
+    consist.
+
+    Of a lifted closure, those of what it captures too.
+    """
     inner = function.body
     params = function.params
     if function.attr("Closure") is not None and isinstance(inner, Function):
         params = (*params, *inner.params)
     kinds: list[Type] = [p.checked_type for p in params]
-    found: set[PrimVar] = set()
+    symbols: set[PrimVar] = set()
     while kinds:
         kind = kinds.pop()
         if isinstance(kind, TupleType):
             kinds.extend(kind.fields)
         elif isinstance(kind, TensorType):
-            found.update(v for d in kind.shape for v in free_vars(d))
-    return found
+            symbols.update(v for d in kind.shape for v in free_vars(d))
+    return symbols
 
 
 class _Planner:
-    """Plans one function."""
+    """Planner of one function."""
 
     def __init__(
         self,
         body: RelayExpr,
-        known: set[PrimVar],
+        entry_symbols_: set[PrimVar],
         group: Collection[str],
         kernels: Kernels,
         concurrent: bool,
-        given: Collection[Var],
+        user_params_: Collection[Var],
     ) -> None:
         self.lifetimes = Lifetimes(body, lambda callee: callee.name_hint in group)
         self.order = KernelOrder(self.lifetimes) if concurrent else None
-        self.known = known
+        self.known = entry_symbols_
         self.kernels = kernels
-        self.given = given
+        self.given = user_params_
         """What someone outside the program has, and which is copied before it is changed."""
         self.moved: dict[Var, tuple[Var, PrimExpr]] = {}
         """Storage -> the arena it is in, and where."""
@@ -154,16 +160,16 @@ class _Planner:
         """Where a stretch begins -> its arenas, one for each device."""
 
     def plan(self) -> RelayExpr:
-        """The body with its arenas."""
+        """Return the body with its arenas."""
         for stretch, requests in self._stretches().items():
             merged = merge_in_place(self.lifetimes, requests, self._may_replace)
-            places, total = place_all(merged, self.order)
+            placements, total = place_all(merged, self.order)
             arena = Var("arena")
-            made = alloc_storage(total, ALIGNMENT, arena=True, device=stretch[2])
-            self.arenas.setdefault(stretch[:2], []).append((arena, made))
-            for place in places:
-                for each in (place.request, *place.request.shares):
-                    self.moved[each.storage] = arena, place.offset
+            arena_call = alloc_storage(total, ALIGNMENT, arena=True, device=stretch[2])
+            self.arenas.setdefault(stretch[:2], []).append((arena, arena_call))
+            for placement in placements:
+                for request in (placement.request, *placement.request.shares):
+                    self.moved[request.storage] = arena, placement.offset
         return self._rewritten() if self.arenas else self.lifetimes.blocks[0].root
 
     def _may_replace(self, kernel: RelayExpr) -> tuple[int, ...]:
@@ -171,26 +177,27 @@ class _Planner:
         return () if facts is None else facts.in_place
 
     def _stretches(self) -> dict[Stretch, list[Request]]:
-        found: dict[Stretch, list[Request]] = {}
+        groups: dict[Stretch, list[Request]] = {}
+        # Such storages outlive the arena, or are reused by reference count at run time.
         apart = self.lifetimes.escaped | self._changed()
         for storage, request in self.lifetimes.requests.items():
             if storage in apart or not self.known.issuperset(free_vars(request.size)):
                 continue
             stretch = *run_of(request.block, request.index), request.device
             if _ends_within(request, stretch):
-                found.setdefault(stretch, []).append(request)
-        return found
+                groups.setdefault(stretch, []).append(request)
+        return groups
 
     def _changed(self) -> set[Var]:
-        """The storages of results that may have the memory of something from elsewhere.
+        """Return the storages of results that may have the memory of something from elsewhere.
 
-        A kernel that changes places of a tensor (`updates`) need not copy it where it may have its
-        memory, which is known at run time (UpdateInPlace); a place in an arena would make each
-        update a copy of the whole: a loop that sets 1,000 rows of a table of 100,000 took 14.6 s,
-        and takes 1.5 ms. Chains of updates follow each other: an old value that is itself such a
+        A kernel that changes elements of a tensor (`updates`) need not copy it where it may have
+        its memory, which is known at run time (UpdateInPlace); an offset in an arena would make
+        each update a copy of the whole: a loop that sets 1,000 rows of a table of 100,000 took 14.6
+        s, and takes 1.5 ms. Chains of updates follow each other: an old value that is itself such a
         result counts as elsewhere.
         """
-        found: set[Var] = set()
+        storages: set[Var] = set()
         homes, escaped = self.lifetimes.home, self.lifetimes.escaped
         for _, call in self.lifetimes.invocations:
             facts = self.kernels.get(call.args[0])
@@ -201,9 +208,9 @@ class _Planner:
             old = inputs.fields[facts.in_place[0]]
             if not isinstance(old, Var) or old in self.given:
                 continue
-            if homes.get(old, frozenset()) <= found | escaped:
-                found |= homes.get(outputs.fields[0], frozenset())
-        return found
+            if homes.get(old, frozenset()) <= storages | escaped:
+                storages |= homes.get(outputs.fields[0], frozenset())
+        return storages
 
     def _rewritten(self) -> RelayExpr:
         new: dict[RelayExpr, RelayExpr] = {}
@@ -226,9 +233,9 @@ class _Planner:
         if bodies(value):
             return variable, with_children(value, new)
         if isinstance(value, Call) and isinstance(value.attrs, AllocTensorAttrs):
-            place = self.moved.get(value.args[0]) if isinstance(value.args[0], Var) else None
-            if place is not None:
-                arena, start = place  # in normal form, by what knows all of them
+            arena_offset = self.moved.get(value.args[0]) if isinstance(value.args[0], Var) else None
+            if arena_offset is not None:
+                arena, start = arena_offset  # in normal form, by what knows all of them
                 within = value.attrs.offset
                 is_start = isinstance(within, IntImm) and within.value == 0
                 offset = start if is_start else simplify(start + within)
@@ -238,7 +245,7 @@ class _Planner:
 
 
 def _ends_within(request: Request, stretch: Stretch) -> bool:
-    """Whether a storage is dead when the stretch ends."""
+    """Return whether a storage is dead when the stretch ends."""
     block, count, _ = stretch
     if count == len(block.barriers):
         return request.is_dead_after(block.end)
@@ -252,33 +259,38 @@ def _planned(
     concurrent: bool,
     is_root: bool,
 ) -> Function:
-    """A function with its arenas; `group` are the names of those it calls that may call it."""
-    known = known_at_entry(function)
-    whole = _with_scratch(function, known, kernels)
-    given = function.params if is_root else ()
-    return on_body(lambda body: _Planner(body, known, group, kernels, concurrent, given).plan())(
-        whole
-    )
+    """Plan a function; `group` are the names of those it calls that may call it."""
+    entry_symbols_ = known_at_entry(function)
+    with_scratch = _with_scratch(function, entry_symbols_, kernels)
+    # Parameters of entry points belong to the user: an update of them is always a copy.
+    user_params = function.params if is_root else ()
+    return on_body(
+        lambda body: _Planner(body, entry_symbols_, group, kernels, concurrent, user_params).plan()
+    )(with_scratch)
 
 
 def MemoryPlan(  # noqa: N802
     kernels: Kernels | None = None, *, concurrent: bool = False
 ) -> Pass:
-    """The pass described at the top of this file; nothing is known of `kernels` left out.
+    """Return the pass described at the top of this file.
 
-    With `concurrent`, storages share bytes only where the kernels that use the one follow those of
-    the other by their data, so that independent kernels can run at the same time. Then no kernel
-    replaces what it reads, and threads have working memory of their own.
+    Args:
+        kernels: What is known of kernels; nothing is known of those left out.
+        concurrent: Whether storages share bytes only where the kernels that use the one follow those of
+            the other by their data, so that independent kernels can run at the same time. Then no
+            kernel replaces what it reads, and threads have working memory of their own.
     """
     facts = {} if concurrent or kernels is None else kernels
 
     def transform(module: IRModule, context: PassContext) -> IRModule:
-        """The module, each function planned for itself, with the names of those in a circle of
-        calls with it: a call of one of those is a barrier, over which no storage is kept for
-        another use.
+        """Plan each function of a module for itself.
+
+        A call of a function in a cycle of calls with it is a barrier, over which no storage is
+        reused.
         """
         graph = CallGraph(module)
         groups = ({g.name_hint for g in group} for group in graph.cycles())
+        # An arena may not be live across a recursive call: depth would multiply its size.
         cycles = {name: group for group in groups for name in group}
         functions = dict(module.functions.items())
         for name, function in functions.items():

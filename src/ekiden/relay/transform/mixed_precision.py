@@ -1,11 +1,11 @@
-"""Rules of a program's own for `ToMixedPrecision`, with TVM's names and numbers.
+"""User rules for `ToMixedPrecision`, with TVM's names and numbers.
 
     @register_mixed_precision_conversion("nn.dense")
     def keep(call, mixed_precision_type):
         return [MIXED_PRECISION_NEVER, "float32", "float32"]
 
-A rule gives what becomes of a call, the dtype that sums are added up in, and that of the result.
-Kernels add up in float32 whatever is said, and round once; the third is what the result has.
+A rule returns what becomes of a call, the dtype of its accumulators, and that of its result.
+Kernels accumulate in float32 in any case, and round once; the third is the result's.
 """
 
 from __future__ import annotations
@@ -28,19 +28,25 @@ KINDS = {
 
 
 def said_of(call: Call, name: str, small: str) -> tuple[Precision, str] | None:
-    """What a rule of the program says of a call: what becomes of it, and the dtype of its result;
-    None where there is no rule. Raises PassError for what is no such answer."""
+    """Return the answer of a user's rule for a call.
+
+    Returns:
+        What becomes of the call, and the dtype of its result; None where there is no rule.
+
+    Raises:
+        PassError: For what is no such answer.
+    """
     rule = OP_ATTRS.get(CONVERSION, {}).get(name)
     if rule is None:
         return None
     assert callable(rule)
-    found = rule(call, small)
-    if not isinstance(found, Sequence) or len(found) != 3 or found[0] not in KINDS:
+    answer = rule(call, small)
+    if not isinstance(answer, Sequence) or len(answer) != 3 or answer[0] not in KINDS:
         raise PassError(
             f"ToMixedPrecision: the rule of {name!r} expected to give [0, 1 or 2, dtype, dtype],"
-            f" got {found!r}"
+            f" got {answer!r}"
         )
-    return KINDS[found[0]], str(found[2])
+    return KINDS[answer[0]], str(answer[2])
 
 
 __all__ = [

@@ -1,1 +1,1 @@
-"""Which device each value is on."""
+"""Device of each value."""

@@ -70,7 +70,7 @@ from ekiden.tir.expr import Buffer, BufferLoad
 
 @dataclass(eq=False, slots=True)
 class Place(Joined):
-    """One place; where that is once it is known."""
+    """Domain of one device; the location once it is known."""
 
     where: Where | None = None
     is_pinned: bool = False
@@ -89,7 +89,7 @@ class Place(Joined):
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Parts:
-    """The domains of a tuple's fields; or of a function's parameters, then its result."""
+    """Domains of a tuple's fields; or of a function's parameters, then its result."""
 
     items: tuple[Domain, ...]
     is_function: bool = False
@@ -99,7 +99,7 @@ Domain = Place | Parts
 
 
 def domain_of(kind: Type) -> Domain:
-    """A new domain for values of a type."""
+    """Return a new domain for values of a type."""
     if isinstance(kind, TupleType):
         return Parts(tuple(map(domain_of, kind.fields)))
     if isinstance(kind, FuncType):
@@ -108,7 +108,7 @@ def domain_of(kind: Type) -> Domain:
 
 
 def places(domain: Domain) -> Iterator[Place]:
-    """The places of a domain."""
+    """Yield the first-order domains of a domain."""
     stack = [domain]
     while stack:
         at = stack.pop()
@@ -125,33 +125,34 @@ def unify(a: Domain, b: Domain, *, always: bool = False) -> None:
     """
     stack = [(a, b)]
     while stack:
-        left, right = stack.pop()
-        if isinstance(left, Place) and isinstance(right, Place):
-            _join(left.root(), right.root(), always)
-        elif isinstance(left, Parts) and isinstance(right, Parts):
-            stack.extend(reversed(list(zip(left.items, right.items, strict=True))))
+        lhs, rhs = stack.pop()
+        if isinstance(lhs, Place) and isinstance(rhs, Place):
+            _join(lhs.root(), rhs.root(), always)
+        elif isinstance(lhs, Parts) and isinstance(rhs, Parts):
+            stack.extend(reversed(list(zip(lhs.items, rhs.items, strict=True))))
         else:
-            parts, place = (left, right) if isinstance(left, Parts) else (right, left)
-            assert isinstance(parts, Parts)
-            stack.extend((each, place) for each in reversed(parts.items))
+            composite, leaf = (lhs, rhs) if isinstance(lhs, Parts) else (rhs, lhs)
+            assert isinstance(composite, Parts)
+            stack.extend((item, leaf) for item in reversed(composite.items))
 
 
 def _join(a: Place, b: Place, always: bool) -> None:
     if a is b:
         return
     if not always and a.is_pinned != b.is_pinned:
-        other = b if a.is_pinned else a
-        other.reads_pinned = True
+        reader = b if a.is_pinned else a
+        reader.reads_pinned = True
         return
     if a.where is None or b.where is None:
-        both = a.where or b.where
+        location = a.where or b.where
         is_pinned = a.is_pinned or b.is_pinned
-    elif (both := a.where.joined(b.where)) is None:
+    elif (location := a.where.joined(b.where)) is None:
         return
     else:
         is_pinned = a.is_pinned and b.is_pinned
+    # The root that has a location stays the root; the other one takes it over.
     child, parent = (a, b) if a.where is None else (b, a)
-    child.parent, parent.where, parent.is_pinned = parent, both, is_pinned
+    child.parent, parent.where, parent.is_pinned = parent, location, is_pinned
     parent.is_small = a.is_small and b.is_small
     parent.reads_pinned = a.reads_pinned or b.reads_pinned
 
@@ -168,9 +169,12 @@ def put(domain: Domain, where: object) -> None:
         elif isinstance(mark, tuple) and isinstance(at, Parts):
             stack.extend(zip(at.items, mark, strict=False))
         elif isinstance(mark, VirtualDevice):
-            for place in places(at):
-                known = place.where
-                place.where = mark.where if known is None else known.joined(mark.where) or known
+            for leaf in places(at):
+                current = leaf.where
+                # A conflict keeps the earlier mark; a copy will bridge the two.
+                leaf.where = (
+                    mark.where if current is None else current.joined(mark.where) or current
+                )
 
 
 HOST_WORK = "host_work"
@@ -183,8 +187,10 @@ result is on the host, but for functions among these, which are where their call
 
 
 class Domains:
-    """The domains of all expressions of a module whose types are known. `refuses` says of which
-    operators devices have no code, so that they run on the host."""
+    """Domains of all expressions of a module whose types are known.
+
+    `refuses` tells the operators that devices have no code for, so that they run on the host.
+    """
 
     def __init__(
         self,
@@ -267,7 +273,7 @@ class Domains:
         return HostReason.DEFAULT if self.default == HOST.where else HostReason.PLACED
 
     def _bind_variables(self, every: Sequence[RelayExpr]) -> None:
-        """One place for all values of a type variable that cannot be copied."""
+        """Unify the domains of all values of a type variable that cannot be copied."""
         bound = bound_variables(every)
         one = {variable: Place() for variable in bound}
         every = [*self.orders, *every]
@@ -279,7 +285,7 @@ class Domains:
 
     @staticmethod
     def _bind_parts(domain: Domain, kind: Type, one: Mapping[TypeVar, Place]) -> None:
-        """Of one value: its parts whose types have such a variable."""
+        """Unify the components of one value whose types have such a variable."""
         stack = [(domain, kind)]
         while stack:
             at, of = stack.pop()
@@ -288,12 +294,14 @@ class Domains:
             elif isinstance(at, Parts) and isinstance(of, FuncType):
                 stack.extend(zip(at.items, (*of.arg_types, of.ret_type), strict=True))
             else:
-                for each in type_post_order(of):
-                    if isinstance(each, TypeVar) and each in one:
-                        unify(at, one[each], always=True)
+                for type_var in type_post_order(of):
+                    if isinstance(type_var, TypeVar) and type_var in one:
+                        unify(at, one[type_var], always=True)
 
     def of(self, expr: RelayExpr) -> Domain:
-        """The domain of an expression; a constant is on the host, and on each use a new one."""
+        """Return the domain of an expression; a constant is on the host, and each use gets a new
+        one.
+        """
         if isinstance(expr, Constant):
             return Place(HOST.where)
         if isinstance(expr, GlobalVar) and expr in self._globals:
@@ -305,21 +313,23 @@ class Domains:
             self._of[expr] = Place() if kind is None else domain_of(kind)
         return self._of[expr]
 
-    def where(self, place: Place) -> Where:
-        """Where a place is."""
-        return place.root().where or self.default
+    def where(self, leaf: Place) -> Where:
+        """Return the location of a first-order domain."""
+        return leaf.root().where or self.default
 
     def worker(self, call: Call) -> Device:
-        """The device on which a call of a kernel runs."""
+        """Return the device on which a call of a kernel runs."""
         return self.where(self._together(call)).device
 
     def each(self, domain: Domain) -> tuple[Where, ...]:
-        """Where the places of a domain are."""
+        """Return the locations of a domain."""
         return tuple(map(self.where, places(domain)))
 
     def around(self, expr: RelayExpr) -> Where | None:
-        """Where an expression is, of a write the reference; None for a `let`, which says nothing
-        of what it binds, and for several places.
+        """Return the location of an expression; of a write that of the reference.
+
+        None for a `let`, whose own location says nothing of what it binds, and for several
+        locations.
         """
         if isinstance(expr, Let):
             return None
@@ -330,32 +340,39 @@ class Domains:
         return self.only(self.of(expr.ref if isinstance(expr, RefWrite) else expr))
 
     def only(self, domain: Domain) -> Where | None:
-        """Where all of a value is, of a function its result; None for several places."""
+        """Return the single location of a value, of a function that of its result; None for
+        several.
+        """
         if isinstance(domain, Parts) and domain.is_function:
             return self.only(domain.items[-1])
-        found = {*self.each(domain)}
-        return found.pop() if len(found) == 1 else None
+        locations = {*self.each(domain)}
+        return locations.pop() if len(locations) == 1 else None
 
     def said(self, domain: Domain, kind: Type, functions: bool = False) -> object:
-        """Where a value of a type is, as the attributes of functions say it: a virtual device, a
-        tuple of such, None for functions unless they are asked for, whose result says it."""
+        """Return the location of a value of a type in the form of function attributes.
+
+        That is a virtual device, or a tuple of such; None for functions unless they are asked for,
+        as their results say it.
+        """
         if isinstance(kind, FuncType) and not functions:
             return None
         if isinstance(kind, TupleType) and len({*self.each(domain)}) > 1:
             assert isinstance(domain, Parts)
             pairs = zip(domain.items, kind.fields, strict=True)
             return tuple(self.said(at, of, functions) for at, of in pairs)
-        found = self.only(domain)
-        return found.virtual_device() if found else None
+        location = self.only(domain)
+        return location.virtual_device() if location else None
 
     def used(self) -> list[Where]:
-        """Where something is, each once, the host first."""
+        """Return all locations in use, each once, the host first."""
         every = [*self._globals.values(), *self._of.values()]
-        found = dict.fromkeys(d for domain in every for d in self.each(domain))
-        return sorted(found.keys() | {HOST.where}, key=lambda d: (d != HOST.where, d))
+        locations = dict.fromkeys(d for domain in every for d in self.each(domain))
+        return sorted(locations.keys() | {HOST.where}, key=lambda d: (d != HOST.where, d))
 
     def uses(self, expr: RelayExpr) -> list[Domain | None]:
-        """Where an expression needs each of its children; None for what stays where it is."""
+        """Return the domain in which an expression needs each of its children; None for what is not
+        moved.
+        """
         match expr:
             case Call():
                 return [None, *self._arguments(expr)]
@@ -376,12 +393,12 @@ class Domains:
                 return [None, self.of(ref)]
             case Match(clauses=clauses):
                 bound = [[None] * len(pattern_vars(c.lhs)) for c in clauses]
-                return [None, *(d for each in bound for d in (*each, self.of(expr)))]
+                return [None, *(d for variables in bound for d in (*variables, self.of(expr)))]
             case _:
                 return [None] * len(children(expr))
 
     def is_worker(self, expr: RelayExpr) -> bool:
-        """Whether an expression calls a kernel, which takes constants where it runs."""
+        """Return whether an expression calls a kernel, which takes constants where it runs."""
         if not isinstance(expr, Call):
             return False
         if isinstance(expr.op, Op):
@@ -391,7 +408,7 @@ class Domains:
     # Marks
 
     def _declare(self, function: Function) -> Parts:
-        """The domain of a function; its parameters have the domains in it."""
+        """Declare the domain of a function; its parameters have the domains in it."""
         params = [self.of(p) for p in function.params]
         if function not in self._of:
             inner = function.body
@@ -399,37 +416,39 @@ class Domains:
                 result: Domain = self._declare(inner)  # of a lifted closure
             else:
                 result = domain_of(inner.checked_type)
-            made = self._of[function] = Parts((*params, result), is_function=True)
-            given = function.attr(PARAM_PLACES)
-            for each, where in zip(params, given if isinstance(given, tuple) else (), strict=False):
-                put(each, where)
+            domain = self._of[function] = Parts((*params, result), is_function=True)
+            param_marks = function.attr(PARAM_PLACES)
+            for item, where in zip(
+                params, param_marks if isinstance(param_marks, tuple) else (), strict=False
+            ):
+                put(item, where)
             put(result, function.attr(RESULT_PLACE))
-            if self._is_planned and not given and function.attr(RESULT_PLACE) is None:
-                for each in made.items:
-                    if not (isinstance(each, Parts) and each.is_function):
-                        put(each, HOST)
-        known = self._of[function]
-        assert isinstance(known, Parts)
-        return known
+            if self._is_planned and not param_marks and function.attr(RESULT_PLACE) is None:
+                for item in domain.items:
+                    if not (isinstance(item, Parts) and item.is_function):
+                        put(item, HOST)
+        declared = self._of[function]
+        assert isinstance(declared, Parts)
+        return declared
 
     @staticmethod
     def _one_place_each(domain: Parts) -> None:
-        """A caller of the program gives each parameter of it on one device."""
-        for each in domain.items[:-1]:
-            if isinstance(each, Parts) and not any(p.where for p in places(each)):
-                unify(each, Place())
+        """Unify each parameter: a caller of the program passes it on one device."""
+        for param in domain.items[:-1]:
+            if isinstance(param, Parts) and not any(p.where for p in places(param)):
+                unify(param, Place())
 
     def _mark_result(self, function: Function) -> None:
         self._mark_value(function.body)
 
     def _mark_value(self, value: RelayExpr) -> None:
-        """What a function gives or a variable holds is where it is computed."""
+        """Put what a function returns or a variable holds where it is computed."""
         mark = value.attrs if isinstance(value, Call) else None
         if isinstance(value, Call) and isinstance(mark, OnDeviceAttrs) and mark.constrain_body:
             put(self._result(value), mark.virtual_device)
 
     def _declare_inside(self, expr: RelayExpr) -> None:
-        """The domains of functions, by which they may call themselves."""
+        """Declare the domains of functions, by which they may call themselves."""
         value = expr.value if isinstance(expr, Let) else expr
         if not isinstance(value, Function) or is_atom(value):
             return
@@ -438,7 +457,7 @@ class Domains:
             self._of[expr.var] = domain
 
     def _mark(self, expr: RelayExpr) -> None:
-        """What a program says of places, before anything flows."""
+        """Apply the program's marks, before anything flows."""
         if isinstance(expr, Function) and not is_atom(expr):
             self._mark_result(expr)
         elif isinstance(expr, Let):
@@ -481,15 +500,15 @@ class Domains:
 
     def _pin(self, call: Call) -> None:
         """Put what a function of the host gives on the host."""
-        for place in places(self.of(call)):
-            place.pin()
+        for leaf in places(self.of(call)):
+            leaf.pin()
 
     def _refuse(self, workers: Sequence[Call], refuses: Callable[[Call], bool]) -> None:
         """Put calls on the host that devices have no code for, and that no mark has placed."""
         for call in workers:
-            place = self._together(call).root()
-            if place.where is None and isinstance(call.op, Op) and refuses(call):
-                place.pin()
+            worker = self._together(call).root()
+            if worker.where is None and isinstance(call.op, Op) and refuses(call):
+                worker.pin()
                 self._refused.add(call)
 
     def _pin_control(self, every: Sequence[RelayExpr], entry: Parts | None) -> None:
@@ -505,39 +524,42 @@ class Domains:
             and (self.is_worker(call) or isinstance(call.attrs, OnDeviceAttrs))
         ]
         needs = [p for expr in every for p in self._needs(expr)]
-        given = [] if entry is None else [p for d in entry.items[:-1] for p in places(d)]
+        entry_leaves = [] if entry is None else [p for d in entry.items[:-1] for p in places(d)]
         domains = (*self._globals.values(), *self._of.values())
-        every_place = (place for domain in domains for place in places(domain))
-        for place in host_places(every_place, steps, needs, given):
-            place.pin()
+        every_place = (each_leaf for domain in domains for each_leaf in places(domain))
+        for leaf in host_places(every_place, steps, needs, entry_leaves):
+            leaf.pin()
 
     def _at(self, expr: RelayExpr) -> Iterator[Place]:
         return places(self.of(expr))
 
     def _needs(self, expr: RelayExpr) -> Iterator[Place]:
-        """The places of what an expression needs on the host."""
+        """Yield the domains of what an expression needs on the host."""
         if is_atom(expr) or isinstance(expr, Constant):
             return
         for child, where in zip(children(expr), self.uses(expr), strict=True):
             if where is None or isinstance(child, Constant):
                 continue
-            whole = self.of(child)
+            domain = self.of(child)
             if where is self._host:
-                yield from places(whole)
-            elif isinstance(where, Parts) and isinstance(whole, Parts):
-                for part, need in zip(whole.items, where.items, strict=True):
-                    yield from places(part) if need is self._host else ()
+                yield from places(domain)
+            elif isinstance(where, Parts) and isinstance(domain, Parts):
+                for item, need in zip(domain.items, where.items, strict=True):
+                    yield from places(item) if need is self._host else ()
 
     def _connect_inside(self, expr: RelayExpr) -> None:
-        """What an expression's domain has to do with those of parts that stay where they are; these
-        are never apart, so that this comes before all marks.
+        """Unify an expression's domain with those of children that are not moved.
+
+        These are never apart, so this comes before all marks.
         """
         match expr:
             case Let(var=var, value=value) if not isinstance(value, Constant):
                 unify(self.of(var), self.of(value), always=True)
             case TupleGetItem(tuple_value=value, index=index):
-                whole = self.of(value)
-                inner = whole.items[index] if isinstance(whole, Parts) else whole
+                tuple_domain = self.of(value)
+                inner = (
+                    tuple_domain.items[index] if isinstance(tuple_domain, Parts) else tuple_domain
+                )
                 unify(self.of(expr), inner, always=True)
             case RefRead(ref=ref):
                 unify(self.of(expr), self.of(ref), always=True)
@@ -566,10 +588,10 @@ class Domains:
                 case PatternTuple(patterns=inner) if isinstance(where, Parts):
                     stack.extend(zip(inner, where.items, strict=True))
                 case PatternTuple(patterns=inner) | PatternConstructor(patterns=inner):
-                    stack.extend((each, where) for each in inner)
+                    stack.extend((inner_pattern, where) for inner_pattern in inner)
 
     def _arguments(self, call: Call) -> Sequence[Domain | None]:
-        """Where a call needs its arguments."""
+        """Return the domains in which a call needs its arguments."""
         n = len(call.args)
         if isinstance(call.attrs, (OnDeviceAttrs, DeviceCopyAttrs)):
             return [None]  # the value goes on from here to where it is used
@@ -591,6 +613,8 @@ class Domains:
             self._pin(call)
             return [None] * n
         if row.host:
+            # An operator that passes arguments on returns them where they are; others return host
+            # values.
             is_apart = not row.hands_on or row.memory is Memory.READS
             if is_apart:
                 self._pin(call)
@@ -601,36 +625,40 @@ class Domains:
         return [self._together(call)] * n
 
     def _together(self, call: Call) -> Place:
-        """The one place of a call's arguments and results."""
+        """Return the one domain of a call's arguments and results."""
         if call not in self._workers:
             self._workers[call] = Place()
             unify(self.of(call), self._workers[call], always=True)
         return self._workers[call]
 
     def _sources(self, call: Call, attrs: BindDimsAttrs) -> Domain | None:
-        """Where the sources of dimensions are needed: on the host those whose elements are read."""
+        """Return the domain of the sources of dimensions: the host for those whose elements are
+        read.
+        """
         sources = self.of(call.args[1])
         kind = call.args[1].checked_type
         if not isinstance(sources, Parts) or not isinstance(kind, TupleType):
             return self._host
+        # A shape is known on the host wherever the tensor is.
         read = elements_read(attrs, kind.fields)
         return Parts(
             tuple(
-                self._host if is_read else each
-                for each, is_read in zip(sources.items, read, strict=True)
+                self._host if is_read else source
+                for source, is_read in zip(sources.items, read, strict=True)
             )
         )
 
     # What nothing says
 
     def _decide(self, functions: Iterable[Function]) -> None:
-        """Results of functions are on the default device, parameters beside the result; what a mark
-        leaves open stays where it was computed.
+        """Put results of functions on the default device, and parameters with the result.
+
+        What a mark leaves open stays where it was computed.
         """
         for root in functions:
-            for each in (root, *reversed(self.orders[root])):
-                if isinstance(each, Function) and not is_atom(each):
-                    self._decide_function(each)
+            for inner in (root, *reversed(self.orders[root])):
+                if isinstance(inner, Function) and not is_atom(inner):
+                    self._decide_function(inner)
         for order in self.orders.values():
             for expr in order:
                 if isinstance(expr, Call) and isinstance(expr.attrs, OnDeviceAttrs):
@@ -639,18 +667,18 @@ class Domains:
     def _decide_function(self, function: Function) -> None:
         domain = self.of(function)
         assert isinstance(domain, Parts)
-        for place in places(domain.items[-1]):
-            place.where = place.where or self.default
+        for leaf in places(domain.items[-1]):
+            leaf.where = leaf.where or self.default
         beside = set(self.each(domain.items[-1]))
-        is_pinned = any(place.is_pinned for place in places(domain.items[-1]))
+        is_pinned = any(result_leaf.is_pinned for result_leaf in places(domain.items[-1]))
         where = beside.pop() if len(beside) == 1 and not is_pinned else self.default
-        for each in domain.items[:-1]:
-            for place in places(each):
-                place.where = place.where or where
+        for param in domain.items[:-1]:
+            for leaf in places(param):
+                leaf.where = leaf.where or where
 
 
 def is_primitive(op: RelayExpr) -> bool:
-    """Whether what is called is a fused function."""
+    """Return whether the callee is a fused function."""
     return isinstance(op, Function) and is_atom(op)
 
 
@@ -660,7 +688,7 @@ def engine_of(call: Call) -> str:
 
 
 def reads_shapes_alone(op: RelayExpr) -> bool:
-    """Whether what is called is a fused function of one operator that reads shapes and no
+    """Return whether the callee is a fused function of one operator that reads shapes and no
     elements.
     """
     body = op.body if isinstance(op, Function) and is_primitive(op) else None
@@ -668,13 +696,13 @@ def reads_shapes_alone(op: RelayExpr) -> bool:
 
 
 def _result_of(domain: Domain, kind: Type) -> Domain:
-    """Of a function the domain of its result, else the domain."""
+    """Return the domain of a function's result, else the domain itself."""
     is_function = isinstance(kind, FuncType) and isinstance(domain, Parts)
     return domain.items[-1] if is_function and isinstance(domain, Parts) else domain
 
 
 def elements_read(attrs: BindDimsAttrs, kinds: Sequence[Type]) -> list[bool]:
-    """Of which sources of dimensions elements are read, not the shape alone."""
+    """Return for each source of dimensions whether its elements are read, not the shape alone."""
     if not attrs.operator:
         return [True] * len(kinds)
     rule = OPS[attrs.operator].dims
@@ -685,4 +713,4 @@ def elements_read(attrs: BindDimsAttrs, kinds: Sequence[Type]) -> list[bool]:
     dims, conditions = rule(attrs.attrs, buffers)
     exprs = [*dims, *(c for c, *_ in conditions)]
     loaded = {e.buffer for d in exprs for e in post_order(d) if isinstance(e, BufferLoad)}
-    return [each in loaded for each in buffers]
+    return [buffer in loaded for buffer in buffers]

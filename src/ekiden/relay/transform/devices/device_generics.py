@@ -31,23 +31,25 @@ def _instances(exprs: Iterable[RelayExpr]) -> Iterator[tuple[TypeVar, Type]]:
 
 
 def bound_variables(exprs: Iterable[RelayExpr]) -> set[TypeVar]:
-    """Those that stand for a function or a reference in a call among the expressions of a program,
-    directly or by other type variables."""
-    found: set[TypeVar] = set()
+    """Return the type variables that stand for a function or a reference in a call, directly or by
+    other type variables.
+    """
+    bound: set[TypeVar] = set()
     through: dict[TypeVar, list[TypeVar]] = {}
     waiting: list[TypeVar] = []
     for variable, kind in _instances(exprs):
-        for each in type_post_order(kind):
-            if isinstance(each, (FuncType, RelayRefType)):
+        for component in type_post_order(kind):
+            if isinstance(component, (FuncType, RelayRefType)):
                 waiting.append(variable)
-            elif isinstance(each, TypeVar):
-                through.setdefault(each, []).append(variable)
+            elif isinstance(component, TypeVar):
+                through.setdefault(component, []).append(variable)
     while waiting:
         variable = waiting.pop()
-        if variable not in found:
-            found.add(variable)
+        if variable not in bound:
+            bound.add(variable)
+            # Transitive closure: a variable that stands for a bound one is bound too.
             waiting += through.get(variable, ())
-    return found
+    return bound
 
 
 __all__ = ["bound_variables"]

@@ -31,17 +31,17 @@ __all__ = ["DevicesFirst"]
 
 
 def DevicesFirst() -> Pass:  # noqa: N802
-    """The pass described at the top of this file."""
+    """Return the pass described at the top of this file."""
 
     def transform(module: IRModule, context: PassContext) -> IRModule:
-        """The module, which is in A-normal form and typed, in another order."""
-        kinds = {each.device_type for each in device_table(module)}
+        """Reorder a module in A-normal form that is typed."""
+        kinds = {device.device_type for device in device_table(module)}
         if kinds == {HOST.device_type}:
             return module
         domains = Domains(module)
 
         def reorder(chain: Chain, is_function_body: bool) -> Chain:
-            """A chain whose runs of what may change places have done so."""
+            """Reorder the runs of movable bindings of a chain."""
             chain.bindings = _reordered(chain.bindings, domains)
             return chain
 
@@ -51,45 +51,47 @@ def DevicesFirst() -> Pass:  # noqa: N802
 
 
 def _reordered(bindings: Sequence[Binding], domains: Domains) -> list[Binding]:
-    made: list[Binding] = []
+    result: list[Binding] = []
     run: list[Binding] = []
     for binding in bindings:
         _, value = binding
+        # Effects and branches are barriers: nothing moves across them.
         if is_pure(value) and not bodies(value):
             run.append(binding)
             continue
-        made += [*_scheduled(run, domains), binding]
+        result += [*_scheduled(run, domains), binding]
         run = []
-    return made + _scheduled(run, domains)
+    return result + _scheduled(run, domains)
 
 
 def _scheduled(run: Sequence[Binding], domains: Domains) -> list[Binding]:
-    """Bindings without effects, in an order in which none stands before what it uses."""
-    places = {variable: at for at, (variable, _) in enumerate(run)}
+    """Order bindings without effects so that none stands before what it uses."""
+    positions = {variable: at for at, (variable, _) in enumerate(run)}
     users: list[list[int]] = [[] for _ in run]
     waits = [0] * len(run)
     for at, (_, value) in enumerate(run):
-        for used in {places[v] for v in _variables(value) if v in places}:
+        for used in {positions[v] for v in _variables(value) if v in positions}:
             users[used].append(at)
             waits[at] += 1
     ready: list[tuple[bool, int]] = []
 
     def add(at: int) -> None:
-        """What waits for nothing more: that of devices before the rest."""
+        """Add a binding that waits for nothing more: device work before the rest."""
+        # The position breaks ties, so the order is stable (Kahn's algorithm with a priority queue).
         heappush(ready, (not _is_of_device(run[at][1], domains), at))
 
     for at, count in enumerate(waits):
         if count == 0:
             add(at)
-    made: list[Binding] = []
+    ordered: list[Binding] = []
     while ready:
         _, at = heappop(ready)
-        made.append(run[at])
+        ordered.append(run[at])
         for user in users[at]:
             waits[user] -= 1
             if waits[user] == 0:
                 add(user)
-    return made
+    return ordered
 
 
 def _variables(value: RelayExpr) -> set[Var]:
@@ -97,7 +99,7 @@ def _variables(value: RelayExpr) -> set[Var]:
 
 
 def _is_of_device(value: RelayExpr, domains: Domains) -> bool:
-    """Whether it is queued on a device, or copied to one."""
+    """Return whether a value is queued on a device, or copied to one."""
     if not isinstance(value, Call):
         return False
     if isinstance(value.attrs, DeviceCopyAttrs):

@@ -68,14 +68,14 @@ _UNMARKED = Var, GlobalVar, Op, Constructor, Function
 
 
 def device_table(module: IRModule) -> tuple[VirtualDevice, ...]:
-    """The devices of a planned module; of another, the host."""
-    found = module.attrs.get(TABLE, (HOST,))
-    assert isinstance(found, tuple)
-    return found
+    """Return the devices of a planned module; of another, the host."""
+    devices = module.attrs.get(TABLE, (HOST,))
+    assert isinstance(devices, tuple)
+    return devices
 
 
 class _Planner:
-    """Rewrites the functions of one module."""
+    """Planner that rewrites the functions of one module."""
 
     def __init__(self, domains: Domains, marks: bool) -> None:
         self.domains = domains
@@ -85,7 +85,9 @@ class _Planner:
         """(value, from, to) -> its copy, which all uses share."""
 
     def plan(self, function: Function) -> Function:
-        """A global function with its copies and the places of its parameters and result."""
+        """Rewrite a global function with its copies and the locations of its parameters
+        and result.
+        """
         for expr in self.domains.orders[function]:
             self._new[expr] = self._rewritten(expr)
         domain = self.domains.of(function)
@@ -98,87 +100,102 @@ class _Planner:
             return expr
         if isinstance(expr, Call) and isinstance(expr.attrs, (OnDeviceAttrs, DeviceCopyAttrs)):
             return self._at(expr.args[0], self.domains.of(expr))
-        given = self._given(expr)
+        new_children = self._given(expr)
         if isinstance(expr, TupleGetItem) and not isinstance(expr.tuple_value, Tuple):
-            whole = given[0]
-            if isinstance(whole, Tuple):  # copied field by field
-                return whole.fields[expr.index]
-        made = _with_parts(expr, given)
-        if isinstance(made, Function):
+            new_tuple = new_children[0]
+            # Taking the field of a new tuple would keep copies of its other fields alive.
+            if isinstance(new_tuple, Tuple):  # copied field by field
+                return new_tuple.fields[expr.index]
+        rewritten = _with_parts(expr, new_children)
+        if isinstance(rewritten, Function):
             domain = self.domains.of(expr)
             assert isinstance(domain, Parts)
-            made = self._placed(made, domain)
-        if made is not expr and (known := expr.checked_type_or_none()) is not None:
-            made.set_checked_type(known)
-        return made
+            rewritten = self._placed(rewritten, domain)
+        if rewritten is not expr and (old_type := expr.checked_type_or_none()) is not None:
+            rewritten.set_checked_type(old_type)
+        return rewritten
 
     def _given(self, expr: RelayExpr) -> list[RelayExpr]:
-        """The children of an expression where it needs them."""
+        """Return the children of an expression where it needs them."""
         takes_constants = self.domains.is_worker(expr)
         around = self.domains.around(expr)
-        given: list[RelayExpr] = []
+        placed: list[RelayExpr] = []
         for child, where in zip(children(expr), self.domains.uses(expr), strict=True):
             if takes_constants and isinstance(child, Constant):
-                given.append(child)
+                placed.append(child)
                 continue
             value = self._new.get(child, child) if where is None else self._at(child, where)
             if self.marks and not (isinstance(expr, Let) and child is expr.body):
-                here = (where and self.domains.only(where)) or self.domains.around(child)
-                value = value if here == around else self._marked(value, here)
-            given.append(value)
-        return given
+                location = (where and self.domains.only(where)) or self.domains.around(child)
+                value = value if location == around else self._marked(value, location)
+            placed.append(value)
+        return placed
 
-    def _marked(self, value: RelayExpr, here: Where | None) -> RelayExpr:
-        """A value with a mark that says where it is; itself if it needs none, as a variable."""
+    def _marked(self, value: RelayExpr, location: Where | None) -> RelayExpr:
+        """Return a value with a mark of its location; itself if it needs none, as a variable."""
         is_marked = isinstance(value, Call) and isinstance(value.attrs, OnDeviceAttrs)
-        if not self.marks or here is None or is_marked or isinstance(value, _UNMARKED):
+        if not self.marks or location is None or is_marked or isinstance(value, _UNMARKED):
             return value
-        made = on_device(value, here.virtual_device(), constrain_result=True)
-        if (known := value.checked_type_or_none()) is not None:
-            made.set_checked_type(known)
-        return made
+        marked = on_device(value, location.virtual_device(), constrain_result=True)
+        if (old_type := value.checked_type_or_none()) is not None:
+            marked.set_checked_type(old_type)
+        return marked
 
     def _at(self, child: RelayExpr, where: Domain) -> RelayExpr:
-        """What stands for a child where it is needed."""
+        """Return the value of a child in the domain where it is needed."""
         value = self._new.get(child, child)
         if isinstance(child, Constant):
             infer_here(child)
         return self._move(value, child.checked_type, self.domains.of(child), where)
 
-    def _move(self, value: RelayExpr, kind: Type, here: Domain, there: Domain) -> RelayExpr:
-        """A value of domain `here` as one of domain `there`."""
-        if isinstance(here, Place) and isinstance(there, Place):
-            if self.domains.where(here) == self.domains.where(there):
+    def _move(self, value: RelayExpr, kind: Type, source: Domain, destination: Domain) -> RelayExpr:
+        """Return a value of one domain as one of another."""
+        if isinstance(source, Place) and isinstance(destination, Place):
+            if self.domains.where(source) == self.domains.where(destination):
                 return value
+            # A constant is moved at compile time, so a mark is enough.
             if self.marks and isinstance(value, Constant):
-                return self._marked(value, self.domains.where(there))
-        elif self._agree(here, there):
+                return self._marked(value, self.domains.where(destination))
+        elif self._agree(source, destination):
             return value
-        key = value, *self.domains.each(here), None, *self.domains.each(there)
+        # The None separates the two lists of locations, whose lengths may differ.
+        key = value, *self.domains.each(source), None, *self.domains.each(destination)
         if key not in self._moved:
-            self._moved[key] = self._copied(value, kind, here, there)
+            self._moved[key] = self._copied(value, kind, source, destination)
         return self._moved[key]
 
-    def _agree(self, here: Domain, there: Domain) -> bool:
-        """Whether two domains are on the same devices, part by part."""
-        if isinstance(here, Place) and isinstance(there, Place):
-            return self.domains.where(here) == self.domains.where(there)
-        pairs = zip(_parts(here, there), _parts(there, here), strict=True)
+    def _agree(self, source: Domain, destination: Domain) -> bool:
+        """Return whether two domains are on the same devices, component by component."""
+        if isinstance(source, Place) and isinstance(destination, Place):
+            return self.domains.where(source) == self.domains.where(destination)
+        pairs = zip(_parts(source, destination), _parts(destination, source), strict=True)
         return all(self._agree(a, b) for a, b in pairs)
 
-    def _copied(self, value: RelayExpr, kind: Type, here: Domain, there: Domain) -> RelayExpr:
+    def _copied(
+        self, value: RelayExpr, kind: Type, source_domain: Domain, target_domain: Domain
+    ) -> RelayExpr:
         if isinstance(kind, TupleType):
             fields = [
                 self._move(_field(value, n), k, a, b)
                 for n, (k, a, b) in enumerate(
-                    zip(kind.fields, _parts(here, there), _parts(there, here), strict=True)
+                    zip(
+                        kind.fields,
+                        _parts(source_domain, target_domain),
+                        _parts(target_domain, source_domain),
+                        strict=True,
+                    )
                 )
             ]
             return infer_here(Tuple(tuple(fields)))
         if isinstance(kind, FuncType):
-            return self._wrapped(value, kind, _parts(here, there), _parts(there, here))
-        assert isinstance(here, Place) and isinstance(there, Place)
-        source, target = self.domains.where(here), self.domains.where(there)
+            return self._wrapped(
+                value,
+                kind,
+                _parts(source_domain, target_domain),
+                _parts(target_domain, source_domain),
+            )
+        assert isinstance(source_domain, Place) and isinstance(target_domain, Place)
+        source, target = self.domains.where(source_domain), self.domains.where(target_domain)
         if isinstance(kind, RelayRefType):
             where = f" ({value.span})" if value.span else ""
             raise CompileError(
@@ -187,37 +204,39 @@ class _Planner:
                 " reference cannot be copied"
             )
         value = self._marked(value, source)
-        made = device_copy(value, source.virtual_device(), target.virtual_device())
-        return infer_here(made.with_fields(span=value.span))
+        copy = device_copy(value, source.virtual_device(), target.virtual_device())
+        return infer_here(copy.with_fields(span=value.span))
 
     def _wrapped(
         self,
         value: RelayExpr,
         kind: FuncType,
-        here: tuple[Domain, ...],
-        there: tuple[Domain, ...],
+        source_items: tuple[Domain, ...],
+        target_items: tuple[Domain, ...],
     ) -> RelayExpr:
-        """fn (%x) { copy(value(copy(%x))) }"""
-        params = tuple(Var("x", each) for each in kind.arg_types)
-        for param, each in zip(params, kind.arg_types, strict=True):
-            param.set_checked_type(each)
-        moved = zip(params, kind.arg_types, there[:-1], here[:-1], strict=True)
-        call = Call(value, tuple(self._move(*each) for each in moved))
+        """Return `fn (%x) { copy(value(copy(%x))) }`."""
+        params = tuple(Var("x", arg_type) for arg_type in kind.arg_types)
+        for param, param_type in zip(params, kind.arg_types, strict=True):
+            param.set_checked_type(param_type)
+        moved = zip(params, kind.arg_types, target_items[:-1], source_items[:-1], strict=True)
+        call = Call(value, tuple(self._move(*param_move) for param_move in moved))
         call.set_checked_type(kind.ret_type)
-        body = self._move(call, kind.ret_type, here[-1], there[-1])
-        made = self._placed(Function(params, body, kind.ret_type), Parts(there, is_function=True))
-        made.set_checked_type(kind)
-        return made
+        body = self._move(call, kind.ret_type, source_items[-1], target_items[-1])
+        wrapper = self._placed(
+            Function(params, body, kind.ret_type), Parts(target_items, is_function=True)
+        )
+        wrapper.set_checked_type(kind)
+        return wrapper
 
     def _placed(self, function: Function, domain: Parts) -> Function:
-        """A function with the places of its domain as attributes."""
+        """Return a function with the locations of its domain as attributes."""
         pairs = zip(domain.items, _kinds(function), strict=True)
         *params, result = (self.domains.said(at, of, self.marks) for at, of in pairs)
         plain = function.without_attr(PARAM_PLACES).without_attr(RESULT_PLACE)
         if not self.marks and all_on_host((*params, result)):
             return plain
-        places = {PARAM_PLACES: tuple(params)} if any(params) else {}  # as the text says them
-        return plain.with_attr({**places, RESULT_PLACE: result})
+        param_attrs = {PARAM_PLACES: tuple(params)} if any(params) else {}  # as the text says them
+        return plain.with_attr({**param_attrs, RESULT_PLACE: result})
 
 
 def _kinds(function: Function) -> list[Type]:
@@ -225,7 +244,7 @@ def _kinds(function: Function) -> list[Type]:
 
 
 def _parts(domain: Domain, like: Domain) -> tuple[Domain, ...]:
-    """The parts of a domain; of one place, as many as the other has."""
+    """Return the components of a domain; of a single one, as many as the other has."""
     if isinstance(domain, Parts):
         return domain.items
     assert isinstance(like, Parts)
@@ -238,56 +257,61 @@ def _field(value: RelayExpr, index: int) -> RelayExpr:
     )
 
 
-def _with_parts(expr: RelayExpr, parts: list[RelayExpr]) -> RelayExpr:
-    """An expression with other children; a variable that a pattern binds and a clause gives back
-    may be two of them.
+def _with_parts(expr: RelayExpr, new_children: list[RelayExpr]) -> RelayExpr:
+    """Rebuild an expression with other children.
+
+    A variable that a pattern binds and a clause returns may be two of them.
     """
     if not isinstance(expr, Match):
-        return rebuild(expr, parts)
-    results = _results(expr, parts)
-    same = all(c.rhs is made for c, made in zip(expr.clauses, results, strict=True))
-    if same and parts[0] is expr.data:
+        return rebuild(expr, new_children)
+    results = _results(expr, new_children)
+    same = all(c.rhs is new_rhs for c, new_rhs in zip(expr.clauses, results, strict=True))
+    if same and new_children[0] is expr.data:
         return expr
-    clauses = tuple(Clause(c.lhs, made) for c, made in zip(expr.clauses, results, strict=True))
-    return Match(parts[0], clauses, expr.complete, span=expr.span)
+    clauses = tuple(
+        Clause(c.lhs, clause_rhs) for c, clause_rhs in zip(expr.clauses, results, strict=True)
+    )
+    return Match(new_children[0], clauses, expr.complete, span=expr.span)
 
 
-def _results(expr: Match, parts: list[RelayExpr]) -> list[RelayExpr]:
-    """Of the children of a match, those that its clauses give."""
-    found, at = [], 0
+def _results(expr: Match, new_children: list[RelayExpr]) -> list[RelayExpr]:
+    """Return the children of a match that its clauses return."""
+    results, at = [], 0
     for clause in expr.clauses:
         at += len(pattern_vars(clause.lhs)) + 1
-        found.append(parts[at])
-    return found
+        results.append(new_children[at])
+    return results
 
 
 def said_places(module: IRModule) -> Iterator[VirtualDevice]:
-    """The places that a module names: in marks, copies and attributes of functions, or in TABLE."""
+    """Yield the devices that a module names: in marks, copies and attributes of functions, or in
+    its table.
+    """
     yield from _flat(module.attrs.get(TABLE, ()))
     for function in module.functions.values():
         if not isinstance(function, Function):
             continue
-        for each in (function, *evaluation_order(function.body)):
-            match each:
+        for expr in (function, *evaluation_order(function.body)):
+            match expr:
                 case Call(attrs=OnDeviceAttrs() as mark):
                     yield mark.virtual_device
                 case Call(attrs=DeviceCopyAttrs() as copy):
                     yield from (copy.src_virtual_device, copy.dst_virtual_device)
                 case Function():
-                    yield from _flat((each.attr(PARAM_PLACES), each.attr(RESULT_PLACE)))
+                    yield from _flat((expr.attr(PARAM_PLACES), expr.attr(RESULT_PLACE)))
 
 
-def _flat(places: object) -> Iterator[VirtualDevice]:
-    """The virtual devices in the places of a function."""
-    if isinstance(places, tuple):
-        for each in places:
-            yield from _flat(each)
-    elif isinstance(places, VirtualDevice):
-        yield places
+def _flat(attribute: object) -> Iterator[VirtualDevice]:
+    """Yield the virtual devices in the attributes of a function."""
+    if isinstance(attribute, tuple):
+        for item in attribute:
+            yield from _flat(item)
+    elif isinstance(attribute, VirtualDevice):
+        yield attribute
 
 
 def _says_devices(module: IRModule) -> bool:
-    """Whether something in a module is about devices."""
+    """Return whether something in a module is about devices."""
     return any(True for _ in said_places(module))
 
 
@@ -297,18 +321,25 @@ def PlanDevices(  # noqa: N802
     marks: bool = True,
     refuses: Callable[[Call], bool] | None = None,
 ) -> Pass:
-    """The pass described at the top of this file. `config` says where programs are that do not say
-    otherwise: the host, unless it is given. Any devices may be planned for; without `marks`, raises
-    CompileError for those that no code can be made for, and for others than those of a `config`.
-    `refuses` says which calls of operators the default device has no code for: they run on the
-    host.
+    """Return the pass described at the top of this file.
+
+    Without `marks`, the pass raises CompileError for devices that no code can be made for, and for
+    others than those of a `config`.
+
+    Args:
+        config: The default devices: the host, unless it is given.
+        marks: Whether marks are written, for planning that any device may take part in.
+        refuses: Tells the calls of operators that the default device has no code for: they run on the
+            host.
     """
     chosen = config or CompilationConfig()
 
     def transform(module: IRModule, context: PassContext) -> IRModule:
-        """The module planned; as it is where all of it is on the host. Without marks the devices
-        stand in the module's attribute TABLE, which the next run reads.
+        """Plan a module, unless all of it is on the host.
+
+        Without marks the devices are written to the module's attribute, which the next run reads.
         """
+        # A second run must not move what the first one has left on the host.
         default = HOST if TABLE in module.attrs else chosen.default_primitive_virtual_device
         if default.is_host and not _says_devices(module):
             return module
@@ -330,31 +361,40 @@ def PlanDevices(  # noqa: N802
 
 
 def _table(domains: Domains, config: CompilationConfig | None) -> tuple[VirtualDevice, ...]:
-    """The devices of a program, which code must be there for, and which must be among those that it
-    is compiled for: all processors are the one that is there."""
-    made = tuple(each.virtual_device() for each in domains.used())
-    for each in made:
-        check_supported(each)
-        given = [] if config is None else [d.device for d in config.devices]
-        if given and each.device_type != HOST.device_type and each.device not in given:
+    """Return the devices of a program.
+
+    Raises:
+        CompileError: For a device that there is no code for, or that the program is not compiled for.
+    """
+    devices = tuple(location.virtual_device() for location in domains.used())
+    for device in devices:
+        check_supported(device)
+        configured = [] if config is None else [d.device for d in config.devices]
+        if (
+            configured
+            and device.device_type != HOST.device_type
+            and device.device not in configured
+        ):
             raise CompileError(
-                f"compile: the program places values on {each.device}, and is compiled for"
-                f" {', '.join(map(str, given))}: name it, as in [cpu(0), {each.device}]"
+                f"compile: the program places values on {device.device}, and is compiled for"
+                f" {', '.join(map(str, configured))}: name it, as in [cpu(0), {device.device}]"
             )
-    return made
+    return devices
 
 
 @register_func("relay.transform.RecoverVirtualDeviceMap")
 def recover_virtual_device_map(
     module: IRModule, function: Function
 ) -> dict[RelayExpr, VirtualDevice]:
-    """Where each expression of a function of a planned module is; what is on several devices, as
-    some tuples are, and operators, which are everywhere, are left out.
+    """Return the location of each expression of a function of a planned module.
+
+    Values on several devices, as some tuples are, and operators, which are everywhere, are left
+    out.
     """
     domains = Domains(module)
-    found = {}
+    devices = {}
     for expr in (function, *function.params, *evaluation_order(function.body)):
         where = None if isinstance(expr, (Op, Constructor)) else domains.only(domains.of(expr))
         if where is not None:
-            found[expr] = where.virtual_device()
-    return found
+            devices[expr] = where.virtual_device()
+    return devices

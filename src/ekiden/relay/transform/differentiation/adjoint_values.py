@@ -43,7 +43,7 @@ from ekiden.runtime.errors import DifferentiationError
 
 
 class Conversion(Enum):
-    """What a conversion does; the value begins the names of its functions."""
+    """Kind of conversion; the value begins the names of its functions."""
 
     LIFT = "lift"
     PLAIN = "plain"
@@ -55,19 +55,20 @@ Functions = Mapping[TypeVar, Var]
 
 
 class Converter:
-    """Converts values of one module; collects the functions that do."""
+    """Converter of values of one module, with the functions that it generates."""
 
-    def __init__(self, types: LiftedTypes, taken: set[str]) -> None:
+    def __init__(self, types: LiftedTypes, used_names: set[str]) -> None:
         self.types = types
-        self.taken = taken
+        self.taken = used_names
         self.names: dict[tuple[Conversion, GlobalTypeVar], GlobalVar] = {}
         self.functions: dict[GlobalVar, Function] = {}
         self._tensor_holders = self._find_tensor_holders()
 
     def _find_tensor_holders(self) -> set[Type]:
-        """The data types that tensors are in, their type parameters left out."""
+        """Return the data types that contain tensors, apart from their type parameters."""
         holders: set[Type] = set()
         before = -1
+        # Data types may refer to one another: repeat until nothing is added.
         while len(holders) > before:
             before = len(holders)
             for header, data in self.types.definitions.items():
@@ -90,8 +91,10 @@ class Converter:
             case TensorType():
                 return self._tensor(how, value, kind)
             case TupleType(fields=fields):
-                parts = ((TupleGetItem(value, i), k) for i, k in enumerate(fields))
-                return Tuple(tuple(self.convert(how, p, k, what, functions) for p, k in parts))
+                fields_and_types = ((TupleGetItem(value, i), k) for i, k in enumerate(fields))
+                return Tuple(
+                    tuple(self.convert(how, p, k, what, functions) for p, k in fields_and_types)
+                )
             case TypeVar() if kind in functions:
                 return Call(functions[kind], (value,))
             case TypeCall(func=GlobalTypeVar() as header, args=args) if self._data(header):
@@ -103,12 +106,13 @@ class Converter:
         )
 
     def _stays(self, how: Conversion, kind: Type) -> bool:
-        parts = type_post_order(kind)
-        if any(isinstance(t, TypeVar) for t in parts):
+        components = type_post_order(kind)
+        if any(isinstance(t, TypeVar) for t in components):
             return False
         if how is Conversion.GRADIENTS:
             return not any(
-                isinstance(t, (TensorType, FuncType)) or t in self._tensor_holders for t in parts
+                isinstance(t, (TensorType, FuncType)) or t in self._tensor_holders
+                for t in components
             )
         return not self.types.is_lifted(kind)
 
@@ -134,7 +138,7 @@ class Converter:
     def _function_of(
         self, how: Conversion, kind: Type, what: str, functions: Functions
     ) -> RelayExpr:
-        """What converts values of a type argument."""
+        """Return the converter of values of a type argument."""
         if isinstance(kind, TypeVar):
             return functions[kind]
         sources = {v: f.type_annotation.arg_types[0] for v, f in functions.items()
@@ -147,10 +151,11 @@ class Converter:
         return Function((param,), body, substitute_type(result, results))
 
     def _converter_of(self, how: Conversion, header: GlobalTypeVar, what: str) -> GlobalVar:
-        """The function that converts values of a data type."""
+        """Return the function that converts values of a data type."""
         key = how, header
         if key not in self.names:
             name = free_name(f"{how.value}_{header.name_hint}", self.taken)
+            # The name comes before the body, which may call it for a recursive type.
             self.names[key] = GlobalVar(name)
             data = self._data(header)
             assert data is not None

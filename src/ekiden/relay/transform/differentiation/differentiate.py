@@ -91,9 +91,10 @@ def gradient(
 
 
 def _differentiate(function: Function, module: IRModule, mode: str) -> tuple[Function, IRModule]:
-    """(the gradient, what it needs beside the module)"""
+    """Return (the gradient, what it needs beside the module)."""
     rules = _Rules(module)
     flat = flatten(function, module)
+    # A graph needs no tape: its gradient is again a graph that fuses and plans its memory.
     if flat is not None and is_graph(flat.body, rules.is_kernel):
         return _typed(differentiate_graph(flat, rules), module, IRModule())
     if mode == "first_order":
@@ -105,14 +106,14 @@ def _differentiate(function: Function, module: IRModule, mode: str) -> tuple[Fun
 
 
 def _typed(function: Function, module: IRModule, beside: IRModule) -> tuple[Function, IRModule]:
-    """A function and what stands beside it, with types."""
-    taken = {g.name_hint for g in (*module.functions, *beside.functions)}
-    name = GlobalVar(free_name("gradient of this", taken))
+    """Infer the types of a function and of what it needs beside the module."""
+    used_names = {g.name_hint for g in (*module.functions, *beside.functions)}
+    name = GlobalVar(free_name("gradient of this", used_names))
     functions: dict[GlobalVar | str, BaseFunc] = {name: function}
     functions.update(module.functions.items())
     functions.update(beside.functions.items())
-    whole = IRModule(functions, {**module.type_definitions, **beside.type_definitions})
-    typed = InferType()(whole)
+    combined = IRModule(functions, {**module.type_definitions, **beside.type_definitions})
+    typed = InferType()(combined)
     result = typed[name]
     assert isinstance(result, Function)
     added: dict[GlobalVar | str, BaseFunc] = {g: typed[g] for g in beside.functions}
@@ -182,28 +183,29 @@ _PREPARED = Sequential(
 
 
 def _lifted(function: Function, module: IRModule, rules: _Rules) -> tuple[Function, IRModule]:
-    taken = {g.name_hint for g in module.functions}
-    own = GlobalVar(free_name("gradient of this", taken))
+    used_names = {g.name_hint for g in module.functions}
+    own = GlobalVar(free_name("gradient of this", used_names))
     typed = _PREPARED(module.with_function(own, function))
     root = typed[own]
     assert isinstance(root, Function)
     types = LiftedTypes(typed)
     reached = _reached(typed, root)
-    names = {g: GlobalVar(free_name(g.name_hint + SUFFIX, taken)) for g in reached}
+    # Names come first, because the functions may be mutually recursive.
+    names = {g: GlobalVar(free_name(g.name_hint + SUFFIX, used_names)) for g in reached}
     added: dict[GlobalVar | str, BaseFunc] = {}
     for name, beside in names.items():
         callee = typed[name]
         assert isinstance(callee, Function)
         added[beside] = Lifter(types, names, rules, rules.is_kernel).lift(callee)
     lifted = Lifter(types, names, rules, rules.is_kernel).lift(root)
-    converter = Converter(types, taken)
-    whole = _around(root, lifted, converter)
+    converter = Converter(types, used_names)
+    plain_function = _around(root, lifted, converter)
     added.update(converter.functions.items())
-    return _typed(whole, module, IRModule(added, dict(types.data)))
+    return _typed(plain_function, module, IRModule(added, dict(types.data)))
 
 
 def _reached(module: IRModule, root: Function) -> list[GlobalVar]:
-    """The functions of Relay that a function calls, also by others."""
+    """Return the functions of Relay that a function calls, also by others."""
     reached: dict[GlobalVar, None] = {}
     work = [root]
     while work:
@@ -218,7 +220,9 @@ def _reached(module: IRModule, root: Function) -> list[GlobalVar]:
 
 
 def _around(function: Function, lifted: Function, converter: Converter) -> Function:
-    """The function of plain values that runs a lifted one forward, and then its tape back."""
+    """Return the function of plain values that runs a lifted one forward, and then its
+    tape back.
+    """
     types = converter.types
     params = tuple(Var(p.name_hint, p.checked_type, span=p.span) for p in function.params)
     whats = [f"parameter %{p.name_hint}" for p in params]
@@ -226,17 +230,18 @@ def _around(function: Function, lifted: Function, converter: Converter) -> Funct
     tape, result, callee = Var("tape", TAPE), Var("result"), Var("lifted")
     wholes = [Var(f"lifted_{p.name_hint}", types.lift(p.checked_type)) for p in function.params]
     steps: list[Binding] = [(tape, RefCreate(Function((), Tuple(()), UNIT)))]
-    for whole, param, old, what in zip(wholes, params, function.params, whats, strict=True):
+    for lifted_param, param, old, what in zip(wholes, params, function.params, whats, strict=True):
         kind = old.checked_type
-        steps.append((whole, converter.convert(Conversion.LIFT, param, kind, what, {})))
+        steps.append((lifted_param, converter.convert(Conversion.LIFT, param, kind, what, {})))
     steps.append((callee, lifted))
     steps.append((result, Call(callee, (*wholes, tape))))
     steps.extend(_seed(result, result_kind, types))
+    # A closure of its own: as its tail call, the tape runs in constant stack.
     steps.append((Var("_"), Call(Function((), _run(tape), UNIT), ())))
     plain = converter.convert(Conversion.PLAIN, result, result_kind, "the result", {})
     grads = tuple(
-        converter.convert(Conversion.GRADIENTS, whole, old.checked_type, what, {})
-        for whole, old, what in zip(wholes, function.params, whats, strict=True)
+        converter.convert(Conversion.GRADIENTS, lifted_value, old.checked_type, what, {})
+        for lifted_value, old, what in zip(wholes, function.params, whats, strict=True)
     )
     body = let_chain(steps, Tuple((plain, Tuple(grads))))
     return Function(params, body, None, function.type_params, function.attrs, span=function.span)

@@ -98,22 +98,22 @@ def flatten(function: Function, module: IRModule) -> Function | None:
     without lets, with checked types; None where that is no graph or would be out of proportion.
     """
     name = GlobalVar(free_name("gradient of this", {g.name_hint for g in module.functions}))
-    whole = _called(name, module.with_function(name, function))
-    if not _is_inlinable(name, whole):
+    combined = _called(name, module.with_function(name, function))
+    if not _is_inlinable(name, combined):
         return None
-    whole = inline(InferType()(whole), lambda callee, f: callee is not name)
-    inlined = whole[name]
+    combined = inline(InferType()(combined), lambda callee, f: callee is not name)
+    inlined = combined[name]
     assert isinstance(inlined, Function)
     flat = _flattened(inlined)
     if flat is None:
         return None
-    typed = InferType()(whole.with_function(name, flat))[name]
+    typed = InferType()(combined.with_function(name, flat))[name]
     assert isinstance(typed, Function)
     return typed
 
 
 def _called(root: GlobalVar, module: IRModule) -> IRModule:
-    """The module with what a function calls alone."""
+    """Return the module with what a function calls alone."""
     unused = set(CallGraph(module).unreachable((root.name_hint,)))
     return module.with_functions({g: f for g, f in module.functions.items() if g not in unused})
 
@@ -122,8 +122,10 @@ _NO_GRAPH = (Match, Constructor, RefCreate, RefRead, RefWrite)
 
 
 def _is_inlinable(root: GlobalVar, module: IRModule) -> bool:
-    """Whether no function of a module is recursive or uses data types and references, and the one
-    that calls all others is of a size in proportion once they are inlined.
+    """Return whether a module's functions can be inlined into the one that calls all others.
+
+    None may be recursive or use data types and references, and the result must be of a size in
+    proportion.
     """
     graph = CallGraph(module)
     orders = {
@@ -134,6 +136,7 @@ def _is_inlinable(root: GlobalVar, module: IRModule) -> bool:
     if graph.cycles() or any(isinstance(e, _NO_GRAPH) for o in orders.values() for e in o):
         return False
     sizes: dict[GlobalVar, int] = {}
+    # Components come callees first, and without cycles each has one function.
     for (name,) in graph.components():
         below = sum(count * sizes[callee] for callee, count in graph[name].items())
         sizes[name] = len(orders.get(name, ())) + below
@@ -141,7 +144,9 @@ def _is_inlinable(root: GlobalVar, module: IRModule) -> bool:
 
 
 def _is_proportionate(root: RelayExpr) -> bool:
-    """Whether an expression stays of a size in proportion once function values are applied."""
+    """Return whether an expression stays of a size in proportion once function values are
+    applied.
+    """
     order = post_order(root, into_functions=True)
     sizes: dict[RelayExpr, int] = {}
     for function in [e for e in order if isinstance(e, Function)]:
@@ -157,19 +162,23 @@ def _applied_size(root: RelayExpr, sizes: Mapping[RelayExpr, int]) -> int:
 def differentiate_graph(flat: Function, rules: Rules) -> Function:
     """Return the function (params) -> (result, (gradient of each parameter,)), untyped."""
     seed = seed_of(flat.body, flat.body.checked_type)
-    found = graph_gradients(flat.body, flat.params, seed, rules)
-    grads = [op.zeros_like(p) if g is None else g for p, g in zip(flat.params, found, strict=True)]
+    param_grads = graph_gradients(flat.body, flat.params, seed, rules)
+    grads = [
+        op.zeros_like(p) if g is None else g for p, g in zip(flat.params, param_grads, strict=True)
+    ]
     result = Tuple((flat.body, Tuple(tuple(grads))))
     return Function(flat.params, result, None, flat.type_params, flat.attrs, span=flat.span)
 
 
 def _flattened(function: Function) -> Function | None:
-    """A function whose body is a graph without lets and without calls of function values, None
-    where that would be out of proportion.
+    """Flatten a function to a graph without lets and without calls of function values.
+
+    Returns:
+        None where that would be out of proportion.
     """
 
     def rewrite(old: RelayExpr, new: RelayExpr) -> RelayExpr:
-        """A call of a function becomes its body."""
+        """Replace a call of a function by its body."""
         if isinstance(new, Call) and isinstance(new.op, Function):
             return apply(new.op, new)
         return new
@@ -178,6 +187,7 @@ def _flattened(function: Function) -> Function | None:
     for _ in range(MAX_ROUNDS):
         if not _is_proportionate(body):
             return None
+        # Each application may produce new function values to apply.
         before, body = body, rewrite_graph(to_graph_normal_form(body), rewrite)
         if body is before:
             break
@@ -187,15 +197,15 @@ def _flattened(function: Function) -> Function | None:
 def seed_of(expr: RelayExpr, kind: Type) -> Grad:
     """Ones for the result, or for the first of several."""
     if isinstance(kind, TupleType) and kind.fields:
-        others: list[Grad | None] = [None] * (len(kind.fields) - 1)
-        return [seed_of(_field(expr, 0), kind.fields[0]), *others]
+        no_grads: list[Grad | None] = [None] * (len(kind.fields) - 1)
+        return [seed_of(_field(expr, 0), kind.fields[0]), *no_grads]
     if not isinstance(kind, TensorType):
         raise DifferentiationError(f"gradient: the result must be a tensor, got {type_text(kind)}")
     return op.ones_like(expr)
 
 
 class _Adjoints:
-    """What has reached each expression so far."""
+    """Gradients that have reached each expression so far."""
 
     def __init__(self) -> None:
         self._grads: dict[RelayExpr, Grad] = {}
@@ -205,20 +215,21 @@ class _Adjoints:
         self._grads[expr] = _sum(self._grads.get(expr), grad)
 
     def get(self, expr: RelayExpr) -> Grad | None:
-        """The sum of what flowed there, None for nothing."""
+        """Return the sum of what flowed there, None for nothing."""
         return self._grads.get(expr)
 
 
 def _sum(a: Grad | None, b: Grad | None) -> Grad:
     if a is None or b is None:
-        known = b if a is None else a
-        assert known is not None
-        return known
+        single = b if a is None else a
+        assert single is not None
+        return single
     if isinstance(a, RelayExpr) and isinstance(b, RelayExpr) and not isinstance(a, Tuple):
         return op.add(a, b)
-    left, right = _fields(a), _fields(b)
+    fields_a, fields_b = _fields(a), _fields(b)
     return [
-        None if x is None and y is None else _sum(x, y) for x, y in zip(left, right, strict=True)
+        None if x is None and y is None else _sum(x, y)
+        for x, y in zip(fields_a, fields_b, strict=True)
     ]
 
 
@@ -230,16 +241,18 @@ def _fields(grad: Grad) -> Sequence[Grad | None]:
 
 
 def _materialize(grad: Grad | None, expr: RelayExpr, kind: Type) -> RelayExpr:
-    """A gradient as an expression: zeros where nothing flowed."""
+    """Return a gradient as an expression: zeros where nothing flowed."""
     if isinstance(kind, TupleType) and not isinstance(grad, RelayExpr):
-        parts = grad if grad is not None else [None] * len(kind.fields)
+        field_grads = grad if grad is not None else [None] * len(kind.fields)
         return Tuple(
             tuple(
-                _materialize(part, _field(expr, i), field)
-                for i, (part, field) in enumerate(zip(parts, kind.fields, strict=True))
+                _materialize(field_grad, _field(expr, i), field)
+                for i, (field_grad, field) in enumerate(zip(field_grads, kind.fields, strict=True))
             )
         )
     if grad is None:
+        # Zeros take shape and dtype from the value itself, so that dynamic shapes need no
+        # attributes.
         return op.zeros_like(expr)
     assert isinstance(grad, RelayExpr)
     return grad
@@ -273,26 +286,27 @@ class _Sweep:
         scope = find_scopes(body)[0]
         adjoints = _Adjoints()
         adjoints.add(body, seed)
+        # Reverse order of evaluation: all uses have added their share before a node is visited.
         for expr in reversed(scope.nodes):
             grad = adjoints.get(expr)
             if grad is not None:
                 self._push(expr, grad, scope, adjoints)
-        found = ((leaf, adjoints.get(leaf)) for leaf in wanted)
-        return [None if g is None else _materialize(g, x, x.checked_type) for x, g in found]
+        leaf_grads = ((leaf, adjoints.get(leaf)) for leaf in wanted)
+        return [None if g is None else _materialize(g, x, x.checked_type) for x, g in leaf_grads]
 
     def _push(self, expr: RelayExpr, grad: Grad, scope: Scope, adjoints: _Adjoints) -> None:
         """Hand the gradient of an expression to what it is made of."""
         match expr:
             case Tuple(fields=fields):
-                for field, part in zip(fields, _fields(grad), strict=True):
-                    if part is not None:
-                        adjoints.add(field, part)
+                for field, field_grad in zip(fields, _fields(grad), strict=True):
+                    if field_grad is not None:
+                        adjoints.add(field, field_grad)
             case TupleGetItem(tuple_value=value, index=index):
                 kind = value.checked_type
                 assert isinstance(kind, TupleType)
-                parts: list[Grad | None] = [None] * len(kind.fields)
-                parts[index] = grad
-                adjoints.add(value, parts)
+                field_grads: list[Grad | None] = [None] * len(kind.fields)
+                field_grads[index] = grad
+                adjoints.add(value, field_grads)
             case If():
                 self._push_if(expr, grad, scope, adjoints)
             case Call():
@@ -310,27 +324,29 @@ class _Sweep:
                 f"gradient: {callee_text(call)} has no gradient{place_text(call)}; {_advice(call)}"
             )
         try:
-            found = rule(call, _materialize(grad, call, call.checked_type))
+            arg_grads = rule(call, _materialize(grad, call, call.checked_type))
         except ValueError as error:
             raise DifferentiationError(
                 f"gradient: {callee_text(call)}{place_text(call)}: not known for {error}"
             ) from error
-        assert len(found) == len(call.args), f"{callee_text(call)}: one gradient per argument"
-        for arg, part in zip(call.args, found, strict=True):
-            if part is not None and not isinstance(arg, Constant):
-                adjoints.add(arg, part)
+        assert len(arg_grads) == len(call.args), f"{callee_text(call)}: one gradient per argument"
+        for arg, arg_grad in zip(call.args, arg_grads, strict=True):
+            if arg_grad is not None and not isinstance(arg, Constant):
+                adjoints.add(arg, arg_grad)
 
     def _push_if(self, expr: If, grad: Grad, scope: Scope, adjoints: _Adjoints) -> None:
-        """The gradients of what either branch uses, by a second If."""
+        """Push the gradients of what either branch uses, by a second If."""
         branches = scope.inner[expr]
         captured = dict.fromkeys(leaf for branch in branches for leaf in _captured(branch))
         leaves = [leaf for leaf in captured if _is_differentiable(leaf.checked_type)]
         if not leaves:
             return
-        taken, other = (self._branch(b, list(captured), leaves, grad) for b in branches)
-        again = If(expr.cond, taken, other)
+        true_grads, false_grads = (self._branch(b, list(captured), leaves, grad) for b in branches)
+        # Recomputing a branch's values keeps them inside: outside the If, both branches would be
+        # evaluated.
+        gradient_if = If(expr.cond, true_grads, false_grads)
         for i, leaf in enumerate(leaves):
-            adjoints.add(leaf, TupleGetItem(again, i))
+            adjoints.add(leaf, TupleGetItem(gradient_if, i))
 
     def _branch(
         self,
@@ -342,8 +358,8 @@ class _Sweep:
         """(gradient of each leaf,) through one branch, whose values are computed again."""
         params = {leaf: _stand_in(leaf, i) for i, leaf in enumerate(captured)}
         body = _copy(branch, params)
-        found = self.gradients(body, [params[leaf] for leaf in leaves], grad)
-        pairs = zip(leaves, found, strict=True)
+        leaf_grads = self.gradients(body, [params[leaf] for leaf in leaves], grad)
+        pairs = zip(leaves, leaf_grads, strict=True)
         grads = [op.zeros_like(leaf) if g is None else g for leaf, g in pairs]
         return bind(Tuple(tuple(grads)), {p: leaf for leaf, p in params.items()})
 
@@ -374,26 +390,26 @@ def _stand_in(leaf: RelayExpr, number: int) -> Var:
 
 
 def _inside(branch: Scope) -> list[RelayExpr]:
-    """The expressions of a scope and of those inside of it, what is used before what uses it."""
-    found: dict[RelayExpr, None] = {}
+    """Return the expressions of a scope and of those inside of it, operands first."""
+    ordered: dict[RelayExpr, None] = {}
     stack: list[tuple[Scope, int]] = [(branch, 0)]
     while stack:
         scope, at = stack.pop()
         if at == len(scope.nodes):
             continue
         expr = scope.nodes[at]
-        inner = [s for s in scope.inner.get(expr, ()) if not all(n in found for n in s.nodes)]
+        inner = [s for s in scope.inner.get(expr, ()) if not all(n in ordered for n in s.nodes)]
         if inner:
             stack.append((scope, at))
             stack.extend((s, 0) for s in inner)
         else:
-            found[expr] = None
+            ordered[expr] = None
             stack.append((scope, at + 1))
-    return list(found)
+    return list(ordered)
 
 
 def _captured(branch: Scope) -> list[RelayExpr]:
-    """What a branch uses of outside: variables and expressions of scopes around it."""
+    """Return what a branch uses of outside: variables and expressions of scopes around it."""
     inside = dict.fromkeys(_inside(branch))
     used = [c for expr in inside for c in (*operands(expr), *bodies(expr))] + [branch.result]
     outside = (c for c in dict.fromkeys(used) if c not in inside and not isinstance(c, Constant))
@@ -401,8 +417,10 @@ def _captured(branch: Scope) -> list[RelayExpr]:
 
 
 def _copy(branch: Scope, params: Mapping[RelayExpr, RelayExpr]) -> RelayExpr:
-    """The result of a branch over new nodes, so that none is shared with the original: a node in
-    two scopes would be moved to the one around both, and be computed whichever branch is taken."""
+    """Copy the result of a branch to new nodes, so that none is shared with the original.
+
+    A node in two scopes would be moved to the one around both, and be computed for either branch.
+    """
     new: dict[RelayExpr, RelayExpr] = dict(params)
     for expr in _inside(branch):
         copied = REBUILD[type(expr)](expr, [new.get(c, c) for c in children(expr)])

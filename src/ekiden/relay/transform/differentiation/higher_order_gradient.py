@@ -63,7 +63,7 @@ from ekiden.runtime.errors import DifferentiationError
 
 
 class Lifter:
-    """Lifts functions of one module."""
+    """Lifting of functions of one module."""
 
     def __init__(
         self,
@@ -72,8 +72,13 @@ class Lifter:
         rules: Rules,
         is_kernel: Callable[[RelayExpr], bool],
     ) -> None:
-        """`names` are global functions -> their lifted ones; `is_kernel` tells what else than an
-        operator has a rule.
+        """Create a lifter; `is_kernel` tells what has a rule besides operators.
+
+        Args:
+            types: The lifted types of the module.
+            names: Global function -> its lifted one.
+            rules: The gradients of operators and loop programs.
+            is_kernel: Whether an expression names a loop program.
         """
         self.types = types
         self.names = names
@@ -87,6 +92,7 @@ class Lifter:
         tensors.
         """
         scopes = self.planner.plan(function, to_a_normal_form(function.body))
+        # Inner scopes first: outer ones contain their lifted expressions.
         for scope in reversed(scopes):
             scope.lifted = _Writer(self, scope).write()
         return self.function(function, scopes[0])
@@ -151,6 +157,7 @@ class _Writer:
             self._open(param)
         for item in scope.items:
             if isinstance(item, Operation):
+                # A stateful operator keeps its position in the order of evaluation.
                 self._demand(leaves(item.result) if item.is_stateful else ())
                 continue
             self._demand(item.needs)
@@ -169,21 +176,23 @@ class _Writer:
         if var in planner.trees:
             stack.append((planner.trees[var], planner.wholes[var]))
         while stack:
-            tree, whole = stack.pop()
+            tree, lifted = stack.pop()
             if not isinstance(tree, Leaf):
-                parts = [(part, TupleGetItem(whole, i)) for i, part in enumerate(tree)]
-                stack.extend(reversed(parts))
+                field_values = [
+                    (subtree, TupleGetItem(lifted, i)) for i, subtree in enumerate(tree)
+                ]
+                stack.extend(reversed(field_values))
             elif tree.escapes or tree.readers:
                 assert isinstance(tree.value, Var)
                 if tree.cell is None:
-                    self.steps.append((tree.value, whole))
+                    self.steps.append((tree.value, lifted))
                 else:
-                    self.steps.append((tree.value, TupleGetItem(whole, 0)))
-                    self.steps.append((tree.cell, TupleGetItem(whole, 1)))
+                    self.steps.append((tree.value, TupleGetItem(lifted, 0)))
+                    self.steps.append((tree.cell, TupleGetItem(lifted, 1)))
 
     def _value(self, item: OtherBinding) -> RelayExpr:
-        """The lifted form of a binding that is no operation."""
-        value, whole = item.value, self.lifter.whole
+        """Return the lifted form of a binding that is no operation."""
+        value, lift = item.value, self.lifter.whole
         inner = [s.lifted for s in item.inner if s.lifted is not None]
         match value:
             case Function():
@@ -193,23 +202,26 @@ class _Writer:
             case Match(data=data, complete=complete):
                 pairs = zip(value.clauses, inner, strict=True)
                 clauses = tuple(Clause(self._pattern(c.lhs), rhs) for c, rhs in pairs)
-                return Match(whole(data), clauses, complete, span=value.span)
+                return Match(lift(data), clauses, complete, span=value.span)
             case Call():
                 return self._call(value)
             case Tuple(fields=fields):
-                return Tuple(tuple(map(whole, fields)), span=value.span)
+                return Tuple(tuple(map(lift, fields)), span=value.span)
             case TupleGetItem(tuple_value=of, index=index):
-                return TupleGetItem(whole(of), index, span=value.span)
-            case RefCreate(value=held):
-                return RefCreate(whole(held), span=value.span)
+                return TupleGetItem(lift(of), index, span=value.span)
+            case RefCreate(value=content):
+                return RefCreate(lift(content), span=value.span)
             case RefRead(ref=ref):
-                return RefRead(whole(ref), span=value.span)
-            case RefWrite(ref=ref, value=held):
-                return RefWrite(whole(ref), whole(held), span=value.span)
-        return whole(value)
+                return RefRead(lift(ref), span=value.span)
+            case RefWrite(ref=ref, value=content):
+                return RefWrite(lift(ref), lift(content), span=value.span)
+        return lift(value)
 
     def _pattern(self, pattern: Pattern) -> Pattern:
-        """A pattern over lifted values; patterns nest as deep as they are written."""
+        """Return a pattern over lifted values.
+
+        Recursion is as deep as the pattern is written.
+        """
         match pattern:
             case PatternConstructor(constructor=old, patterns=inner):
                 below = tuple(map(self._pattern, inner))
@@ -230,6 +242,7 @@ class _Writer:
 
     def _demand(self, needed: Iterable[Leaf]) -> None:
         """Write the operations that leaves need and that are not written yet, as one segment."""
+        # As late as possible: the longer a segment, the fewer back-propagators.
         operations = unwritten(needed, self.scope)
         for operation in operations:
             operation.is_written = True

@@ -45,7 +45,7 @@ MAKERS = {0: "Zero", 1: "One"}
 
 
 class _Cells:
-    """Rewrites one function of a module that has the definitions of gradient.rly."""
+    """Rewriter of one function of a module that has the definitions of gradient.rly."""
 
     def __init__(self, module: IRModule) -> None:
         self.header, *constructors = module.get_type("GradCell")
@@ -72,47 +72,48 @@ class _Cells:
         raise CompileError(f"LazyGradientInit: {what} cannot become a cell")
 
     def cell(self, name: str, *args: RelayExpr) -> Call:
-        """A call of one of the constructors of gradient.rly."""
+        """Return a call of one of the constructors of gradient.rly."""
         constructor = self.make[name]
         assert isinstance(constructor, Constructor)
         return Call(constructor, args)
 
     def lift(self, value: RelayExpr, kind: Type) -> RelayExpr:
-        """A value, with its tensors in cells."""
+        """Return a value with its tensors in cells."""
         if isinstance(kind, TupleType):
-            parts = (TupleGetItem(value, i) for i in range(len(kind.fields)))
-            return Tuple(tuple(self.lift(p, k) for p, k in zip(parts, kind.fields, strict=True)))
+            fields_ = (TupleGetItem(value, i) for i in range(len(kind.fields)))
+            return Tuple(tuple(self.lift(p, k) for p, k in zip(fields_, kind.fields, strict=True)))
         if not isinstance(kind, TensorType):
             self.refuse(f"a value of type {kind}")
         return self.cell("Raw", value)
 
     def lower(self, value: RelayExpr, kind: Type) -> RelayExpr:
-        """A value, its tensors taken out of cells; `kind` is its type without these."""
+        """Return a value with its tensors taken out of cells; `kind` is its type without these."""
         if isinstance(kind, TupleType):
-            parts = (TupleGetItem(value, i) for i in range(len(kind.fields)))
-            return Tuple(tuple(self.lower(p, k) for p, k in zip(parts, kind.fields, strict=True)))
+            fields_ = (TupleGetItem(value, i) for i in range(len(kind.fields)))
+            return Tuple(tuple(self.lower(p, k) for p, k in zip(fields_, kind.fields, strict=True)))
         if not isinstance(kind, TensorType):
             self.refuse(f"a value of type {kind}")
         return Call(self.module.get_global_var("FromGradCell"), (value,))
 
     def operator(self, call: Call) -> RelayExpr:
-        """A call of an operator, on cells."""
+        """Return a call of an operator, on cells."""
         assert isinstance(call.op, Op)
         row, kinds = OPS[call.op.name], [a.checked_type for a in call.args]
+        # Broadcasts are excluded: Zero + x = x holds for equal shapes only.
         if row.commutes and row.linear in SUMS and structural_equal(kinds[0], kinds[1]):
             params = Var("lhs", kinds[0]), Var("rhs", kinds[1])
             plain = Function(params, Call(call.op, params, call.attrs), kinds[0])
             own = self.module.get_global_var(SUMS[row.linear])
             return Call(own, (plain, *(self.new[a] for a in call.args)))
-        given = zip(call.args, kinds, strict=True)
-        args = tuple(self.lower(self.new[a], k) for a, k in given)
+        arg_pairs = zip(call.args, kinds, strict=True)
+        args = tuple(self.lower(self.new[a], k) for a, k in arg_pairs)
         result = Call(call.op, args, call.attrs, span=call.span)
         if row.fills is not None:
             return self.cell(MAKERS[row.fills], Function((), result, call.checked_type))
         return self.lift(result, call.checked_type)
 
     def rewrite(self, expr: RelayExpr) -> RelayExpr:
-        """An expression whose parts are rewritten."""
+        """Rewrite an expression whose children are rewritten."""
         new = self.new
         match expr:
             case Var(name_hint=name):
@@ -125,8 +126,8 @@ class _Cells:
                 return self.operator(expr)
             case Call(op=GlobalVar(), args=args):
                 kinds = [a.checked_type for a in args]
-                given = zip(args, kinds, strict=True)
-                plain = tuple(self.lower(new[a], k) for a, k in given)
+                arg_pairs = zip(args, kinds, strict=True)
+                plain = tuple(self.lower(new[a], k) for a, k in arg_pairs)
                 return self.lift(Call(expr.op, plain), expr.checked_type)
             case Call(op=op, args=args):
                 return Call(new[op], tuple(new[a] for a in args))
@@ -144,13 +145,13 @@ class _Cells:
         return expr
 
     def variable(self, old: Var) -> Var:
-        """The new variable of an old one."""
-        made = self.new[old]
-        assert isinstance(made, Var)
-        return made
+        """Return the new variable of an old one."""
+        new_var = self.new[old]
+        assert isinstance(new_var, Var)
+        return new_var
 
     def function(self, function: Function) -> Function:
-        """A global function, of the same type."""
+        """Rewrite a global function; its type stays."""
         for param in function.params:
             self.new[param] = self.lift(param, param.checked_type)
         for expr in post_order(function.body, into_functions=True):
@@ -163,17 +164,20 @@ class _Cells:
 
 
 def LazyGradientInit() -> Pass:  # noqa: N802
-    """The pass described at the top of this file."""
+    """Return the pass described at the top of this file."""
 
     def transform(module: IRModule, context: PassContext) -> IRModule:
-        """The module with gradient.rly, its own functions over cells; types are inferred again."""
+        """Rewrite the functions of a module over cells, import gradient.rly, and infer
+        types again.
+        """
         own = {n: f for n, f in module.functions.items() if isinstance(f, Function)}
+        # Functions of external compilers keep tensors.
         own = {n: f for n, f in own.items() if f.attr("Compiler") is None}
-        made = module.with_functions(dict(module.functions))
-        if "FromGradCell" not in made:
-            made.import_from_std("gradient.rly")
+        result = module.with_functions(dict(module.functions))
+        if "FromGradCell" not in result:
+            result.import_from_std("gradient.rly")
         for name, function in own.items():
-            made[name] = _Cells(made).function(function)
-        return infer_type(made)
+            result[name] = _Cells(result).function(function)
+        return infer_type(result)
 
     return Pass("LazyGradientInit", transform, 2, (InferType(),))

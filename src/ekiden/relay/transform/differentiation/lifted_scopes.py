@@ -30,7 +30,7 @@ from ekiden.runtime.lazy_dataclass import dataclass
 
 @dataclass(slots=True, eq=False)
 class Leaf:
-    """A tensor of the program that is differentiated."""
+    """Tensor of the program that is differentiated."""
 
     value: RelayExpr
     """The variable or constant that holds it, with a checked type."""
@@ -46,7 +46,7 @@ class Leaf:
 
     @property
     def kind(self) -> TensorType:
-        """The type of the tensor."""
+        """Return the type of the tensor."""
         kind = self.value.checked_type
         assert isinstance(kind, TensorType)
         return kind
@@ -69,7 +69,7 @@ class Operation:
 
     @property
     def is_stateful(self) -> bool:
-        """Whether the call stays in the order of evaluation."""
+        """Return whether the call stays in the order of evaluation."""
         return isinstance(self.call.op, Op) and OPS[self.call.op.name].stateful
 
 
@@ -107,7 +107,7 @@ def leaves(tree: Tree | Sequence[Tree]) -> list[Leaf]:
     """Return the tensors of a tree from left to right."""
     if isinstance(tree, Leaf):
         return [tree]
-    return [leaf for part in tree for leaf in leaves(part)]
+    return [leaf for subtree in tree for leaf in leaves(subtree)]
 
 
 def plain_tree(tree: Tree) -> RelayExpr:
@@ -125,10 +125,12 @@ def typed_var(name: str, kind: Type) -> Var:
 
 
 class Planner:
-    """Sorts the bindings of one function's scopes, outer scopes first."""
+    """Planner that sorts the bindings of one function's scopes, outer scopes first."""
 
     def __init__(self, types: LiftedTypes, is_kernel: Callable[[RelayExpr], bool]) -> None:
-        """`is_kernel` tells what else than an operator is called on tensors and has a rule."""
+        """Create a planner; `is_kernel` tells what besides operators is called on tensors and has a
+        rule.
+        """
         self.types = types
         self.is_kernel = is_kernel
         self.trees: dict[RelayExpr, Tree] = {}
@@ -163,9 +165,9 @@ class Planner:
             elif isinstance(value, Call) and self._is_operation(value):
                 scope.items.append(self._operation(var, value, scope))
             else:
-                other = self._other(var, value, scope)
-                scope.items.append(other)
-                inner.extend(other.inner)
+                binding = self._other(var, value, scope)
+                scope.items.append(binding)
+                inner.extend(binding.inner)
         assert scope.chain.result is not None
         self._use([scope.chain.result], scope, scope.needs)
         return inner
@@ -181,8 +183,8 @@ class Planner:
         self, kind: Type, name: str, scope: LiftedScope, operation: Operation | None = None
     ) -> Tree:
         if isinstance(kind, TupleType):
-            parts = enumerate(kind.fields)
-            return tuple(self._tree(k, f"{name}_{i}", scope, operation) for i, k in parts)
+            numbered_fields = enumerate(kind.fields)
+            return tuple(self._tree(k, f"{name}_{i}", scope, operation) for i, k in numbered_fields)
         cell = Var(f"d_{name}", self.types.cell(kind)) if is_float(kind) else None
         return Leaf(typed_var(name, kind), cell, scope, operation)
 
@@ -191,20 +193,22 @@ class Planner:
         return Leaf(atom) if isinstance(atom, Constant) else self.trees.get(atom)
 
     def _alias(self, value: RelayExpr) -> Tree | None:
-        """The tensors of a binding that names those of others."""
+        """Return the tensors of a binding that names those of others."""
         match value:
             case Tuple(fields=fields):
-                parts = [self.tree(f) for f in fields]
-                known = tuple(p for p in parts if p is not None)
-                return known if len(known) == len(parts) else None
+                field_trees = [self.tree(f) for f in fields]
+                tensor_trees = tuple(p for p in field_trees if p is not None)
+                return tensor_trees if len(tensor_trees) == len(field_trees) else None
             case TupleGetItem(tuple_value=of, index=index):
-                whole = self.tree(of)
-                return whole[index] if isinstance(whole, tuple) else None
+                tuple_tree = self.tree(of)
+                return tuple_tree[index] if isinstance(tuple_tree, tuple) else None
         return self.tree(value)
 
     def _is_operation(self, call: Call) -> bool:
-        """Whether a call works on tensors alone. Raises DifferentiationError for an operator on
-        other values that floats are in.
+        """Return whether a call works on tensors alone.
+
+        Raises:
+            DifferentiationError: For an operator on other values that floats are in.
         """
         if not isinstance(call.op, Op) and not self.is_kernel(call.op):
             return False
@@ -219,8 +223,8 @@ class Planner:
         )
 
     def _operation(self, var: Var, call: Call, scope: LiftedScope) -> Operation:
-        known = [self.tree(a) for a in call.args]
-        args = tuple(tree for tree in known if tree is not None)
+        arg_trees = [self.tree(a) for a in call.args]
+        args = tuple(tree for tree in arg_trees if tree is not None)
         operation = Operation(call, args, typed_var(var.name_hint, call.checked_type))
         operation.result = self.trees[var] = self._tree(
             call.checked_type, var.name_hint, scope, operation
@@ -230,28 +234,29 @@ class Planner:
         for leaf in leaves(args):
             if leaf.scope is scope:
                 leaf.readers.append(operation)
+            # A leaf of an outer scope becomes a captured variable of the closure.
             elif leaf.scope is not None:
                 self._capture(leaf, scope)
         return operation
 
     def _other(self, var: Var, value: RelayExpr, scope: LiftedScope) -> OtherBinding:
         self._declare(var, scope)
-        other = OtherBinding(var, value)
-        self._use(operands(value), scope, other.needs)
+        binding = OtherBinding(var, value)
+        self._use(operands(value), scope, binding.needs)
         match value:
             case Function():
-                other.inner = [self._function_scope(value, value.body, scope)]
+                binding.inner = [self._function_scope(value, value.body, scope)]
             case Match(clauses=clauses):
                 bound = [pattern_vars(c.lhs) for c in clauses]
                 pairs = zip(bodies(value), bound, strict=True)
-                other.inner = [LiftedScope(unchain(b), scope.tape, v, scope) for b, v in pairs]
+                binding.inner = [LiftedScope(unchain(b), scope.tape, v, scope) for b, v in pairs]
             case _:
-                other.inner = [
+                binding.inner = [
                     LiftedScope(unchain(b), scope.tape, (), scope) for b in bodies(value)
                 ]
-        for inner in other.inner:
-            inner.owner = other
-        return other
+        for inner in binding.inner:
+            inner.owner = binding
+        return binding
 
     def _use(self, atoms: Iterable[RelayExpr], scope: LiftedScope, needs: list[Leaf]) -> None:
         """Note that a binding that is no operation, or the result, uses atoms."""
@@ -267,6 +272,7 @@ class Planner:
     def _capture(leaf: Leaf, scope: LiftedScope) -> None:
         """Note that a scope uses a leaf of one around it: the binding of that one needs it."""
         at = scope
+        # A scope that has captured the leaf before has also told the scopes around it.
         while leaf not in at.captured:
             at.captured.add(leaf)
             assert at.parent is not None and at.owner is not None, "a variable of a scope around"

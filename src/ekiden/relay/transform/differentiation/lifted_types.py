@@ -68,7 +68,9 @@ class LiftedTypes:
         self._lift_definitions()
 
     def _adjoint(self) -> TypeData:
-        """The standard type, or one of another name where the module has a type of that name."""
+        """Return the standard type, or one of another name where the module has a type of that
+        name.
+        """
         own = self.definitions.get(ADJOINT.header)
         if own is None or structural_equal(own, ADJOINT):
             return own or ADJOINT
@@ -81,9 +83,11 @@ class LiftedTypes:
     def _lift_definitions(self) -> None:
         changing: set[Type] = set()
         before = -1
+        # Data types may refer to one another: repeat until nothing is added.
         while len(changing) > before:
             before = len(changing)
             changing |= {h for h, d in self.definitions.items() if self._changes(d, changing)}
+        # All new headers exist before any field is lifted, as fields may name any of them.
         for header in self.definitions:
             if header in changing:
                 name = free_name(header.name_hint + SUFFIX, self._taken)
@@ -99,8 +103,10 @@ class LiftedTypes:
 
     @staticmethod
     def _changes(data: TypeData, changing: set[Type]) -> bool:
-        parts = (t for c in data.constructors for field in c.inputs for t in type_post_order(field))
-        return any(isinstance(t, FuncType) or is_float(t) or t in changing for t in parts)
+        components = (
+            t for c in data.constructors for field in c.inputs for t in type_post_order(field)
+        )
+        return any(isinstance(t, FuncType) or is_float(t) or t in changing for t in components)
 
     def lift(self, kind: Type) -> Type:
         """Return the type of lifted values of a type."""

@@ -1,6 +1,7 @@
-"""The back-propagator of a segment: what hands the gradients of its results to its inputs.
+"""Back-propagators of segments: functions that pass the gradients of results to inputs.
 
 segment: let %a = %x * %w; let %y = tanh(%a)        %y is used outside of it, %a is not
+
 ->  fn () {
       match (ref_read(%dy)) {
         NoGradient => (),
@@ -82,9 +83,11 @@ class Segment:
         types: LiftedTypes,
         rules: Rules,
     ) -> None:
-        """`outputs` are the leaves that are used outside of the segment.
+        """Differentiate the operations; `outputs` are the leaves that are used outside of the
+        segment.
 
-        Raises DifferentiationError for an operator without a gradient.
+        Raises:
+            DifferentiationError: For an operator without a gradient.
         """
         self.types = types
         self.outputs = [leaf for leaf in outputs if leaf.cell is not None]
@@ -118,14 +121,14 @@ class Segment:
             stack.extend(reversed(list(zip(tree, fields, strict=True))))
 
     def _expr(self, tree: Tree) -> RelayExpr:
-        """The expression of a tree: operations are nodes, other leaves variables."""
+        """Return the expression of a tree: operations are nodes, other leaves variables."""
         if isinstance(tree, Leaf):
             return self._nodes.get(tree, tree.value)
         fields = tuple(map(self._expr, tree))
         return _typed(Tuple(fields), TupleType(tuple(f.checked_type for f in fields)))
 
     def _input_gradients(self, operations: Sequence[Operation], rules: Rules) -> Grads:
-        """The gradients of what the segment reads of outside."""
+        """Return the gradients of what the segment reads of outside."""
         if not self.outputs:
             return []
         used = dict.fromkeys(leaf for operation in operations for leaf in leaves(operation.args))
@@ -151,9 +154,10 @@ class Segment:
             stack.extend(below)
 
     def _is_recomputed(self, node: RelayExpr) -> bool:
-        """Whether a back-propagator computes a value again: what fuses costs less than writing and
-        reading it, and fuses forward as well unless it is saved. What follows a product is saved
-        in the place of that, so that both are one kernel.
+        """Return whether a back-propagator computes a value again.
+
+        What fuses costs less than writing and reading it, and fuses forward as well unless it is
+        saved. What follows a product is saved instead of the product, so that both are one kernel.
         """
         operation = self._operations[node]
         if _pattern(operation) not in RECOMPUTED:
@@ -190,6 +194,7 @@ class Segment:
         copies.memo.update((node, self._variables[node]) for node in self._bound)
         grads = [(leaf, copies.visit(grad)) for leaf, grad in self._grads]
         types, outputs = self.types, self.outputs
+        # Cells are emptied first: the gradients are freed as soon as the rules have used them.
         clear: list[Binding] = [(Var("_"), clear_cell(types, _cell(leaf))) for leaf in outputs]
         nothing = PatternConstructor(types.no_gradient)
         steps: list[Binding] = []
@@ -208,6 +213,7 @@ class Segment:
             none, inside = PatternTuple((nothing,) * len(outputs)), [*clear, *values]
             run = _accumulate_all(types, grads, inside)
             clauses = Clause(none, Tuple(())), Clause(PatternWildcard(), run)
+        # The call of `before` comes last, as a tail call, so that the stack stays constant.
         steps.append((Var("_"), Match(arrived, clauses)))
         return Function((), let_chain(steps, Call(before, ())), UNIT)
 
@@ -247,21 +253,22 @@ def _cell(leaf: Leaf) -> Var:
 
 def _accumulate_all(types: LiftedTypes, grads: Grads, before: Sequence[Binding]) -> RelayExpr:
     kinds = TupleType(tuple(leaf.kind for leaf, _ in grads))
+    # One tuple for all gradients keeps them in one graph, where they share and fuse.
     values = Var("grads", kinds)
     steps = [*before, (values, Tuple(tuple(grad for _, grad in grads)))]
     for index, (leaf, _) in enumerate(grads):
-        part = Var("d", leaf.kind)
-        steps.append((part, TupleGetItem(values, index)))
-        steps.append((Var("_"), accumulate(types, _cell(leaf), part)))
+        grad_var = Var("d", leaf.kind)
+        steps.append((grad_var, TupleGetItem(values, index)))
+        steps.append((Var("_"), accumulate(types, _cell(leaf), grad_var)))
     return let_chain(steps, Tuple(()))
 
 
 def accumulate(types: LiftedTypes, cell: RelayExpr, grad: Var) -> RefWrite:
     """Return the expression that adds a gradient to what a cell holds."""
-    known = Var("sum", grad.type_annotation)
-    some = PatternConstructor(types.gradient, (PatternVar(known),))
+    held = Var("sum", grad.type_annotation)
+    some = PatternConstructor(types.gradient, (PatternVar(held),))
     nothing = PatternConstructor(types.no_gradient)
-    total = Match(RefRead(cell), (Clause(nothing, grad), Clause(some, op.add(known, grad))))
+    total = Match(RefRead(cell), (Clause(nothing, grad), Clause(some, op.add(held, grad))))
     return RefWrite(cell, Call(types.gradient, (total,)))
 
 

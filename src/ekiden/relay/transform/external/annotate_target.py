@@ -1,13 +1,13 @@
-"""Mark who compiles each operator, by begins and ends around each.
+"""Annotation of the compiler of each operator, by begins and ends around it.
 
     abs(nn.relu(%x))
-->  %0 = end(nn.relu(begin(%x, "test")), "test");
-    end(abs(begin(%0, "default")), "default")
+    ->  %0 = end(nn.relu(begin(%x, "test")), "test");
+        end(abs(begin(%0, "default")), "default")
 
 An operator is taken by the first target for which it has an attribute "target.<name>" (see
 `ir.register_op_attr`) whose predicate holds for the call; a composite function by the target its
 name begins with; what none takes stays with Ekiden, as "default". Tuples, projections and
-references join what they are made of. What an earlier run gave to a target stays there.
+references join their operands. What an earlier run gave to a target stays there.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ JOINING = (Tuple, TupleGetItem, RefCreate, RefRead, RefWrite)
 
 
 def mark_of(expr: RelayExpr, which: str) -> str | None:
-    """The compiler that a begin or end is of; None for anything else."""
+    """Return the compiler that a begin or end is of; None for anything else."""
     is_mark = isinstance(expr, Call) and isinstance(expr.op, Op) and (
         expr.op.name == f"annotation.compiler_{which}"
     )  # fmt: skip
@@ -47,14 +47,15 @@ def mark_of(expr: RelayExpr, which: str) -> str | None:
 
 
 def inside(mark: RelayExpr) -> RelayExpr:
-    """What a begin or end is put around."""
+    """Return what a begin or end is put around."""
     assert isinstance(mark, Call)
     return mark.args[0]
 
 
 class _Annotator:
-    """Annotates one graph, operands first; `target_of` says of new expressions without an end who
-    compiles them.
+    """Annotator of one graph, operands first.
+
+    `target_of` has the compilers of new expressions without an end.
     """
 
     def __init__(self, targets: Sequence[str], include_non_call_ops: bool) -> None:
@@ -62,9 +63,10 @@ class _Annotator:
         self.target_of: dict[RelayExpr, str] = {}
 
     def run(self, root: RelayExpr) -> RelayExpr:
-        """`root` with begins and ends."""
+        """Annotate `root` with begins and ends."""
         new: dict[RelayExpr, RelayExpr] = {}
         for expr in evaluation_order(root):
+            # A composite function goes to its compiler as a whole; its body is not annotated.
             if isinstance(expr, Function) and expr.attr("Composite") is not None:
                 new[expr] = expr
             else:
@@ -75,8 +77,8 @@ class _Annotator:
         if mark_of(expr, "begin") is not None:
             return expr
         if (compiler := mark_of(expr, "end")) is not None:
-            now = self.target_of.setdefault(inside(expr), compiler)
-            return expr if now == compiler else self._end(inside(expr))
+            current_target = self.target_of.setdefault(inside(expr), compiler)
+            return expr if current_target == compiler else self._end(inside(expr))
         is_local = isinstance(expr, Call) and isinstance(expr.op, Var) and not self.joins
         if isinstance(expr, Call) and not is_local:
             return expr if _is_taken(expr) else self._around(expr, self._taker(expr))
@@ -96,16 +98,18 @@ class _Annotator:
         return DEFAULT
 
     def _around(self, expr: RelayExpr, target: str | None) -> RelayExpr:
-        """A begin around each operand; the target of all of them where none is given."""
+        """Put a begin around each operand; where no target is given, the target that all of them
+        share.
+        """
         operator = [expr.op] if isinstance(expr, Call) else []
         data = children(expr)[len(operator) :]
         if target is None:
-            target = _only(self._target_of(each) for each in data)
-        begun = [self._begun(each, target) for each in data]
-        made = rebuild(expr, [*operator, *begun])
-        made.set_checked_type(expr.checked_type)
-        self.target_of[made] = target
-        return made
+            target = _only(self._target_of(operand) for operand in data)
+        begun = [self._begun(datum, target) for datum in data]
+        annotated = rebuild(expr, [*operator, *begun])
+        annotated.set_checked_type(expr.checked_type)
+        self.target_of[annotated] = target
+        return annotated
 
     def _target_of(self, data: RelayExpr) -> str:
         inner = inside(data) if mark_of(data, "begin") is not None else data
@@ -113,13 +117,15 @@ class _Annotator:
 
     def _begun(self, data: RelayExpr, target: str) -> RelayExpr:
         before = mark_of(data, "begin")
+        # A later target may take over from Ekiden, but not from another compiler.
         if before not in (None, DEFAULT):
             return data
         inner = data if before is None else inside(data)
         return typed(compiler_begin(self._ended(inner), target))
 
     def _ended(self, expr: RelayExpr) -> RelayExpr:
-        """`expr` with an end, where something was begun in it."""
+        """Put an end around `expr`, where something was begun in it."""
+        # Without operands there was no begin, so there is no region to end.
         is_open = expr in self.target_of and len(children(expr)) > isinstance(expr, Call)
         return self._end(expr) if is_open else expr
 
@@ -128,24 +134,26 @@ class _Annotator:
 
 
 def _is_taken(call: Call) -> bool:
-    """Whether an earlier run gave a call to a target."""
+    """Return whether an earlier run gave a call to a target."""
     return bool(call.args) and mark_of(call.args[0], "begin") not in (None, DEFAULT)
 
 
 def _only(targets: Iterable[str]) -> str:
-    """The target that all have in common; the default where there is none."""
-    found = set(targets)
-    return found.pop() if len(found) == 1 else DEFAULT
+    """Return the target that all have in common; the default where there is none."""
+    distinct = set(targets)
+    return distinct.pop() if len(distinct) == 1 else DEFAULT
 
 
 def AnnotateTarget(  # noqa: N802
     targets: str | Sequence[str], include_non_call_ops: bool = True
 ) -> Pass:
-    """The pass described at the top of this file; the first of several targets comes first."""
+    """Return the pass described at the top of this file; the first of several targets
+    comes first.
+    """
     names = [targets] if isinstance(targets, str) else list(targets)
 
     def transform(module: IRModule, context: PassContext) -> IRModule:
-        """The module with marks around what a target takes; an annotator for each function."""
+        """Mark what a target takes, by an annotator for each function."""
         return map_functions(
             module, on_body(lambda body: _Annotator(names, include_non_call_ops).run(body))
         )

@@ -1,5 +1,5 @@
-"""Functions for an external compiler: out of expressions into the module, marked as being
-elsewhere, and back into what calls them.
+"""Functions for an external compiler: moved from expressions into the module, marked as external,
+and inlined back.
 
     %0 = fn(%y, Compiler="c", global_symbol="f") {..}; %0(%x)   ->   @f(%x)      Outline...
     def @f(%y, Compiler="c", ..) {..}               ->   def @f(%y, Extern=1) {..}   Mark...
@@ -23,29 +23,31 @@ from ekiden.relay.visitor import ExprMutator, bound_vars, free_vars, post_order
 
 
 def _is_for(function: BaseFunc | RelayExpr, compiler: str) -> bool:
-    """Whether a function is for an external compiler: for this one, or where the name is empty for
-    any."""
+    """Return whether a function is for an external compiler: for this one, or if the name is empty
+    for any.
+    """
     if not isinstance(function, Function):
         return False
-    found = function.attr("Compiler")
-    return found is not None and (not compiler or found == compiler)
+    owner = function.attr("Compiler")
+    return owner is not None and (not compiler or owner == compiler)
 
 
 class _Outliner:
-    """Takes the functions for a compiler out of expressions; `made` are those."""
+    """Rewriter that moves the functions for a compiler out of expressions."""
 
     def __init__(self, compiler: str) -> None:
         self.compiler = compiler
         self.made: dict[GlobalVar, Function] = {}
 
     def run(self, root: Expr) -> Expr:
-        """`root` with a global variable for each of them."""
+        """Rewrite `root` with a global variable for each outlined function."""
         lets = [e for e in post_order(root) if isinstance(e, Let) and self._leaves(e.value)]
         bound = {let.var: let.value for let in lets}
 
         def rewrite(old: RelayExpr, new: RelayExpr) -> RelayExpr:
-            """Names of functions that leave, and calls of them, become global names; their lets
-            go."""
+            """Replace outlined functions, their names and calls by global names, and remove their
+            lets.
+            """
             if isinstance(old, Let) and old.var in bound:
                 assert isinstance(new, Let)
                 return new.body
@@ -61,6 +63,7 @@ class _Outliner:
     def _leaves(self, expr: RelayExpr) -> bool:
         if not isinstance(expr, Function) or expr.attr("global_symbol") is None:
             return False
+        # A closure cannot become global: its captured variables exist only where it is defined.
         return _is_for(expr, self.compiler) and not free_vars(expr)
 
     def _global(self, function: RelayExpr) -> GlobalVar:
@@ -74,12 +77,16 @@ class _Outliner:
 def OutlineCompilerFunctionsWithExistingGlobalSymbols(  # noqa: N802
     compiler_filter: str = "",
 ) -> Pass:
-    """Functions in expressions with the attributes Compiler (this one, if it is said) and
-    global_symbol become global functions of that name. Raises ValueError for the name of a function
-    that the module has already."""
+    """Return the pass that makes functions in expressions global functions.
+
+    They have the attributes Compiler (this one, if it is said) and global_symbol, their name. The
+    pass raises ValueError for the name of a function that the module has already.
+    """
 
     def transform(module: IRModule, context: PassContext) -> IRModule:
-        """The module. Raises ValueError for a name that the module has already."""
+        """Outline the functions of a module. Raises ValueError for a name that the module has
+        already.
+        """
         outliner = _Outliner(compiler_filter)
         done: dict[GlobalVar, BaseFunc] = {}
         for var, function in module.functions.items():
@@ -88,9 +95,9 @@ def OutlineCompilerFunctionsWithExistingGlobalSymbols(  # noqa: N802
                 assert isinstance(function, Function)
                 function = function.with_fields(body=outliner.run(function.body))
             done[var] = function
-        taken = {v.name_hint for v in done}
+        used_names = {v.name_hint for v in done}
         for var in outliner.made:
-            if var.name_hint in taken:
+            if var.name_hint in used_names:
                 raise ValueError(f"the module has a function @{var.name_hint} already")
         return module.with_functions({**done, **outliner.made})
 
@@ -98,14 +105,14 @@ def OutlineCompilerFunctionsWithExistingGlobalSymbols(  # noqa: N802
 
 
 class _Untyped(ExprMutator):
-    """Rebuilds a function over other variables; what it says of its results is left out."""
+    """Mutator that rebuilds a function over other variables, without its declared result types."""
 
     def __init__(self, variables: Mapping[Var, Var]) -> None:
         super().__init__()
         self.memo.update(variables.items())
 
     def rewrite(self, old: Expr, new: Expr) -> Expr:
-        """A function says its result's type no more: that follows from its parameters."""
+        """Drop a function's result type: it follows from its parameters."""
         return new.with_fields(ret_type=None) if isinstance(new, Function) else new
 
 
@@ -114,19 +121,23 @@ def specialize(function: Function, kinds: Sequence[Type]) -> Function:
     those of the functions of patterns: fn (%x: Tensor[(?, 3)]) {..} for Tensor[(n, 3)] gives
     results of n rows, not of `?`. Raises TypeInferenceError where they do not fit."""
     params = dict(zip(function.params, kinds, strict=True))
+    # New variables carry no old types, so inference derives all of them from the parameters.
     variables = {v: Var(v.name_hint, params.get(v), v.span) for v in bound_vars(function)}
-    made = _Untyped(variables).visit(function)
-    assert isinstance(made, Function)
-    infer_expr_type(made)
-    return made
+    specialized = _Untyped(variables).visit(function)
+    assert isinstance(specialized, Function)
+    infer_expr_type(specialized)
+    return specialized
 
 
 def MarkCompilerFunctionsAsExtern(compiler_filter: str = "") -> Pass:  # noqa: N802
-    """Global functions with the attribute Compiler (this one, if it is said) get Extern in place of
-    all attributes: they are compiled elsewhere, and called by their names."""
+    """Return the pass that marks global functions as external.
+
+    Functions with the attribute Compiler (this one, if it is said) get Extern in place of all
+    attributes: they are compiled elsewhere, and called by their names.
+    """
 
     def transform(module: IRModule, context: PassContext) -> IRModule:
-        """The module with Extern in the place of those functions' attributes."""
+        """Replace the attributes of those functions by Extern."""
         return module.with_functions(
             {
                 var: f.with_fields(attrs={"Extern": 1}) if _is_for(f, compiler_filter) else f
@@ -138,10 +149,12 @@ def MarkCompilerFunctionsAsExtern(compiler_filter: str = "") -> Pass:  # noqa: N
 
 
 def _plain(function: Function) -> Function:
-    """A function without what it says to an external compiler, nor functions of its patterns."""
+    """Return a function without its attributes for an external compiler, and without composite
+    functions.
+    """
 
     def rewrite(old: RelayExpr, new: RelayExpr) -> RelayExpr:
-        """A call of a pattern's function becomes its body."""
+        """Replace a call of a composite function by its body."""
         if isinstance(new, Call) and isinstance(new.op, Function):
             return apply(new.op, new) if new.op.attr("Composite") is not None else new
         return new
@@ -150,12 +163,13 @@ def _plain(function: Function) -> Function:
 
 
 def InlineCompilerFunctionsBoundTo(global_vars: Sequence[GlobalVar]) -> Pass:  # noqa: N802
-    """These global functions go back into what calls them, where Ekiden compiles them, with the
-    functions of patterns in them."""
-    names = {each.name_hint for each in global_vars}
+    """Return the pass that inlines global functions where Ekiden compiles them, with the composite
+    functions in them.
+    """
+    names = {var.name_hint for var in global_vars}
 
     def transform(module: IRModule, context: PassContext) -> IRModule:
-        """The module with those functions inlined everywhere, and gone."""
+        """Inline those functions everywhere, and remove them."""
         functions = {
             var: _plain(f) if isinstance(f, Function) and var.name_hint in names else f
             for var, f in module.functions.items()

@@ -1,4 +1,4 @@
-"""The regions of external code that begins and ends mark, as sets of expressions."""
+"""Regions of external code that begins and ends mark, as sets of expressions."""
 
 from __future__ import annotations
 
@@ -23,48 +23,51 @@ class Region:
 
 
 def data_of(expr: RelayExpr) -> tuple[RelayExpr, ...]:
-    """What an expression computes from: its children but for an operator or function called."""
+    """Return what an expression computes from: its children but for an operator or
+    function called.
+    """
     below = children(expr)
     return below[1:] if isinstance(expr, Call) and not isinstance(expr.op, Call) else below
 
 
 def is_mark(expr: RelayExpr) -> bool:
-    """Whether an expression is a begin or an end."""
+    """Return whether an expression is a begin or an end."""
     return mark_of(expr, "begin") is not None or mark_of(expr, "end") is not None
 
 
 def find_regions(root: RelayExpr) -> dict[RelayExpr, Region]:
     """Expression -> its region, for all expressions between begins and ends."""
-    found: dict[RelayExpr, Region] = {}
+    region_of: dict[RelayExpr, Region] = {}
     for expr in evaluation_order(root):
         if is_mark(expr) or is_atom(expr) or isinstance(expr, (Constant, Op)):
             continue
         targets = {t for c in data_of(expr) if (t := mark_of(c, "begin")) is not None}
-        near = [found[c] for c in data_of(expr) if c in found]
+        # Operands without marks in between belong to the same region.
+        near = [region_of[c] for c in data_of(expr) if c in region_of]
         if not targets and not near:
             continue
         region = near[0] if near else Region(targets.pop())
-        for other in near[1:]:
-            _absorb(region, other, found)
+        for merged in near[1:]:
+            _absorb(region, merged, region_of)
         region.members[expr] = None
-        found[expr] = region
-    return found
+        region_of[expr] = region
+    return region_of
 
 
-def _absorb(region: Region, other: Region, found: dict[RelayExpr, Region]) -> None:
-    if other is region:
+def _absorb(region: Region, merged: Region, region_of: dict[RelayExpr, Region]) -> None:
+    if merged is region:
         return
-    region.members.update(other.members)
-    found.update(dict.fromkeys(other.members, region))
+    region.members.update(merged.members)
+    region_of.update(dict.fromkeys(merged.members, region))
 
 
 def sources(expr: RelayExpr) -> list[RelayExpr]:
-    """The data of a member without its begins: what stands outside, ends removed too."""
+    """Return the data of a member without its begins: what stands outside, ends removed too."""
     return [unmarked(c) for c in data_of(expr)]
 
 
 def unmarked(expr: RelayExpr) -> RelayExpr:
-    """An expression without the begins and ends around it."""
+    """Return an expression without the begins and ends around it."""
     while is_mark(expr):
         expr = inside(expr)
     return expr
@@ -85,21 +88,23 @@ class AnnotatedRegionSet:
     """The regions of an expression, in order of evaluation (TVM's name)."""
 
     def __init__(self, expr: RelayExpr, region_begin_op: Op, region_end_op: Op) -> None:
-        """Raises ValueError for other operators than those that begin and end regions."""
+        """Find the regions. Raises ValueError for other operators than those that begin and end
+        regions.
+        """
         marks = {"begin": region_begin_op.name, "end": region_end_op.name}
         if any(name != f"annotation.compiler_{which}" for which, name in marks.items()):
-            given = " and ".join(marks.values())
-            raise ValueError(f"regions: marks of compilers expected, got {given}")
+            names_text = " and ".join(marks.values())
+            raise ValueError(f"regions: marks of compilers expected, got {names_text}")
         ends = [e for e in evaluation_order(expr) if mark_of(e, "end") is not None]
-        found = dict.fromkeys(find_regions(expr).values())
-        self.regions = tuple(_annotated(region, ends) for region in found)
-        self._region_of = {node: each for each in self.regions for node in each.nodes}
+        regions = dict.fromkeys(find_regions(expr).values())
+        self.regions = tuple(_annotated(region, ends) for region in regions)
+        self._region_of = {node: region for region in self.regions for node in region.nodes}
 
     def __len__(self) -> int:
         return len(self.regions)
 
     def get_region(self, expr: RelayExpr) -> AnnotatedRegion | None:
-        """The region that an expression or mark is of."""
+        """Return the region that an expression or mark is of."""
         return self._region_of.get(expr)
 
 

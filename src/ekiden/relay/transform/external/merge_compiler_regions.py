@@ -29,7 +29,7 @@ from ekiden.relay.transform.language.scopes import (
 
 
 def merge_regions(root: RelayExpr) -> RelayExpr:
-    """`root` without the marks between joined regions."""
+    """Return `root` without the marks between merged regions."""
     order = evaluation_order(root)
     region_of = find_regions(root)
     _join(order, region_of)
@@ -49,8 +49,10 @@ def merge_regions(root: RelayExpr) -> RelayExpr:
 
 
 def _join(order: list[RelayExpr], region_of: dict[RelayExpr, Region]) -> None:
-    """Union regions in place where that makes no cycle: in order of evaluation, those of external
-    compilers first, so that what stays with Ekiden keeps none of them apart.
+    """Merge regions in place where that makes no cycle.
+
+    The order is that of evaluation, external compilers first, so that what stays with Ekiden keeps
+    none of them apart.
     """
     for is_default in (False, True):
         for expr in order:
@@ -58,9 +60,9 @@ def _join(order: list[RelayExpr], region_of: dict[RelayExpr, Region]) -> None:
             if region is None or (region.target == DEFAULT) is not is_default:
                 continue
             for child in data_of(expr):
-                other = region_of.get(unmarked(child))
-                if other is not None and other.target == region.target:
-                    _join_two(region_of, other, region_of[expr])
+                source_region = region_of.get(unmarked(child))
+                if source_region is not None and source_region.target == region.target:
+                    _join_two(region_of, source_region, region_of[expr])
 
 
 def _join_two(region_of: dict[RelayExpr, Region], first: Region, second: Region) -> None:
@@ -72,22 +74,24 @@ def _join_two(region_of: dict[RelayExpr, Region], first: Region, second: Region)
 
 
 def _waits_for_itself(members: dict[RelayExpr, None], region_of: dict[RelayExpr, Region]) -> bool:
-    """Whether something outside of `members` that they read needs one of them. A region needs all
-    that any of its members reads.
+    """Return whether something outside of `members` that they read needs one of them.
+
+    A region needs all that any of its members reads.
     """
-    seen: set[RelayExpr] = set()
-    waiting = [s for each in members for s in sources(each) if s not in members]
+    visited: set[RelayExpr] = set()
+    waiting = [s for member in members for s in sources(member) if s not in members]
     while waiting:
         expr = waiting.pop()
-        if expr in seen:
+        if expr in visited:
             continue
         region = region_of.get(expr)
-        together = [expr] if region is None else list(region.members)
-        seen.update(together)
-        needed = [s for each in together for s in sources(each)]
-        if any(each in members for each in needed):
+        # A region is compiled as one function, so all of its inputs come before any output.
+        group = [expr] if region is None else list(region.members)
+        visited.update(group)
+        needed = [s for region_member in group for s in sources(region_member)]
+        if any(dependency in members for dependency in needed):
             return True
-        waiting.extend(each for each in needed if each not in seen)
+        waiting.extend(next_expr for next_expr in needed if next_expr not in visited)
     return False
 
 
@@ -97,5 +101,5 @@ def _merge_compiler_regions(module: IRModule, context: PassContext) -> IRModule:
 
 
 def MergeCompilerRegions() -> Pass:  # noqa: N802
-    """The pass described at the top of this file."""
+    """Return the pass described at the top of this file."""
     return _merge_compiler_regions

@@ -1,7 +1,8 @@
-"""Put patterns that an external compiler knows as one operation into functions of their own.
+"""Partitioning of patterns that an external compiler knows as one operation, into composite
+functions.
 
     nn.relu(nn.bias_add(nn.dense(%x, %w), %b))
-->  fn (%x, %w, %b, Composite="test.dense_bias_relu") { .. }(%x, %w, %b)
+    ->  fn (%x, %w, %b, Composite="test.dense_bias_relu") { .. }(%x, %w, %b)
 
 Patterns are tried in the order of the table: the longer ones should come first.
 """
@@ -23,10 +24,12 @@ Entry = tuple[str, DFPattern] | tuple[str, DFPattern, Callable[[RelayExpr], bool
 
 
 def MergeComposite(pattern_table: Sequence[Entry]) -> Pass:  # noqa: N802
-    """The pass described at the top of this file."""
+    """Return the pass described at the top of this file."""
 
     def one(body: RelayExpr) -> RelayExpr:
-        """The patterns in the order of the table: what an earlier one takes, no later one sees."""
+        """Partition a body by the patterns in the order of the table: what an earlier one takes, no
+        later one sees.
+        """
         for name, pattern, *checks in pattern_table:
             body = partition(pattern, body, {"Composite": name}, checks[0] if checks else None)
         return body

@@ -32,7 +32,7 @@ from ekiden.runtime.errors import PassError
 
 
 class _Partitioner:
-    """Partitions one function; `made` are the functions cut out."""
+    """Partitioner of one function, with the functions that it cuts out."""
 
     def __init__(self, mod_name: str, function: str, bind_constants: bool) -> None:
         self.mod_name, self.function = mod_name, function
@@ -40,9 +40,9 @@ class _Partitioner:
         self.made: dict[GlobalVar, Function] = {}
 
     def run(self, root: RelayExpr) -> RelayExpr:
-        """`root` with calls in place of its regions, each made once all it reads is."""
-        found = find_regions(root).items()
-        region_of = {expr: region for expr, region in found if region.target != DEFAULT}
+        """Replace the regions of `root` by calls, each once all that it reads is rewritten."""
+        all_regions = find_regions(root).items()
+        region_of = {expr: region for expr, region in all_regions if region.target != DEFAULT}
         used_outside = _outputs(evaluation_order(root), root, region_of)
         new: dict[RelayExpr, RelayExpr] = {}
         stack: list[tuple[RelayExpr, bool]] = [(unmarked(root), False)]
@@ -55,6 +55,7 @@ class _Partitioner:
             if not ready:
                 stack.append((expr, True))
                 below = [unmarked(c) for m in members for c in (*operands(m), *bodies(m))]
+                # A region becomes one call, so all of its inputs come before any of its members.
                 outside = (c for c in below if region is None or region_of.get(c) is not region)
                 stack.extend((c, False) for c in outside)
             elif region is not None:
@@ -68,10 +69,11 @@ class _Partitioner:
     def _cut(
         self, region: Region, outputs: list[RelayExpr], new: dict[RelayExpr, RelayExpr]
     ) -> None:
-        """Make the function of a region, and say what stands for its results."""
+        """Cut out a region as a function, and record the values of its results."""
         number = len(self.made)
         words = f"tvmgen_{self.mod_name}_{region.target}_{self.function}_{number}"
         name = re.sub(r"\W", "_", words, flags=re.ASCII)  # the name of a function in C too
+        # Each source is one parameter, however many members read it.
         params: dict[RelayExpr, Var] = {}
         inner: dict[RelayExpr, RelayExpr] = {}
         for member in region.members:
@@ -84,14 +86,14 @@ class _Partitioner:
                 else:
                     inner[child] = self._parameter(source, params, region.target, number)
             inner[member] = with_children(member, inner)
-        given = outputs if _is_flat(outputs) else _leaves(outputs, region)
-        body = inner[given[0]] if len(given) == 1 else Tuple(tuple(inner[o] for o in given))
+        results = outputs if _is_flat(outputs) else _leaves(outputs, region)
+        body = inner[results[0]] if len(results) == 1 else Tuple(tuple(inner[o] for o in results))
         attrs = {"Compiler": region.target, "Primitive": 1, "Inline": 1, "global_symbol": name}
         var = GlobalVar(name)
         self.made[var] = Function(tuple(params.values()), body, None, attrs=attrs)
         call = Call(var, tuple(new.get(a, a) for a in params), span=_span_of(region))
-        for i, output in enumerate(given):
-            new[output] = call if len(given) == 1 else TupleGetItem(call, i)
+        for i, output in enumerate(results):
+            new[output] = call if len(results) == 1 else TupleGetItem(call, i)
         for output in outputs:
             new[output] = _joined(output, new)
 
@@ -105,93 +107,102 @@ class _Partitioner:
 
 
 def _is_flat(outputs: Sequence[RelayExpr]) -> bool:
-    """Whether results of a region are tensors, or one tuple of such: what compilers take."""
+    """Return whether results of a region are tensors, or one tuple of such: what compilers take."""
     inner = outputs[0].fields if len(outputs) == 1 and isinstance(outputs[0], Tuple) else outputs
-    return not any(isinstance(unmarked(each), Tuple) for each in inner)
+    return not any(isinstance(unmarked(field), Tuple) for field in inner)
 
 
 def _leaves(outputs: Sequence[RelayExpr], region: Region) -> list[RelayExpr]:
-    """The members of a region that results which may be tuples are made of, each once."""
-    found: dict[RelayExpr, None] = {}
+    """Return the members of a region that its results consist of, tuples flattened, each once."""
+    leaves: dict[RelayExpr, None] = {}
     stack = [*reversed(outputs)]
     while stack:
         expr = stack.pop()
         if isinstance(expr, Tuple):
-            stack.extend(unmarked(each) for each in reversed(expr.fields))
+            stack.extend(unmarked(field) for field in reversed(expr.fields))
         elif expr in region.members:
-            found[expr] = None
-    return [*found]
+            leaves[expr] = None
+    return [*leaves]
 
 
 def _joined(expr: RelayExpr, new: Mapping[RelayExpr, RelayExpr]) -> RelayExpr:
-    """A result, of which a tuple is put together outside of its region."""
+    """Return a result; a tuple is rebuilt outside of its region."""
     if expr in new or not isinstance(expr, Tuple):
         return new.get(expr, expr)
-    return Tuple(tuple(_joined(unmarked(each), new) for each in expr.fields), span=expr.span)
+    return Tuple(tuple(_joined(unmarked(field), new) for field in expr.fields), span=expr.span)
 
 
 def _constant(expr: RelayExpr) -> RelayExpr | None:
-    """A constant, or a tuple of such without begins and ends; None for anything else."""
+    """Return a constant, or a tuple of such without begins and ends; None for anything else."""
     if isinstance(expr, Tuple):
         fields = [_constant(unmarked(field)) for field in expr.fields]
-        found = tuple(field for field in fields if field is not None)
-        return Tuple(found, span=expr.span) if len(found) == len(fields) else None
+        constants = tuple(field for field in fields if field is not None)
+        return Tuple(constants, span=expr.span) if len(constants) == len(fields) else None
     return expr if isinstance(expr, Constant) else None
 
 
-def _optimized(module: IRModule, made: Mapping[GlobalVar, Function]) -> IRModule:
-    """The module with each function that was cut out as its compiler's own passes leave it: the
-    global function relay.ext.<compiler>.optimize gets a module of it alone, as a plain function.
+def _optimized(module: IRModule, cut_functions: Mapping[GlobalVar, Function]) -> IRModule:
+    """Run the external compilers' own passes on the functions that were cut out.
+
+    The global function relay.ext.<compiler>.optimize gets a module of one function alone, without
+    its attributes.
     """
-    for var, function in made.items():
+    for var, function in cut_functions.items():
         name = f"relay.ext.{function.attr('Compiler')}.optimize"
         optimize = get_global_func(name, True)
         if optimize is None:
             continue
         plain = Function(function.params, function.body)
-        found = optimize(InferType()(IRModule({var: plain}, module.type_definitions)))
-        if not isinstance(found, IRModule) or var.name_hint not in found:
+        optimized = optimize(InferType()(IRModule({var: plain}, module.type_definitions)))
+        if not isinstance(optimized, IRModule) or var.name_hint not in optimized:
             raise PassError(f"PartitionGraph: {name}: a module with {var.name_hint!r} expected")
-        better = found[var.name_hint]
+        better = optimized[var.name_hint]
         assert isinstance(better, Function)
         module = module.with_function(var, better.with_fields(attrs=function.attrs))
     return module
 
 
 def _span_of(region: Region) -> Span | None:
-    """The places that a region comes from, one after the other."""
-    places = (each.span for each in region.members if isinstance(each, Call) and not is_mark(each))
-    names = dict.fromkeys(str(place) for place in places if place is not None)
+    """Return the spans of a region's calls, one after the other."""
+    spans = (
+        member.span for member in region.members if isinstance(member, Call) and not is_mark(member)
+    )
+    names = dict.fromkeys(str(span) for span in spans if span is not None)
     return Span(", ".join(names)) if names else None
 
 
 def _outputs(
     order: list[RelayExpr], root: RelayExpr, region_of: dict[RelayExpr, Region]
 ) -> set[RelayExpr]:
-    """The members of regions that something else uses."""
-    found = {unmarked(root)}
+    """Return the members of regions that something else uses."""
+    outputs = {unmarked(root)}
     for expr in order:
         if not is_mark(expr):
             mine = region_of.get(expr)
-            found.update(
+            outputs.update(
                 unmarked(c)
                 for c in children(expr)
                 if mine is None or region_of.get(unmarked(c)) is not mine
             )
-    return found
+    return outputs
 
 
 def PartitionGraph(mod_name: str = "default", bind_constants: bool = True) -> Pass:  # noqa: N802
-    """The pass described at the top of this file.
+    """Return the pass described at the top of this file.
 
-    bind_constants: constants, and tuples of them, move into the functions instead of being handed
-    to them. Where there is a global function relay.ext.<compiler>.optimize, it is what the
-    compiler's functions go through.
+    Where there is a global function relay.ext.<compiler>.optimize, it optimizes the compiler's
+    functions.
+
+    Args:
+        mod_name: A part of the names of the functions.
+        bind_constants: Whether constants, and tuples of them, move into the functions instead of being
+            arguments.
     """
 
     def transform(module: IRModule, context: PassContext) -> IRModule:
-        """The module with regions cut out into global functions; functions that have a compiler
-        already stay. What the compiler's own passes give for them replaces them.
+        """Cut the regions of a module out into global functions, and optimize them.
+
+        Functions that have a compiler already stay.
         """
         functions: dict[GlobalVar, BaseFunc] = {}
         cut_out: dict[GlobalVar, Function] = {}

@@ -1,1 +1,1 @@
-"""Which operators run as one kernel."""
+"""Fusion: which operators run as one kernel."""

@@ -14,10 +14,10 @@ from ekiden.relay.transform.language.scopes import map_functions, on_body, rewri
 
 
 def defuse(root: RelayExpr) -> RelayExpr:
-    """`root` without calls of primitive functions."""
+    """Return `root` without calls of primitive functions."""
 
     def rewrite(old: RelayExpr, new: RelayExpr) -> RelayExpr:
-        """A call of a primitive function becomes its body."""
+        """Replace a call of a primitive function by its body."""
         if isinstance(new, Call) and isinstance(new.op, Function) and new.op.attr("Primitive"):
             return apply(new.op, new)
         return new
@@ -31,5 +31,5 @@ def _defuse_ops(module: IRModule, context: PassContext) -> IRModule:
 
 
 def DefuseOps() -> Pass:  # noqa: N802
-    """The pass described at the top of this file."""
+    """Return the pass described at the top of this file."""
     return _defuse_ops

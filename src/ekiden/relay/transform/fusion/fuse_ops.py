@@ -84,7 +84,7 @@ class _Node(Joined):
 
 @dataclass(frozen=True, slots=True)
 class Most:
-    """How much a kernel may hold: operators, and values that it reads (0: as many as there are)."""
+    """Limits of a kernel: operators, and values that it reads (0: no limit)."""
 
     operators: int = 256
     inputs: int = 0
@@ -94,14 +94,14 @@ MOST = Most()
 
 
 def is_primitive_call(expr: RelayExpr) -> bool:
-    """Whether an expression is the call of an operator that has a kernel."""
+    """Return whether an expression is the call of an operator that has a kernel."""
     return (
         isinstance(expr, Call) and isinstance(expr.op, Op) and expr.op.definition.lower is not None
     )
 
 
 def is_inline_constant(expr: RelayExpr) -> bool:
-    """Whether a constant is small enough to be part of a kernel: one element, rank 0."""
+    """Return whether a constant is small enough to be part of a kernel: one element, rank 0."""
     return isinstance(expr, Constant) and expr.data.ndim == 0
 
 
@@ -112,8 +112,11 @@ NEAR = 8
 
 
 def _ends_kernel(expr: RelayExpr) -> bool:
-    """Whether an operator is a maximum over windows of 2x2 that do not overlap and fill the data,
-    of what is elementwise on an operator whose kernels may end so.
+    """Return whether an operator is a maximum over windows of 2x2 that a convolution's kernel can
+    apply.
+
+    Windows must not overlap and must fill the data, which must be elementwise on an operator whose
+    kernels have that epilogue.
     """
     if not (isinstance(expr, Call) and isinstance(expr.attrs, MaxPool2DAttrs)):
         return False
@@ -148,46 +151,53 @@ def _pattern_of(expr: RelayExpr) -> OpPattern:
 
 
 def _edge_pattern(user: RelayExpr, pattern: OpPattern, operand: RelayExpr) -> OpPattern:
-    """A broadcast operator is elementwise in the operand that already has the result's shape. It
-    stays apart from one whose dimensions, perhaps named inside, cannot be told from the result's.
+    """Return the pattern of an edge.
+
+    A broadcast operator is elementwise in the operand that already has the result's shape. It stays
+    apart from one whose dimensions, perhaps named inside, cannot be told from the result's.
     """
     if isinstance(user, Tuple):
         return OpPattern.INJECTIVE
     if pattern == OpPattern.BROADCAST and _hides_dimension(user, operand):
         return OpPattern.OPAQUE
+    # Where shapes agree, each element reads its own index, and the sums may still be in registers.
     if pattern == OpPattern.BROADCAST and _same_shape(user, operand):
         return OpPattern.ELEMWISE
     return pattern
 
 
 def _hides_dimension(user: RelayExpr, operand: RelayExpr) -> bool:
-    """Whether a dimension of the operand is in the result only as a part of expressions."""
+    """Return whether a dimension of the operand occurs in the result only within expressions."""
     inner = getattr(operand.checked_type, "shape", ())
     outer = getattr(user.checked_type, "shape", ())
     plain = {d for d in outer if isinstance(d, Symbol)}
-    parts = {v for d in outer for v in prim_vars(d)} - plain
-    return any(isinstance(d, Symbol) and d in parts for d in inner)
+    nested_dims = {v for d in outer for v in prim_vars(d)} - plain
+    return any(isinstance(d, Symbol) and d in nested_dims for d in inner)
 
 
 def _same_shape(a: RelayExpr, b: RelayExpr) -> bool:
-    left, right = getattr(a.checked_type, "shape", None), getattr(b.checked_type, "shape", None)
-    if left is None or right is None or len(left) != len(right):
+    shape_a, shape_b = (
+        getattr(a.checked_type, "shape", None),
+        getattr(b.checked_type, "shape", None),
+    )
+    if shape_a is None or shape_b is None or len(shape_a) != len(shape_b):
         return False
-    return all(prove_equal(x, y) for x, y in zip(left, right, strict=True))
+    return all(prove_equal(x, y) for x, y in zip(shape_a, shape_b, strict=True))
 
 
 def _build_graph(nodes: list[RelayExpr], outputs: set[RelayExpr]) -> dict[RelayExpr, _Node]:
     graph: dict[RelayExpr, _Node] = {}
     for expr in nodes:
         pattern = _pattern_of(expr)
-        made = _Node(expr, len(graph), pattern, external=expr in outputs, anchor=pattern)
-        graph[expr] = made
+        node = _Node(expr, len(graph), pattern, external=expr in outputs, anchor=pattern)
+        graph[expr] = node
         for operand in operands(expr):
             if operand in graph:
                 edge = _edge_pattern(expr, pattern, operand)
+                # Nothing follows such a maximum within the kernel.
                 if _ends_kernel(operand):
                     edge = OpPattern.OPAQUE
-                graph[operand].users.append((made, edge))
+                graph[operand].users.append((node, edge))
     return graph
 
 
@@ -201,45 +211,53 @@ FEW = 3
 
 
 def _keep_what_many_read(graph: dict[RelayExpr, _Node]) -> None:
-    """Operators that a kernel would compute at too many places are results of their own.
+    """Make operators results of their own that a kernel would compute too many times.
 
-    A kernel has no memory of its own for what is between: where a user reads elements in place, the
+    A kernel has no memory of its own for intermediates: where a user reads elements in place, the
     value is computed once with the user's, and where it reads them elsewhere (a slice, shifted)
-    once more. places(x) = max over users in place + sum over users elsewhere, from the results
+    once more. copies(x) = max over users in place + sum over users elsewhere, from the results
     backwards. A sum by doubling of 13 elements was written out 81 times, and took minutes to
     compile.
     """
-    places: dict[_Node, int] = {}
-    for each in reversed(graph.values()):
-        found = [(places[user], edge) for user, edge in each.users]
-        same = max((n for n, edge in found if edge == OpPattern.ELEMWISE), default=0)
-        moved = sum(n for n, e in found if OpPattern.ELEMWISE < e <= OpPattern.INJECTIVE)
-        places[each] = max(1, same + moved)
-        if places[each] > MOST_PLACES and not _is_short(each, graph):
-            each.external, places[each] = True, 1
+    copies: dict[_Node, int] = {}
+    for node in reversed(graph.values()):
+        user_copies = [(copies[user], edge) for user, edge in node.users]
+        same = max((n for n, edge in user_copies if edge == OpPattern.ELEMWISE), default=0)
+        moved = sum(n for n, e in user_copies if OpPattern.ELEMWISE < e <= OpPattern.INJECTIVE)
+        copies[node] = max(1, same + moved)
+        if copies[node] > MOST_PLACES and not _is_short(node, graph):
+            node.external, copies[node] = True, 1
 
 
 def _is_short(node: _Node, graph: dict[RelayExpr, _Node]) -> bool:
-    """Whether few operators, each on elements, lead to one; another kind is kept anyhow. A tuple is
-    no operator, and passed through: `concatenate((t, t))` of such leads to more and more."""
+    """Return whether few operators, each on elements, lead to a node; another kind is kept in any
+    case.
+
+    A tuple is no operator, and passed through: `concatenate((t, t))` of such leads to more and
+    more.
+    """
     if node.pattern > OpPattern.INJECTIVE:
         return True
-    seen, stack, count = {node}, [node], 1
+    visited, stack, count = {node}, [node], 1
+    # The search stops as soon as recomputing would cost more than a load.
     while stack and count <= FEW:
         for operand in operands(stack.pop().expr):
             before = graph.get(operand)
-            if before is None or before in seen:
+            if before is None or before in visited:
                 continue
             if before.pattern <= OpPattern.INJECTIVE or before.pattern == OpPattern.TUPLE:
-                seen.add(before)
+                visited.add(before)
                 stack.append(before)
                 count += before.pattern != OpPattern.TUPLE
     return count <= FEW
 
 
 def _common_dominator(a: _Node | None, b: _Node | None) -> tuple[_Node | None, OpPattern]:
-    """The lowest common ancestor in the post-dominator tree, and the worst pattern on the way. The
-    deeper of both goes up: depth is counted from the result."""
+    """Return the lowest common ancestor in the post-dominator tree, and the worst pattern on the
+    way.
+
+    The deeper of both goes up: depth is counted from the result.
+    """
     worst = OpPattern.ELEMWISE
     while a is not b:
         if a is None or b is None:
@@ -255,20 +273,21 @@ def _find_post_dominators(nodes: list[_Node]) -> None:
     """Fill in the tree of post-dominators, users first: that of a node is the common ancestor of
     its users, whose own are known then. A result, and what is used outside of the scope, is a root.
     """
-    for each in reversed(nodes):
-        if each.external or not each.users:
+    for node in reversed(nodes):
+        if node.external or not node.users:
             continue
-        dominator: _Node | None = each.users[0][0]
-        worst = each.users[0][1]
-        for user, pattern in each.users[1:]:
+        dominator: _Node | None = node.users[0][0]
+        worst = node.users[0][1]
+        # The intersection of dominators of Cooper, Harvey and Kennedy, on a DAG in one pass.
+        for user, pattern in node.users[1:]:
             dominator, passed = _common_dominator(dominator, user)
             worst = max(worst, pattern, passed)
             if dominator is None:
                 break
-        each.dominator = dominator
+        node.dominator = dominator
         if dominator is not None:
-            each.depth = dominator.depth + 1
-            each.dominator_pattern = worst
+            node.depth = dominator.depth + 1
+            node.dominator_pattern = worst
 
 
 Condition = Callable[[OpPattern, bool], bool]
@@ -276,28 +295,31 @@ Condition = Callable[[OpPattern, bool], bool]
 
 
 def _path_between(source: _Node, sink: _Node, allowed: Condition) -> list[_Node] | None:
-    """All nodes on paths from source (included) to sink (excluded), or None if one is not
+    """Return all nodes on paths from source (included) to sink (excluded), or None if one is not
     allowed.
     """
-    seen: list[_Node] = [source]
-    known = {id(source)}
+    path: list[_Node] = [source]
+    visited = {id(source)}
     stack = [user for user, _ in source.users]
     while stack:
         at = stack.pop()
-        if id(at) in known:
+        if id(at) in visited:
             continue
-        known.add(id(at))
+        visited.add(id(at))
         if not allowed(at.root().anchor, at is sink):
             return None
         if at is not sink:
-            seen.append(at)
+            path.append(at)
             stack.extend(user for user, _ in at.users)
-    return seen
+    return path
 
 
 def _merge(child: _Node, parent: _Node) -> None:
-    """One group of two. A tuple says nothing of how hard a group is to compute, so it leaves the
-    anchor of what it joins as it was."""
+    """Merge two groups.
+
+    A tuple says nothing of how hard a group is to compute, so it leaves the anchor of the merged
+    group as it was.
+    """
     child, parent = child.root(), parent.root()
     if child is parent:
         return
@@ -309,25 +331,26 @@ def _merge(child: _Node, parent: _Node) -> None:
     )
 
 
-def _fuse_into_dominator(each: _Node, allowed: Condition, most: Most) -> None:
-    assert each.dominator is not None
-    path = _path_between(each, each.dominator, allowed)
+def _fuse_into_dominator(node: _Node, allowed: Condition, limits: Most) -> None:
+    assert node.dominator is not None
+    path = _path_between(node, node.dominator, allowed)
     if path is None:
         return
-    groups = {id(n.root()): n.root() for n in [*path, each.dominator]}
-    if sum(g.size for g in groups.values()) > most.operators:
+    groups = {id(n.root()): n.root() for n in [*path, node.dominator]}
+    # All nodes on the path come along, so their groups count too.
+    if sum(g.size for g in groups.values()) > limits.operators:
         return
-    if most.inputs and _inputs_of(groups.values()) > most.inputs:
+    if limits.inputs and _inputs_of(groups.values()) > limits.inputs:
         return
     for n in path:
-        _merge(n, each.dominator)
+        _merge(n, node.dominator)
 
 
 def _inputs_of(groups: Iterable[_Node]) -> int:
-    """How many values groups read that none of them computes."""
+    """Count the values that groups read and none of them computes."""
     inside = {m for g in groups for m in g.members}
     read = {operand for m in inside for operand in operands(m)} - inside
-    return sum(not is_inline_constant(each) for each in read)
+    return sum(not is_inline_constant(operand_read) for operand_read in read)
 
 
 def _to_broadcast(kind: OpPattern, is_sink: bool) -> bool:
@@ -342,14 +365,15 @@ def _to_reduction(kind: OpPattern, is_sink: bool) -> bool:
     return kind <= (OpPattern.OUT_ELEMWISE_FUSABLE if is_sink else OpPattern.INJECTIVE)
 
 
-def _step(each: _Node, phase: int, most: Most) -> None:
+def _step(node: _Node, phase: int, limits: Most) -> None:
     """Merge one node into its dominator if the phase allows (phases as in Relay's
     GraphPartitioner).
     """
-    dominator = each.dominator
-    anchor = each.root().anchor
-    if dominator is None or OpPattern.OPAQUE in (anchor, each.pattern, each.dominator_pattern):
+    dominator = node.dominator
+    anchor = node.root().anchor
+    if dominator is None or OpPattern.OPAQUE in (anchor, node.pattern, node.dominator_pattern):
         return
+    # The last phase only joins what moves elements with the tuple that collects it.
     if phase == 2:
         target = dominator.root().anchor
         if (
@@ -357,22 +381,22 @@ def _step(each: _Node, phase: int, most: Most) -> None:
             and dominator.pattern == OpPattern.TUPLE
             and target <= OpPattern.INJECTIVE
         ):
-            _fuse_into_dominator(each, _to_injective, most)
+            _fuse_into_dominator(node, _to_injective, limits)
         return
-    if each.root() is dominator.root() or dominator.root().anchor == OpPattern.TUPLE:
+    if node.root() is dominator.root() or dominator.root().anchor == OpPattern.TUPLE:
         return
     if anchor == OpPattern.OUT_ELEMWISE_FUSABLE:
-        if phase == 0 and each.dominator_pattern == OpPattern.ELEMWISE:
-            _fuse_into_dominator(each, _to_broadcast, most)
+        if phase == 0 and node.dominator_pattern == OpPattern.ELEMWISE:
+            _fuse_into_dominator(node, _to_broadcast, limits)
     elif anchor <= OpPattern.BROADCAST:
-        if each.dominator_pattern <= OpPattern.COMM_REDUCE:
-            _fuse_into_dominator(each, _to_reduction, most)
+        if node.dominator_pattern <= OpPattern.COMM_REDUCE:
+            _fuse_into_dominator(node, _to_reduction, limits)
     elif anchor in (OpPattern.INJECTIVE, OpPattern.TUPLE) and phase == 1:
-        _fuse_into_dominator(each, _to_injective, most)
+        _fuse_into_dominator(node, _to_injective, limits)
 
 
 def _partition(
-    nodes: list[RelayExpr], outputs: set[RelayExpr], most: Most
+    nodes: list[RelayExpr], outputs: set[RelayExpr], limits: Most
 ) -> dict[RelayExpr, list[RelayExpr]]:
     """Groups of a scope: result expression -> members in topological order."""
     graph = _build_graph(nodes, outputs)
@@ -380,17 +404,18 @@ def _partition(
     _keep_what_many_read(graph)
     _find_post_dominators(ordered)
     for phase in range(3):
-        for each in ordered:
-            _step(each, phase, most)
+        for node in ordered:
+            _step(node, phase, limits)
     groups: dict[int, list[RelayExpr]] = {}
-    for each in ordered:
-        groups.setdefault(id(each.root()), []).append(each.expr)
+    for node in ordered:
+        groups.setdefault(id(node.root()), []).append(node.expr)
     return {members[-1]: members for members in groups.values()}
 
 
 class _GroupBuilder:
-    """Rebuilds the members of one group as the body of a primitive function; args are what it is
-    called with: what is read that no member computes, each once, in the order of its first use.
+    """Builder of a group's primitive function.
+
+    The args are what is read that no member computes, each once, in the order of its first use.
     Numbers stay inside as constants, for the kernel to be simplified by.
     """
 
@@ -398,8 +423,8 @@ class _GroupBuilder:
         self.inner: dict[RelayExpr, RelayExpr] = {}
         self.params: list[Var] = []
         self.args: list[RelayExpr] = []
-        for each in members:
-            self.inner[each] = self._rebuild(each)
+        for member in members:
+            self.inner[member] = self._rebuild(member)
         self.body = self.inner[members[-1]]
 
     def _rebuild(self, expr: RelayExpr) -> RelayExpr:
@@ -412,6 +437,7 @@ class _GroupBuilder:
             return expr
         if isinstance(expr, Tuple):  # a tuple costs nothing: take its fields
             return self._rebuild(expr)
+        # Names by position: equal groups become equal functions, and one kernel is compiled.
         param = Var(f"p{len(self.params)}", expr.checked_type)
         param.set_checked_type(expr.checked_type)
         self.params.append(param)
@@ -420,21 +446,21 @@ class _GroupBuilder:
         return param
 
     def function(self, result: RelayExpr, reshape_only: bool) -> Function:
-        """The primitive function of the group."""
+        """Return the primitive function of the group."""
         attrs: dict[str, object] = {"Primitive": 1}
         if reshape_only:
             attrs["relay.reshape_only"] = 1
-        made = Function(
+        func = Function(
             tuple(self.params), self.body, result.checked_type, (), attrs, span=result.span
         )
-        made.set_checked_type(
+        func.set_checked_type(
             FuncType(tuple(p.checked_type for p in self.params), result.checked_type)
         )
-        return made
+        return func
 
 
 def alone(call: Call) -> Function:
-    """The primitive function of one operator."""
+    """Return the primitive function of one operator."""
     return _GroupBuilder([call]).function(call, _is_reshape_only([call]))
 
 
@@ -454,12 +480,12 @@ def _is_reshape_only(members: list[RelayExpr]) -> bool:
 
 def kernel_groups(root: RelayExpr, most: Most = MOST) -> dict[RelayExpr, list[RelayExpr]]:
     """Result -> members, for every group with a kernel in any scope below root."""
-    found: dict[RelayExpr, list[RelayExpr]] = {}
+    groups: dict[RelayExpr, list[RelayExpr]] = {}
     for scope in find_scopes(root):
         for result, members in _partition(scope.nodes, scope.outputs, most).items():
             if any(is_primitive_call(m) for m in members):
-                found[result] = members
-    return found
+                groups[result] = members
+    return groups
 
 
 def fuse(root: RelayExpr, most: Most = MOST) -> RelayExpr:
@@ -491,20 +517,19 @@ def fuse(root: RelayExpr, most: Most = MOST) -> RelayExpr:
 
 
 def FuseOps(fuse_opt_level: int = -1, most_inputs: int = 0) -> Pass:  # noqa: N802
-    """The pass described at the top of this file; level 0 gives every operator its own function.
+    """Return the pass described at the top of this file.
 
-    A level below 0 is the opt level of the context. Kernels of devices have a limit of what they
-    read: 0 for none.
+    Args:
+        fuse_opt_level: 0 gives every operator its own function; below 0, the opt level of the context.
+        most_inputs: The limit of what a kernel of a device reads; 0 for none.
     """
 
     def transform(module: IRModule, context: PassContext) -> IRModule:
-        """The module with fused functions of at most as many operators as the option FUSE_DEPTH
-        says.
-        """
+        """Fuse functions of at most as many operators as the option FUSE_DEPTH says."""
         limit = context.option(FUSE_DEPTH)
         assert isinstance(limit, int)
         level = context.opt_level if fuse_opt_level < 0 else fuse_opt_level
-        most = Most(1 if level == 0 else limit, most_inputs)
-        return map_functions(module, on_body(lambda body: fuse(body, most)))
+        limits = Most(1 if level == 0 else limit, most_inputs)
+        return map_functions(module, on_body(lambda body: fuse(body, limits)))
 
     return Pass("FuseOps", transform, required=(InferType(),))

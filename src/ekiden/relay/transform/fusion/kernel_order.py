@@ -1,15 +1,15 @@
-"""Which kernels of a function follow which by the data that passes between them.
+"""Order of a function's kernels by the data that passes between them.
 
     %a = f(%x); %b = g(%a); %c = h(%x); %d = k(%b, %c)
                               h may run beside f and g; k follows all of them
 
-Kernels are numbered in program order and form chains, each of which follows the one before it. What
-a kernel follows is then one number per chain: all of the chain up to there.
+Kernels are numbered in program order and form chains, each of which follows the one before it. The
+set that a kernel follows is then one number per chain: all of the chain up to there.
 
     k follows j   iff   k reads or writes what j wrote, or writes what j read, or follows such a one
 
-the three hazards of a schedule. It is a vector clock with one entry per chain: asking is a
-comparison, and the whole takes kernels times chains, where the transitive closure would take
+the three hazards of a schedule. It is a vector clock with one entry per chain: a query is a
+comparison, and construction takes kernels times chains, where the transitive closure would take
 kernels squared. Two storages may share bytes only where all users of the one follow all of the
 other: which of two independent kernels runs first is not known.
 """
@@ -25,7 +25,7 @@ seconds."""
 
 
 class KernelOrder:
-    """The kernels of a function, and the order that their storages put them in."""
+    """Order of a function's kernels, as their storages impose it."""
 
     def __init__(self, lifetimes: Lifetimes) -> None:
         self.positions = [at for at, _ in lifetimes.invocations]
@@ -47,14 +47,16 @@ class KernelOrder:
         self._latest = self._beside()
 
     def _add(self, number: int, reads: frozenset[Var], writes: frozenset[Var]) -> int:
-        """Add a kernel. How much it takes to know what it follows."""
+        """Add a kernel, and return the number of entries that its clock takes."""
         before = {self._written[s] for s in reads | writes if s in self._written}
+        # A write waits for earlier readers, which later writes need not wait for again.
         before.update(k for s in writes for k in self._read.pop(s, ()))
         past: dict[int, int] = {}
         for kernel in before:
             chain, index = self._place[kernel]
-            for each, last in (*self._past[kernel].items(), (chain, index)):
-                past[each] = max(past.get(each, -1), last)
+            for other_chain, last in (*self._past[kernel].items(), (chain, index)):
+                past[other_chain] = max(past.get(other_chain, -1), last)
+        # Extending a chain whose last kernel it follows keeps the number of chains small.
         ends = sorted(c for c, index in past.items() if index == len(self.chains[c]) - 1)
         chain = ends[0] if ends else len(self.chains)
         if not ends:
@@ -70,7 +72,9 @@ class KernelOrder:
         return len(past) + len(self.chains)
 
     def _beside(self) -> list[int]:
-        """For each kernel the last one that does not follow it; itself if all later ones do."""
+        """Return for each kernel the last one that does not follow it; itself if all later
+        ones do.
+        """
         latest = list(range(len(self._place)))
         unknown = [len(c) for c in self.chains]
         for number in reversed(range(len(self._place))):
@@ -79,24 +83,28 @@ class KernelOrder:
                 first = (index if chain == own else past.get(chain, -1)) + 1
                 for kernel in kernels[first : unknown[chain]]:
                     latest[kernel] = max(kernel, number)
+                # Each kernel is settled once, by the last one that it may run beside: linear in
+                # all.
                 unknown[chain] = min(unknown[chain], first)
         return latest
 
     def follows(self, later: int, earlier: int) -> bool:
-        """Whether a kernel can begin only when an earlier one has ended."""
+        """Return whether a kernel can begin only when an earlier one has ended."""
         chain, index = self._place[earlier]
         own, _ = self._place[later]
         return (own == chain and later > earlier) or self._past[later].get(chain, -1) >= index
 
     def widened(self, request: Request, spans: list[Span]) -> list[Span]:
-        """The spans of a storage up to the last kernel that may run beside one that uses it."""
+        """Extend the spans of a storage to the last kernel that may run beside one that uses it."""
         kernels = self._users(request) if self._place else []
         end = max((self.positions[self._latest[k]] for k in kernels), default=-1)
         first, last = spans[-1]
         return [*spans[:-1], (first, max(last, end))]
 
     def are_apart(self, a: Request, b: Request) -> bool:
-        """Whether all that use one storage must have ended before the other is first used."""
+        """Return whether all that use one storage must have ended before the other is
+        first used.
+        """
         return self._ends_before(a, b) or self._ends_before(b, a)
 
     def _ends_before(self, a: Request, b: Request) -> bool:
@@ -113,10 +121,12 @@ class KernelOrder:
 
 
 def _storages(call: Call, lifetimes: Lifetimes) -> tuple[frozenset[Var], frozenset[Var]]:
-    """The storages that a kernel reads, and those it writes."""
+    """Return the storages that a kernel reads, and those it writes."""
     _, inputs, outputs = call.args
-    found: list[frozenset[Var]] = []
-    for each in (inputs, outputs):
-        assert isinstance(each, Tuple)
-        found.append(frozenset(s for f in each.fields for s in lifetimes.home.get(f, ())))
-    return found[0], found[1]
+    read_and_written: list[frozenset[Var]] = []
+    for group in (inputs, outputs):
+        assert isinstance(group, Tuple)
+        read_and_written.append(
+            frozenset(s for f in group.fields for s in lifetimes.home.get(f, ()))
+        )
+    return read_and_written[0], read_and_written[1]

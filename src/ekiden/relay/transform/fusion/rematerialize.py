@@ -1,14 +1,15 @@
-"""Compute what is cheap in each kernel that needs it, where that moves less memory than to keep it.
+"""Rematerialization: computing cheap values in each kernel that needs them, where that moves less
+memory than to store them.
 
     %0 = cast(%x, "float32"); (multiply(%0, %y), sum(%0))
-->  (multiply(cast(%x, "float32"), %y), sum(cast(%x, "float32")))
+    ->  (multiply(cast(%x, "float32"), %y), sum(cast(%x, "float32")))
 
 A kernel that is nothing but cheap elementwise operators and moves, broadcasts or ranges, and whose
 result only kernels take that can hold it, is repeated in each of them if that reads less than is
 written and read now:  users * inputs < inputs + (1 + users) * result.  Users that repeat elements
 of the result would compute them again and again, so they must be no larger than it.
 
-Derived: kept, the result is written once and read by each user, and its inputs are read once;
+Derived: stored, the result is written once and read by each user, and its inputs are read once;
 repeated, each user reads the inputs instead. Processors compute ten operations and more in the time
 that one element comes from memory, so arithmetic is not counted, but for operators whose row says
 `costly`. A masked mean over 4096x384 went from 574 to 305 us, statistics and scaling of bytes from
@@ -70,7 +71,7 @@ Group = list[RelayExpr]
 
 
 def _pattern(expr: RelayExpr) -> OpPattern:
-    """How an expression fuses; what only names the bytes of another does not."""
+    """Return how an expression fuses; what only names the bytes of another does not."""
     if isinstance(expr, Call) and isinstance(expr.op, Op):
         row = expr.op.definition
         return OpPattern.OPAQUE if row.reshape_only or row.lower is None else row.pattern
@@ -78,13 +79,13 @@ def _pattern(expr: RelayExpr) -> OpPattern:
 
 
 def _is_cheap(group: Group) -> bool:
-    """Whether a kernel does nothing that takes longer than to read its result."""
+    """Return whether a kernel does nothing that takes longer than to read its result."""
     if len(group) > MAX_MEMBERS:
         return False
-    for each in group:
-        if not isinstance(each, Call) or not isinstance(each.op, Op):
+    for member in group:
+        if not isinstance(member, Call) or not isinstance(member.op, Op):
             return False
-        row = each.op.definition
+        row = member.op.definition
         if row.pattern > OpPattern.BROADCAST or row.stateful or row.reshape_only:
             return False
         if row.lower is None or row.costly:
@@ -94,50 +95,57 @@ def _is_cheap(group: Group) -> bool:
 
 def _inputs(group: Group) -> list[RelayExpr]:
     inside = set(group)
-    outside = (o for each in group for o in operands(each) if o not in inside)
+    outside = (o for member in group for o in operands(member) if o not in inside)
     return [o for o in dict.fromkeys(outside) if not is_inline_constant(o)]
 
 
 def _holds(user: Group, group: Group) -> bool:
-    """Whether the kernel of a user can compute the result of a group too, and none of it twice."""
+    """Return whether the kernel of a user can compute the result of a group too, and none of it
+    twice.
+    """
     result = group[-1]
     if max(map(_pattern, user)) > OpPattern.COMM_REDUCE:
         return False
-    takers = [each for each in user if result in operands(each)]
-    return all(_elements(each) <= _elements(result) for each in takers)
+    takers = [member for member in user if result in operands(member)]
+    return all(_elements(taker) <= _elements(result) for taker in takers)
 
 
 def _pays(group: Group, users: int) -> bool:
-    """Whether computing again moves less memory than keeping the result."""
+    """Return whether computing again moves less memory than storing the result."""
+    # Only memory traffic counts: elementwise arithmetic hides behind it.
     read, result = sum(map(_bytes, _inputs(group))), _bytes(group[-1])
     return users * read < read + (1 + users) * result
 
 
 def _repeated(scope: Scope, groups: Mapping[RelayExpr, Group]) -> dict[RelayExpr, list[Group]]:
-    """The kernels of a scope to be repeated: result -> the kernels that take it."""
-    group_of = {each: g for g in groups.values() for each in g}
+    """Return the kernels of a scope to be repeated: result -> the kernels that take it."""
+    group_of = {member: g for g in groups.values() for member in g}
     users: dict[RelayExpr, dict[int, Group | None]] = {}
-    for each in scope.nodes:
-        mine = group_of.get(each)
-        for operand in operands(each):
+    for node in scope.nodes:
+        mine = group_of.get(node)
+        for operand in operands(node):
             theirs = group_of.get(operand)
             if theirs is not None and theirs is not mine:
-                users.setdefault(operand, {})[id(mine or each)] = mine
-    found: dict[RelayExpr, list[Group]] = {}
+                users.setdefault(operand, {})[id(mine or node)] = mine
+    repeated: dict[RelayExpr, list[Group]] = {}
     for result, by in users.items():
         takers = [g for g in by.values() if g is not None]
         group = group_of[result]
+        # With one user fusion has decided already, and a user without a kernel needs the stored
+        # value.
         if len(by) < 2 or len(takers) < len(by) or result in scope.outputs:
             continue
-        is_first = not any(i in found for i in _inputs(group))  # one link of a chain
+        is_first = not any(i in repeated for i in _inputs(group))  # one link of a chain
         can = is_first and _is_cheap(group) and all(_holds(t, group) for t in takers)
         if can and _pays(group, len(takers)):
-            found[result] = takers
-    return found
+            repeated[result] = takers
+    return repeated
 
 
 def rematerialize(root: RelayExpr) -> RelayExpr:
-    """`root` with cheap kernels repeated in what takes their results. Needs checked types."""
+    """Return `root` with cheap kernels repeated in what takes their results. Needs checked
+    types.
+    """
     groups = kernel_groups(root)
     copy_for: dict[RelayExpr, dict[RelayExpr, int]] = {}
     for scope in find_scopes(root):
@@ -151,9 +159,11 @@ def rematerialize(root: RelayExpr) -> RelayExpr:
     new: dict[RelayExpr, RelayExpr] = {}
     copies: dict[tuple[RelayExpr, int], RelayExpr] = {}
     for expr in evaluation_order(root):
-        wanted = copy_for.get(expr, {})
+        copies_here = copy_for.get(expr, {})
         own = {
-            o: _copy(groups[o], n, new, copies) for o, n in wanted.items() if o in operands(expr)
+            o: _copy(groups[o], n, new, copies)
+            for o, n in copies_here.items()
+            if o in operands(expr)
         }
         new[expr] = with_children(expr, ChainMap(own, new) if own else new)
     return new[root]
@@ -165,24 +175,24 @@ def _copy(
     new: Mapping[RelayExpr, RelayExpr],
     copies: dict[tuple[RelayExpr, int], RelayExpr],
 ) -> RelayExpr:
-    """The result of a group for one of its users; the first has the original."""
+    """Return the result of a group for one of its users; the first has the original."""
     result = group[-1]
     if number == 0:
         return new[result]
     if (result, number) not in copies:
         inside: dict[RelayExpr, RelayExpr] = {}
-        for each in group:
-            assert isinstance(each, Call), "a cheap kernel is calls of operators"
-            args = tuple(inside.get(a, new.get(a, a)) for a in each.args)
-            made = Call(each.op, args, each.attrs, each.type_args, span=each.span)
-            made.set_checked_type(each.checked_type)
-            inside[each] = made
+        for member in group:
+            assert isinstance(member, Call), "a cheap kernel is calls of operators"
+            args = tuple(inside.get(a, new.get(a, a)) for a in member.args)
+            copied = Call(member.op, args, member.attrs, member.type_args, span=member.span)
+            copied.set_checked_type(member.checked_type)
+            inside[member] = copied
         copies[result, number] = inside[result]
     return copies[result, number]
 
 
 def Rematerialize() -> Pass:  # noqa: N802
-    """The pass described at the top of this file."""
+    """Return the pass described at the top of this file."""
 
     def transform(module: IRModule, context: PassContext) -> IRModule:
         return map_functions(module, on_body(rematerialize))

@@ -1,8 +1,9 @@
-"""Join and part many tensors in several steps, so that no kernel has more arguments than a number.
+"""Concatenations and splits of many tensors in several steps, so that no kernel has more arguments
+than a limit.
 
-concatenate((%a, %b, %c, %d))  ->  concatenate((stop_fusion(concatenate((%a, %b))), ..(%c, %d)..))
-                                                                        of at most 2 inputs
-split(%x, 4)                   ->  %h = split(%x, [2]); of stop_fusion(%h.0), .. : split(.., [1])
+    concatenate((%a, %b, %c, %d))  ->  concatenate((stop_fusion(concatenate((%a, %b))), ..(%c, %d)..))
+                                                                            of at most 2 inputs
+    split(%x, 4)                   ->  %h = split(%x, [2]); of stop_fusion(%h.0), .. : split(.., [1])
 """
 
 from __future__ import annotations
@@ -25,18 +26,20 @@ else:
     join = LazyModule("ekiden.relay.op.join")
 
 
-def _joined(most: int) -> Rewrite:
+def _joined(limit: int) -> Rewrite:
     def rewrite(call: Call) -> RelayExpr | None:
-        """A concatenation of more than `most` as a tree of concatenations; stop_fusion keeps the
-        inner ones kernels of their own, or fusion would make the many arguments again.
+        """Rewrite a concatenation of too many tensors as a tree of concatenations.
+
+        stop_fusion keeps the inner ones kernels of their own, or fusion would restore the many
+        arguments.
         """
-        parts = call.args[0]
-        if not isinstance(parts, Tuple) or len(parts.fields) <= most:
+        tensors = call.args[0]
+        if not isinstance(tensors, Tuple) or len(tensors.fields) <= limit:
             return None
         axis = int(getattr(call.attrs, "axis", 0))
-        fields = list(parts.fields)
-        while len(fields) > most:
-            groups = [fields[i : i + most] for i in range(0, len(fields), most)]
+        fields = list(tensors.fields)
+        while len(fields) > limit:
+            groups = [fields[i : i + limit] for i in range(0, len(fields), limit)]
             fields = [
                 op.annotation.stop_fusion(op.concatenate(g, axis)) if len(g) > 1 else g[0]
                 for g in groups
@@ -46,47 +49,49 @@ def _joined(most: int) -> Rewrite:
     return rewrite
 
 
-def _parted(most: int) -> Rewrite:
+def _parted(limit: int) -> Rewrite:
     def rewrite(call: Call) -> RelayExpr | None:
-        """A split into more than `most` as a tree of splits, of which those of as many parts are
-        one kernel."""
+        """Rewrite a split into too many tensors as a tree of splits."""
         attrs = call.attrs
         assert isinstance(attrs, join.SplitAttrs), call
         cuts, (data,) = attrs.indices_or_sections, call.args
         count = cuts if isinstance(cuts, int) else len(cuts) + 1
-        if count <= most:
+        if count <= limit:
             return None
         if isinstance(cuts, int):
             kind = data.checked_type
             assert isinstance(kind, TensorType), kind
-            each = simplify(kind.shape[attrs.axis] // count)
-            cuts = tuple(simplify(each * n) for n in range(1, count))
-        return Tuple(tuple(_parts(data, [convert(c) for c in cuts], attrs.axis, most)))
+            section_size = simplify(kind.shape[attrs.axis] // count)
+            cuts = tuple(simplify(section_size * n) for n in range(1, count))
+        return Tuple(tuple(_parts(data, [convert(c) for c in cuts], attrs.axis, limit)))
 
     return rewrite
 
 
-def _parts(data: RelayExpr, cuts: list[PrimExpr], axis: int, most: int) -> list[RelayExpr]:
-    """What lies between cuts; deeper by one for each power of `most` that there are."""
+def _parts(data: RelayExpr, cuts: list[PrimExpr], axis: int, limit: int) -> list[RelayExpr]:
+    """Return the slices between cuts; the tree is deeper by one for each power of the limit."""
     size = 1  # parts of one step
-    while size * most <= len(cuts):
-        size *= most
+    while size * limit <= len(cuts):
+        size *= limit
     outer = cuts[size - 1 :: size]
     call = op.split(data, outer, axis)
     groups: list[RelayExpr] = [TupleGetItem(call, n) for n in range(len(outer) + 1)]
     if size == 1:
         return groups
-    found: list[RelayExpr] = []
+    slices: list[RelayExpr] = []
     for n, (group, begin) in enumerate(zip(groups, [const(0), *outer], strict=True)):
         inner = [simplify(cut - begin) for cut in cuts[n * size : (n + 1) * size - 1]]
-        whole = op.annotation.stop_fusion(group)
-        found += _parts(whole, inner, axis, most) if inner else [whole]
-    return found
+        fenced = op.annotation.stop_fusion(group)
+        slices += _parts(fenced, inner, axis, limit) if inner else [fenced]
+    return slices
 
 
 def SplitArgs(max_function_args: int) -> Pass:  # noqa: N802
-    """The pass described at the top of this file; 0 is no limit, nor is -1. Raises ValueError for
-    one that nothing can be joined under."""
+    """Return the pass described at the top of this file; 0 is no limit, nor is -1.
+
+    Raises:
+        ValueError: For a limit of one, under which nothing can be joined.
+    """
     if max_function_args in (0, -1):
         return call_pass("SplitArgs", 1, dict)
     if max_function_args < 2:

@@ -1,4 +1,4 @@
-"""Things that are found to be one, step by step: union-find."""
+"""Union-find: disjoint sets that are merged step by step."""
 
 from __future__ import annotations
 
@@ -10,15 +10,17 @@ from ekiden.runtime.lazy_dataclass import dataclass
 
 @dataclass(eq=False, slots=True)
 class Joined:
-    """One of them. Setting the parent of its root joins all that are one with it to others."""
+    """Member of a set. Setting the parent of its root merges its set into another."""
 
     parent: Self | None = field(default=None, kw_only=True)
 
     def root(self) -> Self:
-        """The one that stands for all that are joined."""
+        """Return the representative of the set, and halve the path to it."""
         at = self
         while at.parent is not None:
             if at.parent.parent is not None:
+                # Path halving: amortized nearly constant without a second walk (Tarjan and van
+                # Leeuwen 1984).
                 at.parent = at.parent.parent
             at = at.parent
         return at

@@ -1,16 +1,17 @@
-"""Fold multiplications behind convolutions and dense layers into their weights.
+"""Folding of multiplications behind convolutions and dense layers into their weights.
 
     multiply(nn.conv2d(%x, %w), %s)                 ->  nn.conv2d(%x, %w * %s)
     multiply(nn.relu(nn.conv2d(%x, %w)), s)         ->  nn.relu(nn.conv2d(%x, %w * s))     s > 0
     multiply(add(nn.conv2d(%x, %w), %b), %s)        ->  add(nn.conv2d(%x, %w * %s), %b * %s)
 
 A scale has a value per output channel, or is one constant; it may be a constant or a name. Only
-floating point, in any layout, and only where nothing else reads what is between. Of constants the
-products are made at once; of others they are part of the program.
+floating point, in any layout, and only where nothing else reads what is between. Products of
+constants are computed at once; others become part of the program.
 
-The mirror of ForwardFoldScaleAxis: what is below says what it can take (operands first), then each
-multiplication hands its factor down to it (users first), and a third walk writes the new weights.
-Of a sum both sides take the factor; where they are convolutions both, both weights do.
+The mirror of ForwardFoldScaleAxis: each expression reports which scales it accepts (operands
+first), then each multiplication passes its factor down to it (users first), and a third walk writes
+the new weights. Of a sum both sides take the factor; where they are convolutions both, both weights
+do.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ from ekiden.runtime.lazy_dataclass import dataclass
 
 @dataclass(frozen=True, slots=True)
 class _Taken:
-    """What an expression can take of a factor: along axes, by which of its arguments."""
+    """Scale that an expression accepts: along which axes, and by which of its arguments."""
 
     axes: Axes
     positive: bool
@@ -60,8 +61,9 @@ class _Taken:
 
 
 class _Folder:
-    """Rewrites one graph: operands first to see what takes a factor, users first to hand factors
-    down, and operands first again to fold."""
+    """Folder of one graph: operands first to find what accepts a factor, users first to pass
+    factors down, and operands first again to fold.
+    """
 
     def __init__(self, root: RelayExpr) -> None:
         self.root, self.order = root, evaluation_order(root)
@@ -75,10 +77,10 @@ class _Folder:
         """What a factor came down to and cannot go into: it is multiplied with there."""
 
     def run(self) -> RelayExpr:
-        """The folded graph."""
+        """Return the folded graph."""
         for expr in self.order:
-            if (taken := self._takes(expr)) is not None:
-                self.taken[expr] = taken
+            if (accepted := self._takes(expr)) is not None:
+                self.taken[expr] = accepted
         for expr in reversed(self.order):
             self._hand_down(expr)
         new: dict[RelayExpr, RelayExpr] = {}
@@ -87,7 +89,7 @@ class _Folder:
         return new[self.root]
 
     def _of(self, arg: RelayExpr) -> _Taken | None:
-        """What an argument takes that nothing else reads."""
+        """Return what an argument accepts that nothing else reads."""
         return self.taken.get(arg) if self.uses[id(arg)] == 1 else None
 
     def _takes(self, expr: RelayExpr) -> _Taken | None:
@@ -98,23 +100,26 @@ class _Folder:
             return None
         if row.homogeneous:
             below = self._of(expr.args[0])
+            # f(s * x) = s * f(x) holds for relu and maxima only if s is positive.
             return None if below is None else _Taken(below.axes, True, (0,))
         if row.linear not in (Linear.SHIFTS, Linear.SHIFTS_BACK):
             return None
-        found = {i: t for i, arg in enumerate(expr.args) if (t := self._of(arg)) is not None}
-        axes = [t.axes for t in found.values()]
-        if not found or not same_axes(axes):
+        by_index = {i: t for i, arg in enumerate(expr.args) if (t := self._of(arg)) is not None}
+        axes = [t.axes for t in by_index.values()]
+        if not by_index or not same_axes(axes):
             return None
-        places = data_places(expr, axes[0])
-        if not places or any(i not in found for i in places):
+        data_indices = data_places(expr, axes[0])
+        if not data_indices or any(i not in by_index for i in data_indices):
             return None
-        return _Taken(axes[0], any(found[i].positive for i in places), tuple(places))
+        return _Taken(axes[0], any(by_index[i].positive for i in data_indices), tuple(data_indices))
 
     def _hand_down(self, expr: RelayExpr) -> None:
         row, factor = row_of(expr), self.factors.get(expr)
         if not isinstance(expr, Call) or row is None:
             return
         if factor is not None and self._scaled(expr, expr.args, factor) is None:
+            # The product would leave the range of the dtype: the factor stays a multiplication
+            # here.
             self.stopped[expr] = self.factors.pop(expr)
         elif factor is not None:
             for at in self.taken[expr].places:
@@ -126,11 +131,11 @@ class _Folder:
         kind = call.checked_type
         assert isinstance(kind, TensorType)
         for at in (0, 1):
-            taken = self._of(call.args[at])
-            if taken is None or at not in data_places(call, taken.axes):
+            accepted = self._of(call.args[at])
+            if accepted is None or at not in data_places(call, accepted.axes):
                 continue
-            scale = scale_of(call.args[1 - at], kind, taken.axes)
-            if scale is not None and (scale.is_positive or not taken.positive):
+            scale = scale_of(call.args[1 - at], kind, accepted.axes)
+            if scale is not None and (scale.is_positive or not accepted.positive):
                 self.dropped[call], self.factors[call.args[at]] = at, scale
                 return
 
@@ -138,33 +143,34 @@ class _Folder:
         if expr in self.dropped:
             assert isinstance(expr, Call)
             return new[expr.args[self.dropped[expr]]]
-        made, factor = with_children(expr, new), self.factors.get(expr)
+        rebuilt, factor = with_children(expr, new), self.factors.get(expr)
         if expr in self.stopped:
-            return op.multiply(made, self.stopped[expr].along(expr, self.taken[expr].axes).expr)
+            return op.multiply(rebuilt, self.stopped[expr].along(expr, self.taken[expr].axes).expr)
         if factor is None:
-            return made
-        assert isinstance(expr, Call) and isinstance(made, Call)
-        args = self._scaled(expr, made.args, factor)
+            return rebuilt
+        assert isinstance(expr, Call) and isinstance(rebuilt, Call)
+        args = self._scaled(expr, rebuilt.args, factor)
         assert args is not None, "what cannot take its factor is stopped"
-        return made.with_fields(args=args)
+        return rebuilt.with_fields(args=args)
 
     def _scaled(
         self, expr: Call, args: Sequence[RelayExpr], factor: Scale
     ) -> tuple[RelayExpr, ...] | None:
-        """Arguments, the weight or what is added among them times the factor; None where constants
-        leave the range of their dtype."""
+        """Return the arguments, with the weight or the addend multiplied by the factor; None where
+        constants leave the range of their dtype.
+        """
         if (channels := channels_of(expr)) is not None:
             near = factor.along(expr.args[1], channels.written_in_weight)
             weight = times(args[1], near, scaled_terms)
             return None if weight is None else (args[0], weight)
-        taken = self.taken[expr]
-        if len(taken.places) == len(expr.args):
+        accepted = self.taken[expr]
+        if len(accepted.places) == len(expr.args):
             return tuple(args)
-        (at,) = taken.places
-        other = times(args[1 - at], beside(expr, at, factor, taken.axes), merged_product)
-        if other is None:
+        (at,) = accepted.places
+        scaled_addend = times(args[1 - at], beside(expr, at, factor, accepted.axes), merged_product)
+        if scaled_addend is None:
             return None
-        return (other, args[at]) if at else (args[at], other)
+        return (scaled_addend, args[at]) if at else (args[at], scaled_addend)
 
 
 @module_pass(name="BackwardFoldScaleAxis", opt_level=3, required=(InferType(),))
@@ -175,5 +181,5 @@ def _backward_fold_scale_axis(module: IRModule, context: PassContext) -> IRModul
 
 
 def BackwardFoldScaleAxis() -> Pass:  # noqa: N802
-    """The pass described at the top of this file (TVM's name)."""
+    """Return the pass described at the top of this file (TVM's name)."""
     return _backward_fold_scale_axis

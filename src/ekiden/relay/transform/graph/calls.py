@@ -1,4 +1,4 @@
-"""Rewriting operator calls by a table, the shape of many passes."""
+"""Rewriting of operator calls by a table, the shape of many passes."""
 
 from __future__ import annotations
 
@@ -24,12 +24,13 @@ Rewrite = Callable[[Call], RelayExpr | None]
 
 
 def typed(expr: RelayExpr) -> RelayExpr:
-    """The expression with the types of its new parts filled in from their operands."""
+    """Infer the types of an expression's new subexpressions from their operands."""
     stack = [expr]
     while stack:
-        part = stack[-1]
-        missing = [c for c in operands(part) if c.checked_type_or_none() is None]
-        if missing and part.checked_type_or_none() is None:
+        subexpr = stack[-1]
+        # Iterative: new expressions may be deep chains.
+        missing = [c for c in operands(subexpr) if c.checked_type_or_none() is None]
+        if missing and subexpr.checked_type_or_none() is None:
             stack.extend(missing)
         else:
             infer_here(stack.pop())
@@ -37,16 +38,16 @@ def typed(expr: RelayExpr) -> RelayExpr:
 
 
 def rewrite_calls(body: RelayExpr, table: Mapping[str, Rewrite]) -> RelayExpr:
-    """`body` with each call of an operator in the table replaced, arguments first."""
+    """Return `body` with each call of an operator in the table rewritten, arguments first."""
 
     def rewrite(old: RelayExpr, new: RelayExpr) -> RelayExpr:
-        """What the table's rewrite gives, typed; the call where it gives None, or is not in the
-        table.
+        """Return the typed result of the table's rewrite; the call itself if that is None or not in
+        the table.
         """
         if not isinstance(new, Call) or not isinstance(new.op, Op) or new.op.name not in table:
             return new
-        made = table[new.op.name](new)
-        return new if made is None else typed(made)
+        result = table[new.op.name](new)
+        return new if result is None else typed(result)
 
     return rewrite_graph(body, rewrite)
 
@@ -54,15 +55,21 @@ def rewrite_calls(body: RelayExpr, table: Mapping[str, Rewrite]) -> RelayExpr:
 def call_pass(
     name: str, opt_level: int, table: Callable[[], Mapping[str, Rewrite]], rewrites: str = ""
 ) -> Pass:
-    """A pass that does nothing but rewrite calls by a table, which is made when it runs: then every
-    operator of the module has its row in OPS. `rewrites` is the name of the rewrite of floats that
-    it makes, which a context may forbid (float_rewrites.py).
+    """Return a pass that does nothing but rewrite calls by a table.
+
+    Args:
+        name: The name of the pass.
+        opt_level: Its opt level.
+        table: Returns the table when the pass runs: then every operator of the module has its row in
+            OPS.
+        rewrites: The name of the rewrite of floats that it applies, which a context may forbid
+            (float_rewrites.py).
     """
 
     def transform(module: IRModule, context: PassContext) -> IRModule:
         if rewrites and not allows(rewrites, context):
             return module
-        found = table()
-        return map_functions(module, on_body(lambda body: rewrite_calls(body, found)))
+        rules = table()
+        return map_functions(module, on_body(lambda body: rewrite_calls(body, rules)))
 
     return Pass(name, transform, opt_level, (InferType(),))

@@ -28,20 +28,21 @@ def _widens(expr: RelayExpr) -> bool:
 
 
 def canonicalize_cast(root: RelayExpr) -> RelayExpr:
-    """`root` with a cast of its own for each elementwise user of a widening cast."""
+    """Return `root` with a cast of its own for each elementwise user of a widening cast."""
 
     def rewrite(old: RelayExpr, new: RelayExpr) -> RelayExpr:
-        """An elementwise call (up to BROADCAST) with a cast of its own in the place of each
-        widening cast that it shares: fusion then finds one user, and the narrow value crosses
-        memory.
+        """Give an elementwise call (up to BROADCAST) a cast of its own for each widening cast that
+        it shares.
+
+        Fusion then finds one user, and the narrow value crosses memory.
         """
         if not isinstance(new, Call) or not isinstance(new.op, Op):
             return new
         if new.op.definition.pattern > OpPattern.BROADCAST:
             return new
-        known = new.checked_type
+        result_type = new.checked_type
         new = new.with_fields(args=tuple(_own(a) if _widens(a) else a for a in new.args))
-        new.set_checked_type(known)
+        new.set_checked_type(result_type)
         return new
 
     return rewrite_graph(root, rewrite)
@@ -60,5 +61,5 @@ def _canonicalize_cast(module: IRModule, context: PassContext) -> IRModule:
 
 
 def CanonicalizeCast() -> Pass:  # noqa: N802
-    """The pass described at the top of this file."""
+    """Return the pass described at the top of this file."""
     return _canonicalize_cast

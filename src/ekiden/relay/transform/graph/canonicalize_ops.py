@@ -1,6 +1,6 @@
-"""Write special operators as general ones, so that later passes know fewer.
+"""Special operators in terms of general ones, so that later passes know fewer.
 
-nn.bias_add(%x, %b)   ->   add(%x, expand_dims(%b, axis=1, num_newaxis=2))      (%x of 4 dimensions)
+nn.bias_add(%x, %b)  ->  add(%x, expand_dims(%b, axis=1, num_newaxis=2))    (%x of 4 dimensions)
 """
 
 from __future__ import annotations
@@ -26,5 +26,5 @@ TABLE = {"nn.bias_add": _bias_add}
 
 
 def CanonicalizeOps() -> Pass:  # noqa: N802
-    """The pass described at the top of this file."""
+    """Return the pass described at the top of this file."""
     return call_pass("CanonicalizeOps", 3, lambda: TABLE)

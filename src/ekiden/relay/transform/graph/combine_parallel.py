@@ -1,19 +1,19 @@
-"""Run operators side by side over the same data as one, and cut its result.
+"""Combination of operators side by side over the same data into one, whose result is cut.
 
     nn.conv2d(%x, %v), nn.conv2d(%x, %w)
-->  %0 = nn.conv2d(%x, concatenate((%v, %w)));
-    strided_slice(%0, .. first channels), strided_slice(%0, .. the others)
+    ->  %0 = nn.conv2d(%x, concatenate((%v, %w)));
+        strided_slice(%0, .. first channels), strided_slice(%0, .. the others)
 
 Likewise nn.dense (as one wide product, or as one batch of equal ones) and nn.batch_matmul. What
-follows all of them alike, element by element, is done to the whole: additions of a bias each, as
-one of the biases side by side. Only weights and biases that are constants or names take part, so
-that nothing waits for what comes later.
+follows all of them alike, element by element, is applied to the combined result: additions of a
+bias each, as one of the biases side by side. Only weights and biases that are constants or names
+take part, so that nothing waits for what comes later.
 
 Rows of a weight do not mix:  x [v; w]^T = [x v^T, x w^T].  What follows, element by element,
 commutes with cutting along the axis that was joined:  f(cut(y)) = cut(f(y)).
 
 Groups are of one scope: a let between two calls ends it, as a weight may be bound there. The first
-call that is met in the order of evaluation makes the whole, the others are cut out of it.
+call that is met in the order of evaluation becomes the combined one, the others are cut out of it.
 """
 
 from __future__ import annotations
@@ -53,12 +53,14 @@ with the 1x1 convolutions of an Inception block."""
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """How calls of one operator are combined.
+    """Rule by which calls of one operator are combined.
 
-    key: what they must have in common beside the data, None to leave a call out. combine: all calls
-    over the one data as one. axis: that of a call's result along which the results lie side by
-    side, None where they are the entries of a new first axis. widens: whether one number for all
-    channels may take part in what follows, once for each. follows: whether anything may.
+    key       what calls must have in common beside the data; None to leave a call out
+    combine   combines all calls over the one data
+    axis      the axis of a call's result along which the results lie side by side; None where they
+              are the entries of a new first axis
+    widens    whether one number for all channels may take part in what follows, once for each
+    follows   whether anything may follow
     """
 
     name: str
@@ -82,14 +84,14 @@ def _rank(expr: RelayExpr) -> int:
     return len(kind.shape)
 
 
-def _cut(whole: RelayExpr, sizes: Sequence[int], axis: int, rank: int) -> list[RelayExpr]:
-    """The parts of a result along an axis, of the others all (TVM's form, with `rank` entries)."""
+def _cut(combined: RelayExpr, sizes: Sequence[int], axis: int, rank: int) -> list[RelayExpr]:
+    """Cut a result along an axis (TVM's form, with `rank` entries)."""
     starts = [sum(sizes[:i]) for i in range(len(sizes))]
     before, behind = [0] * axis, [0] * (rank - axis - 1)
     begins = [[*before, start, *behind] for start in starts]
     ends = [[*(-1 for _ in before), size, *(-1 for _ in behind)] for size in sizes]
     return [
-        op.strided_slice(whole, begin, end, [1] * rank, slice_mode="size")
+        op.strided_slice(combined, begin, end, [1] * rank, slice_mode="size")
         for begin, end in zip(begins, ends, strict=True)
     ]
 
@@ -97,6 +99,7 @@ def _cut(whole: RelayExpr, sizes: Sequence[int], axis: int, rank: int) -> list[R
 def _conv2d_key(call: Call) -> Key | None:
     attrs, weight = call.attrs, _shape(call.args[1])
     layouts = tuple(getattr(attrs, n) for n in ("data_layout", "kernel_layout", "out_layout"))
+    # Weights are concatenated along O, the first axis.
     is_plain = layouts in (("NCHW", "OIHW", ""), ("NCHW", "OIHW", "NCHW"))
     if weight is None or getattr(attrs, "groups", 1) != 1 or not is_plain:
         return None
@@ -140,9 +143,9 @@ def _wide_dense(data: RelayExpr, calls: Sequence[Call]) -> RelayExpr:
 
 def _batched_dense(data: RelayExpr, calls: Sequence[Call]) -> RelayExpr:
     out_dtype = getattr(calls[0].attrs, "out_dtype", "")
-    left = op.stack([data] * len(calls), 0)
-    right = op.stack([c.args[1] for c in calls], 0)
-    return op.nn.batch_matmul(left, right, out_dtype=out_dtype)
+    stacked_data = op.stack([data] * len(calls), 0)
+    stacked_weights = op.stack([c.args[1] for c in calls], 0)
+    return op.nn.batch_matmul(stacked_data, stacked_weights, out_dtype=out_dtype)
 
 
 def _batch_matmul_key(call: Call) -> Key | None:
@@ -180,36 +183,43 @@ class _Group:
     branches: list[list[Call]]
 
     def parts(self, data: RelayExpr) -> dict[RelayExpr, RelayExpr]:
-        """The last expression of each branch that is in the whole -> its part of that."""
+        """Return the last expression of each combined branch -> its slice of the combined
+        result.
+        """
         calls = [branch[0] for branch in self.branches]
         axis = self.kind.axis(calls[0])
-        whole = typed(self.kind.combine(data, calls))
+        combined = typed(self.kind.combine(data, calls))
         for level in zip(*(branch[1:] for branch in self.branches), strict=False):
-            made = _followed(self.kind, whole, calls, level, axis)
-            if made is None:
+            followed = _followed(self.kind, combined, calls, level, axis)
+            if followed is None:
                 break
-            whole, axis = typed(made[0]), made[1]
+            combined, axis = typed(followed[0]), followed[1]
             calls = list(level)
-        found = self._cut(whole, calls, axis)
-        return dict(zip(calls, map(typed, found), strict=True))
+        slices = self._cut(combined, calls, axis)
+        return dict(zip(calls, map(typed, slices), strict=True))
 
-    def _cut(self, whole: RelayExpr, calls: Sequence[Call], axis: int | None) -> list[RelayExpr]:
+    def _cut(self, combined: RelayExpr, calls: Sequence[Call], axis: int | None) -> list[RelayExpr]:
         if axis is None:
-            fields = op.split(whole, len(calls), 0)
+            fields = op.split(combined, len(calls), 0)
             return [op.squeeze(TupleGetItem(fields, i), axis=[0]) for i in range(len(calls))]
         sizes = [(_shape(call) or [0] * (axis + 1))[axis] for call in calls]
-        return _cut(whole, sizes, axis, _rank(calls[0]) if self.kind.widens else axis + 1)
+        return _cut(combined, sizes, axis, _rank(calls[0]) if self.kind.widens else axis + 1)
 
 
 def _followed(
-    kind: Kind, whole: RelayExpr, before: Sequence[Call], level: Sequence[Call], axis: int | None
+    kind: Kind, combined: RelayExpr, before: Sequence[Call], level: Sequence[Call], axis: int | None
 ) -> tuple[RelayExpr, int | None] | None:
-    """What follows each of `before`, done to the whole, and the axis of its parts; None where it is
-    not alike: another operator, other attributes, or the data as another argument. With attributes
+    """Apply what follows each of `before` to the combined result.
+
+    Followers must be alike in operator, attributes, and the position of the data. With attributes
     and several arguments (an axis, say) it is not known which axis an attribute counts, so only
     operators without attributes may take further tensors.
+
+    Returns:
+        The combined call and the axis of its slices; None where followers differ.
     """
     first = level[0]
+    # Subtraction and division do not commute, so the data must be the same argument in all.
     at = next(i for i, arg in enumerate(first.args) if arg is before[0])
     alike = all(
         call.op is first.op
@@ -226,7 +236,7 @@ def _followed(
         return None
     args = list(first.args)
     for i in range(len(args)):
-        joined = whole if i == at else _joined(kind, [c.args[i] for c in level], level, where[0])
+        joined = combined if i == at else _joined(kind, [c.args[i] for c in level], level, where[0])
         if joined is None:
             return None
         args[i] = joined
@@ -236,10 +246,10 @@ def _followed(
 def _axis_behind(
     before: Sequence[Call], level: Sequence[Call], axis: int | None
 ) -> tuple[int | None] | None:
-    """The axis of the parts behind what follows; None where that is not known.
+    """Return the axis of the slices after what follows; None where that is not known.
 
     What broadcasts may add axes in front. An operator with one argument may move them (transpose):
-    the axis is then the one along which the extents are those that the parts had, if that is one
+    the axis is then the one along which the extents are those that the slices had, if that is one
     alone and all others agree.
     """
     shapes = [_shape(call) for call in level]
@@ -254,16 +264,16 @@ def _axis_behind(
         return (None,) if is_same and (is_even or level[0].attrs is None) else None
     sizes = [(_shape(call) or [0] * was)[axis] for call in before]
     is_broadcast = len(level[0].args) > 1 or rank == was
-    places = [axis + rank - was] if is_broadcast else range(rank)
-    found = [n for n in places if [(s or [0] * rank)[n] for s in shapes] == sizes]
-    others = {tuple(d for n, d in enumerate(s or ()) if n not in found) for s in shapes}
-    return (found[0],) if len(found) == 1 and len(others) == 1 else None
+    candidates = [axis + rank - was] if is_broadcast else range(rank)
+    matching = [n for n in candidates if [(s or [0] * rank)[n] for s in shapes] == sizes]
+    other_dims = {tuple(d for n, d in enumerate(s or ()) if n not in matching) for s in shapes}
+    return (matching[0],) if len(matching) == 1 and len(other_dims) == 1 else None
 
 
 def _joined(
     kind: Kind, args: Sequence[RelayExpr], calls: Sequence[Call], axis: int | None
 ) -> RelayExpr | None:
-    """The arguments of calls beside their data, as one; None where they do not fit together."""
+    """Combine the arguments of calls beside their data; None where they do not fit together."""
     shapes = [_shape(arg) for arg in args]
     alike = {(None if s is None else len(s), _dtype(a)) for s, a in zip(shapes, args, strict=True)}
     is_ready = all(isinstance(arg, (Constant, Var)) for arg in args)
@@ -273,13 +283,13 @@ def _joined(
     if axis is None:
         return _stacked(args, rank) if all(s == shapes[0] for s in shapes) else None
     at = axis - (rank - len(shapes[0]))
-    others = {tuple(d for n, d in enumerate(s or ()) if n != at) for s in shapes}
-    parts = [_widened(kind, arg, call, at, axis) for arg, call in zip(args, calls, strict=True)]
-    given = [part for part in parts if part is not None]
-    if len(others) != 1 or len(given) != len(parts):
+    other_dims = {tuple(d for n, d in enumerate(s or ()) if n != at) for s in shapes}
+    widened = [_widened(kind, arg, call, at, axis) for arg, call in zip(args, calls, strict=True)]
+    complete = [arg_or_none for arg_or_none in widened if arg_or_none is not None]
+    if len(other_dims) != 1 or len(complete) != len(widened):
         return None
     is_last = at == len(shapes[0]) - 1 and not kind.widens
-    return op.concatenate(given, -1 if is_last else max(at, 0))
+    return op.concatenate(complete, -1 if is_last else max(at, 0))
 
 
 def _dtype(expr: RelayExpr) -> str:
@@ -289,15 +299,15 @@ def _dtype(expr: RelayExpr) -> str:
 
 
 def _stacked(args: Sequence[RelayExpr], rank: int) -> RelayExpr:
-    """The entries of a new first axis, before the others of results of a rank."""
+    """Stack entries along a new first axis, before the axes of results of a rank."""
     missing = rank - _rank(args[0])
     full = [op.expand_dims(arg, 0, missing) for arg in args] if missing else args
     return op.stack(full, 0)
 
 
 def _widened(kind: Kind, arg: RelayExpr, call: Call, at: int, axis: int) -> RelayExpr | None:
-    """An argument with an entry at axis `at` for each of the call's channels, which are along
-    `axis`.
+    """Return an argument with an entry at axis `at` for each of the call's channels, which are
+    along `axis`.
     """
     shape, size = _shape(arg) or [], (_shape(call) or [])[axis]
     if at >= 0 and shape[at] == size:
@@ -309,24 +319,27 @@ def _widened(kind: Kind, arg: RelayExpr, call: Call, at: int, axis: int) -> Rela
 
 
 def combine(root: RelayExpr, kind: Kind, min_num_branches: int) -> RelayExpr:
-    """`root` with each group of at least so many calls of one scope as one. Needs checked types."""
+    """Return `root` with each group of at least `min_num_branches` calls of one scope as one call.
+
+    Needs checked types.
+    """
     group_of: dict[RelayExpr, _Group] = {}
     for group in _find_groups(root, kind):
         if len(group.branches) >= min_num_branches:
             group_of.update(dict.fromkeys((branch[0] for branch in group.branches), group))
-    parts: dict[RelayExpr, RelayExpr] = {}
-    seen: set[int] = set()
+    slices: dict[RelayExpr, RelayExpr] = {}
+    combined_groups: set[int] = set()
 
     def rewrite(old: RelayExpr, new: RelayExpr) -> RelayExpr:
-        """The first call of a group that is met makes the parts of all of them; each becomes its
-        part.
+        """Replace each call of a group by its slice; the first call met builds the slices
+        of all.
         """
         group = group_of.get(old)
-        if group is not None and id(group) not in seen:
+        if group is not None and id(group) not in combined_groups:
             assert isinstance(new, Call)
-            seen.add(id(group))
-            parts.update(group.parts(new.args[0]))
-        return parts.get(old, new)
+            combined_groups.add(id(group))
+            slices.update(group.parts(new.args[0]))
+        return slices.get(old, new)
 
     return rewrite_graph(root, rewrite)
 
@@ -341,27 +354,29 @@ def _find_groups(root: RelayExpr, kind: Kind) -> list[_Group]:
             is_it = expr.op.name == kind.name and isinstance(expr.args[1], (Constant, Var))
             key = kind.key(expr) if is_it else None
             if key is not None:
+                # The scope is part of the key: a weight of another scope may not be bound yet.
                 full = (id(scope), expr.args[0], _dtype(expr.args[1]), *key)
                 groups.setdefault(full, _Group(kind, [])).branches.append(_branch(expr, users))
     return list(groups.values())
 
 
 def _users(scope: Scope) -> dict[RelayExpr, list[RelayExpr]]:
-    """Who uses each expression of a scope, where nothing outside of it does."""
-    found: dict[RelayExpr, list[RelayExpr]] = {}
+    """Return the users of each expression of a scope, where nothing outside of it uses it."""
+    users: dict[RelayExpr, list[RelayExpr]] = {}
     for expr in scope.nodes:
         for operand in operands(expr):
             if operand not in scope.outputs:
-                found.setdefault(operand, []).append(expr)
-    return found
+                users.setdefault(operand, []).append(expr)
+    return users
 
 
 def _branch(call: Call, users: Mapping[RelayExpr, Sequence[RelayExpr]]) -> list[Call]:
     branch = [call]
-    while len(found := users.get(branch[-1], ())) == 1:
-        (user,) = found
+    while len(next_users := users.get(branch[-1], ())) == 1:
+        (user,) = next_users
         if not isinstance(user, Call) or not isinstance(user.op, Op):
             break
+        # Only elementwise followers commute with cutting.
         if user.op.definition.pattern > OpPattern.BROADCAST:
             break
         branch.append(user)
@@ -378,31 +393,34 @@ def _combining(name: str, kind: Kind, min_num_branches: int, opt_level: int = 4)
 
 
 def CombineParallelConv2D(min_num_branches: int = 3) -> Pass:  # noqa: N802
-    """The pass described at the top of this file, for convolutions of one image."""
+    """Return the pass described at the top of this file, for convolutions of one image."""
     return _combining("CombineParallelConv2d", CONV2D, min_num_branches)
 
 
 def CombineParallelDense(min_num_branches: int = 3, to_batch: bool = True) -> Pass:  # noqa: N802
-    """The pass described at the top of this file, for products of one matrix.
+    """Return the pass described at the top of this file, for products of one matrix.
 
-    to_batch: as one nn.batch_matmul of weights of equal shape, else as one wide nn.dense.
+    Args:
+        min_num_branches: The fewest calls that are combined.
+        to_batch: Whether they become one nn.batch_matmul of weights of equal shape, or one wide
+            nn.dense.
     """
     kind = BATCHED_DENSE if to_batch else WIDE_DENSE
     return _combining("CombineParallelDense", kind, min_num_branches)
 
 
 def CombineFewRows(min_num_branches: int = 2) -> Pass:  # noqa: N802
-    """The same for dense layers with constant weights of at most FEW_ROWS rows, as one wide one."""
+    """Return the pass for dense layers with constant weights of few rows, as one wide layer."""
     return _combining("CombineFewRows", FEW_ROWS_DENSE, min_num_branches, 3)
 
 
 def CombineParallelBatchMatmul(min_num_branches: int = 3) -> Pass:  # noqa: N802
-    """The pass described at the top of this file, for batched products of one tensor."""
+    """Return the pass described at the top of this file, for batched products of one tensor."""
     return _combining("CombineParallelBatchMatmul", BATCH_MATMUL, min_num_branches)
 
 
 def BatchingOps() -> Pass:  # noqa: N802
-    """All three, one after the other."""
+    """Return all three passes, one after the other."""
     return Sequential(
         (CombineParallelConv2D(), CombineParallelDense(), CombineParallelBatchMatmul()),
         "BatchingOps",

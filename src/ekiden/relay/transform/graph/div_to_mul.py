@@ -1,4 +1,4 @@
-"""Divide by a constant as a multiplication by its inverse. Results may differ by one rounding.
+"""Division by a constant as a multiplication by its inverse. Results may differ by one rounding.
 
 divide(%x, 4f)   ->   multiply(%x, 0.25f)
 """
@@ -28,5 +28,5 @@ def _divide(call: Call) -> RelayExpr | None:
 
 
 def DivToMul() -> Pass:  # noqa: N802
-    """The pass described at the top of this file."""
+    """Return the pass described at the top of this file."""
     return call_pass("DivToMul", 0, lambda: {"divide": _divide})

@@ -88,8 +88,9 @@ def _innermost_functions(root: RelayExpr) -> dict[RelayExpr, RelayExpr]:
 
 
 def EliminateCommonSubexpr(fskip: Skip | None = None) -> Pass:  # noqa: N802
-    """The pass described at the top of this file. What `fskip` is true of is computed as often as
-    it stands there.
+    """Return the pass described at the top of this file.
+
+    Expressions for which `fskip` is true are computed as often as they occur.
     """
 
     def transform(module: IRModule, context: PassContext) -> IRModule:

@@ -28,29 +28,32 @@ else:
 
 
 def _expand(call: Call) -> RelayExpr:
-    """A gradient's call (gradient, the other arguments of its operator) as the gradient that
-    `register_gradient` gave. Raises CompileError where it is not known."""
+    """Expand a gradient operator (gradient, the other arguments) by the registered gradient.
+
+    Raises:
+        CompileError: Where the gradient is not known.
+    """
     assert isinstance(call.op, Op)
     row = call.op.definition
     assert row.gradient_of is not None
-    forward, place = row.gradient_of
+    forward, arg_index = row.gradient_of
     grad, *args = call.args
     if len(args) < len(OPS[forward].arguments):
-        wanted = Var("wanted", call.checked_type)  # of which the type alone is read
-        wanted.set_checked_type(call.checked_type)
-        args.insert(place, wanted)
-    made = Call(get(forward), tuple(args), _attributes(call, OPS[forward]))
-    infer_here(made)
+        placeholder = Var("wanted", call.checked_type)  # of which the type alone is read
+        placeholder.set_checked_type(call.checked_type)
+        args.insert(arg_index, placeholder)
+    forward_call = Call(get(forward), tuple(args), _attributes(call, OPS[forward]))
+    infer_here(forward_call)
     try:
-        found = gradient.GRADIENTS[forward](made, grad)[place]
+        gradient_expr = gradient.GRADIENTS[forward](forward_call, grad)[arg_index]
     except ValueError as error:
         raise CompileError(f"{row.name}: {error}") from error
-    assert found is not None
-    return found
+    assert gradient_expr is not None
+    return gradient_expr
 
 
 def _attributes(call: Call, forward: OpDef) -> Attrs | None:
-    """Those of the forward operator, among those of its gradient."""
+    """Return the attributes of the forward operator, among those of its gradient."""
     kind, attrs = forward.attrs, call.attrs
     if kind is None or attrs is None:
         return None
@@ -58,7 +61,7 @@ def _attributes(call: Call, forward: OpDef) -> Attrs | None:
 
 
 def ExpandOps() -> Pass:  # noqa: N802
-    """The pass described at the top of this file."""
+    """Return the pass described at the top of this file."""
     return call_pass("ExpandOps", 0, _table)
 
 

@@ -20,7 +20,7 @@ def _fast(name: str) -> Rewrite:
 
 
 def FastMath() -> Pass:  # noqa: N802
-    """The pass described at the top of this file."""
+    """Return the pass described at the top of this file."""
     return call_pass(
         "FastMath", 4, lambda: {n: _fast(row.fast) for n, row in OPS.rows() if row.fast}
     )

@@ -1,15 +1,15 @@
-"""Write a convolution between rearrangements of blocks as the dilated one that it is.
+"""Convolutions between block rearrangements, as the dilated convolutions that they are.
 
     nn.batch_to_space_nd(nn.conv2d(nn.space_to_batch_nd(%x, [2, 2], [[2, 3], [2, 3]]), %w),
                          [2, 2], [[0, 1], [0, 1]])
-->  nn.conv2d(%x, %w, dilation=[2, 2], padding=[2, 2, 2, 2])
+    ->  nn.conv2d(%x, %w, dilation=[2, 2], padding=[2, 2, 2, 2])
 
-TensorFlow writes dilated convolutions so, those of one axis with an axis of 1 put between them and
-the convolution and taken out behind it. A convolution of stride 1 over each position in the
-blocks is one over all of them, `block` apart: its padding is that before the rearrangement, plus
-`block` times its own, minus what is cropped. Where that is negative, or other values than zeros are
-padded, or there is a dilation already, calls are left. What is padded to whole blocks and cropped
-again may depend on sizes.
+TensorFlow writes dilated convolutions so, those of one axis with an axis of 1 inserted before the
+convolution and removed behind it. A convolution of stride 1 over each position in the blocks is one
+over all of them, `block` apart: its padding is that before the rearrangement, plus `block` times
+its own, minus what is cropped. Where that is negative, or other values than zeros are padded, or
+there is a dilation already, calls are left. Padding to full blocks that is cropped again may depend
+on sizes.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ SPATIAL = ("NHWC",)
 
 
 def _is_convolution(call: Call) -> bool:
-    """Whether a call is one of the convolution, or of that on integers."""
+    """Return whether a call is a convolution, or one on integers."""
     row = row_of(call)
     return row is not None and CONV in (row.name, row.quantizes)
 
 
 def _pads_zero(blocks: space.SpaceToBatchNDAttrs, conv: Call) -> bool:
-    """Whether the rearrangement pads what the convolution does: zero, or the zero point."""
+    """Return whether the rearrangement pads what the convolution does: zero, or the zero point."""
     if op_of(conv) == CONV:
         return float(blocks.pad_value) == 0
     point = conv.args[2]
@@ -57,7 +57,7 @@ def _padding(
     crops: space.BatchToSpaceNDAttrs,
     first: int,
 ) -> tuple[int, ...] | None:
-    """The padding of the dilated convolution, whose axes from `first` on the blocks are; None if
+    """Return the padding of the dilated convolution, whose block axes begin at `first`; None if
     there is none.
     """
     own = attrs.padding
@@ -65,6 +65,7 @@ def _padding(
     for at, block in enumerate(blocks.block_shape):
         pads, cut = blocks.paddings[at], crops.crops[at]
         for i, side in enumerate(sides):
+            # One step of the inner convolution is `block` elements of the image.
             size = tidy(as_dim(pads[i]) - as_dim(cut[i]) + block * side[first + at])
             if not isinstance(size, IntImm) or size.value < 0:
                 return None
@@ -79,12 +80,13 @@ def _flatten(back: Call) -> RelayExpr | None:
     if not isinstance(conv, Call) or not _is_convolution(conv):
         return None
     wide = None if shrunk is None else _call_of(conv.args[0], "expand_dims")
-    there = _call_of((conv if wide is None else wide).args[0], "nn.space_to_batch_nd")
-    if there is None or (wide is None) != (shrunk is None):
+    to_batch = _call_of((conv if wide is None else wide).args[0], "nn.space_to_batch_nd")
+    if to_batch is None or (wide is None) != (shrunk is None):
         return None
-    attrs, blocks, crops = conv.attrs, there.attrs, back.attrs
+    attrs, blocks, crops = conv.attrs, to_batch.attrs, back.attrs
     assert isinstance(attrs, Conv2DAttrs) and isinstance(blocks, space.SpaceToBatchNDAttrs)
     assert isinstance(crops, space.BatchToSpaceNDAttrs)
+    # With a stride, positions of the blocks would not interleave to the full image.
     is_plain = set(attrs.strides) == {1} == set(attrs.dilation) and attrs.data_layout in SPATIAL
     if not is_plain or attrs.out_layout not in ("", attrs.data_layout):
         return None
@@ -98,11 +100,15 @@ def _flatten(back: Call) -> RelayExpr | None:
         return None
     dilation = (1,) * (2 - count) + tuple(blocks.block_shape)
     dilated = attrs.with_fields(padding=padding, dilation=dilation)
-    data = there.args[0]
+    data = to_batch.args[0]
     if wide is not None:
         data = Call(wide.op, (data,), wide.attrs, span=wide.span)
-    made = Call(conv.op, (data, *conv.args[1:]), dilated, span=conv.span)
-    return made if shrunk is None else Call(shrunk.op, (made,), shrunk.attrs, span=shrunk.span)
+    dilated_conv = Call(conv.op, (data, *conv.args[1:]), dilated, span=conv.span)
+    return (
+        dilated_conv
+        if shrunk is None
+        else Call(shrunk.op, (dilated_conv,), shrunk.attrs, span=shrunk.span)
+    )
 
 
 def _call_of(expr: RelayExpr, name: str) -> Call | None:
@@ -110,16 +116,22 @@ def _call_of(expr: RelayExpr, name: str) -> Call | None:
 
 
 def _are_places(wide: Call | None, shrunk: Call | None, count: int) -> bool:
-    """Whether the axes of the blocks are all of the convolution's, or its last one where an axis
-    is put before it and taken out behind.
+    """Return whether the axes of the blocks are all of the convolution's, or its last one.
+
+    The latter where an axis is inserted before the convolution and removed behind it.
     """
     if wide is None or shrunk is None:
         return count == 2
     assert isinstance(wide.attrs, ExpandDimsAttrs) and isinstance(shrunk.attrs, SqueezeAttrs)
-    put, taken = wide.attrs, tuple(shrunk.attrs.axis or ())
-    return count == 1 and put.num_newaxis == 1 and put.axis in (1, -3) and taken in ((1,), (-3,))
+    inserted, removed_axes = wide.attrs, tuple(shrunk.attrs.axis or ())
+    return (
+        count == 1
+        and inserted.num_newaxis == 1
+        and inserted.axis in (1, -3)
+        and removed_axes in ((1,), (-3,))
+    )
 
 
 def FlattenAtrousConv() -> Pass:  # noqa: N802
-    """The pass described at the top of this file."""
+    """Return the pass described at the top of this file."""
     return call_pass("FlattenAtrousConv", 0, lambda: {"nn.batch_to_space_nd": _flatten})

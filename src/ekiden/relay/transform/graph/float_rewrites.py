@@ -1,12 +1,12 @@
-"""The rewrites of floating point that passes make, a row each, with the tier of each.
+"""Table of the floating-point rewrites that passes apply, with the tier of each.
 
-A pass that makes one asks `allows(name)` before it begins, so that the option
-"relay.float_rewrites" reaches every row. The equations of SimplifyExpr carry their tiers
-themselves (simplify_rules.py). `scripts/generate_float_rewrites.py` makes a page of
-the site of both tables.
+A pass that applies one asks `allows(name)` before it begins, so that the option
+"relay.float_rewrites" reaches every row. The equations of SimplifyExpr carry their tiers themselves
+(simplify_rules.py). `docs/float-rewrites.md` is generated from both tables by
+`scripts/generate_float_rewrites.py`.
 
-Not here: in which order the kernel of one operator adds up, as no operator says one; and passes
-that only a program runs which names them, to compute in another dtype (ToMixedPrecision).
+Not here: the order of sums in the kernel of one operator, as no operator specifies one; and passes
+that compute in another dtype, which a program has to name (ToMixedPrecision).
 """
 
 from __future__ import annotations

@@ -82,7 +82,7 @@ def _is_constant(expr: RelayExpr) -> bool:
 
 
 def has_symbols(attrs: Attrs) -> bool:
-    """Whether attributes hold an expression that is not a constant."""
+    """Return whether attributes hold an expression that is not a constant."""
     values = [getattr(attrs, f.name) for f in fields_of(attrs)]
     while values:
         value = values.pop()
@@ -94,8 +94,10 @@ def has_symbols(attrs: Attrs) -> bool:
 
 
 def can_compute(op: Op, attrs: Attrs | None) -> bool:
-    """Whether a call of known arguments can be computed now: a kernel's work, without state, of
-    known attributes, which calls nothing that may do more than give its results.
+    """Return whether a call of known arguments can be computed at compile time.
+
+    It must be a kernel's work, without state, of known attributes, and must call nothing that may
+    do more than return results.
     """
     row = op.definition
     is_work = row.reference is not None and row.lower is not None and not row.stateful
@@ -105,11 +107,11 @@ def can_compute(op: Op, attrs: Attrs | None) -> bool:
 
 
 def _leaves(kind: Type | None) -> list[TensorType] | None:
-    """The tensors of a type; None if they are not known in full (attributes may hold symbols)."""
+    """Return the tensors of a type; None if their shapes are not known in full."""
     fields = kind.fields if isinstance(kind, TupleType) else (kind,)
-    found = [t for t in fields if isinstance(t, TensorType)]
-    is_static = all(isinstance(d, IntImm) for t in found for d in t.shape)
-    return found if len(found) == len(fields) and is_static else None
+    tensors = [t for t in fields if isinstance(t, TensorType)]
+    is_static = all(isinstance(d, IntImm) for t in tensors for d in t.shape)
+    return tensors if len(tensors) == len(fields) and is_static else None
 
 
 def _bytes(kind: TensorType) -> int:
@@ -117,16 +119,22 @@ def _bytes(kind: TensorType) -> int:
 
 
 def _constant(data: Array, kind: TensorType, span: Span | None) -> Constant:
-    made = Constant(data, span=span)
-    made.set_checked_type(kind)
-    return made
+    constant = Constant(data, span=span)
+    constant.set_checked_type(kind)
+    return constant
 
 
 def _foldable(
-    call: Call, kind: Type | None, is_passing: bool = False, given: int | None = None
+    call: Call, kind: Type | None, is_passing: bool = False, origin_bytes: int | None = None
 ) -> list[TensorType] | None:
-    """The tensors that a call gives, None where it is not to be computed; `given` are the bytes of
-    the constants that it is made of, its arguments where None."""
+    """Return the tensors that a call returns, None where it is not to be computed.
+
+    Args:
+        call: The call.
+        kind: The type of its result.
+        is_passing: Whether the result is an intermediate, which may be larger.
+        given: The bytes of the constants that it is made of; None for those of its arguments.
+    """
     if not isinstance(call.op, Op):
         return None
     if call.op.definition.shape_only:
@@ -137,95 +145,104 @@ def _foldable(
         return None
     kinds = _leaves(kind)
     fits = kinds is not None and (
-        is_passing or _fits(kinds, _given(call) if given is None else given)
+        is_passing or _fits(kinds, _given(call) if origin_bytes is None else origin_bytes)
     )
     return kinds if fits else None
 
 
-def _fits(kinds: list[TensorType], given: int) -> bool:
-    """Whether a result may be kept that is made of constants of so many bytes."""
-    return sum(map(_bytes, kinds)) <= max(MAX_BYTES, MAX_GROWTH * given)
+def _fits(kinds: list[TensorType], origin_bytes: int) -> bool:
+    """Return whether a result may be kept that is made of constants of so many bytes."""
+    return sum(map(_bytes, kinds)) <= max(MAX_BYTES, MAX_GROWTH * origin_bytes)
 
 
 def _passing(root: RelayExpr) -> set[RelayExpr]:
-    """Calls of constants whose results are too large to be kept, and are not: whatever reads them
-    is such a call, too, or one whose result fits beside the constants that all began with.
+    """Return calls of constants whose results are too large to be stored, but are not stored.
+
+    Whatever reads them is such a call, too, or one whose result fits beside the constants that all
+    began with.
     """
-    given: dict[RelayExpr, int] = {}  # of what is known: bytes of the constants that it is made of
+    origin_bytes: dict[
+        RelayExpr, int
+    ] = {}  # of what is known: bytes of the constants that it is made of
     large: list[tuple[RelayExpr, int]] = []
     order = evaluation_order(root)
     for expr in order:
         if isinstance(expr, Constant):
-            given[expr] = expr.data.nbytes
-        elif isinstance(expr, Call) and (kinds := _known(expr, given)) is not None:
-            given[expr] = sum(given[a] for a in set(expr.args))
-            if not _fits(kinds, given[expr]):
+            origin_bytes[expr] = expr.data.nbytes
+        elif isinstance(expr, Call) and (kinds := _known(expr, origin_bytes)) is not None:
+            origin_bytes[expr] = sum(origin_bytes[a] for a in set(expr.args))
+            if not _fits(kinds, origin_bytes[expr]):
                 large.append((expr, sum(map(_bytes, kinds))))
     if not large:
         return set()
-    users: dict[RelayExpr, set[RelayExpr]] = {each: set() for each, _ in large}
+    users: dict[RelayExpr, set[RelayExpr]] = {large_expr: set() for large_expr, _ in large}
     for expr in order:
-        for each in (*operands(expr), *bodies(expr)):
-            if each in users:
-                users[each].add(expr)
-    found: set[RelayExpr] = set()
-    too_large = {each for each, _ in large}
-    for each, size in reversed(large):  # what uses it has been looked at
-        is_read = bool(users[each]) and each is not root
+        for operand in (*operands(expr), *bodies(expr)):
+            if operand in users:
+                users[operand].add(expr)
+    intermediates: set[RelayExpr] = set()
+    too_large = {large_call for large_call, _ in large}
+    # Reverse order: a chain of intermediates is allowed only if its end is small.
+    for operand, size in reversed(large):  # what uses it has been looked at
+        is_read = bool(users[operand]) and operand is not root
         if is_read and size <= MAX_PASSING and all(
-            u in given and (u in found or u not in too_large) for u in users[each]
+            u in origin_bytes and (u in intermediates or u not in too_large) for u in users[operand]
         ):  # fmt: skip
-            found.add(each)
-    return found
+            intermediates.add(operand)
+    return intermediates
 
 
-def _known(call: Call, given: dict[RelayExpr, int]) -> list[TensorType] | None:
-    """The tensors that a call gives, if it can be computed of what is known."""
-    if not isinstance(call.op, Op) or not all(a in given for a in call.args):
+def _known(call: Call, origin_bytes: dict[RelayExpr, int]) -> list[TensorType] | None:
+    """Return the tensors that a call returns, if it can be computed of what is known."""
+    if not isinstance(call.op, Op) or not all(a in origin_bytes for a in call.args):
         return None
     return _leaves(call.checked_type_or_none()) if can_compute(call.op, call.attrs) else None
 
 
 def _given(call: Call) -> int:
-    """The bytes of constant arguments: what a result is measured against, so that 16 MB of packed
-    weights of 1 MB are made, and `zeros` of 16 MB are left to the program."""
-    return sum(each.nbytes for each in _arrays(call))
+    """Return the bytes of constant arguments, which results are measured against.
+
+    16 MB of packed weights of 1 MB are folded, and `zeros` of 16 MB are left to the program.
+    """
+    return sum(array.nbytes for array in _arrays(call))
 
 
 def _arrays(call: Call) -> list[Array]:
-    """Those of constant arguments."""
+    """Return the arrays of constant arguments."""
     values = [_value(a) for a in call.args if _is_constant(a)]
-    return [d for each in values for d in (each if isinstance(each, tuple) else (each,))]
+    return [d for value in values for d in (value if isinstance(value, tuple) else (value,))]
 
 
 def _evaluate(call: Call) -> Array | tuple[Array, ...]:
     assert isinstance(call.op, Op)
     value = _of_type if call.op.definition.shape_only else _value
-    made = evaluate_call(call.op, call.attrs, [value(a) for a in call.args])
-    views = [made] if isinstance(made, np.ndarray) else made
-    for each in _arrays(call):  # what was computed of a file's need not stay in memory beside it
-        if each.nbytes >= LARGE and not any(np.may_share_memory(each, view) for view in views):
-            mapped.drop(each)
-    return made
+    result = evaluate_call(call.op, call.attrs, [value(a) for a in call.args])
+    views = [result] if isinstance(result, np.ndarray) else result
+    for array in _arrays(call):  # what was computed of a file's need not stay in memory beside it
+        if array.nbytes >= LARGE and not any(np.may_share_memory(array, view) for view in views):
+            mapped.drop(array)
+    return result
 
 
 def _what(call: Call) -> Hashable:
-    """What is computed of the arrays: all that a result depends on beside them."""
+    """Return a key of what is computed: all that a result depends on beside the arrays."""
     assert isinstance(call.op, Op)
     fields = tuple(len(a.fields) if isinstance(a, Tuple) else -1 for a in call.args)
     return call.op.definition.reference, structural_digest(call.attrs), fields
 
 
 def _computed(call: Call) -> Array | tuple[Array, ...]:
-    """The value of a call of constants, which those of large ones may have had before."""
+    """Return the value of a call of constants, which the cache may have for large ones."""
     if not all(map(_is_constant, call.args)) or _given(call) < LARGE:
         return _evaluate(call)
     return computed(_what(call), _arrays(call), lambda: _evaluate(call))
 
 
 def _of_type(expr: RelayExpr) -> Array:
-    """Zeros of the type of a tensor, in the memory of one element: what reads the shape alone gets
-    strides of 0, whatever the extents."""
+    """Return zeros of the type of a tensor, in the memory of one element.
+
+    What reads the shape alone gets strides of 0, whatever the extents.
+    """
     kind = expr.checked_type
     assert isinstance(kind, TensorType)
     return np.broadcast_to(np.zeros((), to_numpy(kind.dtype)), kind.concrete_shape)
@@ -236,9 +253,9 @@ def _fold_call(
     kind: Type | None,
     begun: dict[RelayExpr, Values],
     is_passing: bool = False,
-    given: int | None = None,
+    origin_bytes: int | None = None,
 ) -> RelayExpr:
-    kinds = _foldable(call, kind, is_passing, given)
+    kinds = _foldable(call, kind, is_passing, origin_bytes)
     if kinds is None:
         return call
     assert isinstance(call.op, Op)
@@ -246,6 +263,7 @@ def _fold_call(
         check_room(sum(map(_bytes, kinds)), f"the value of '{call.op.name}'")
     try:
         value = begun.pop(call)() if call in begun else _computed(call)
+    # The error must be raised by the run, and only if the call is evaluated.
     except (IndexRangeError, LinAlgError):  # of a program that fails, if it comes here at all
         return call
     values = value if isinstance(value, tuple) else (value,)
@@ -253,18 +271,22 @@ def _fold_call(
     if not isinstance(kind, TupleType):
         _note_source(folded[0], call)
         return folded[0]
-    made = Tuple(folded, span=call.span)
-    made.set_checked_type(kind)
-    return made
+    folded_tuple = Tuple(folded, span=call.span)
+    folded_tuple.set_checked_type(kind)
+    return folded_tuple
 
 
 def _note_source(folded: Constant, call: Call) -> None:
-    """Where weights are to stay small, a result larger than what it is made of is made at load."""
+    """Note how a result is made, for artifacts that are to stay small.
+
+    A result larger than what it is made of is then computed when the artifact is loaded.
+    """
     data = folded.data
     assert isinstance(data, ConstantData)
     if PassContext.current().option(SIZE) != "small" or not all(map(_is_array, call.args)):
         return
-    stored = {id(each): each.nbytes for a in call.args for each in stored_arrays(a)}
+    stored = {id(array): array.nbytes for a in call.args for array in stored_arrays(a)}
+    # An array that occurs twice in the source is stored once.
     if data.nbytes >= sum(stored.values()) + WORTH:
         data.source = call
 
@@ -274,18 +296,20 @@ def _is_array(expr: RelayExpr) -> bool:
 
 
 def stored_arrays(constant: RelayExpr) -> list[Array]:
-    """The arrays that an artifact holds for a constant: its own, or what it is made of at load."""
-    found: list[Array] = []
+    """Return the arrays that an artifact stores for a constant: its own, or what it is made of at
+    load.
+    """
+    arrays: list[Array] = []
     waiting = [constant]
     while waiting:
-        each = waiting.pop()
-        assert isinstance(each, Constant) and isinstance(each.data, ConstantData)
-        source = each.data.source
+        current = waiting.pop()
+        assert isinstance(current, Constant) and isinstance(current.data, ConstantData)
+        source = current.data.source
         if isinstance(source, Call):
             waiting.extend(source.args)
         else:
-            found.append(each.data)
-    return found
+            arrays.append(current.data)
+    return arrays
 
 
 def _value(expr: RelayExpr) -> Array | tuple[Array, ...]:
@@ -296,13 +320,14 @@ def _value(expr: RelayExpr) -> Array | tuple[Array, ...]:
 
 
 def fold_call(call: Call) -> RelayExpr:
-    """One call with its type: folded, if it depends on constants alone."""
+    """Fold one typed call, if it depends on constants alone."""
     return _fold_call(call, call.checked_type, {})
 
 
 def fold_constant(root: RelayExpr) -> RelayExpr:
     """Fold an expression whose checked types are known. Only what has no effect is dropped."""
     large = _large(root)
+    # Importing the thread pool would take longer than the work.
     if sum(map(_given, large)) < MANY:
         return _fold(root, {})
     with futures.ThreadPoolExecutor(environment.compile_jobs()) as pool:
@@ -310,8 +335,9 @@ def fold_constant(root: RelayExpr) -> RelayExpr:
 
 
 def _large(root: RelayExpr) -> list[Call]:
-    """What takes large constants, weights that are packed or transformed: each is computed in a
-    thread, as the work is NumPy's, which lets others run.
+    """Return the calls that take large constants, weights that are packed or transformed.
+
+    Each is computed in a thread, as the work is NumPy's, which releases the GIL.
     """
     return [
         call
@@ -324,11 +350,11 @@ def _large(root: RelayExpr) -> list[Call]:
 
 
 def _later(call: Call, pool: futures.ThreadPoolExecutor) -> Values:
-    """The value of a call of large constants, begun in a thread if it is not kept."""
+    """Start the evaluation of a call of large constants in a thread, if it is not cached."""
     what, arrays = _what(call), _arrays(call)
-    found = known(what, arrays)
-    if found is not None:
-        return lambda: found
+    cached = known(what, arrays)
+    if cached is not None:
+        return lambda: cached
     kinds = _leaves(call.checked_type_or_none())
     assert isinstance(call.op, Op)
     check_room(sum(map(_bytes, kinds or ())), f"the value of '{call.op.name}'")
@@ -341,17 +367,23 @@ def _fold(root: RelayExpr, begun: dict[RelayExpr, Values]) -> RelayExpr:
     passing = _passing(root)
 
     def rewrite(old: RelayExpr, new: RelayExpr) -> RelayExpr:
-        """Folds a node, and notes whether anything in it has an effect: what has is not evaluated,
-        nor what holds it. A function value has none of its body's.
+        """Fold a node, and note whether anything in it has an effect.
+
+        What has an effect is not evaluated, nor what contains it. A function value has none of its
+        body's.
         """
         if isinstance(new, Call) and not any(a in effects for a in new.args):
-            made = _fold_made(old, new, begun, old in passing)
+            folded = _fold_made(old, new, begun, old in passing)
         else:
-            made = _rewrite(new, effects)
-        inside = operands(made) if isinstance(made, Function) else [*operands(made), *bodies(made)]
-        if has_effect(made) or any(e in effects for e in inside):
-            effects.add(made)
-        return made
+            folded = _rewrite(new, effects)
+        inside = (
+            operands(folded)
+            if isinstance(folded, Function)
+            else [*operands(folded), *bodies(folded)]
+        )
+        if has_effect(folded) or any(e in effects for e in inside):
+            effects.add(folded)
+        return folded
 
     return rewrite_graph(root, rewrite)
 
@@ -362,17 +394,19 @@ def _fold_made(
     begun: dict[RelayExpr, Values],
     is_passing: bool,
 ) -> RelayExpr:
-    """Fold a call. What it may grow to is measured by the constants that all began with: step by
-    step, and pass by pass, a value that doubles would have no bound."""
+    """Fold a call. Its growth is measured by the constants that all began with.
+
+    Measured call by call, and pass by pass, a value that doubles would have no bound.
+    """
     if not all(map(_is_constant, new.args)):
         return _fold_call(new, old.checked_type_or_none(), begun, is_passing)
     leaves = {f for a in new.args for f in (a.fields if isinstance(a, Tuple) else (a,))}
-    given = sum(map(_origin, leaves))
-    folded = _fold_call(new, old.checked_type_or_none(), begun, is_passing, given)
+    origin_bytes = sum(map(_origin, leaves))
+    folded = _fold_call(new, old.checked_type_or_none(), begun, is_passing, origin_bytes)
     if folded is not new:
-        for each in folded.fields if isinstance(folded, Tuple) else (folded,):
-            if isinstance(each, Constant) and isinstance(each.data, ConstantData):
-                each.data.origin_bytes = given
+        for constant in folded.fields if isinstance(folded, Tuple) else (folded,):
+            if isinstance(constant, Constant) and isinstance(constant.data, ConstantData):
+                constant.data.origin_bytes = origin_bytes
     return folded
 
 
@@ -385,8 +419,8 @@ def _origin(constant: RelayExpr) -> int:
 
 def _rewrite(new: RelayExpr, effects: set[RelayExpr]) -> RelayExpr:
     match new:
-        case TupleGetItem(tuple_value=Tuple(fields=fields) as made, index=index):
-            return new if made in effects else fields[index]
+        case TupleGetItem(tuple_value=Tuple(fields=fields) as tuple_expr, index=index):
+            return new if tuple_expr in effects else fields[index]
         case If(cond=Constant(data=data), true_branch=yes, false_branch=no):
             return yes if bool(data) else no
         case _:
@@ -399,8 +433,11 @@ def _fold_constant(module: IRModule, context: PassContext) -> IRModule:
 
 
 def FoldConstant(fold_qnn: bool = False) -> Pass:  # noqa: N802
-    """The pass described at the top of this file; `fold_qnn`: also operators of quantised tensors,
-    by their own reference semantics."""
+    """Return the pass described at the top of this file.
+
+    Args:
+        fold_qnn: Whether operators of quantized tensors are folded too, by their reference semantics.
+    """
     if not fold_qnn:
         return _fold_constant
 
@@ -413,20 +450,26 @@ def FoldConstant(fold_qnn: bool = False) -> Pass:  # noqa: N802
 def FoldConstantExpr(  # noqa: N802
     expr: RelayExpr, mod: IRModule | None = None, fold_qnn: bool = False
 ) -> RelayExpr:
-    """One expression, folded (TVM's name); it may call the functions of a module."""
+    """Fold one expression (TVM's name).
+
+    Args:
+        expr: The expression.
+        mod: A module whose functions it may call.
+        fold_qnn: Whether operators of quantized tensors are folded too.
+    """
     names = set() if mod is None else {v.name_hint for v in mod.functions}
     entry = next(n for n in chain(("main",), map("main_{}".format, count())) if n not in names)
-    whole = IRModule() if mod is None else mod
-    made = FoldConstant(fold_qnn)(whole.with_function(entry, closed(expr)))[entry]
-    assert isinstance(made, Function)
-    return made if isinstance(expr, Function) else made.body
+    module = IRModule() if mod is None else mod
+    folded = FoldConstant(fold_qnn)(module.with_function(entry, closed(expr)))[entry]
+    assert isinstance(folded, Function)
+    return folded if isinstance(expr, Function) else folded.body
 
 
 def _fold_quantised(body: RelayExpr) -> RelayExpr:
-    """A body with constant calls folded, those of the dialect of quantised tensors too."""
+    """Fold the constant calls of a body, those of the dialect of quantized tensors too."""
 
     def rewrite(old: RelayExpr, new: RelayExpr) -> RelayExpr:
-        """A qnn call on constants becomes the constant that its reference gives."""
+        """Replace a qnn call on constants by the constant that its reference computes."""
         if not isinstance(new, Call) or not isinstance(new.op, Op):
             return new
         row, kind = new.op.definition, old.checked_type

@@ -35,8 +35,8 @@ def _padding(data: Call, layout: str) -> list[int] | None:
         return None
     spatial = [i for i, axis in enumerate(layout) if axis not in "NC"]
     widths = [(w if isinstance(w, int) else -1) for pair in attrs.pad_width for w in pair]
-    others = [widths[2 * i : 2 * i + 2] for i in range(len(layout)) if i not in spatial]
-    if min(widths) < 0 or any(map(any, others)):
+    other_widths = [widths[2 * i : 2 * i + 2] for i in range(len(layout)) if i not in spatial]
+    if min(widths) < 0 or any(map(any, other_widths)):
         return None
     return [widths[2 * i] for i in spatial] + [widths[2 * i + 1] for i in spatial]
 
@@ -51,7 +51,9 @@ def _is_zero(call: Call, value: float) -> bool:
 
 
 def _is_lowest(call: Call, value: float) -> bool:
-    """Minus infinity; or the least number, where no window lies in the border alone."""
+    """Return whether a value is minus infinity; or the lowest number, where no window is in the
+    border alone.
+    """
     if value == -np.inf:
         return True
     attrs = call.attrs
@@ -79,21 +81,21 @@ def _fold(call: Call) -> Call | None:
     if not (isinstance(inner, Call) and isinstance(inner.op, Op) and inner.op.name == "nn.pad"):
         return None
     layout = getattr(attrs, "data_layout", "") or getattr(attrs, "layout")  # noqa: B009
-    found = _padding(inner, layout)
-    if found is None:
+    pad_widths = _padding(inner, layout)
+    if pad_widths is None:
         return None
     padding = getattr(attrs, "padding")  # noqa: B009
-    both = tuple(a + b for a, b in zip(padding, found, strict=True))
+    total_padding = tuple(a + b for a, b in zip(padding, pad_widths, strict=True))
     args = (inner.args[0], *call.args[1:])
-    made = Call(call.op, args, attrs.with_fields(padding=both), span=call.span)
+    folded = Call(call.op, args, attrs.with_fields(padding=total_padding), span=call.span)
     value = inner.args[1]
     assert isinstance(value, Constant)
     fits = FITS[call.op.definition.borders]
-    return made if fits(made, float(value.data.item())) else None
+    return folded if fits(folded, float(value.data.item())) else None
 
 
 def FoldExplicitPadding() -> Pass:  # noqa: N802
-    """The pass described at the top of this file."""
+    """Return the pass described at the top of this file."""
     return call_pass(
         "FoldExplicitPadding",
         0,

@@ -1,4 +1,4 @@
-"""Fold multiplications and additions by constants into each other and into weights.
+"""Folding of multiplications and additions by constants into one another and into weights.
 
     multiply(nn.conv2d(%x, W), s)       ->  nn.conv2d(%x, W * s)   s: a value per output channel
     multiply(add(%x, b), s)             ->  add(%y, b * s)         y: a %x that s goes into
@@ -6,18 +6,19 @@
     add(add(%x, a), b)                  ->  add(%x, a + b)
     subtract(%x, a)                     ->  add(%x, -a)
     nn.bias_add(%x, b, axis)            ->  add(%x, b along axis)
+
 Only for floating point, constants a, b, s, W, where the constant does not widen the result and what
 is merged keeps its range and does not cancel (merged_constants.py).
 
     s * (W x + b) = (s W) x + s b        s per output channel: a row of W
 
 holds for real numbers; of floats each product is rounded otherwise than before, as it is in every
-engine that folds batch normalisation. Distributing a scale over a sum alone would gain nothing and
-round once more, which can move a value to another level where it is quantised behind: so a scale
+engine that folds batch normalization. Distributing a scale over a sum alone would gain nothing and
+round once more, which can move a value to another level where it is quantized behind: so a scale
 goes through a sum only where there is a weight below that takes it up. What another node reads too
 is not changed, or it would see the scale.
 
-Before layouts change, as it knows OIHW weights alone: from there on, weights are packed.
+Runs before layouts change, as it knows OIHW weights alone: from there on, weights are packed.
 """
 
 from __future__ import annotations
@@ -54,12 +55,12 @@ from ekiden.relay.transform.language.scopes import (
 
 
 def op_of(expr: RelayExpr) -> str:
-    """The name of the operator an expression calls; empty if it calls none."""
+    """Return the name of the operator that an expression calls; empty if it calls none."""
     return expr.op.name if isinstance(expr, Call) and isinstance(expr.op, Op) else ""
 
 
 def row_of(expr: RelayExpr) -> OpDef | None:
-    """The row of the operator that an expression calls."""
+    """Return the row of the operator that an expression calls."""
     return expr.op.definition if isinstance(expr, Call) and isinstance(expr.op, Op) else None
 
 
@@ -69,14 +70,16 @@ def _linear(expr: RelayExpr) -> Linear:
 
 
 def same_shape(a: TensorType, b: TensorType) -> bool:
-    """Whether two tensors are known to have one shape."""
+    """Return whether two tensors are known to have one shape."""
     return len(a.shape) == len(b.shape) and all(
         prove_equal(x, y) for x, y in zip(a.shape, b.shape, strict=True)
     )
 
 
 class _Folder:
-    """Rewrites one graph bottom-up; `uses` counts how often each (new) expression is used."""
+    """Folder that rewrites one graph bottom-up; `uses` counts how often each (new) expression is
+    used.
+    """
 
     def __init__(self, root: RelayExpr) -> None:
         self.order = evaluation_order(root)
@@ -86,11 +89,11 @@ class _Folder:
         self.new: dict[RelayExpr, RelayExpr] = {}
 
     def run(self, root: RelayExpr) -> RelayExpr:
-        """The folded graph."""
+        """Return the folded graph."""
         for expr in self.order:
-            made = self._rewrite(expr, with_children(expr, self.new))
-            self.new[expr] = made
-            self.uses[made] = self.old_uses[expr]
+            rewritten = self._rewrite(expr, with_children(expr, self.new))
+            self.new[expr] = rewritten
+            self.uses[rewritten] = self.old_uses[expr]
         return self.new[root]
 
     def _rewrite(self, old: RelayExpr, new: RelayExpr) -> RelayExpr:
@@ -98,9 +101,9 @@ class _Folder:
         if row is None or row.linear is Linear.NO:
             return new
         assert isinstance(new, Call) and isinstance(old, Call)
-        kind, left = old.checked_type, new.args[0]
+        kind, lhs = old.checked_type, new.args[0]
         index = 0 if isinstance(new.args[1], Constant) else 1
-        if (index == 1 and not row.commutes) or (isinstance(left, Constant) and index == 0):
+        if (index == 1 and not row.commutes) or (isinstance(lhs, Constant) and index == 0):
             return new
         constant = new.args[1 - index]
         data_type = old.args[index].checked_type
@@ -112,13 +115,13 @@ class _Folder:
             return new
         if not is_float(kind.dtype) or not same_shape(kind, data_type):
             return new
-        made = self._fold(
+        folded = self._fold(
             row.linear, new.args[index], full_rank(new, constant.data, len(kind.shape))
         )
         return (
-            made
-            if made.span is not None or not isinstance(made, Call)
-            else made.with_fields(span=new.span)
+            folded
+            if folded.span is not None or not isinstance(folded, Call)
+            else folded.with_fields(span=new.span)
         )
 
     def _fold(self, linear: Linear, data: RelayExpr, value: Array) -> RelayExpr:
@@ -134,6 +137,7 @@ class _Folder:
         if op_of(data) == "add" and self.uses.get(data) == 1:
             assert isinstance(data, Call)
             if isinstance(data.args[1], Constant) and data.args[1].data.ndim == value.ndim:
+                # A sum that cancels would lose the digits of both biases.
                 total = merged_sum(data.args[1].data, value, _terms(data.args[0]))
                 if total is not None:
                     return self._add(data.args[0], total)
@@ -143,8 +147,11 @@ class _Folder:
         return self._absorbed(data, value) or self._made(op.multiply(data, Constant(value)))
 
     def _absorbed(self, data: RelayExpr, value: Array) -> RelayExpr | None:
-        """`data` times a constant, where there is another constant for it to go into. A sum alone
-        is none: its terms would be rounded once more."""
+        """Return `data` times a constant, where another constant can absorb it.
+
+        A sum alone cannot: its terms would be rounded once more.
+        """
+        # Another reader would see the scaled value.
         if not isinstance(data, Call) or self.uses.get(data) != 1:
             return None
         linear, last = _linear(data), data.args[-1]
@@ -173,7 +180,9 @@ def _terms(expr: RelayExpr) -> Array | None:
 
 
 def full_rank(call: Call, value: Array, rank: int) -> Array:
-    """The constant with leading ones up to the rank of the result; for bias_add, along its axis."""
+    """Return the constant with leading ones up to the rank of the result; for bias_add, along its
+    axis.
+    """
     if op_of(call) == "nn.bias_add":
         axis = int(getattr(call.attrs, "axis", 1)) % rank
         return value.reshape([value.size if i == axis else 1 for i in range(rank)])
@@ -181,7 +190,7 @@ def full_rank(call: Call, value: Array, rank: int) -> Array:
 
 
 def _scale_weight(call: Call, value: Array) -> RelayExpr | None:
-    """`call` with its weight scaled per output channel, or None if the constant varies along
+    """Return `call` with its weight scaled per output channel, or None if the constant varies along
     another axis.
     """
     row = row_of(call)
@@ -205,8 +214,8 @@ def _scale_weight(call: Call, value: Array) -> RelayExpr | None:
             return None
         scaled = kept(scaled_terms, (weight, scale), np.ascontiguousarray(terms))
     assert isinstance(scaled, np.ndarray)
-    made = Constant(scaled, span=call.args[1].span)
-    return call.with_fields(args=(call.args[0], made))
+    new_weight = Constant(scaled, span=call.args[1].span)
+    return call.with_fields(args=(call.args[0], new_weight))
 
 
 def _fold_scale_axis(module: IRModule, context: PassContext) -> IRModule:
@@ -216,5 +225,5 @@ def _fold_scale_axis(module: IRModule, context: PassContext) -> IRModule:
 
 
 def FoldScaleAxis() -> Pass:  # noqa: N802
-    """The pass described at the top of this file."""
+    """Return the pass described at the top of this file."""
     return Pass("FoldScaleAxis", _fold_scale_axis, 3, (InferType(),))

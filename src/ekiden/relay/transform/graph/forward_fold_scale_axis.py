@@ -1,19 +1,19 @@
-"""Fold multiplications before convolutions and dense layers into their weights.
+"""Folding of multiplications before convolutions and dense layers into their weights.
 
     nn.conv2d(multiply(%x, %s), %w)                 ->  nn.conv2d(%x, %w * %s)
     nn.conv2d(nn.relu(multiply(%x, s)), %w)         ->  nn.conv2d(nn.relu(%x), %w * s)     s > 0
     nn.conv2d(add(multiply(%x, s), %b), %w)         ->  nn.conv2d(add(%x, %b / s), %w * s) s != 0
 
 A scale has a value per input channel, or is one constant; it may be a constant or a name. Only
-floating point, in any layout, and only where all that reads what is between takes the scale. Of
-constants the products are made at once; of others they are part of the program.
+floating point, in any layout, and only where all that reads what is between takes the scale.
+Products of constants are computed at once; others become part of the program.
 
     conv(x * s, w) = conv(x, w * s)      s along the channels that are summed over
     relu(x * s) = relu(x) * s            s > 0: what is homogeneous, as are maxima over windows
     x * s + b = (x + b / s) * s          s != 0
 
-Two walks. Users first, each says of its operands what scale it would take, and under which
-condition; an operand with several users takes what all of them do. Then operands first: a
+Two walks. Users first, each reports which scale it accepts of its operands, and under which
+condition; an operand with several users accepts what all of them do. Then operands first: a
 multiplication whose readers all take its factor goes, and the factor travels in `scales` until a
 weight has it.
 """
@@ -56,7 +56,7 @@ from ekiden.runtime.lazy_dataclass import dataclass
 
 @dataclass(frozen=True, slots=True)
 class _Wanted:
-    """What those who read a value take: a scale along axes, perhaps one above 0, or never 0."""
+    """Scale that the readers of a value accept: along axes, perhaps one above 0, or never 0."""
 
     axes: Axes
     positive: bool = False
@@ -64,7 +64,7 @@ class _Wanted:
 
 
 class _Folder:
-    """Rewrites one graph: users first to ask what they take, then operands first to fold."""
+    """Folder of one graph: users first to find what they accept, then operands first to fold."""
 
     def __init__(self, root: RelayExpr) -> None:
         self.root, self.order = root, evaluation_order(root)
@@ -74,16 +74,17 @@ class _Folder:
         """Of an expression whose new form lacks a factor: that, along the axes wanted."""
 
     def run(self) -> RelayExpr:
-        """The folded graph."""
+        """Return the folded graph."""
         self._ask()
         for expr in self.order:
             self.new[expr] = self._folded(expr)
         return self.new[self.root]
 
     def _ask(self) -> None:
-        asked: dict[RelayExpr, list[_Wanted | None]] = {self.root: [None]}
+        # The root is read from outside, where nothing can take a scale.
+        answers_of: dict[RelayExpr, list[_Wanted | None]] = {self.root: [None]}
         for expr in reversed(self.order):
-            answers = asked.get(expr, [])
+            answers = answers_of.get(expr, [])
             first = answers[0] if answers else None
             if first is not None and all(a is not None and a.axes == first.axes for a in answers):
                 self.wanted[expr] = _Wanted(
@@ -92,31 +93,31 @@ class _Folder:
                     any(a.divides for a in answers if a),
                 )
             for body in bodies(expr):
-                asked.setdefault(body, []).append(None)
+                answers_of.setdefault(body, []).append(None)
             for i, operand in enumerate(operands(expr)):
-                asked.setdefault(operand, []).append(self._taken(expr, i))
+                answers_of.setdefault(operand, []).append(self._taken(expr, i))
 
     def _taken(self, expr: RelayExpr, at: int) -> _Wanted | None:
-        """What an expression takes of operand number `at`."""
+        """Return the scale that an expression accepts of operand number `at`."""
         channels, row = channels_of(expr), row_of(expr)
         if channels is not None:
             return _Wanted(channels.read) if at == 0 else None
-        wanted = self.wanted.get(expr)
-        if wanted is None or row is None:
+        accepted = self.wanted.get(expr)
+        if accepted is None or row is None:
             return None
         if row.homogeneous:
-            return replace(wanted, positive=True)
+            return replace(accepted, positive=True)
         is_sum = row.linear in (Linear.SHIFTS, Linear.SHIFTS_BACK)
-        is_data = is_sum and data_places(expr, wanted.axes) == [at]
-        return replace(wanted, divides=True) if is_data else None
+        is_data = is_sum and data_places(expr, accepted.axes) == [at]
+        return replace(accepted, divides=True) if is_data else None
 
     def _folded(self, expr: RelayExpr) -> RelayExpr:
         row = row_of(expr)
         if row is None or not isinstance(expr, Call):
             return with_children(expr, self.new)
-        wanted = self.wanted.get(expr)
-        if wanted is not None and row.linear is Linear.SCALES:
-            return self._taken_out(expr, wanted) or with_children(expr, self.new)
+        accepted = self.wanted.get(expr)
+        if accepted is not None and row.linear is Linear.SCALES:
+            return self._taken_out(expr, accepted) or with_children(expr, self.new)
         scaled = [arg for arg in expr.args if arg in self.scales]
         if not scaled:
             return with_children(expr, self.new)
@@ -131,18 +132,21 @@ class _Folder:
         if row.homogeneous:
             self.scales[expr] = scale
             return with_children(expr, self.new)
-        assert wanted is not None
-        return self._shifted(expr, expr.args.index(scaled[0]), scale, wanted)
+        assert accepted is not None
+        return self._shifted(expr, expr.args.index(scaled[0]), scale, accepted)
 
-    def _taken_out(self, call: Call, wanted: _Wanted) -> RelayExpr | None:
-        """The data of a multiplication, whose scale goes on; None where it may not."""
+    def _taken_out(self, call: Call, accepted: _Wanted) -> RelayExpr | None:
+        """Return the data of a multiplication, whose scale is passed on; None where it may
+        not be.
+        """
         kind = call.checked_type
         assert isinstance(kind, TensorType)
-        for at in data_places(call, wanted.axes):
-            scale = scale_of(call.args[1 - at], kind, wanted.axes)
+        for at in data_places(call, accepted.axes):
+            scale = scale_of(call.args[1 - at], kind, accepted.axes)
+            # Data that already lacks a scale cannot lack a second one.
             is_fit = scale is not None and call.args[at] not in self.scales and (
-                (scale.is_positive or not wanted.positive)
-                and (scale.is_divisor or not wanted.divides)
+                (scale.is_positive or not accepted.positive)
+                and (scale.is_divisor or not accepted.divides)
             )  # fmt: skip
             if scale is not None and is_fit:
                 self.scales[call] = scale
@@ -150,28 +154,30 @@ class _Folder:
         return None
 
     def _put_back(self, data: RelayExpr, scale: Scale, axes: Axes) -> RelayExpr:
-        """Data that lacks a scale, with it."""
+        """Multiply data that lacks a scale by it."""
         return op.multiply(self.new[data], scale.along(data, axes).expr)
 
-    def _shifted(self, call: Call, at: int, scale: Scale, wanted: _Wanted) -> RelayExpr:
-        """A sum without the scale of its data: what is added is divided by it. Where that is no
-        number of full precision the scale stays before the sum."""
-        data, other = self.new[call.args[at]], self.new[call.args[1 - at]]
-        near = beside(call, at, scale, wanted.axes)
-        if isinstance(other, Constant) and near.value is not None:
-            divided = merged_quotient(other.data, near.value)
+    def _shifted(self, call: Call, at: int, scale: Scale, accepted: _Wanted) -> RelayExpr:
+        """Return a sum without the scale of its data: the addend is divided by it.
+
+        Where the quotient is no number of full precision the scale stays before the sum.
+        """
+        data, addend = self.new[call.args[at]], self.new[call.args[1 - at]]
+        near = beside(call, at, scale, accepted.axes)
+        if isinstance(addend, Constant) and near.value is not None:
+            divided = merged_quotient(addend.data, near.value)
             if divided is None:
-                data = self._put_back(call.args[at], scale, wanted.axes)
-                return call.with_fields(args=_pair(at, data, other))
-            other = Constant(divided.astype(other.data.dtype))
+                data = self._put_back(call.args[at], scale, accepted.axes)
+                return call.with_fields(args=_pair(at, data, addend))
+            addend = Constant(divided.astype(addend.data.dtype))
         else:
-            other = op.divide(other, near.expr)
+            addend = op.divide(addend, near.expr)
         self.scales[call] = scale
-        return call.with_fields(args=_pair(at, data, other))
+        return call.with_fields(args=_pair(at, data, addend))
 
 
-def _pair(at: int, data: RelayExpr, other: RelayExpr) -> Sequence[RelayExpr]:
-    return (data, other) if at == 0 else (other, data)
+def _pair(at: int, data: RelayExpr, addend: RelayExpr) -> Sequence[RelayExpr]:
+    return (data, addend) if at == 0 else (addend, data)
 
 
 @module_pass(name="ForwardFoldScaleAxis", opt_level=3, required=(InferType(),))
@@ -182,5 +188,5 @@ def _forward_fold_scale_axis(module: IRModule, context: PassContext) -> IRModule
 
 
 def ForwardFoldScaleAxis() -> Pass:  # noqa: N802
-    """The pass described at the top of this file (TVM's name)."""
+    """Return the pass described at the top of this file (TVM's name)."""
     return _forward_fold_scale_axis

@@ -1,26 +1,26 @@
-"""Scores, softmax and the product with the values as one operator, transpositions of all four
-tensors included.
+"""Fusion of scores, softmax and the product with the values into one operator, with the
+transpositions of all four tensors.
 
     %q = reshape(transpose(%x, axes=[0, 2, 1, 3]), newshape=[b * h, s, d]); %k, %v likewise
     %0 = reshape(nn.batch_matmul(%q, %k), newshape=[b, h, s, t]);
     %1 = reshape(nn.softmax(add(divide(%0, 8f), %mask)), newshape=[b * h, s, t]);
     transpose(reshape(nn.batch_matmul(%1, %v, transpose_b=False), newshape=[b, h, s, d]),
               axes=[0, 2, 1, 3])
-->  nn.attention((%x, %y, %z, %mask), scale=0.125f, query_layout="bshd", ..., out_layout="bshd")
+    ->  nn.attention((%x, %y, %z, %mask), scale=0.125f, query_layout="bshd", ..., out_layout="bshd")
 
-Between the product and the softmax there may be factors, then additions, then choices
-(where(%seen, %x, -1e9f)); factors may stand before the product too, and after the softmax
-where(%empty, 0f, %shares) with a condition on rows, or where(isnan(%shares), 0f, %shares). Scores
-and shares that something else uses stay as they are.
+Between the product and the softmax there may be factors, then additions, then choices (where(%seen,
+%x, -1e9f)); factors may stand before the product too, and after the softmax where(%empty, 0f, %p)
+with a condition on rows, or where(isnan(%p), 0f, %p). Scores and probabilities that something else
+uses stay as they are.
 
     softmax((q s1) (k s2)^T s3 + b1 + b2) v  =  attention(q, k, v, b1 + b2, scale = s1 s2 s3)
     where(seen, x, c)  =  x + where(seen, 0, c)        for c <= -1e9: what is added to c is lost in
-                                                       its rounding, and its share is 0
+                                                       its rounding, and its probability is 0
 
-What is won is memory: the kernel has the scores of one tile of rows at a time, in the first cache
+The gain is memory: the kernel has the scores of one tile of rows at a time, in the first cache
 (kernels/attention). It sums in another order, so that results differ in their last bits. Factors
-must be before additions, or they would scale the bias too. Found before layouts are converted,
-which would move the transpositions away from the products.
+must be before additions, or they would scale the bias too. The pass runs before layouts are
+converted, which would move the transpositions away from the products.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def _same(a: Sequence[PrimExpr], b: Sequence[PrimExpr]) -> bool:
 
 
 def _number(expr: RelayExpr) -> float | None:
-    """The one element of a constant."""
+    """Return the one element of a constant."""
     if isinstance(expr, Constant) and expr.data.size == 1 and expr.data.dtype.kind == "f":
         return float(expr.data.reshape(()))
     return None
@@ -93,14 +93,14 @@ def _number(expr: RelayExpr) -> float | None:
 
 def _factor(call: Call) -> tuple[RelayExpr, float] | None:
     """(x, c) of x * c, c * x and x / c."""
-    left, right = call.args
-    by = _number(right)
+    lhs, rhs = call.args
+    by = _number(rhs)
     if _name(call) == "divide":
-        return None if not by else (left, 1 / by)
+        return None if not by else (lhs, 1 / by)
     if by is not None:
-        return left, by
-    by = _number(left)
-    return None if by is None else (right, by)
+        return lhs, by
+    by = _number(lhs)
+    return None if by is None else (rhs, by)
 
 
 @dataclass(slots=True)
@@ -113,7 +113,7 @@ class _Operand:
 
     @property
     def dims(self) -> dict[str, PrimExpr]:
-        """The dimensions by letter."""
+        """Return the dimensions by letter."""
         return dict(zip(self.layout, _shape(self.expr), strict=True))
 
     def peel(self) -> None:
@@ -129,9 +129,11 @@ class _Operand:
                 if self.layout[0] != "n" or not _splits(shape, _shape(call)):
                     return
                 self.layout = "bh" + self.layout[1:]
-            elif (found := _factor(call)) is not None and _same(_shape(found[0]), _shape(call)):
-                source = found[0]
-                self.factor *= found[1]
+            elif (factored := _factor(call)) is not None and _same(
+                _shape(factored[0]), _shape(call)
+            ):
+                source = factored[0]
+                self.factor *= factored[1]
             else:
                 return
             self.expr = source
@@ -148,7 +150,7 @@ class _Operand:
 
 
 def _is_per_row(condition: RelayExpr, scores: RelayExpr) -> bool:
-    """Whether a condition is one of rows, and as it broadcasts to scores of any width."""
+    """Return whether a condition is one of rows, and broadcasts to scores of any width."""
     shape = _shape(condition)
     rows = _shape(scores)[-len(shape) : -1]
     fits = all(is_const(c, 1) or prove_equal(c, r) for c, r in zip(shape, rows, strict=False))
@@ -156,13 +158,13 @@ def _is_per_row(condition: RelayExpr, scores: RelayExpr) -> bool:
 
 
 def _splits(four: Shape, three: Shape) -> bool:
-    """Whether [b, h, x, y] became [b * h, x, y]."""
+    """Return whether [b, h, x, y] became [b * h, x, y]."""
     return len(four) == 4 and len(three) == 3 and _same(four[2:], three[1:])
 
 
 @dataclass(slots=True)
 class _Scores:
-    """What lies between the softmax and the first product."""
+    """Chain of operators between the first product and the softmax."""
 
     scale: float = 1.0
     biases: list[RelayExpr] = field(default_factory=list)
@@ -176,7 +178,7 @@ class _Scores:
 
 @dataclass(frozen=True, slots=True)
 class _Shares:
-    """The left side of the second product: a softmax, and where zeros stand instead."""
+    """Left side of the second product: a softmax, and where zeros replace it."""
 
     softmax: Call
     empty: RelayExpr | None = None
@@ -184,148 +186,156 @@ class _Shares:
 
 
 class _Fuser:
-    """One function."""
+    """Fuser of one function."""
 
     def __init__(self, root: RelayExpr) -> None:
         self.users = users_below(root)
         self.uses: dict[RelayExpr, int] = {}
 
     def rewrite(self, old: RelayExpr, new: RelayExpr) -> RelayExpr:
-        """What stands for an expression whose parts are rewritten."""
-        made: RelayExpr | None = None
+        """Rewrite an expression whose operands are rewritten."""
+        fused: RelayExpr | None = None
         if product := _call(new, "nn.batch_matmul"):
-            made = self.attention(product)
-        elif turned := _call(new, "transpose"):
-            made = self.turned(turned)
-        result = new if made is None else typed(made)
+            fused = self.attention(product)
+        elif transpose := _call(new, "transpose"):
+            fused = self.turned(transpose)
+        result = new if fused is None else typed(fused)
         self.uses[result] = len(self.users.get(old, ()))
         return result
 
     def is_own(self, expr: RelayExpr) -> bool:
-        """Whether one expression alone uses it."""
+        """Return whether one expression alone uses it."""
         return self.uses.get(expr) == 1
 
     # The chain from the second product to the first.
 
     def shares(self, product: Call) -> _Shares | None:
-        """The softmax over the last axis that a product's left side is, and where zeros stand there
-        instead, if a choice says so: in some rows, or for NaN."""
-        left = product.args[0]
-        rank = len(_shape(left))
-        if (flat := _call(left, "reshape")) and _splits(_shape(flat.args[0]), _shape(flat)):
+        """Match the softmax over the last axis that is a product's left side.
+
+        A choice may put zeros in its place: in some rows, or for NaN.
+        """
+        lhs = product.args[0]
+        rank = len(_shape(lhs))
+        if (flat := _call(lhs, "reshape")) and _splits(_shape(flat.args[0]), _shape(flat)):
             if not self.is_own(flat):
                 return None
-            left, rank = flat.args[0], 4
+            lhs, rank = flat.args[0], 4
         empty: RelayExpr | None = None
         uses, is_nan = 1, False
-        if (choice := _call(left, "where")) and self.is_own(choice):
-            empty, instead, left = choice.args
+        if (choice := _call(lhs, "where")) and self.is_own(choice):
+            empty, instead, lhs = choice.args
             test = _call(empty, "isnan")
-            if is_nan := test is not None and test.args[0] is left and self.is_own(test):
+            # The softmax is used twice then: by the test and by the choice.
+            if is_nan := test is not None and test.args[0] is lhs and self.is_own(test):
                 empty, uses = None, 2
-            elif rank != 4 or not _is_per_row(empty, left):
+            elif rank != 4 or not _is_per_row(empty, lhs):
                 return None
             if _number(instead) != 0.0:
                 return None
-        found = _call(left, "nn.softmax")
-        if found is None or self.uses.get(found) != uses:
+        softmax = _call(lhs, "nn.softmax")
+        if softmax is None or self.uses.get(softmax) != uses:
             return None
-        if getattr(found.attrs, "axis", -1) not in (-1, rank - 1):
+        if getattr(softmax.attrs, "axis", -1) not in (-1, rank - 1):
             return None
-        return _Shares(found, empty, is_nan)
+        return _Shares(softmax, empty, is_nan)
 
     def scores(self, expr: RelayExpr) -> tuple[Call, _Scores] | None:
-        """The first product and what is done to it."""
-        made = _Scores()
+        """Match the first product and what is applied to it."""
+        chain = _Scores()
         for _ in range(MAX_STEPS):
+            # Scores with another user must be stored anyway, so fusing would compute them twice.
             if not self.is_own(expr) or not isinstance(expr, Call):
                 return None
             if len(_shape(expr)) == 4:
-                made.shape = _shape(expr)
+                chain.shape = _shape(expr)
             if _name(expr) == "nn.batch_matmul":
-                return expr, made
-            inner = self.step(expr, made)
+                return expr, chain
+            inner = self.step(expr, chain)
             if inner is None:
                 return None
             expr = inner
         return None
 
-    def step(self, call: Call, made: _Scores) -> RelayExpr | None:
-        """The scores before an operator, which is noted; None if it is none of those known."""
+    def step(self, call: Call, chain: _Scores) -> RelayExpr | None:
+        """Record one operator, and return the scores before it; None if it is none of
+        those known.
+        """
         match _name(call):
             case "reshape":
                 shapes = _shape(call), _shape(call.args[0])
                 fits = _splits(*shapes) or _splits(*shapes[::-1])
                 return call.args[0] if fits else None
             case "multiply" | "divide":
-                found = _factor(call)
-                if found is None:
+                factored = _factor(call)
+                if factored is None:
                     return None
-                made.scale *= found[1]
-                return found[0]
-            case "add" if made.scale == 1.0:
+                chain.scale *= factored[1]
+                return factored[0]
+            case "add" if chain.scale == 1.0:
                 for inner, bias in (call.args, call.args[::-1]):
+                    # Either operand may be the scores; only one of them comes from a product.
                     if _same(_shape(inner), _shape(call)) and self.leads(inner):
-                        made.biases.append(bias)
+                        chain.biases.append(bias)
                         return inner
-            case "where" if made.scale == 1.0:
-                return self.choice(call, made)
+            case "where" if chain.scale == 1.0:
+                return self.choice(call, chain)
         return None
 
-    def choice(self, call: Call, made: _Scores) -> RelayExpr | None:
-        """where(seen, x, c) is x + where(seen, 0, c) if c hides whatever is added to it."""
-        seen, yes, no = call.args
+    def choice(self, call: Call, chain: _Scores) -> RelayExpr | None:
+        """Record where(seen, x, c) as x + where(seen, 0, c), if c hides whatever is added to it."""
+        condition, yes, no = call.args
         dtype = _kind(call).dtype
         zero = Constant(np.zeros((), dtype))
-        for inner, other, sides in ((yes, no, (zero, no)), (no, yes, (yes, zero))):
-            value = _number(other)
+        for inner, constant, sides in ((yes, no, (zero, no)), (no, yes, (yes, zero))):
+            value = _number(constant)
             if value is not None and value <= HIDDEN and _same(_shape(inner), _shape(call)):
-                made.biases.append(op.where(seen, *sides))
+                chain.biases.append(op.where(condition, *sides))
                 return inner
         return None
 
     def leads(self, expr: RelayExpr) -> bool:
-        """Whether a product is behind the operators that `step` knows."""
-        seen = [expr]
+        """Return whether there is a product behind operators that can be matched."""
+        stack = [expr]
         for _ in range(MAX_STEPS):
-            if not seen:
+            if not stack:
                 return False
-            each = seen.pop()
-            if _name(each) == "nn.batch_matmul":
+            expr_below = stack.pop()
+            if _name(expr_below) == "nn.batch_matmul":
                 return True
-            if call := _call(each, "reshape", "multiply", "divide", "add", "where"):
-                seen.extend(call.args)
+            if call := _call(expr_below, "reshape", "multiply", "divide", "add", "where"):
+                stack.extend(call.args)
         return False
 
     # The operator.
 
     def attention(self, product: Call) -> RelayExpr | None:
-        """The attention that ends in a product."""
+        """Return the attention that ends in a product."""
         if getattr(product.attrs, "transpose_a", False) or _kind(product).dtype != "float32":
             return None
         shares = self.shares(product)
-        found = None if shares is None else self.scores(shares.softmax.args[0])
-        if shares is None or found is None:
+        matched = None if shares is None else self.scores(shares.softmax.args[0])
+        if shares is None or matched is None:
             return None
-        first, made = found
-        made.empty, made.nan_as_zero = shares.empty, shares.nan_as_zero
+        first, chain = matched
+        chain.empty, chain.nan_as_zero = shares.empty, shares.nan_as_zero
         query = _Operand(first.args[0], _layout(first, "transpose_a"))
         key = _Operand(first.args[1], _layout(first, "transpose_b", True))
         value = _Operand(product.args[1], _layout(product, "transpose_b"))
         if not _same(*([o.dims["n"] for o in pair] for pair in ((query, key), (key, value)))):
             return None
-        return self.made(product, made, query, key, value)
+        return self.made(product, chain, query, key, value)
 
     def made(self, product: Call, scores: _Scores, query: _Operand, key: _Operand,
              value: _Operand) -> RelayExpr | None:  # fmt: skip
-        """The call, in the shape of the product."""
+        """Return the attention operator in the shape of the product."""
         operands = (query, key, value)
         total = query.dims["n"]
-        for each in operands:
-            each.peel()
+        for operand in operands:
+            operand.peel()
         batch, heads = scores.shape[:2] if scores.shape else self._heads(operands, total)
-        if not all(each.split(batch, heads) for each in operands):
+        if not all(joined_operand.split(batch, heads) for joined_operand in operands):
             return None
+        # The kernel needs a static width, and has no factor for the values.
         if not isinstance(value.dims["d"], IntImm) or value.factor != 1.0:
             return None
         dims = (batch, heads, query.dims["s"], key.dims["s"])
@@ -340,65 +350,68 @@ class _Fuser:
         )  # fmt: skip
         call = call.with_fields(span=product.span)
         self.uses[call] = 1
-        whole: RelayExpr = typed(call)
+        result: RelayExpr = typed(call)
         if scores.empty is not None:
             zero = Constant(np.zeros((), _kind(product).dtype))
-            whole = typed(op.where(scores.empty, zero, whole))
-        return op.reshape(whole, _shape(product), allowzero=True)
+            result = typed(op.where(scores.empty, zero, result))
+        return op.reshape(result, _shape(product), allowzero=True)
 
     def _heads(self, operands: Sequence[_Operand], total: PrimExpr) -> tuple[PrimExpr, PrimExpr]:
-        for each in operands:
-            if "n" not in each.layout:
-                return each.dims["b"], each.dims["h"]
+        for operand in operands:
+            if "n" not in operand.layout:
+                return operand.dims["b"], operand.dims["h"]
         return total, const(1)
 
     def turned(self, call: Call) -> RelayExpr | None:
-        """transpose(attention) as an attention that writes in that order."""
+        """Return transpose(attention) as an attention that writes in that order."""
         assert isinstance(call.attrs, TransposeAttrs)
         inner = call.args[0]
         while (shaped := _call(inner, "reshape")) and self.is_own(shaped):
             inner = shaped.args[0]
-        if not (found := _call(inner, "nn.attention")) or not self.is_own(found):
+        if not (attention := _call(inner, "nn.attention")) or not self.is_own(attention):
             return None
-        assert isinstance(found.attrs, attention_op.AttentionAttrs)
-        layout, shape = found.attrs.out_layout, _shape(found)
-        here = _shape(call.args[0])
+        assert isinstance(attention.attrs, attention_op.AttentionAttrs)
+        layout, shape = attention.attrs.out_layout, _shape(attention)
+        input_shape = _shape(call.args[0])
         letters = list(layout)
-        if layout == "bhsd" and _splits(shape, here):
+        if layout == "bhsd" and _splits(shape, input_shape):
             letters = ["bh", "s", "d"]
-        elif not _same(shape, here):
+        elif not _same(shape, input_shape):
             return None
         order = [letters[i] for i in transposed_axes(call.attrs, len(letters))]
-        attrs = found.attrs.with_fields(out_layout="".join(order))
-        made = typed(found.with_fields(attrs=attrs))
-        return made if len(order) == 4 else op.reshape(made, _shape(call), allowzero=True)
+        attrs = attention.attrs.with_fields(out_layout="".join(order))
+        relaid = typed(attention.with_fields(attrs=attrs))
+        return relaid if len(order) == 4 else op.reshape(relaid, _shape(call), allowzero=True)
 
 
 def _layout(product: Call, flag: str, flipped: bool = False) -> str:
-    """The letters of an operand: its rows are queries or keys unless it is stored the other way."""
-    given = bool(getattr(product.attrs, flag, flipped))
-    return "nsd" if given == flipped else "nds"
+    """Return the letters of an operand: its rows are queries or keys unless it is stored
+    transposed.
+    """
+    is_transposed = bool(getattr(product.attrs, flag, flipped))
+    return "nsd" if is_transposed == flipped else "nds"
 
 
 def _bias(biases: Sequence[RelayExpr], dims: Shape) -> RelayExpr | None:
-    """The sum of all biases, of four axes; None if one does not broadcast to the scores."""
+    """Return the sum of all biases, of four axes; None if one does not broadcast to the scores."""
     total: RelayExpr | None = None
-    for each in biases:
-        shape = list(_shape(typed(each)))
+    for bias in biases:
+        shape = list(_shape(typed(bias)))
         batch, heads = dims[:2]
+        # A first axis of batch * heads is split; one of 1 broadcasts as it is.
         if len(shape) == 3 and not is_const(simplify(batch * heads), 1):
-            whole = _same(shape[:1], [simplify(batch * heads)])
-            shape[:1] = [batch, heads] if whole else shape[:1]
+            is_joined = _same(shape[:1], [simplify(batch * heads)])
+            shape[:1] = [batch, heads] if is_joined else shape[:1]
         shape = [const(1)] * (4 - len(shape)) + shape
         if not all(is_const(s, 1) or prove_equal(s, d) for s, d in zip(shape, dims, strict=True)):
             return None
-        made = op.reshape(each, shape, allowzero=True) if len(_shape(each)) < 4 else each
-        total = made if total is None else op.add(total, made)
+        reshaped = op.reshape(bias, shape, allowzero=True) if len(_shape(bias)) < 4 else bias
+        total = reshaped if total is None else op.add(total, reshaped)
     return None if total is None else typed(total)
 
 
 def fuse_attention(root: RelayExpr) -> RelayExpr:
-    """`root` with every attention as one operator. Needs checked types."""
+    """Return `root` with every attention as one operator. Needs checked types."""
     return rewrite_graph(root, _Fuser(root).rewrite)
 
 
@@ -410,5 +423,5 @@ def _fuse_attention(module: IRModule, context: PassContext) -> IRModule:
 
 
 def FuseAttention() -> Pass:  # noqa: N802
-    """The pass described at the top of this file."""
+    """Return the pass described at the top of this file."""
     return _fuse_attention

@@ -46,8 +46,11 @@ def register_legalize(
 
 def _rewrite(name: str, legalization: Legalization) -> Rewrite:
     def rewrite(call: Call) -> RelayExpr | None:
-        """Return what the rule of an operator makes of a call, in the call's place. Raises
-        CompileError for what is no expression, and for one of another type."""
+        """Return the legalization of a call.
+
+        Raises:
+            CompileError: For a result that is no expression, or one of another type.
+        """
         types = [*(a.checked_type for a in call.args), call.checked_type]
         where = f" ({call.span})" if call.span else ""
         try:
@@ -67,8 +70,8 @@ def _rewrite(name: str, legalization: Legalization) -> Rewrite:
         try:
             Unifier().unify(call.checked_type, kind)
         except MismatchError:
-            wanted = f"expected {type_text(call.checked_type)}, got {type_text(kind)}"
-            raise CompileError(f"{name}{where}: its legalization: {wanted}") from None
+            mismatch = f"expected {type_text(call.checked_type)}, got {type_text(kind)}"
+            raise CompileError(f"{name}{where}: its legalization: {mismatch}") from None
         return legal
 
     return rewrite
@@ -84,11 +87,18 @@ def _typed(expr: RelayExpr) -> RelayExpr:
 def Legalize(  # noqa: N802
     legalize_map_attr_name: str = LEGALIZE, name: str = "Legalize", opt_level: int = 1
 ) -> Pass:
-    """The pass described at the top of this file, for one table; `name` is the pass's."""
+    """Return the pass described at the top of this file, for one table.
+
+    Args:
+        legalize_map_attr_name: The table.
+        name: The name of the pass.
+        opt_level: Its opt level.
+    """
 
     def transform(module: IRModule, context: PassContext) -> IRModule:
-        """The module with each call of an operator in the table as its rule says; the table is read
-        when the pass runs, so that rules may be registered after it was made.
+        """Legalize each call of an operator in the table.
+
+        The table is read when the pass runs, so that rules may be registered after it was created.
         """
         rows: Mapping[str, Any] = OP_ATTRS.get(legalize_map_attr_name, {})
         if not rows:

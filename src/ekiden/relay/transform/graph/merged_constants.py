@@ -55,8 +55,8 @@ def merged_sum(a: Array, b: Array, terms: Array | None = None) -> Array | None:
 def merged_product(a: Array, b: Array) -> Array | None:
     """Return a * b, for a term `a` that is scaled by `b`; None where it leaves the range."""
     with np.errstate(all="ignore"):
-        made = np.asarray(a * b)
-    return made if _is_finite(made, a, b) and not _loses_any(made, a, b) else None
+        product = np.asarray(a * b)
+    return product if _is_finite(product, a, b) and not _loses_any(product, a, b) else None
 
 
 def merged_factor(a: Array, b: Array) -> Array | None:
@@ -65,34 +65,41 @@ def merged_factor(a: Array, b: Array) -> Array | None:
     if not _is_of_floats(a) or FloatTier.allowed() is FloatTier.FREE:
         return merged_product(a, b)
     with np.errstate(all="ignore"):
-        sizes = [np.abs(np.asarray(part)) for part in (a, b)]
+        sizes = [np.abs(np.asarray(factor)) for factor in (a, b)]
         grow, shrink = (np.broadcast_arrays(*(test(s, 1) for s in sizes)) for test in TESTS)
+    # Factors of opposite directions may go through inf or 0 where their product does not.
     is_one_way = bool(np.all((grow[0] & grow[1]) | (shrink[0] & shrink[1])))
     return merged_product(a, b) if is_one_way else None
 
 
 def merged_quotient(a: Array, b: Array) -> Array | None:
-    """a / b, b without zeros"""
+    """Return a / b, for b without zeros; None where it leaves the range of full precision."""
     with np.errstate(all="ignore"):
-        made = np.asarray(a / b)
-        tiny = _tiny(made)
-        is_lost = (np.abs(made) < tiny) & (a != 0) & np.isfinite(b)
-    return made if _is_finite(made, a, b) and not np.any(is_lost) else None
+        quotient = np.asarray(a / b)
+        tiny = _tiny(quotient)
+        is_lost = (np.abs(quotient) < tiny) & (a != 0) & np.isfinite(b)
+    return quotient if _is_finite(quotient, a, b) and not np.any(is_lost) else None
 
 
 def scaled_terms(weight: Array, scale: Array) -> Array | None:
-    """weight * scale, whose elements are summed after they meet data. One that is lost is lost in
-    the sum too where the rounding of the largest is more: a network of trained weights has channels
-    that came close to 0."""
+    """Return weight * scale, whose elements are summed after they are multiplied by data.
+
+    A lost element is lost in the sum too where the rounding of the largest is more: a network of
+    trained weights has channels that came close to 0.
+    """
     with np.errstate(all="ignore"):
-        made = np.asarray(weight * scale)
-        if not _is_finite(made, weight, scale):
+        product = np.asarray(weight * scale)
+        if not _is_finite(product, weight, scale):
             return None
-        loses_any = _loses_any(made, weight, scale)
+        loses_any = _loses_any(product, weight, scale)
     if not loses_any:
-        return made
-    largest = float(np.max(np.abs(made)))
-    return made if float(_tiny(made)) <= largest * float(ml_dtypes.finfo(made.dtype).eps) else None
+        return product
+    largest = float(np.max(np.abs(product)))
+    return (
+        product
+        if float(_tiny(product)) <= largest * float(ml_dtypes.finfo(product.dtype).eps)
+        else None
+    )
 
 
 TESTS = (np.greater_equal, np.less_equal)
@@ -110,40 +117,42 @@ def _cancels(total: Array, a: Array, b: Array, terms: Array | None) -> bool:
     rounds more than one that adds `total` does."""
     if not _is_of_floats(total) or FloatTier.allowed() is FloatTier.FREE:
         return False
-    left, right, size = (np.abs(np.asarray(part)) for part in (a, b, total))
+    size_a, size_b, size = (np.abs(np.asarray(value)) for value in (a, b, total))
     if terms is not None:
         # what is lost stays below the square root of eps beside the largest term
         digits = float(ml_dtypes.finfo(total.dtype).eps) ** -0.5
         size = np.maximum(size, np.abs(terms)).astype(np.float64) * digits
-    return bool(np.any((left > size) | (right > size)))
+    return bool(np.any((size_a > size) | (size_b > size)))
 
 
 # Nearly always all is well, which a pass or two over the products tells; who is asked of each
 # element beyond that is one of few.
 
 
-def _is_finite(made: Array, a: Array, b: Array) -> bool:
-    """Whether what is made is finite wherever its parts are."""
-    strange = ~np.isfinite(made)
+def _is_finite(result: Array, a: Array, b: Array) -> bool:
+    """Return whether a result is finite wherever its operands are."""
+    strange = ~np.isfinite(result)
     if not strange.any():
         return True
-    own_a, own_b = (np.broadcast_to(each, made.shape)[strange] for each in (a, b))
+    own_a, own_b = (np.broadcast_to(operand, result.shape)[strange] for operand in (a, b))
     return not np.any(np.isfinite(own_a) & np.isfinite(own_b))
 
 
-def _loses_any(made: Array, a: Array, b: Array) -> bool:
-    """Whether a product left the numbers of full precision, and is smaller than both parts."""
-    tiny = _tiny(made)
-    small = np.abs(made) < tiny
+def _loses_any(product: Array, a: Array, b: Array) -> bool:
+    """Return whether a product left the numbers of full precision, and is smaller than both
+    operands.
+    """
+    tiny = _tiny(product)
+    small = np.abs(product) < tiny
     if not small.any():
         return False
-    own_a, own_b = (np.abs(np.broadcast_to(each, made.shape)[small]) for each in (a, b))
+    own_a, own_b = (np.abs(np.broadcast_to(operand, product.shape)[small]) for operand in (a, b))
     smaller = np.minimum(np.minimum(own_a, own_b), tiny)
-    return bool(np.any((np.abs(made[small]) < smaller) & (smaller != 0)))
+    return bool(np.any((np.abs(product[small]) < smaller) & (smaller != 0)))
 
 
 def _tiny(like: Array) -> Array:
-    """The smallest positive number of full precision; 0 where all numbers are of one."""
+    """Return the smallest positive number of full precision; 0 where all numbers are exact."""
     if np.issubdtype(like.dtype, np.integer) or like.dtype == bool:
         return np.asarray(0, like.dtype)
     return np.asarray(ml_dtypes.finfo(like.dtype).tiny, like.dtype)

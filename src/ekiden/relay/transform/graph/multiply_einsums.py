@@ -1,4 +1,4 @@
-"""Make matrix products of Einstein's sums over two operands, which have kernels.
+"""Einstein sums over two operands as matrix products, which have kernels.
 
     einsum((%a, %b), "bhid,bhjd->bhij")  ->  reshape(nn.batch_matmul(a', b'), ...)
                                              a' = reshape(%a, (b * h, i, d)), b' as well
@@ -42,61 +42,68 @@ def _shape(expr: RelayExpr) -> tuple[PrimExpr, ...]:
     return kind.shape
 
 
-def _extents(left: Labels, right: Labels, sides: Sequence[RelayExpr]) -> dict[str, PrimExpr] | None:
-    """The extent of each label; None if one is twice in an operand, or differs in the two."""
-    found: dict[str, PrimExpr] = {}
-    for labels, side in zip((left, right), sides, strict=True):
+def _extents(
+    labels_a: Labels, labels_b: Labels, sides: Sequence[RelayExpr]
+) -> dict[str, PrimExpr] | None:
+    """Return the extent of each label; None if one is twice in an operand, or differs in
+    the two.
+    """
+    extents: dict[str, PrimExpr] = {}
+    for labels, side in zip((labels_a, labels_b), sides, strict=True):
         if len(set(labels)) < len(labels):
             return None
         for label, extent in zip(labels, _shape(side), strict=True):
-            if not prove_equal(found.setdefault(label, extent), extent):
+            if not prove_equal(extents.setdefault(label, extent), extent):
                 return None
-    return found
+    return extents
 
 
 def _grouped(
     side: RelayExpr, labels: Labels, groups: Sequence[Labels], extents: dict[str, PrimExpr]
 ) -> RelayExpr:
-    """The axes of an operand in the order of the groups, each of which becomes one axis."""
-    wanted = [label for group in groups for label in group]
-    moved = _permuted(side, labels, wanted)
+    """Transpose an operand to the order of the groups, and reshape each to one axis."""
+    order = [label for group in groups for label in group]
+    moved = _permuted(side, labels, order)
     if all(len(group) == 1 for group in groups):
         return moved
     shape = tuple(product([extents[label] for label in group]) for group in groups)
     return op.reshape(moved, shape, allowzero=True)
 
 
-def _permuted(expr: RelayExpr, labels: Labels, wanted: Labels) -> RelayExpr:
-    if list(labels) == list(wanted):
+def _permuted(expr: RelayExpr, labels: Labels, order: Labels) -> RelayExpr:
+    if list(labels) == list(order):
         return expr
-    return op.transpose(expr, [list(labels).index(label) for label in wanted])
+    return op.transpose(expr, [list(labels).index(label) for label in order])
 
 
 def _product(call: Call) -> RelayExpr | None:
-    given, attrs = call.args[0], call.attrs
+    operands, attrs = call.args[0], call.attrs
     assert isinstance(attrs, algebra.EinsumAttrs)
     kind = call.checked_type
     assert isinstance(kind, TensorType)
-    if not isinstance(given, Tuple) or len(given.fields) != 2 or kind.dtype not in DTYPES:
+    if not isinstance(operands, Tuple) or len(operands.fields) != 2 or kind.dtype not in DTYPES:
         return None
-    ranks = [len(_shape(f)) for f in given.fields]
-    (left, right), out = products.einsum_labels(attrs.equation, ranks)
-    extents = _extents(left, right, given.fields)
-    batch = [n for n in out if n in left and n in right]
-    summed = [n for n in left if n in right and n not in out]
+    ranks = [len(_shape(f)) for f in operands.fields]
+    (labels_a, labels_b), out = products.einsum_labels(attrs.equation, ranks)
+    extents = _extents(labels_a, labels_b, operands.fields)
+    batch = [n for n in out if n in labels_a and n in labels_b]
+    summed = [n for n in labels_a if n in labels_b and n not in out]
     rows, columns = (
-        [n for n in out if n in a and n not in b] for a, b in ((left, right), (right, left))
+        [n for n in out if n in a and n not in b]
+        for a, b in ((labels_a, labels_b), (labels_b, labels_a))
     )
-    is_whole = len(batch + summed + rows) == len(left) and len(batch + summed + columns) == len(
-        right
+    is_whole = len(batch + summed + rows) == len(labels_a) and len(batch + summed + columns) == len(
+        labels_b
     )
     if extents is None or not is_whole or not summed:
         return None
-    made = _multiplied(given.fields, (left, right), (batch, rows, columns, summed), extents)
+    result = _multiplied(
+        operands.fields, (labels_a, labels_b), (batch, rows, columns, summed), extents
+    )
     order = [*batch, *rows, *columns]
     if not len(batch) <= 1 or len(rows) != 1 or len(columns) != 1:
-        made = op.reshape(made, tuple(extents[n] for n in order), allowzero=True)
-    return _permuted(made, order, out)
+        result = op.reshape(result, tuple(extents[n] for n in order), allowzero=True)
+    return _permuted(result, order, out)
 
 
 def _multiplied(
@@ -105,18 +112,19 @@ def _multiplied(
     groups: tuple[Labels, Labels, Labels, Labels],
     extents: dict[str, PrimExpr],
 ) -> RelayExpr:
-    """[rows, columns] or [batch, rows, columns]."""
-    (a, b), (left, right), (batch, rows, columns, summed) = sides, labels, groups
-    is_turned = list(right) != [*batch, *summed, *columns] or isinstance(b, Constant)
+    """Return the product: [rows, columns] or [batch, rows, columns]."""
+    (a, b), (labels_a, labels_b), (batch, rows, columns, summed) = sides, labels, groups
+    # A constant is transposed at compile time, and dense layers pack rows of weights.
+    is_turned = list(labels_b) != [*batch, *summed, *columns] or isinstance(b, Constant)
     last = (columns, summed) if is_turned else (summed, columns)
     outer = [batch] if batch else []
-    x = _grouped(a, left, [*outer, rows, summed], extents)
-    y = _grouped(b, right, [*outer, *last], extents)
+    x = _grouped(a, labels_a, [*outer, rows, summed], extents)
+    y = _grouped(b, labels_b, [*outer, *last], extents)
     if batch:
         return op.nn.batch_matmul(x, y, transpose_b=is_turned)
     return op.nn.dense(x, y) if is_turned else op.nn.matmul(x, y)
 
 
 def MultiplyEinsums() -> Pass:  # noqa: N802
-    """The pass described at the top of this file."""
+    """Return the pass described at the top of this file."""
     return call_pass("MultiplyEinsums", 2, lambda: {"einsum": _product}, "multiply einsums")

@@ -22,38 +22,41 @@ else:
 
 
 def _with_height(operand: RelayExpr, axis: int) -> RelayExpr:
-    """The operand with a new axis of extent 1."""
+    """Return the operand with a new axis of extent 1."""
     if isinstance(operand, Constant):
         shape = operand.data.shape
-        made = operand.data.reshape(*shape[:axis], 1, *shape[axis:])
-        return infer_here(Constant(made, span=operand.span))
+        reshaped = operand.data.reshape(*shape[:axis], 1, *shape[axis:])
+        return infer_here(Constant(reshaped, span=operand.span))
     return infer_here(op.expand_dims(operand, axis))
 
 
 def over_two_axes(call: Call) -> Call | None:
-    """The convolution over two axes that one over one axis is, with its height; None for other
-    operators. Needs the types of the operands; the result has its own."""
+    """Return a convolution over one axis as one over two, with its height; None for other
+    operators.
+
+    Needs the types of the operands; the result is typed.
+    """
     attrs = call.attrs
     if isinstance(attrs, Conv1DTransposeAttrs):
-        made = Call(get("nn.conv2d_transpose"), call.args, conv.as_conv2d_transpose(attrs))
+        conv_call = Call(get("nn.conv2d_transpose"), call.args, conv.as_conv2d_transpose(attrs))
     elif isinstance(attrs, Conv1DAttrs):
-        made = Call(get("nn.conv2d"), call.args, conv.as_conv2d(attrs))
+        conv_call = Call(get("nn.conv2d"), call.args, conv.as_conv2d(attrs))
     else:
         return None
     layouts = (attrs.data_layout, attrs.kernel_layout)
     args = [_with_height(a, at.index("W")) for a, at in zip(call.args, layouts, strict=True)]
-    wide = made.with_fields(args=tuple(args), span=call.span)
-    found = infer_here(wide)
-    assert isinstance(found, Call)
-    return found
+    wide = conv_call.with_fields(args=tuple(args), span=call.span)
+    typed_call = infer_here(wide)
+    assert isinstance(typed_call, Call)
+    return typed_call
 
 
-def without_height(made: RelayExpr, call: Call) -> RelayExpr:
-    """The result of `over_two_axes(call)` in the shape of that of the call."""
+def without_height(result: RelayExpr, call: Call) -> RelayExpr:
+    """Return the result of `over_two_axes(call)` in the shape of the call's result."""
     attrs = call.attrs
     assert isinstance(attrs, ConvAttrs)
     axis = (attrs.out_layout or attrs.data_layout).index("W")
-    return infer_here(op.squeeze(made, [axis]))
+    return infer_here(op.squeeze(result, [axis]))
 
 
 __all__ = ["over_two_axes", "without_height"]

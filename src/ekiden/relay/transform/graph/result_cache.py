@@ -1,12 +1,13 @@
-"""What was computed of large constants, kept over the compilations of a process: who edits a model
-compiles it again and again, and its weights are scaled and packed as before.
+"""Cache of results of large constants over the compilations of a process.
 
-    with keeping():  computed((fn, attrs), arrays, make)  ->  make(), or what it gave before
+A model that is edited is compiled again and again, and its weights are scaled and packed as before.
 
-A result is known by what was computed, by the identity of large arrays and the content of small
-ones. It is kept from the second time on, so that who compiles a model once holds nothing; as long
-as all arrays that it was made of are alive; and while there is room. Arrays that somebody changed
-in place are noticed by their checksums.
+    with cache_results():  cached((fn, attrs), arrays, make)  ->  make(), or its earlier result
+
+A result is identified by what was computed, by the identity of large arrays and the content of
+small ones. It is stored from the second time on, so that compiling a model once holds nothing; as
+long as all arrays that it was made of are alive; and while there is room. Arrays that were changed
+in place are detected by their checksums.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ ROOM = 1 << 28
 
 @dataclass(slots=True, eq=False)
 class _Kept:
-    """A result, None where it was asked for but once, and the checksums of what it was made of."""
+    """Cached result, None where it was asked for but once, and the checksums of its sources."""
 
     sources: tuple[weakref.ref[Array], ...]
     value: Result | None = None
@@ -46,8 +47,8 @@ class _Kept:
 
     @property
     def nbytes(self) -> int:
-        """Of the result."""
-        return sum(each.nbytes for each in _arrays(self.value))
+        """Return the bytes of the result."""
+        return sum(array.nbytes for array in _arrays(self.value))
 
 
 @dataclass(slots=True, eq=False)
@@ -57,20 +58,25 @@ class _Table:
     turns: Iterator[int] = field(default_factory=lambda: count(1))
 
     def holds_any(self, arrays: Sequence[Array]) -> bool:
-        """Whether one is a result: what is made of it has been asked for as often."""
-        results = {id(a) for each in list(self.entries.values()) for a in _arrays(each.value)}
-        return any(id(each) in results for each in arrays)
+        """Return whether one of the arrays is a cached result: what is made of it was asked for as
+        often.
+        """
+        results = {id(a) for entry in list(self.entries.values()) for a in _arrays(entry.value)}
+        return any(id(array) in results for array in arrays)
 
-    def make_room(self, size: int, turn: int) -> bool:
-        """Whether so many bytes have room, without what earlier compilations took last."""
-        kept = [each for each in list(self.entries.values()) if each.value is not None]
-        left = ROOM - sum(each.nbytes for each in kept) - size
-        for each in sorted(kept, key=lambda each: each.turn):
-            if left >= 0 or each.turn == turn:
+    def make_room(self, size: int, compilation: int) -> bool:
+        """Evict what only earlier compilations used, and return whether there is room for `size`
+        bytes.
+        """
+        stored = [entry for entry in list(self.entries.values()) if entry.value is not None]
+        free_bytes = ROOM - sum(used_entry.nbytes for used_entry in stored) - size
+        # Least recently used compilations first; the current one is never evicted.
+        for victim in sorted(stored, key=lambda candidate: candidate.turn):
+            if free_bytes >= 0 or victim.turn == compilation:
                 break
-            left += each.nbytes
-            each.value = None
-        return left >= 0
+            free_bytes += victim.nbytes
+            victim.value = None
+        return free_bytes >= 0
 
 
 _TABLE = _Table()
@@ -80,8 +86,10 @@ _TURN: ContextVar[int] = ContextVar("turn", default=0)
 
 @contextmanager
 def keeping() -> Iterator[None]:
-    """Results are kept: nobody changes arrays of the program that is compiled inside. Not where
-    arrays are to say what they were made of, which is said of each by itself."""
+    """Cache results inside, where nobody changes arrays of the program.
+
+    Not where arrays are to record what they were made of, which differs for each.
+    """
     is_small = PassContext.current().option(SIZE) == "small"
     token = _TURN.set(0 if is_small else next(_TABLE.turns))
     try:
@@ -91,48 +99,51 @@ def keeping() -> Iterator[None]:
 
 
 def known(what: Hashable, arrays: Sequence[Array]) -> Result | None:
-    """What was computed before, if it is kept."""
-    found = _TABLE.entries.get(_key(what, arrays)) if _TURN.get() else None
-    if found is None or found.value is None:
+    """Return the cached result, if there is one."""
+    entry = _TABLE.entries.get(_key(what, arrays)) if _TURN.get() else None
+    if entry is None or entry.value is None:
         return None
-    if found.checksums != _checksums(arrays):
-        found.value = None
+    # The identity of an array says nothing of writes to it.
+    if entry.checksums != _checksums(arrays):
+        entry.value = None
         return None
-    found.turn = _TURN.get()
-    return found.value
+    entry.turn = _TURN.get()
+    return entry.value
 
 
 def kept(what: Hashable, arrays: Sequence[Array], value: Result) -> Result:
-    """The result, to be kept if there is room and it was asked for before: as arrays of constants,
-    so that they are known by identity themselves. A view of what it was made of would keep that
-    alive.
+    """Cache a result if there is room and it was asked for before, and return it.
+
+    Arrays become constants, so that they are identified themselves. A view of a source is not
+    cached, as it would keep the source alive.
     """
-    turn = _TURN.get()
-    if not turn or not any(map(_is_large, arrays)) or any(map(_is_object, arrays)):
+    compilation = _TURN.get()
+    if not compilation or not any(map(_is_large, arrays)) or any(map(_is_object, arrays)):
         return value
+    # Entries die with their sources; a result that is a view would prevent that.
     if any(np.may_share_memory(a, b) for a in arrays for b in _arrays(value)):
         return value
     key = _key(what, arrays)
-    found = _TABLE.entries.get(key)
-    if found is None:
+    entry = _TABLE.entries.get(key)
+    if entry is None:
         forget = _forgetting(key)
-        refs = tuple(weakref.ref(each, forget) for each in arrays if _is_large(each))
-        found = _TABLE.entries[key] = _Kept(refs)
+        refs = tuple(weakref.ref(source, forget) for source in arrays if _is_large(source))
+        entry = _TABLE.entries[key] = _Kept(refs)
         if not _TABLE.holds_any(arrays):
             return value
-    size = sum(each.nbytes for each in _arrays(value))
-    if not _TABLE.make_room(size, turn):
+    size = sum(array.nbytes for array in _arrays(value))
+    if not _TABLE.make_room(size, compilation):
         return value
-    made = tuple(each.view(ConstantData) for each in _arrays(value))
-    found.checksums, found.turn = _checksums(arrays), turn
-    found.value = made if isinstance(value, tuple) else made[0]
-    return found.value
+    constants = tuple(result_array.view(ConstantData) for result_array in _arrays(value))
+    entry.checksums, entry.turn = _checksums(arrays), compilation
+    entry.value = constants if isinstance(value, tuple) else constants[0]
+    return entry.value
 
 
 def computed(what: Hashable, arrays: Sequence[Array], make: Callable[[], Result]) -> Result:
-    """What is kept, or is made now."""
-    found = known(what, arrays)
-    return kept(what, arrays, make()) if found is None else found
+    """Return the cached result, or compute it."""
+    result = known(what, arrays)
+    return kept(what, arrays, make()) if result is None else result
 
 
 def _forgetting(key: Hashable) -> Callable[[object], None]:
@@ -167,9 +178,9 @@ def _arrays(value: Result | None) -> tuple[Array, ...]:
 
 
 def _checksums(arrays: Sequence[Array]) -> tuple[int, ...]:
-    """Of the large ones; one that lies otherwise than C has it is copied for it."""
-    plain = [np.ascontiguousarray(each).reshape(-1) for each in arrays if _is_large(each)]
-    return tuple(checksum(each.view(np.uint8).data) for each in plain)
+    """Return the checksums of large arrays; one that is not C-contiguous is copied for it."""
+    plain = [np.ascontiguousarray(array).reshape(-1) for array in arrays if _is_large(array)]
+    return tuple(checksum(flat.view(np.uint8).data) for flat in plain)
 
 
 __all__ = ["computed", "keeping", "kept", "known"]

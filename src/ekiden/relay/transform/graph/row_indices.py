@@ -1,11 +1,11 @@
-"""Indices of elements that are indices of whole slices: repeated along every other axis.
+"""Indices of elements that are indices of rows: repeated along every other axis.
 
     gather(%x, broadcast_to(%i, shape=[e, f]), axis=0)   ->   take(%x, %i)      rows, not elements
     scatter_elements(%x, broadcast_to(%i, shape=[e, f]), %u, axis=0, reduction="add")
     ->   scatter_nd(%x, %i, %u, mode="add")
 
-So exporters write the gathers and scatters of graph networks, with %i of [e, 1]. The slices must be
-whole: the other dimensions are those of the data.
+Exporters write the gathers and scatters of graph networks so, with %i of [e, 1]. The slices must be
+complete: the other dimensions are those of the data.
 """
 
 from __future__ import annotations
@@ -41,16 +41,20 @@ def _shape(expr: RelayExpr) -> Shape:
 
 
 def _agree(a: Shape, b: Shape, but: int = -1) -> bool:
-    """Whether shapes are known to be equal, but for one axis."""
+    """Return whether shapes are known to be equal, but for one axis."""
     pairs = enumerate(zip(a, b, strict=True))
     return len(a) == len(b) and all(n == but or prove_equal(x, y) for n, (x, y) in pairs)
 
 
 def along(indices: RelayExpr, axis: int, rank: int = 1) -> RelayExpr | None:
-    """The vector that is repeated along all axes but one, with dimensions of 1 before it up to a
-    rank; None where indices are not known to be such."""
+    """Return the vector that is repeated along all axes but one, with leading dimensions of 1 up to
+    a rank.
+
+    Returns:
+        None where indices are not known to be such.
+    """
     shape = _shape(indices)
-    wanted = (*(const(1),) * (rank - 1), shape[axis])
+    vector_shape = (*(const(1),) * (rank - 1), shape[axis])
     if isinstance(indices, Constant):
         data = indices.data
         start = tuple(slice(None) if n == axis else slice(0, 1) for n in range(data.ndim))
@@ -62,31 +66,33 @@ def along(indices: RelayExpr, axis: int, rank: int = 1) -> RelayExpr | None:
         return None
     assert isinstance(indices, Call)
     inner = indices.args[0]
-    given = _shape(inner)
-    at = axis - (len(shape) - len(given))
-    if at < 0 or not prove_equal(given[at], shape[axis]):
+    inner_shape = _shape(inner)
+    at = axis - (len(shape) - len(inner_shape))
+    if at < 0 or not prove_equal(inner_shape[at], shape[axis]):
         return None
-    if any(n != at and not is_const(dim, 1) for n, dim in enumerate(given)):
+    if any(n != at and not is_const(dim, 1) for n, dim in enumerate(inner_shape)):
         return None
-    return inner if len(given) == rank == 1 else op.reshape(inner, wanted, allowzero=True)
+    return (
+        inner if len(inner_shape) == rank == 1 else op.reshape(inner, vector_shape, allowzero=True)
+    )
 
 
 def gathered(call: Call) -> RelayExpr | None:
-    """The rule for gather."""
+    """Rewrite a gather of rows as a take."""
     data, indices = call.args
     assert isinstance(call.attrs, index.GatherAttrs)
     shape = _shape(data)
     axis = call.attrs.axis % len(shape)
     if len(shape) < 2 or not _agree(shape, _shape(indices), axis):
         return None
-    found = along(indices, axis)
-    if found is None:
+    rows = along(indices, axis)
+    if rows is None:
         return None
-    return op.take(data, found, axis=axis, mode="raise").with_fields(span=call.span)
+    return op.take(data, rows, axis=axis, mode="raise").with_fields(span=call.span)
 
 
 def scattered(call: Call) -> RelayExpr | None:
-    """The rule for scatter_elements, of rows."""
+    """Rewrite scatter_elements of rows as a scatter_nd."""
     data, indices, updates = call.args
     assert isinstance(call.attrs, placing.ScatterElementsAttrs)
     shape = _shape(data)
@@ -94,11 +100,11 @@ def scattered(call: Call) -> RelayExpr | None:
         return None
     if not _agree(shape, _shape(indices), 0) or not _agree(_shape(updates), _shape(indices)):
         return None
-    found = along(indices, 0, rank=2)
-    if found is None:
+    rows = along(indices, 0, rank=2)
+    if rows is None:
         return None
-    made = op.scatter_nd(data, found, updates, call.attrs.reduction)
-    return made.with_fields(span=call.span)
+    scatter = op.scatter_nd(data, rows, updates, call.attrs.reduction)
+    return scatter.with_fields(span=call.span)
 
 
 __all__ = ["along", "gathered", "scattered"]

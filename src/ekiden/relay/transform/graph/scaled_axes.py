@@ -1,8 +1,8 @@
-"""Scales along axes: what ForwardFoldScaleAxis and BackwardFoldScaleAxis have in common.
+"""Scales along axes, as ForwardFoldScaleAxis and BackwardFoldScaleAxis share them.
 
-A scale s of the channels of x [n, c, h, w] stands in a program as multiply(x, s'), s' [c, 1, 1].
-Through what is linear in its data it moves: conv2d(x * s', w) = conv2d(x, w * s), and
-conv2d(x, w) * s' = conv2d(x, s * w), where it meets a weight it is multiplied with while compiling.
+A scale s of the channels of x [n, c, h, w] occurs in a program as multiply(x, s'), s' [c, 1, 1].
+Through what is linear in its data it moves: conv2d(x * s', w) = conv2d(x, w * s), and conv2d(x, w)
+* s' = conv2d(x, s * w), where it meets a weight and is multiplied at compile time.
 """
 
 from __future__ import annotations
@@ -28,36 +28,37 @@ Axes = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """A factor for each channel: with one axis for each axis of channels, and its value where that
-    is known."""
+    """Factor for each channel: with one axis for each axis of channels, and its value where that is
+    known.
+    """
 
     expr: RelayExpr
     value: Array | None
 
     @property
     def is_positive(self) -> bool:
-        """Whether it is known to be above 0 everywhere."""
+        """Return whether it is known to be above 0 everywhere."""
         return self.value is not None and bool(np.all(self.value > 0))
 
     @property
     def is_divisor(self) -> bool:
-        """Whether it is known to be 0 nowhere."""
+        """Return whether it is known to be 0 nowhere."""
         return self.value is not None and bool(np.all(self.value != 0))
 
     def along(self, like: RelayExpr, axes: Axes) -> Scale:
-        """The factors along axes of an expression, for it to be multiplied with."""
+        """Return the factors along axes of an expression, shaped to be multiplied with it."""
         kind = like.checked_type
         assert isinstance(kind, TensorType)
         sizes = [d.value if isinstance(d, IntImm) else 1 for d in kind.shape]
         shape = [size if i in axes else 1 for i, size in enumerate(sizes)]
         behind = len(sizes) - axes[-1] - 1
-        made = self.expr
+        shaped = self.expr
         if len(axes) > 1:
-            made = op.reshape(made, shape)
+            shaped = op.reshape(shaped, shape)
         elif behind:
-            made = op.expand_dims(made, 1, behind)
+            shaped = op.expand_dims(shaped, 1, behind)
         value = None if self.value is None else self.value.reshape(shape)
-        return Scale(typed(made), value)
+        return Scale(typed(shaped), value)
 
 
 Merge = Callable[[Array, Array], Array | None]
@@ -65,8 +66,9 @@ Merge = Callable[[Array, Array], Array | None]
 
 
 def times(data: RelayExpr, scale: Scale, merge: Merge) -> RelayExpr | None:
-    """`data` times a scale that is along its axes: a constant where both are, None where that
-    leaves the range of its dtype.
+    """Return `data` times a scale that is along its axes.
+
+    It is a constant where both are, None where that leaves the range of its dtype.
     """
     if isinstance(data, Constant) and scale.value is not None:
         product = merge(data.data, scale.value.astype(data.data.dtype))
@@ -75,7 +77,7 @@ def times(data: RelayExpr, scale: Scale, merge: Merge) -> RelayExpr | None:
 
 
 def constant_of(expr: RelayExpr) -> Array | None:
-    """The value of a constant, or of one in another shape."""
+    """Return the value of a constant, or of a reshaped one."""
     shapes: list[Call] = []
     while isinstance(expr, Call) and (row := row_of(expr)) is not None and row.reshape_only:
         shapes.append(expr)
@@ -94,8 +96,10 @@ def constant_of(expr: RelayExpr) -> Array | None:
 
 
 def scale_of(factor: RelayExpr, like: TensorType, axes: Axes) -> Scale | None:
-    """What a factor of a tensor is along its axes; None where it varies along others, too, or is
-    neither a constant nor a name.
+    """Return the scale that a factor of a tensor is along its axes.
+
+    Returns:
+        None where it varies along others, too, or is neither a constant nor a name.
     """
     value, kind = constant_of(factor), factor.checked_type
     if value is None and not isinstance(factor, Var):
@@ -105,17 +109,17 @@ def scale_of(factor: RelayExpr, like: TensorType, axes: Axes) -> Scale | None:
     if value is not None and value.size == 1:
         if any(not isinstance(size, IntImm) for size in sizes):
             return None
-        whole = np.full([int(size) for size in sizes], value.reshape(()), value.dtype)  # type: ignore[call-overload]
-        return Scale(typed(Constant(whole)), whole)
+        filled = np.full([int(size) for size in sizes], value.reshape(()), value.dtype)  # type: ignore[call-overload]
+        return Scale(typed(Constant(filled)), filled)
     base = len(like.shape) - len(kind.shape)
     if base > axes[0] or base < 0:
         return None
-    others = [i for i in range(len(kind.shape)) if i + base not in axes]
+    other_axes = [i for i in range(len(kind.shape)) if i + base not in axes]
     is_fit = all(prove_equal(kind.shape[axis - base], like.shape[axis]) for axis in axes)
-    if not is_fit or any(not _is_one(kind.shape[i]) for i in others):
+    if not is_fit or any(not _is_one(kind.shape[i]) for i in other_axes):
         return None
-    made = typed(op.squeeze(factor, others)) if others else factor
-    return Scale(made, None if value is None else value.squeeze(tuple(others)))
+    squeezed = typed(op.squeeze(factor, other_axes)) if other_axes else factor
+    return Scale(squeezed, None if value is None else value.squeeze(tuple(other_axes)))
 
 
 def _is_one(size: object) -> bool:
@@ -124,7 +128,7 @@ def _is_one(size: object) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Channels:
-    """Where a product has its channels: those it reads, those it writes, and both in its weight."""
+    """Axes of channels of a product: those it reads, those it writes, and both in its weight."""
 
     read: Axes
     read_in_weight: Axes
@@ -134,24 +138,27 @@ class Channels:
     """Parts of the channels read, of which each group of those written has one."""
 
     def scaled_as_read(self, weight: RelayExpr, scale: Scale) -> Scale:
-        """A scale of the channels read, along the weight."""
+        """Return a scale of the channels read, along the weight."""
         if self.groups == 1:
             return scale.along(weight, self.read_in_weight)
         kind = weight.checked_type
         assert isinstance(kind, TensorType)
         sizes = [d.value for d in kind.shape if isinstance(d, IntImm)]
         (i,), (o,) = self.read_in_weight, self.written_in_weight
-        parts = (self.groups, 1, sizes[i])
-        each = op.repeat(op.reshape(scale.expr, parts), sizes[o] // self.groups, 1)
+        group_shape = (self.groups, 1, sizes[i])
+        # Each output channel reads the inputs of its own group only.
+        repeated = op.repeat(op.reshape(scale.expr, group_shape), sizes[o] // self.groups, 1)
         shape = [size if n in (i, o) else 1 for n, size in enumerate(sizes)]
         value = scale.value
         if value is not None:
-            value = value.reshape(parts).repeat(sizes[o] // self.groups, 1).reshape(shape)
-        return Scale(typed(op.reshape(each, shape)), value)
+            value = value.reshape(group_shape).repeat(sizes[o] // self.groups, 1).reshape(shape)
+        return Scale(typed(op.reshape(repeated, shape)), value)
 
 
 def channels_of(call: RelayExpr) -> Channels | None:
-    """Where a convolution or a dense layer of floats has its channels; None of anything else."""
+    """Return the axes of channels of a convolution or a dense layer of floats; None of anything
+    else.
+    """
     row = row_of(call)
     if row is None or row.channels is None or not isinstance(call, Call):
         return None
@@ -175,6 +182,7 @@ def channels_of(call: RelayExpr) -> Channels | None:
     groups = int(getattr(call.attrs, "groups", 1))
     if groups == 1:
         return Channels(read, i, written, o)
+    # In a depthwise weight the input channels run along O.
     if _is_depthwise(call, read, written):
         return Channels(read, o, written, o)
     is_plain = o < i and len(o) == 1 and all(isinstance(d, IntImm) for d in weight.shape)
@@ -190,56 +198,57 @@ def _places(layout: str, name: str) -> Axes:
 
 
 def _is_depthwise(call: Call, read: Axes, written: Axes) -> bool:
-    """Whether there is a group for each channel that is read, and one result of each."""
+    """Return whether there is a group for each channel that is read, and one result of each."""
     data, kind = call.args[0].checked_type, call.checked_type
     assert isinstance(data, TensorType) and isinstance(kind, TensorType)
     sizes = [[t.shape[a] for a in axes] for t, axes in ((data, read), (kind, written))]
-    numbers = [[d.value for d in each if isinstance(d, IntImm)] for each in sizes]
+    numbers = [[d.value for d in dims if isinstance(d, IntImm)] for dims in sizes]
     is_known = all(len(n) == len(s) for n, s in zip(numbers, sizes, strict=True))
     groups = int(getattr(call.attrs, "groups", 1))
     return is_known and all(int(np.prod(n)) == groups for n in numbers)
 
 
 def data_places(call: RelayExpr, axes: Axes) -> list[int]:
-    """Which arguments of a sum or product have its shape, where the other varies along `axes` alone
-    (or is as large, then it is both).
+    """Return the arguments of a sum or product that have its shape, where the other varies along
+    `axes` alone (or is as large, then it is both).
     """
     row = row_of(call)
     if row is None or row.linear is Linear.NO or not isinstance(call, Call):
         return []
     kind = call.checked_type
     assert isinstance(kind, TensorType)
-    found = [
+    same_shaped = [
         i
         for i, arg in enumerate(call.args[:2])
         if isinstance(arg.checked_type, TensorType) and same_shape(kind, arg.checked_type)
     ]
-    if not is_float(kind.dtype) or len(found) == 2 or not found:
-        return found if is_float(kind.dtype) else []
-    if found == [1] and not row.commutes:
+    if not is_float(kind.dtype) or len(same_shaped) == 2 or not same_shaped:
+        return same_shaped if is_float(kind.dtype) else []
+    if same_shaped == [1] and not row.commutes:
         return []
-    return found if added_along(call, found[0], axes) else []
+    return same_shaped if added_along(call, same_shaped[0], axes) else []
 
 
 def added_along(call: Call, at: int, axes: Axes) -> bool:
-    """Whether the argument beside number `at` varies along `axes` of the result alone."""
-    kind, other = call.checked_type, call.args[1 - at].checked_type
-    assert isinstance(kind, TensorType) and isinstance(other, TensorType)
-    if (place := getattr(call.attrs, "axis", None)) is not None:  # a bias along an axis
-        return axes == (int(place) % len(kind.shape),)
-    base = len(kind.shape) - len(other.shape)
+    """Return whether the argument beside number `at` varies along `axes` of the result alone."""
+    kind, addend_type = call.checked_type, call.args[1 - at].checked_type
+    assert isinstance(kind, TensorType) and isinstance(addend_type, TensorType)
+    if (bias_axis := getattr(call.attrs, "axis", None)) is not None:  # a bias along an axis
+        return axes == (int(bias_axis) % len(kind.shape),)
+    base = len(kind.shape) - len(addend_type.shape)
     return all(
-        axis >= base and prove_equal(other.shape[axis - base], kind.shape[axis]) for axis in axes
-    ) and all(_is_one(d) for i, d in enumerate(other.shape) if i + base not in axes)
+        axis >= base and prove_equal(addend_type.shape[axis - base], kind.shape[axis])
+        for axis in axes
+    ) and all(_is_one(d) for i, d in enumerate(addend_type.shape) if i + base not in axes)
 
 
 def beside(call: Call, at: int, scale: Scale, axes: Axes) -> Scale:
-    """A scale of the data of a sum, for the argument beside number `at`."""
+    """Return a scale of the data of a sum, shaped for the argument beside number `at`."""
     if getattr(call.attrs, "axis", None) is not None:
         return scale
     return scale.along(call, axes)
 
 
-def same_axes(found: Sequence[Axes]) -> bool:
-    """Whether all are one."""
-    return len(set(found)) == 1
+def same_axes(candidates: Sequence[Axes]) -> bool:
+    """Return whether all are equal."""
+    return len(set(candidates)) == 1

@@ -1,4 +1,4 @@
-"""Simplify by the rules of algebra (simplify_rules.py), inner expressions first, until none fits.
+"""Algebraic simplification (simplify_rules.py), inner expressions first, until no rule applies.
 
     divide(exp(%x), sqrt(%y))                        ->   multiply(exp(%x), rsqrt(%y))
     transpose(transpose(%x, axes=[1, 0]), axes=[1, 0])   ->   %x
@@ -31,60 +31,63 @@ MAX_STEPS = 100
 
 
 def simplify_expr(root: RelayExpr, rules: Sequence[Rule] = RULES) -> RelayExpr:
-    """The simplified expression. Needs checked types."""
+    """Return the simplified expression. Needs checked types."""
     by_name: dict[str, list[Rule]] = {}
     for rule in rules:
         by_name.setdefault(rule.root, []).append(rule)
 
     def rewrite(old: RelayExpr, new: RelayExpr) -> RelayExpr:
-        """Rules until none fits, at most MAX_STEPS; what a rule made inside of its result is
-        simplified too, before the next one is asked.
+        """Apply rules until none applies, at most MAX_STEPS.
+
+        New expressions inside of a result are simplified too, before the next rule is tried.
         """
         for _ in range(MAX_STEPS):
-            made = _one_step(new, by_name)
-            if made is None:
+            simplified = _one_step(new, by_name)
+            if simplified is None:
                 break
-            new = _inner_steps(typed(made), new, by_name)
+            new = _inner_steps(typed(simplified), new, by_name)
         return new
 
     return rewrite_graph(root, rewrite)
 
 
-def _inner_steps(made: RelayExpr, old: RelayExpr, by_name: dict[str, list[Rule]]) -> RelayExpr:
-    """What a rule made, with its arguments that the rule made too simplified by a step: only those,
-    as what it took over is simplified already. Without it (x + 1) + 2 would end as x + (1 + 2).
+def _inner_steps(result: RelayExpr, old: RelayExpr, by_name: dict[str, list[Rule]]) -> RelayExpr:
+    """Simplify the arguments that a rule created, by one step each.
+
+    Arguments that it took over are simplified already. Without this (x + 1) + 2 would end as x + (1
+    + 2).
     """
-    if not isinstance(made, Call) or not isinstance(old, Call):
-        return made
-    known = {id(a) for call in (old, *old.args) if isinstance(call, Call) for a in call.args}
-    args = [a if id(a) in known else _one_step(a, by_name) or a for a in made.args]
-    if all(map(operator.is_, args, made.args)):
-        return made
-    return typed(made.with_fields(args=tuple(args)))
+    if not isinstance(result, Call) or not isinstance(old, Call):
+        return result
+    old_args = {id(a) for call in (old, *old.args) if isinstance(call, Call) for a in call.args}
+    args = [a if id(a) in old_args else _one_step(a, by_name) or a for a in result.args]
+    if all(map(operator.is_, args, result.args)):
+        return result
+    return typed(result.with_fields(args=tuple(args)))
 
 
 def _one_step(expr: RelayExpr, by_name: dict[str, list[Rule]]) -> RelayExpr | None:
-    """What the first rule that fits makes of an expression."""
+    """Apply the first rule that matches an expression; None if there is none."""
     if isinstance(expr, TupleGetItem) and isinstance(expr.tuple_value, Tuple):
         return expr.tuple_value.fields[expr.index]
     if not isinstance(expr, Call) or not isinstance(expr.op, Op):
         return None
     for rule in by_name.get(expr.op.name, ()):
-        made = rule.apply(expr)
-        if made is not None and _has_type_of(made, expr):
-            return made
+        result = rule.apply(expr)
+        if result is not None and _has_type_of(result, expr):
+            return result
     return None
 
 
-def _has_type_of(made: RelayExpr, expr: RelayExpr) -> bool:
+def _has_type_of(result: RelayExpr, expr: RelayExpr) -> bool:
     try:
-        return structural_equal(typed(made).checked_type, expr.checked_type)
+        return structural_equal(typed(result).checked_type, expr.checked_type)
     except TypeInferenceError:
         return False
 
 
 def SimplifyExpr(exact: bool = False) -> Pass:  # noqa: N802
-    """The pass described at the top of this file."""
+    """Return the pass described at the top of this file."""
 
     def transform(module: IRModule, context: PassContext) -> IRModule:
         """Simplify the functions of a module by the rules of the tiers that are allowed."""

@@ -1,9 +1,10 @@
-"""Replace operators that inference does not need in full, or that have no kernels of their own.
+"""Replacement of operators that inference does not need in full, or that have no kernels of their
+own.
 
-nn.batch_norm(%x, g, b, mean, var).0  ->  add(multiply(%x, s), b - mean * s)
-                                          with s = g / sqrt(var + epsilon)
-nn.dropout(%x).0                      ->  %x
-nn.conv2d(%x, %w, NCHW16c, OIHW16i)   ->  layout_transform(nn.conv2d(layout_transform(%x), ..))
+    nn.batch_norm(%x, g, b, mean, var).0  ->  add(multiply(%x, s), b - mean * s)
+                                              with s = g / sqrt(var + epsilon)
+    nn.dropout(%x).0                      ->  %x
+    nn.conv2d(%x, %w, NCHW16c, OIHW16i)   ->  layout_transform(nn.conv2d(layout_transform(%x), ..))
 """
 
 from __future__ import annotations
@@ -52,15 +53,16 @@ def _batch_norm(call: Call, rank: int, dtype: str) -> RelayExpr:
 
 
 def _in_whole_axes(call: Call, attrs: Conv2DAttrs | Conv3DAttrs) -> RelayExpr:
-    """A convolution in a blocked layout, or of a result in another one than the data, as one in
-    whole axes, between transformations."""
+    """Return a convolution in a blocked layout, or with another result layout, as a plain one
+    between layout transforms.
+    """
     plain = conv.plain_conv(attrs)
     if plain is None:
         return call
     moves = (attrs.data_layout, plain.data_layout), (attrs.kernel_layout, plain.kernel_layout)
     args = (_moved(arg, *move) for arg, move in zip(call.args, moves, strict=True))
-    found = Call(call.op, tuple(args), plain, span=call.span)
-    return _moved(found, plain.data_layout, attrs.out_layout or attrs.data_layout)
+    plain_call = Call(call.op, tuple(args), plain, span=call.span)
+    return _moved(plain_call, plain.data_layout, attrs.out_layout or attrs.data_layout)
 
 
 def _moved(data: RelayExpr, source: str, target: str) -> RelayExpr:
@@ -89,5 +91,5 @@ def _simplify_inference(module: IRModule, context: PassContext) -> IRModule:
 
 
 def SimplifyInference() -> Pass:  # noqa: N802
-    """The pass described at the top of this file."""
+    """Return the pass described at the top of this file."""
     return _simplify_inference

@@ -1,22 +1,22 @@
-"""The rules of SimplifyExpr, as data.
+"""Rules of SimplifyExpr, as data.
 
-EQUATIONS are read as they stand: a name is any expression (the same in both places), a name that
-starts with `c` a constant, a number a constant all of whose elements are that number. What an
-equation cannot say (attributes, shapes) is a function in SHAPED, with its equation beside it.
+Equations are read literally: a name is any expression (the same in both places), a name that starts
+with `c` a constant, a number a constant all of whose elements are that number. What an equation
+cannot say (attributes, shapes) is a function in a second table, with its equation beside it.
 
-The tier of a rule (ir/float_tier.py) says how much of floats it keeps. What makes one exact: for
+The tier of a rule (ir/float_tier.py) says how much of floats it preserves. A rule is exact if for
 every value of its dtypes, NaN, infinities and the ends of integers included, both sides have the
-same bits. `multiply(x, 0) = 0` is none, as NaN * 0 is NaN; `subtract(x, x) = 0` neither, nor
-`add(x, 0.0) = x`, as -0.0 + 0.0 is 0.0. Integers wrap around, in which ring negation and sums obey
-the laws of algebra, but an order does not: abs(-x) of unsigned x is no |x|. Of types the caller
-sees to: a result of another shape or dtype than the call had is not taken, so that a rule need not
-ask which of its operands broadcasts.
+same bits. `multiply(x, 0) = 0` is not, as NaN * 0 is NaN; `subtract(x, x) = 0` neither, nor `add(x,
+0.0) = x`, as -0.0 + 0.0 is 0.0. Integers wrap around, in which ring negation and sums obey the laws
+of algebra, but an order does not: abs(-x) of unsigned x is no |x|. The caller checks types: a
+result of another shape or dtype than the call's is rejected, so that a rule need not ask which of
+its operands broadcasts.
 
 Constants are merged where the result keeps its range and they do not cancel (merged_constants.py):
 x * 1e30 * 1e30 stays, and so does (x + c) - c.
 
-Where rules could undo each other they would run to MAX_STEPS; each makes the program smaller, or
-moves constants outwards, or names a cheaper operator.
+Rules that could undo each other would run to MAX_STEPS; each makes the program smaller, or moves
+constants outwards, or names a cheaper operator.
 """
 
 from __future__ import annotations
@@ -65,11 +65,11 @@ Written = tuple[DFPattern, Make]
 
 
 class Rule:
-    """One rule: calls of `root` that match its pattern become what it makes of them.
+    """Rewrite rule: calls of `root` that match its pattern are replaced.
 
-    Both are written when all operators of the left side are loaded: no other program has calls of
-    them, and those that an equation names would load for nothing.
-    tier: how much the result may differ.
+    Pattern and replacement are built when all operators of the left side are loaded: no other
+    program has calls of them, and those that an equation names would load for nothing. `tier` says
+    how much the result may differ.
     """
 
     __slots__ = ("_operators", "_write", "_written", "equation", "root", "tier")
@@ -87,14 +87,15 @@ class Rule:
         self._written: Written | None = None
 
     def apply(self, call: RelayExpr) -> RelayExpr | None:
-        """What stands for a call of `root`; None where the rule leaves it."""
+        """Return the replacement of a call of `root`; None where the rule does not apply."""
         if self._written is None:
+            # A program without these operators has no call that matches.
             if not all(map(OPS.has, self._operators)):
                 return None
             self._written = self._write()
         pattern, make = self._written
-        found = find_match(pattern, call)
-        return None if found is None else make(found)
+        match = find_match(pattern, call)
+        return None if match is None else make(match)
 
 
 # fmt: off
@@ -155,14 +156,14 @@ FREE = (
 
 
 class _Equation:
-    """One side of an equation as a pattern, the other as an expression over what it matched."""
+    """Equation: one side as a pattern, the other as an expression over what it matched."""
 
     def __init__(self, text: str) -> None:
-        left, right = text.split(" = ")
+        lhs, rhs = text.split(" = ")
         self._names: dict[str, DFPattern] = {}
         self._numbers: list[tuple[DFPattern, int | float]] = []
-        self._right = ast.parse(right, mode="eval").body
-        tree = ast.parse(left, mode="eval").body
+        self._right = ast.parse(rhs, mode="eval").body
+        tree = ast.parse(lhs, mode="eval").body
         self.pattern = self._pattern(tree)
 
     def _pattern(self, tree: ast.expr) -> DFPattern:
@@ -175,28 +176,29 @@ class _Equation:
         self._numbers.append((number, ast.literal_eval(tree)))
         return number
 
-    def make(self, found: NodeMap) -> RelayExpr | None:
-        """The other side, unless a constant is not the number it should be."""
-        if not all(_is_filled(found[p][0], value) for p, value in self._numbers):
+    def make(self, match: NodeMap) -> RelayExpr | None:
+        """Return the other side, unless a constant is not the number that it should be."""
+        # Patterns only match the kind of node; the value is tested once the match is complete.
+        if not all(_is_filled(match[p][0], value) for p, value in self._numbers):
             return None
-        return self._expression(self._right, found)
+        return self._expression(self._right, match)
 
-    def _expression(self, tree: ast.expr, found: NodeMap) -> RelayExpr | None:
+    def _expression(self, tree: ast.expr, match: NodeMap) -> RelayExpr | None:
         if isinstance(tree, ast.Name):
-            return found[self._names[tree.id]][0]
+            return match[self._names[tree.id]][0]
         if isinstance(tree, ast.Call):
-            args = [self._expression(a, found) for a in tree.args]
-            known = tuple(a for a in args if a is not None)
-            made = Call(op.get(ast.unparse(tree.func)), known)
-            return _folded(made) if len(known) == len(args) else None
+            args = [self._expression(a, match) for a in tree.args]
+            built_args = tuple(a for a in args if a is not None)
+            new_call = Call(op.get(ast.unparse(tree.func)), built_args)
+            return _folded(new_call) if len(built_args) == len(args) else None
         some = next(iter(self._names.values()))
-        kind = found[some][0].checked_type
+        kind = match[some][0].checked_type
         assert isinstance(kind, TensorType)
         return const(ast.literal_eval(tree), kind.dtype)
 
 
 def _folded(call: Call) -> RelayExpr | None:
-    """A call of constants is computed; None where it leaves its dtype's range."""
+    """Compute a call of constants; None where the result leaves its dtype's range."""
     assert isinstance(call.op, Op)
     row = call.op.definition
     values = [a.data for a in call.args if isinstance(a, Constant)]
@@ -206,12 +208,12 @@ def _folded(call: Call) -> RelayExpr | None:
         if row.reference is None:
             return call
         return Constant(np.asarray(row.reference(call.attrs, *values)))
-    left, right = values
+    lhs, rhs = values
     if row.linear is Linear.SCALES:
-        made = merged_factor(left, right)
+        merged = merged_factor(lhs, rhs)
     else:
-        made = merged_sum(left, -right if row.linear is Linear.SHIFTS_BACK else right)
-    return None if made is None else Constant(made)
+        merged = merged_sum(lhs, -rhs if row.linear is Linear.SHIFTS_BACK else rhs)
+    return None if merged is None else Constant(merged)
 
 
 def _is_number(expr: RelayExpr) -> bool:
@@ -230,17 +232,22 @@ def _is_filled(expr: RelayExpr, value: int | float) -> bool:
         return False
     if value != 0 or isinstance(value, int) or not is_float(str(data.dtype)):
         return True
+    # x + -0.0 = x is exact, x + 0.0 = x is not: the sign of zero decides.
     return bool(np.all(np.signbit(data) == np.signbit(value)))
 
 
 def _number_of(expr: RelayExpr) -> Constant | None:
-    """The number in every element of what a call makes, as a scalar of its dtype."""
+    """Return the number in every element of a call's result, as a scalar of its dtype."""
     if not isinstance(expr, Call) or not isinstance(expr.op, Op):
         return None
     number: object = expr.op.definition.fills
     if number is None and expr.op.name.startswith("full"):
-        given = expr.args[-1]
-        number = given.data if isinstance(given, Constant) and given.data.size == 1 else None
+        fill_value = expr.args[-1]
+        number = (
+            fill_value.data
+            if isinstance(fill_value, Constant) and fill_value.data.size == 1
+            else None
+        )
     return None if number is None else const(np.asarray(number).reshape(()), _dtype(expr))
 
 
@@ -257,40 +264,46 @@ def _dtype(expr: RelayExpr) -> str:
 
 
 def _same_shape(a: RelayExpr, b: RelayExpr) -> bool:
-    one, other = _shape(a), _shape(b)
-    return len(one) == len(other) and all(map(prove_equal, one, other))
+    shape_a, shape_b = _shape(a), _shape(b)
+    return len(shape_a) == len(shape_b) and all(map(prove_equal, shape_a, shape_b))
 
 
 class _Of:
-    """What a shaped rule gets: the call, the call inside it if the rule has one, its argument."""
+    """Match of a shape rule: the call, the call inside it if the rule has one, its argument."""
 
     def __init__(self, outer: RelayExpr, inner: RelayExpr, x: RelayExpr) -> None:
         assert isinstance(outer, Call)
         self.outer, self.inner, self.x = outer, inner, x
 
     def inner_call(self) -> Call:
-        """The call inside."""
+        """Return the inner call."""
         assert isinstance(self.inner, Call)
         return self.inner
 
 
-def _holds(dtype: str, other: str) -> bool:
-    """Whether every value of `other` is one of `dtype`. NumPy calls float64 safe for integers of 64
-    bits, of which it has those up to 2**53 alone."""
-    is_rounded = is_int(other) and itemsize(other) == 8 and is_float(dtype)
-    return np.can_cast(other, dtype, "safe") and not is_rounded
+def _holds(dtype: str, source: str) -> bool:
+    """Return whether every value of `other` is one of `dtype`.
+
+    NumPy calls float64 safe for integers of 64 bits, of which it has those up to 2**53 alone.
+    """
+    is_rounded = is_int(source) and itemsize(source) == 8 and is_float(dtype)
+    return np.can_cast(source, dtype, "safe") and not is_rounded
 
 
 def _casts(m: _Of) -> RelayExpr | None:
     through, source, target = _dtype(m.inner), _dtype(m.x), _dtype(m.outer)
+    # The cast in the middle must not change any value.
     if _holds(through, source) or _is_clipped_to(m.x, through):
         return op.cast(m.x, target)
     return None
 
 
 def _is_clipped_to(x: RelayExpr, dtype: str) -> bool:
-    """Whether x are integers that are clipped to what those of a dtype hold. Of floats a NaN is
-    not: as int8 it is 0, where a wider dtype would let a number out that no int8 is."""
+    """Return whether x are integers that are clipped to the range of a dtype.
+
+    Of floats a NaN is not clipped: as int8 it is 0, where a wider dtype would let a number out that
+    is no int8.
+    """
     if not isinstance(x, Call) or x.op != op.get("clip") or not is_int(_dtype(x)):
         return False
     low, high = (getattr(x.attrs, name) for name in ("a_min", "a_max"))
@@ -299,7 +312,7 @@ def _is_clipped_to(x: RelayExpr, dtype: str) -> bool:
 
 
 def _no_clip(m: _Of) -> RelayExpr | None:
-    """All integers of a dtype lie within the ends."""
+    """Drop a clip whose range contains all integers of the dtype."""
     ends = int_range(_dtype(m.x))
     low, high = (getattr(m.outer.attrs, name) for name in ("a_min", "a_max"))
     return m.x if ends is not None and low <= ends[0] and ends[1] <= high else None
@@ -323,6 +336,7 @@ def _clips(m: _Of) -> RelayExpr:
     inner, outer = m.inner_call().attrs, m.outer.attrs
     low, high = (getattr(outer, n) for n in ("a_min", "a_max"))
     inner_low, inner_high = (getattr(inner, n) for n in ("a_min", "a_max"))
+    # Where the ranges do not overlap, both ends become the outer end that is nearer.
     return op.clip(m.x, min(max(inner_low, low), high), max(min(inner_high, high), low))
 
 
@@ -338,7 +352,7 @@ def _whole_slice(m: _Of) -> RelayExpr | None:
 
 def _filled(value: int) -> Callable[[_Of], RelayExpr | None]:
     def make(m: _Of) -> RelayExpr | None:
-        """zeros or ones in the shape of `x`; None where that is not known."""
+        """Return zeros or ones in the shape of `x`; None where that is not known."""
         sizes = [d.value if isinstance(d, IntImm) else None for d in _shape(m.x)]
         if None in sizes:
             return None
@@ -354,14 +368,16 @@ def _reshaped(m: _Of) -> RelayExpr:
 
 
 def _in_shape(x: RelayExpr, shape: tuple[PrimExpr, ...]) -> RelayExpr:
-    """`reshape`, in which a 0 among the dimensions is one: by itself a 0 copies the extent that the
-    data has there, also where a symbol turns out to be 0."""
+    """Return a reshape in which a 0 among the dimensions is a size of 0.
+
+    By itself a 0 copies the extent that the data has there, also where a symbol happens to be 0.
+    """
     is_plain = all(isinstance(d, IntImm) and d.value > 0 for d in shape)
     return op.reshape(x, shape, allowzero=not is_plain)
 
 
 def _static(expr: RelayExpr) -> list[int] | None:
-    """A shape of numbers alone."""
+    """Return a shape of numbers alone; None for others."""
     sizes = [d.value for d in _shape(expr) if isinstance(d, IntImm)]
     return sizes if len(sizes) == len(_shape(expr)) else None
 
@@ -369,7 +385,7 @@ def _static(expr: RelayExpr) -> list[int] | None:
 def _by_shape(
     make: Callable[[RelayExpr, list[int]], RelayExpr],
 ) -> Callable[[_Of], RelayExpr | None]:
-    """What takes its shape from another tensor, with the shape itself instead."""
+    """Replace an operator that takes its shape from another tensor by one with the shape itself."""
 
     def concrete(m: _Of) -> RelayExpr | None:
         shape = _static(m.outer)
@@ -384,7 +400,10 @@ def _full(m: _Of) -> RelayExpr | None:
 
 
 def _layouts(m: _Of) -> RelayExpr | None:
-    """Where the first transform pads or cuts off, the elements are not those of x."""
+    """Merge two layout transforms.
+
+    Not where the first one pads or cuts off: the elements are not those of x then.
+    """
     inner, outer = m.inner_call().attrs, m.outer.attrs
     source, through = (str(getattr(inner, n)) for n in ("src_layout", "dst_layout"))
     sizes = [_count(_shape(x)) for x in (m.x, m.inner, m.outer)]
@@ -399,14 +418,18 @@ def _count(shape: tuple[PrimExpr, ...]) -> int | None:
 
 
 def _no_pad(m: _Of) -> RelayExpr | None:
-    """All widths are 0. By the shapes alone (1, -1) would look so, which moves the elements."""
+    """Drop a padding whose widths are 0. By the shapes alone (1, -1) would look so, which moves
+    elements.
+    """
     assert isinstance(m.outer.attrs, pad.PadAttrs)
     widths = [w for pair in m.outer.attrs.pad_width for w in as_shape(pair)]
     return m.x if all(is_const(w, 0) for w in widths) else None
 
 
 def _no_sign(m: _Of) -> RelayExpr | None:
-    """-x of an unsigned x is 2**bits - x, whose absolute value is itself."""
+    """Drop a negation inside of abs. Not of an unsigned x, as -x is 2**bits - x, whose absolute
+    value is itself.
+    """
     return None if _dtype(m.x).startswith("uint") else op.abs(m.x)
 
 
@@ -464,7 +487,7 @@ The operators on the left of the equation say what is matched: one call, or one 
 
 def _from_equation(text: str, tier: FloatTier) -> Rule:
     def write() -> Written:
-        """Both sides, parsed."""
+        """Parse both sides."""
         equation = _Equation(text)
         return equation.pattern, equation.make
 
@@ -478,35 +501,40 @@ def _root_of(text: str) -> str:
 
 def _operators_of(text: str) -> list[str]:
     """Return the operators of an equation's left side."""
-    left = text.partition(" = ")[0]
-    return [opening.rpartition(" ")[2] for opening in left.replace(",", " ").split("(")[:-1]]
+    lhs = text.partition(" = ")[0]
+    return [opening.rpartition(" ")[2] for opening in lhs.replace(",", " ").split("(")[:-1]]
 
 
 def _from_shaped(text: str, make: Callable[[_Of], RelayExpr | None]) -> Rule:
     def write() -> Written:
-        """One call, or one in another; what is made is Python's."""
-        outer, _, rest = text.partition("(")
-        inner, bracket, _ = rest.partition("(")
+        """Build a pattern of one call, or of one in another; the replacement is a function."""
+        outer, _, arguments = text.partition("(")
+        inner, bracket, _ = arguments.partition("(")
         x = wildcard()
+        # "reshape(x, shape of x)" also has words inside, but no call.
         is_nested = bool(bracket) and inner.replace("_", "").replace(".", "").isalnum()
         below: DFPattern = _call_of(inner, x) if is_nested else x
-        whole = _call_of(outer, below)
-        return whole, lambda found: make(_Of(found[whole][0], found[below][0], found[x][0]))
+        outer_pattern = _call_of(outer, below)
+        return outer_pattern, lambda match: make(
+            _Of(match[outer_pattern][0], match[below][0], match[x][0])
+        )
 
     return Rule(text, _root_of(text), write, operators=_operators_of(text))
 
 
 def _call_of(name: str, first: DFPattern) -> DFPattern:
-    """Calls of an operator whose first argument matches; the others are left open."""
-    rest = len(OPS[name].arguments) - 1
-    return is_op(name)(first, *(wildcard() for _ in range(rest)))
+    """Return a pattern of calls of an operator whose first argument matches; the others are
+    wildcards.
+    """
+    num_open = len(OPS[name].arguments) - 1
+    return is_op(name)(first, *(wildcard() for _ in range(num_open)))
 
 
 def _single_concatenate() -> Rule:
     def write() -> Written:
-        """A tuple of one field."""
+        """Build a pattern of a tuple of one field."""
         x = wildcard()
-        return is_op("concatenate")(is_tuple([x])), lambda found: found[x][0]
+        return is_op("concatenate")(is_tuple([x])), lambda match: match[x][0]
 
     return Rule("concatenate((x,)) = x", "concatenate", write)
 
@@ -515,34 +543,36 @@ def _of_rows(text: str, make: Callable[[Call], RelayExpr | None]) -> Rule:
     root = _root_of(text)
 
     def write() -> Written:
-        """Any call; `make` looks at the rest."""
-        whole = is_op(root)(*(wildcard() for _ in OPS[root].arguments))
+        """Build a pattern of any call; `make` tests the details."""
+        call_pattern = is_op(root)(*(wildcard() for _ in OPS[root].arguments))
 
-        def from_match(found: NodeMap) -> RelayExpr | None:
-            """What `make` gives for the call that the pattern found."""
-            call = found[whole][0]
+        def from_match(match: NodeMap) -> RelayExpr | None:
+            """Return the result of `make` for the call that the pattern matched."""
+            call = match[call_pattern][0]
             assert isinstance(call, Call)
             return make(call)
 
-        return whole, from_match
+        return call_pattern, from_match
 
     return Rule(text, root, write)
 
 
 def _with_number(call: Call) -> RelayExpr | None:
-    """A number in the place of a tensor of its copies, which changes no shape."""
+    """Replace a tensor of copies of a number by the number, where that changes no shape."""
     args = list(call.args)
-    for at, (arg, other) in enumerate(zip(args, reversed(args), strict=True)):
+    for at, (arg, partner) in enumerate(zip(args, reversed(args), strict=True)):
         number = _number_of(arg)
-        if number is not None and _same_shape(other, call):
+        if number is not None and _same_shape(partner, call):
             args[at] = number
             return Call(call.op, tuple(args), call.attrs)
     return None
 
 
 def _ordered(call: Call) -> RelayExpr | None:
-    """Dequantising keeps the order of integers, and no two become equal:
-    x < y  <=>  scale * (x - zero) < scale * (y - zero), for one scale above 0 and one zero point.
+    """Drop a dequantization that only an order is taken of: it keeps the order, and no two become
+    equal.
+
+        x < y  <=>  scale * (x - zero) < scale * (y - zero), for one scale above 0 and one zero point.
 
     Rounding keeps them apart where the differences have fewer bits than the result's significand,
     and no product is so large or so small that it leaves the numbers of full precision.
@@ -553,17 +583,18 @@ def _ordered(call: Call) -> RelayExpr | None:
     x, scale, zero = inner.args
     if _dtype(x) not in ("int8", "uint8", "int16") or not (_is_one(scale) and _is_one(zero)):
         return None
-    given, kept = np.iinfo(_dtype(x)), np.finfo(_dtype(inner))
+    int_info, float_info = np.iinfo(_dtype(x)), np.finfo(_dtype(inner))
     factor, shift = (float(a.data.item()) for a in (scale, zero) if isinstance(a, Constant))
-    reach = given.max - given.min
-    is_apart = given.bits < kept.nmant and given.min <= shift <= given.max
-    if not is_apart or not kept.tiny <= factor <= kept.max / reach:
+    reach = int_info.max - int_info.min
+    is_apart = int_info.bits < float_info.nmant and int_info.min <= shift <= int_info.max
+    # Subnormal or infinite products would merge neighbours.
+    if not is_apart or not float_info.tiny <= factor <= float_info.max / reach:
         return None
     return Call(call.op, (x,), call.attrs)
 
 
 def _is_one(expr: RelayExpr) -> bool:
-    """Whether an expression is a constant of one element."""
+    """Return whether an expression is a constant of one element."""
     return isinstance(expr, Constant) and expr.data.size == 1
 
 

@@ -1,4 +1,4 @@
-"""Give products and convolutions weights of few elements in blocks (BSR).
+"""Block-sparse (BSR) weights for products and convolutions.
 
     nn.dense(%x, %w)    ->  nn.sparse_dense(%x, %w.data, %w.indices, %w.indptr)     DenseToSparse
     nn.conv2d(%x, %w)   ->  nn.sparse_conv2d(%x, %w.data, %w.indices, %w.indptr)    Conv2dToSparse
@@ -6,7 +6,7 @@
     nn.dense(%x, transpose(%w, [1, 0]))  ->  nn.dense(%x, %w.T)                 SimplifyFCTranspose
 
 The parameters of functions change with it; ekiden.relay.data_dep_optimization changes their values.
-Convolutions are those of steps of 1 without groups whose border keeps the extent of the data.
+Convolutions are those of strides of 1 without groups whose border keeps the extent of the data.
 """
 
 from __future__ import annotations
@@ -47,19 +47,23 @@ def blocks_of(weight: Array, block_size: tuple[int, int]) -> tuple[Array, Array,
 
 
 def conv_matrix(weight: Array, layout: str) -> Array:
-    """The weight of a convolution, laid out for data of a layout, as a matrix [channels,
-    columns]."""
+    """Return the weight of a convolution as a matrix [channels, columns].
+
+    Args:
+        weight: The weight.
+        layout: The layout of the data.
+    """
     flat = weight.reshape(-1, weight.shape[-1]).T if layout == "NHWC" else weight
     return flat.reshape(flat.shape[0], -1)
 
 
 def window_of(weight_shape: Sequence[int], layout: str) -> tuple[int, ...]:
-    """The window of such a weight."""
+    """Return the window of such a weight."""
     return tuple(weight_shape[:2] if layout == "NHWC" else weight_shape[2:])
 
 
 def is_plain_conv(call: Call, layout: str, kernel_size: int) -> bool:
-    """Whether `nn.sparse_conv2d` computes what a convolution does."""
+    """Return whether `nn.sparse_conv2d` computes what a convolution does."""
     attrs = call.attrs
     assert isinstance(attrs, Conv2DAttrs)
     kind = call.args[1].checked_type
@@ -74,13 +78,13 @@ def is_plain_conv(call: Call, layout: str, kernel_size: int) -> bool:
 
 
 class _Weights:
-    """The parameters of a function that others take the place of, as calls need them."""
+    """Parameters of a function that replace weights, as calls need them."""
 
-    def __init__(self, made: Mapping[str, Callable[[Var], tuple[Var, ...]]]) -> None:
-        self.made, self.found = made, dict[Var, tuple[Var, ...]]()
+    def __init__(self, makers: Mapping[str, Callable[[Var], tuple[Var, ...]]]) -> None:
+        self.made, self.found = makers, dict[Var, tuple[Var, ...]]()
 
     def of(self, weight: Expr) -> tuple[Var, ...] | None:
-        """What stands for a weight; None for one that stays."""
+        """Return the parameters that replace a weight; None for one that stays."""
         if not isinstance(weight, Var) or weight.name_hint not in self.made:
             return None
         if weight not in self.found:
@@ -88,24 +92,25 @@ class _Weights:
         return self.found[weight]
 
     def on(self, function: Function, table: Mapping[str, Rewrite]) -> Function:
-        """The function with calls rewritten, and the parameters that they then have."""
+        """Rewrite the calls of a function, and its parameters."""
         body = rewrite_calls(function.body, table)
-        left = set(free_vars(body))
+        still_used = set(free_vars(body))
         parameters: list[Var] = []
-        for each in function.params:
-            if each not in self.found or each in left:
-                parameters.append(each)
-            parameters += self.found.get(each, ())
+        for param in function.params:
+            # A weight that other calls use too stays beside its replacements.
+            if param not in self.found or param in still_used:
+                parameters.append(param)
+            parameters += self.found.get(param, ())
         return function.with_fields(params=tuple(parameters), body=body, ret_type=None)
 
 
 def _parameter_pass(
     name: str,
-    made: Mapping[str, Callable[[Var], tuple[Var, ...]]],
+    makers: Mapping[str, Callable[[Var], tuple[Var, ...]]],
     table: Callable[[_Weights], Mapping[str, Rewrite]],
 ) -> Pass:
     def rewrite(function: Function) -> Function:
-        weights = _Weights(made)
+        weights = _Weights(makers)
         return weights.on(function, table(weights))
 
     def transform(module: IRModule, context: PassContext) -> IRModule:
@@ -115,26 +120,30 @@ def _parameter_pass(
 
 
 def _parameter(name: str, kind: TensorType) -> Var:
-    made = Var(name, kind)
-    made.set_checked_type(kind)
-    return made
+    variable = Var(name, kind)
+    variable.set_checked_type(kind)
+    return variable
 
 
 def _sparse_parts(shape: Sequence[Dim]) -> Callable[[Var], tuple[Var, ...]]:
-    """The three parameters of a weight from the numbers of their shapes, one after the other: the
-    last two are of vectors."""
+    """Return the maker of the three parameters of a weight.
+
+    Args:
+        shape: The numbers of their shapes, one after the other: the last two are of vectors.
+    """
 
     def parts(weight: Var) -> tuple[Var, ...]:
-        """The parameters of a weight, named after it with `.data` and so on; data in its dtype, the
-        other two int32.
+        """Return the parameters of a weight, named after it with `.data` and so on.
+
+        The data has its dtype, the other two int32.
         """
         kind = weight.checked_type
         assert isinstance(kind, TensorType)
         shapes = (tuple(shape[:-2]), (shape[-2],), (shape[-1],))
         dtypes = (kind.dtype, "int32", "int32")
         return tuple(
-            _parameter(f"{weight.name_hint}.{part}", TensorType(as_shape(dims), dtype))
-            for part, dims, dtype in zip(PARTS, shapes, dtypes, strict=True)
+            _parameter(f"{weight.name_hint}.{suffix}", TensorType(as_shape(dims), dtype))
+            for suffix, dims, dtype in zip(PARTS, shapes, dtypes, strict=True)
         )
 
     return parts
@@ -150,15 +159,21 @@ def _by_name(
 def DenseToSparse(  # noqa: N802
     weight_name: Sequence[str], weight_shape: Sequence[Sequence[Dim]]
 ) -> Pass:
-    """`nn.dense` with the weights of these names as `nn.sparse_dense`; the shapes are those of
-    their data, indices and indptr, one after the other."""
+    """Return the pass that makes `nn.dense` with some weights `nn.sparse_dense`.
+
+    Args:
+        weight_name: The names of the weights.
+        weight_shape: The shapes of their data, indices and indptr, one after the other.
+    """
 
     def table(weights: _Weights) -> Mapping[str, Rewrite]:
-        """The rewrite of nn.dense for those weights."""
+        """Return the rewrite of nn.dense for those weights."""
 
         def dense(call: Call) -> Call | None:
-            parts = weights.of(call.args[1])
-            return None if parts is None else op.nn.sparse_dense(call.args[0], parts)
+            sparse_params = weights.of(call.args[1])
+            return (
+                None if sparse_params is None else op.nn.sparse_dense(call.args[0], sparse_params)
+            )
 
         return {"nn.dense": dense}
 
@@ -171,20 +186,27 @@ def Conv2dToSparse(  # noqa: N802
     layout: str,
     kernel_size: int,
 ) -> Pass:
-    """`nn.conv2d` with the weights of these names as `nn.sparse_conv2d`, as `DenseToSparse`."""
+    """Return the pass that makes `nn.conv2d` with some weights `nn.sparse_conv2d`.
+
+    Args:
+        weight_name: The names of the weights.
+        weight_shape: The shapes of their data, indices and indptr, one after the other.
+        layout: The layout of the data.
+        kernel_size: The window.
+    """
 
     def table(weights: _Weights) -> Mapping[str, Rewrite]:
-        """The rewrite of nn.conv2d for those weights."""
+        """Return the rewrite of nn.conv2d for those weights."""
 
         def conv(call: Call) -> Call | None:
-            """None for a convolution with strides, padding or another layout or window than was
-            said.
+            """Rewrite a convolution; None for one with strides, padding or another layout or
+            window.
             """
             fits = is_plain_conv(call, layout, kernel_size)
-            parts = weights.of(call.args[1]) if fits else None
-            if parts is None:
+            sparse_params = weights.of(call.args[1]) if fits else None
+            if sparse_params is None:
                 return None
-            return op.nn.sparse_conv2d(call.args[0], parts, layout, kernel_size)
+            return op.nn.sparse_conv2d(call.args[0], sparse_params, layout, kernel_size)
 
         return {"nn.conv2d": conv}
 
@@ -194,11 +216,17 @@ def Conv2dToSparse(  # noqa: N802
 def Conv2dToSparse2(  # noqa: N802
     layout: str, kernel_size: int, blocksize: tuple[int, int], sparsity_threshold: float
 ) -> Pass:
-    """`nn.conv2d` with constant weights as `nn.sparse_conv2d`, where at least that share of the
-    weight lies outside of blocks that hold anything."""
+    """Return the pass that makes `nn.conv2d` with sparse constant weights `nn.sparse_conv2d`.
+
+    Args:
+        layout: The layout of the data.
+        kernel_size: The window.
+        blocksize: Rows and columns of a block.
+        sparsity_threshold: The fraction of the weight that must be outside of nonzero blocks.
+    """
 
     def conv(call: Call) -> Call | None:
-        """None where the weight has fewer zero blocks than the threshold."""
+        """Rewrite a convolution; None where the weight has fewer zero blocks than the threshold."""
         weight = call.args[1]
         if not isinstance(weight, Constant) or not is_plain_conv(call, layout, kernel_size):
             return None
@@ -206,11 +234,11 @@ def Conv2dToSparse2(  # noqa: N802
         data, indices, indptr = blocks_of(matrix, (blocksize[0], blocksize[1]))
         if 1 - data.size / matrix.size < sparsity_threshold:
             return None
-        parts = Constant(data), Constant(indices), Constant(indptr)
-        return op.nn.sparse_conv2d(call.args[0], parts, layout, kernel_size)
+        sparse_weight = Constant(data), Constant(indices), Constant(indptr)
+        return op.nn.sparse_conv2d(call.args[0], sparse_weight, layout, kernel_size)
 
     def transform(module: IRModule, context: PassContext) -> IRModule:
-        """The module with those convolutions."""
+        """Rewrite those convolutions of a module."""
         return map_functions(
             module, lambda f: f.with_fields(body=rewrite_calls(f.body, {"nn.conv2d": conv}))
         )
@@ -225,20 +253,20 @@ def _turned(weight: Var) -> tuple[Var, ...]:
 
 
 def SimplifyFCTranspose(target_weight_name: Sequence[str]) -> Pass:  # noqa: N802
-    """`nn.dense` with the transposes of these weights takes parameters that are transposed."""
+    """Return the pass that replaces transposed weights of `nn.dense` by transposed parameters."""
 
     def table(weights: _Weights) -> Mapping[str, Rewrite]:
-        """The rewrite of nn.dense for those weights."""
+        """Return the rewrite of nn.dense for those weights."""
 
         def dense(call: Call) -> Call | None:
-            """The product with the new parameter, which holds the transpose: transpose(w) is no
-            longer computed.
-            """
+            """Rewrite a product with the new parameter, which holds the transpose."""
             source = transposed_weight(call)
-            parts = None if source is None else weights.of(source)
-            return None if parts is None else call.with_fields(args=(call.args[0], *parts))
+            new_weight = None if source is None else weights.of(source)
+            return (
+                None if new_weight is None else call.with_fields(args=(call.args[0], *new_weight))
+            )
 
         return {"nn.dense": dense}
 
-    made = {str(name): _turned for name in target_weight_name}
-    return _parameter_pass("SimplifyFCTranspose", made, table)
+    makers = {str(name): _turned for name in target_weight_name}
+    return _parameter_pass("SimplifyFCTranspose", makers, table)

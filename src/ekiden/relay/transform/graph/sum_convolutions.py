@@ -1,4 +1,4 @@
-"""Add up the weights of convolutions of one tensor whose results are added.
+"""Summation of the weights of convolutions of one tensor whose results are added.
 
     add(nn.conv2d(%x, V), nn.conv2d(%x, W))            ->  nn.conv2d(%x, V + W)
     add(nn.conv2d(%x, V [c, c, 3, 3], padding=1),
@@ -6,20 +6,22 @@
     add(nn.conv2d(%x, V), multiply(%x, s))             ->  nn.conv2d(%x, V + s at the centre, on
                                                            the diagonal)
     add(add(%y, a), add(%z, b))                        ->  add(add(%y, %z), a + b)
+
 Only for floating point and constants V, W, s, a, b.
 
     (V x) + (W x) = (V + W) x
 
 holds for real numbers; of floats sums are rounded otherwise than before, as where scales go into
-weights. Networks that are trained with several branches and written as such (RepVGG, MobileOne)
-are then as fast as the plain ones that they stand for.
+weights. Networks that are trained with several branches and written as such (RepVGG, MobileOne) are
+then as fast as the plain ones that they are equivalent to.
 
-A window is put into a larger one where its taps read what some taps of that read: strides are
+A window is added to a larger one where its taps read what some taps of that read: strides are
 equal, and dilations along axes where both have several taps. Then no convolution gets more taps
 than it had. A tensor itself, without a factor, stays: to add it costs its convolution no pass of
 its own (FuseOps). What another node reads too stays, as it would be computed twice.
 
-Behind FoldScaleAxis, which takes scales into weights, and before layouts change: it knows OIHW.
+Runs behind FoldScaleAxis, which folds scales into weights, and before layouts change: it knows
+OIHW.
 """
 
 from __future__ import annotations
@@ -63,7 +65,9 @@ class _Window:
 
     @staticmethod
     def of(expr: RelayExpr) -> _Window | None:
-        """None of what is no convolution by a constant, with channels first."""
+        """Return the convolution that an expression is, if it is by a constant, with channels
+        first; else None.
+        """
         row = row_of(expr)
         if row is None or row.channels is None:
             return None
@@ -82,68 +86,77 @@ class _Window:
 
     @property
     def data(self) -> RelayExpr:
-        """What it reads."""
+        """Return what it reads."""
         return self.call.args[0]
 
     @property
     def taps(self) -> tuple[int, ...]:
-        """Along each axis."""
+        """Return the number of taps along each axis."""
         return self.weight.shape[2:]
 
-    def place_of(self, other: _Window) -> tuple[int, ...] | None:
-        """The tap that reads what the first one of another reads; None where the other's taps are
-        not among its own."""
-        mine, theirs = self.attrs, other.attrs
+    def place_of(self, smaller: _Window) -> tuple[int, ...] | None:
+        """Return the tap that reads what the first one of another reads; None where the other's
+        taps are not among its own.
+        """
+        mine, theirs = self.attrs, smaller.attrs
         alike = (mine.strides, mine.groups, self.weight.shape[:2], self.weight.dtype)
-        if alike != (theirs.strides, theirs.groups, other.weight.shape[:2], other.weight.dtype):
+        if alike != (theirs.strides, theirs.groups, smaller.weight.shape[:2], smaller.weight.dtype):
             return None
-        for taps, one, two in zip(other.taps, mine.dilation, theirs.dilation, strict=True):
+        for taps, one, two in zip(smaller.taps, mine.dilation, theirs.dilation, strict=True):
             if taps > 1 and one != two:
                 return None
-        first = theirs.padding[: len(other.taps)]
-        return self._place([-side for side in first], other.taps)
+        first = theirs.padding[: len(smaller.taps)]
+        return self._place([-side for side in first], smaller.taps)
 
     def _place(self, first: Sequence[int], taps: Sequence[int]) -> tuple[int, ...] | None:
-        """The tap that reads the data at an offset from a result's own place; None where it, or
-        some behind it, are no taps."""
-        own, found = self.attrs.padding[: len(taps)], []
+        """Return the tap that reads the data at an offset from a result's own index.
+
+        Returns:
+            None where that, or some behind it, are no taps.
+        """
+        own, taps_found = self.attrs.padding[: len(taps)], []
         axes = zip(first, own, self.attrs.dilation, self.taps, taps, strict=True)
         for at, padding, dilation, size, count in axes:
-            tap, rest = divmod(at + padding, dilation)
-            if rest or tap < 0 or tap + count > size:
+            tap, remainder = divmod(at + padding, dilation)
+            if remainder or tap < 0 or tap + count > size:
                 return None
-            found.append(tap)
-        return tuple(found)
+            taps_found.append(tap)
+        return tuple(taps_found)
 
-    def take(self, other: _Window) -> bool:
+    def take(self, smaller: _Window) -> bool:
         """Add another's weight to its own, if its taps are among its own."""
-        place = self.place_of(other)
-        if place is None:
+        offset = self.place_of(smaller)
+        if offset is None:
             return False
-        at = tuple(slice(tap, tap + size) for tap, size in zip(place, other.taps, strict=True))
-        return self._add(other.weight, (slice(None), slice(None), *at))
+        at = tuple(slice(tap, tap + size) for tap, size in zip(offset, smaller.taps, strict=True))
+        return self._add(smaller.weight, (slice(None), slice(None), *at))
 
     def take_scale(self, scale: Array) -> bool:
-        """Add what multiplies its data channel by channel, if some tap reads a result's place."""
+        """Add what multiplies its data channel by channel, if some tap reads a result's
+        own index.
+        """
         channels, depth = self.weight.shape[:2]
         rank = len(self.taps)
         if set(self.attrs.strides) != {1} or channels != depth * self.attrs.groups:
             return False
-        place = self._place([0] * rank, [1] * rank)
-        if place is None or scale.dtype != self.weight.dtype:
+        centre = self._place([0] * rank, [1] * rank)
+        if centre is None or scale.dtype != self.weight.dtype:
             return False
-        each = np.arange(channels)
-        return self._add(np.broadcast_to(scale, (channels,)), (each, each % depth, *place))
+        channel_range = np.arange(channels)
+        # Channel i reads input i % depth of its group.
+        return self._add(
+            np.broadcast_to(scale, (channels,)), (channel_range, channel_range % depth, *centre)
+        )
 
     def _add(self, what: Array, at: tuple[slice | int | Array, ...]) -> bool:
         wider = np.zeros_like(self.weight)
         wider[at] = what
         with np.errstate(all="ignore"):  # a sum out of range is refused below
             terms = _largest(self.weight + wider)
-        made = merged_sum(self.weight, wider, terms)
-        if made is not None:
-            self.weight = made
-        return made is not None
+        total = merged_sum(self.weight, wider, terms)
+        if total is not None:
+            self.weight = total
+        return total is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +168,7 @@ class _Scaled:
 
     @staticmethod
     def of(expr: RelayExpr) -> _Scaled | None:
-        """None of what is none."""
+        """Return the scaled tensor that an expression is; else None."""
         row = row_of(expr)
         if row is None or row.linear is not Linear.SCALES or not row.commutes:
             return None
@@ -182,7 +195,7 @@ def _is_sum(expr: RelayExpr) -> bool:
 
 
 class _Sums:
-    """Rewrites the sums of one graph."""
+    """Rewriter of the sums of one graph."""
 
     def __init__(self, root: RelayExpr) -> None:
         self.order = evaluation_order(root)
@@ -198,15 +211,15 @@ class _Sums:
         self.new: dict[RelayExpr, RelayExpr] = {}
 
     def run(self, root: RelayExpr) -> RelayExpr:
-        """The graph with shorter sums."""
+        """Return the graph with shorter sums."""
         for expr in self.order:
             is_whole = _is_sum(expr) and id(expr) not in self.parts
-            made = self._shorter(expr) if is_whole and is_float(_type(expr).dtype) else None
-            self.new[expr] = made or with_children(expr, self.new)
+            shortened = self._shorter(expr) if is_whole and is_float(_type(expr).dtype) else None
+            self.new[expr] = shortened or with_children(expr, self.new)
         return self.new[root]
 
     def _terms(self, root: RelayExpr) -> Iterator[RelayExpr]:
-        """Of a sum, with those of its parts, in order."""
+        """Yield the terms of a sum, nested sums flattened, in order."""
         stack = [root]
         while stack:
             expr = stack.pop()
@@ -216,21 +229,21 @@ class _Sums:
                 yield expr
 
     def _shorter(self, root: RelayExpr) -> RelayExpr | None:
-        """A sum of fewer terms; None where there is none."""
+        """Return a sum of fewer terms; None where there is none."""
         terms = list(self._terms(root))
-        many, windows = len(terms), [self._window(t, root) for t in terms]
+        num_terms, windows = len(terms), [self._window(t, root) for t in terms]
         self._merge(terms, windows)
-        known = [t.data for t in terms if isinstance(t, Constant)]
+        constant_terms = [t.data for t in terms if isinstance(t, Constant)]
         weights = [_largest(w.weight).max() for w in windows if w is not None and w.weight.size]
-        constants = _added(known, np.max(weights) if weights else None)
-        kept = self._kept(terms, windows)
-        if len(kept) + len(constants) == many:
+        constants = _added(constant_terms, np.max(weights) if weights else None)
+        remaining = self._kept(terms, windows)
+        if len(remaining) + len(constants) == num_terms:
             return None
-        left: list[RelayExpr] = [*kept, *map(Constant, constants)]
-        made = left[0]
-        for term in left[1:]:
-            made = op.add(made, term).with_fields(span=root.span)
-        return typed(made)
+        new_terms: list[RelayExpr] = [*remaining, *map(Constant, constants)]
+        total = new_terms[0]
+        for term in new_terms[1:]:
+            total = op.add(total, term).with_fields(span=root.span)
+        return typed(total)
 
     def _window(self, term: RelayExpr, root: RelayExpr) -> _Window | None:
         if self.uses[id(term)] != 1 or isinstance(term, Constant):
@@ -238,22 +251,25 @@ class _Sums:
         return _Window.of(term) if same_shape(_type(term), _type(root)) else None
 
     def _merge(self, terms: list[RelayExpr], windows: list[_Window | None]) -> None:
-        """Add weights up; terms and windows whose weights others took are taken out."""
-        left = {i: window for i, window in enumerate(windows) if window is not None}
+        """Add weights up, and remove the terms and windows whose weights others absorbed."""
+        hosts = {i: window for i, window in enumerate(windows) if window is not None}
         gone: set[int] = set()
-        for i in sorted(left, key=lambda i: -left[i].weight.size):  # those with most taps first
-            if i not in left:
+        for i in sorted(hosts, key=lambda i: -hosts[i].weight.size):  # those with most taps first
+            if i not in hosts:
                 continue
-            taken = [
-                j for j, other in left.items() if j != i and left[i].data is other.data
-                and left[i].take(other)
+            absorbed = [
+                j for j, candidate in hosts.items() if j != i and hosts[i].data is candidate.data
+                and hosts[i].take(candidate)
             ]  # fmt: skip
-            gone.update(taken)
-            left = {j: other for j, other in left.items() if j not in gone}
+            gone.update(absorbed)
+            hosts = {j: host_left for j, host_left in hosts.items() if j not in gone}
         for j, term in enumerate(terms):
+            # A scale is a window of one tap with a diagonal weight, so it fits into any that has
+            # the centre.
             scaled = _Scaled.of(term) if self.uses[id(term)] == 1 else None
             if scaled is not None and any(
-                host.data is scaled.data and host.take_scale(scaled.scale) for host in left.values()
+                host.data is scaled.data and host.take_scale(scaled.scale)
+                for host in hosts.values()
             ):
                 gone.add(j)
         for j in sorted(gone, reverse=True):
@@ -262,18 +278,18 @@ class _Sums:
     def _kept(
         self, terms: Sequence[RelayExpr], windows: Sequence[_Window | None]
     ) -> list[RelayExpr]:
-        """The terms that are no constants, of the new graph."""
-        found = []
+        """Return the terms that are no constants, of the new graph."""
+        remaining = []
         for term, window in zip(terms, windows, strict=True):
             if isinstance(term, Constant):
                 continue
-            made = self.new[term]
+            new_term = self.new[term]
             if window is not None and window.weight is not _weight(window.call):
-                assert isinstance(made, Call)
+                assert isinstance(new_term, Call)
                 weight = Constant(window.weight, span=window.call.args[1].span)
-                made = made.with_fields(args=(made.args[0], weight))
-            found.append(made)
-        return found
+                new_term = new_term.with_fields(args=(new_term.args[0], weight))
+            remaining.append(new_term)
+        return remaining
 
 
 def _weight(call: Call) -> Array:
@@ -290,17 +306,17 @@ def _largest(weight: Array) -> Array:
 
 def _added(constants: Sequence[Array], terms: Array | None) -> list[Array]:
     """Add up constants of one shape; `terms` as in merged_sum."""
-    found: list[Array] = []
+    sums: list[Array] = []
     for value in constants:
-        for i, other in enumerate(found):
-            is_alike = other.shape == value.shape and other.dtype == value.dtype
-            made = merged_sum(other, value, terms) if is_alike else None
-            if made is not None:
-                found[i] = made
+        for i, partial_sum in enumerate(sums):
+            is_alike = partial_sum.shape == value.shape and partial_sum.dtype == value.dtype
+            total = merged_sum(partial_sum, value, terms) if is_alike else None
+            if total is not None:
+                sums[i] = total
                 break
         else:
-            found.append(value)
-    return found
+            sums.append(value)
+    return sums
 
 
 def _sum_convolutions(module: IRModule, context: PassContext) -> IRModule:
@@ -310,5 +326,5 @@ def _sum_convolutions(module: IRModule, context: PassContext) -> IRModule:
 
 
 def SumConvolutions() -> Pass:  # noqa: N802
-    """The pass described at the top of this file."""
+    """Return the pass described at the top of this file."""
     return Pass("SumConvolutions", _sum_convolutions, 3, (InferType(),))

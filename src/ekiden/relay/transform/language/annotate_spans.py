@@ -1,4 +1,4 @@
-"""Give every expression its place in the text that the module prints as.
+"""Spans of every expression, in the text that the module prints as.
 
 def @main(%x: float32) { add(%x, 1f) }   ->   the same, with line and column of each expression
 """
@@ -13,7 +13,7 @@ _SOURCE = "GeneratedSource"
 
 
 def AnnotateSpans() -> Pass:  # noqa: N802
-    """The pass described at the top of this file."""
+    """Return the pass described at the top of this file."""
 
     def transform(module: IRModule, context: PassContext) -> IRModule:
         return parse(module.astext(), _SOURCE)

@@ -1,10 +1,10 @@
-"""Make loop programs functions of Relay, which call them.
+"""Loop programs as functions of Relay, which call them.
 
-@prim_func addone(a, b): ..    def @main(%x) { @addone(%x) }
-->  def @addone(%a, Inline=1) { call_lowered(%a, func=addone) }    def @main(%x) { @addone(%x) }
+    @prim_func addone(a, b): ..    def @main(%x) { @addone(%x) }
+    ->  def @addone(%a, Inline=1) { call_lowered(%a, func=addone) }    def @main(%x) { @addone(%x) }
 
-From there on a loop program is an operator like any other: it may be a value, be called where it is
-named, and becomes a kernel of its own.
+From there on a loop program is an operator like any other: it may be a value, be called by its
+name, and becomes a kernel of its own.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from ekiden.tir.stmt import PrimFunc
 
 @module_pass(name="CallPrimFuncs")
 def _call_prim_funcs(module: IRModule, context: PassContext) -> IRModule:
-    made = {
+    functions = {
         name: as_function(f.with_attr("global_symbol", name.name_hint))
         if isinstance(f, PrimFunc)
         else f
         for name, f in module.functions.items()
     }
-    return module.with_functions(made)
+    return module.with_functions(functions)
 
 
 def CallPrimFuncs() -> Pass:  # noqa: N802
-    """The pass described at the top of this file."""
+    """Return the pass described at the top of this file."""
     return _call_prim_funcs

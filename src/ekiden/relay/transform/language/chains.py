@@ -1,4 +1,4 @@
-"""Let-chains as lists: what passes over A-normal form work on.
+"""Let-chains as lists, for passes over A-normal form.
 
     let %y = add(%x, %x); let %z = exp(%y); %z
     <-> Chain([(%y, add(%x, %x)), (%z, exp(%y))], %z)
@@ -22,13 +22,13 @@ Binding = tuple[Var, RelayExpr]
 
 @dataclass(slots=True)
 class Chain:
-    """The bindings of one scope in order, and the atom that is its result."""
+    """Bindings of one scope in order, and the atom that is its result."""
 
     bindings: list[tuple[Var, RelayExpr]] = field(default_factory=list)
     result: RelayExpr | None = None
 
     def wrap(self) -> RelayExpr:
-        """`let ...; let ...; result`"""
+        """Return `let ...; let ...; result`."""
         assert self.result is not None
         return let_chain(self.bindings, self.result)
 
@@ -52,22 +52,22 @@ class Chain:
 
 
 def op_name(value: RelayExpr) -> str:
-    """The name of the operator a value calls; empty if it calls none."""
+    """Return the name of the operator that a value calls; empty if it calls none."""
     return value.op.name if isinstance(value, Call) and isinstance(value.op, Op) else ""
 
 
 def let_chain(bindings: list[tuple[Var, RelayExpr]], result: RelayExpr) -> RelayExpr:
-    """Nested lets around a result, typed like the result."""
-    known = result.checked_type_or_none()
+    """Return nested lets around a result, typed like the result."""
+    result_type = result.checked_type_or_none()
     for variable, value in reversed(bindings):
         result = Let(variable, value, result)
-        if known is not None:
-            result.set_checked_type(known)
+        if result_type is not None:
+            result.set_checked_type(result_type)
     return result
 
 
 def unchain(body: RelayExpr) -> Chain:
-    """The bindings of a let-chain, as a list."""
+    """Return the bindings of a let-chain, as a list."""
     chain = Chain()
     while isinstance(body, Let):
         chain.bindings.append((body.var, body.value))
@@ -77,7 +77,9 @@ def unchain(body: RelayExpr) -> Chain:
 
 
 def all_bindings(body: RelayExpr) -> Iterator[Binding]:
-    """The bindings of every let-chain below (and with) body, each chain's in order. Iterative."""
+    """Yield the bindings of every let-chain below (and with) body, each chain's in order.
+    Iterative.
+    """
     stack = [body]
     while stack:
         for variable, value in unchain(stack.pop()).bindings:
@@ -86,19 +88,23 @@ def all_bindings(body: RelayExpr) -> Iterator[Binding]:
 
 
 def map_chains(body: RelayExpr, rewrite: Callable[[Chain, bool], Chain]) -> RelayExpr:
-    """Rewrite every let-chain below (and with) body, inner ones first; `rewrite(chain,
-    is_function_body)`. Iterative.
+    """Rewrite every let-chain below (and with) body, inner ones first. Iterative.
+
+    Args:
+        body: The expression.
+        rewrite: Takes a chain, and whether it is the body of the function.
     """
-    found: list[tuple[RelayExpr, Chain]] = []
+    chains: list[tuple[RelayExpr, Chain]] = []
     stack = [body]
     while stack:
         root = stack.pop()
         chain = unchain(root)
-        found.append((root, chain))
+        chains.append((root, chain))
         for _, value in chain.bindings:
             stack.extend(bodies(value))
     new: dict[RelayExpr, RelayExpr] = {}
-    for root, chain in reversed(found):
+    # Reversed discovery order: chains inside of values are finished before those around them.
+    for root, chain in reversed(chains):
         chain.bindings = [(v, with_children(e, new) if bodies(e) else e) for v, e in chain.bindings]
         new[root] = rewrite(chain, root is body).wrap()
     return new[body]

@@ -68,10 +68,10 @@ SUFFIX = "_cps"
 
 
 def cps_type(kind: Type, answer: Type) -> Type:
-    """A type with a continuation in each type of functions below it."""
+    """Add a continuation to each type of functions in a type."""
 
     def one(at: Type) -> Type:
-        """fn(a) -> r becomes fn(a, fn(r) -> answer) -> answer."""
+        """Map fn(a) -> r to fn(a, fn(r) -> answer) -> answer."""
         if not isinstance(at, FuncType):
             return at
         after = FuncType((at.ret_type,), answer)
@@ -82,7 +82,7 @@ def cps_type(kind: Type, answer: Type) -> Type:
 
 @dataclass(slots=True, eq=False)
 class _Body:
-    """A chain of bindings to write down anew, and what is done with its result."""
+    """Chain of bindings to rebuild, and the continuation of its result."""
 
     chain: Chain
     after: RelayExpr
@@ -94,53 +94,55 @@ class _Body:
 
 
 class _Converter:
-    """Converts one global function, which has checked types."""
+    """Converter of one global function, which has checked types."""
 
     def __init__(self, names: Mapping[GlobalVar, GlobalVar]) -> None:
-        """`names` are the functions that get a continuation -> what they are called by."""
+        """Create a converter; `names` are the functions that get a continuation -> their
+        new names.
+        """
         self.names = names
         self.answer = TypeVar("Answer")
         self.new: dict[RelayExpr, RelayExpr] = {}
 
     def function(self, function: Function) -> Function:
-        """The function with a continuation, polymorphic in the answer."""
+        """Return the function with a continuation, polymorphic in the answer."""
         body = to_a_normal_form(function.body)
         for var in (*function.params, *bound_vars(body)):
-            known = var.checked_type_or_none() or var.type_annotation
-            kind = None if known is None else cps_type(known, self.answer)
+            old_type = var.checked_type_or_none() or var.type_annotation
+            kind = None if old_type is None else cps_type(old_type, self.answer)
             self.new[var] = Var(var.name_hint, kind, span=var.span)
         for at in post_order(body, into_functions=True):
             self._check(at)
         last = self._continuation(function.body.checked_type)
-        made = self._converted(body, last)
+        new_body = self._converted(body, last)
         params = (*(self._var(p) for p in function.params), last)
         kinds = (*function.type_params, self.answer)
-        return Function(params, made, self.answer, kinds, function.attrs, span=function.span)
+        return Function(params, new_body, self.answer, kinds, function.attrs, span=function.span)
 
     @staticmethod
     def _check(at: RelayExpr) -> None:
         used = [p.constructor for p in _patterns(at)]
-        for each in [*used, at] if isinstance(at, Constructor) else used:
-            if any(isinstance(k, FuncType) for k in each.inputs):
-                name = each.name_hint
+        for constructor in [*used, at] if isinstance(at, Constructor) else used:
+            if any(isinstance(k, FuncType) for k in constructor.inputs):
+                name = constructor.name_hint
                 raise CompileError(f"ToCPS: expected data without functions, got fields of {name}")
 
     def _continuation(self, kind: Type) -> Var:
         return Var("k", FuncType((cps_type(kind, self.answer),), self.answer))
 
     def _var(self, old: RelayExpr) -> Var:
-        made = self.new[old]
-        assert isinstance(made, Var)
-        return made
+        new_var = self.new[old]
+        assert isinstance(new_var, Var)
+        return new_var
 
     def _value(self, old: RelayExpr) -> RelayExpr:
-        """What stands for an atom."""
+        """Return the value of an atom."""
         if isinstance(old, GlobalVar):
             return self.names.get(old, old)
         return self.new.get(old, old)
 
     def _converted(self, root: RelayExpr, after: RelayExpr) -> RelayExpr:
-        """An A-normal form whose result goes to a continuation. Iterative."""
+        """Convert an A-normal form whose result goes to a continuation. Iterative."""
         first = _Body(unchain(root), after)
         order = [first]
         for body in order:
@@ -149,17 +151,20 @@ class _Converter:
                 if inside is not None:
                     body.inner[number] = [_Body(unchain(b), inside) for b in bodies(value)]
                     order.extend(body.inner[number])
+        # Inner bodies are finished first, as outer ones contain them; an explicit worklist needs no
+        # stack.
         for body in reversed(order):
             body.made = self._written(body)
         assert first.made is not None
         return first.made
 
     def _inside(self, body: _Body, number: int, var: Var, value: RelayExpr) -> RelayExpr | None:
-        """What is done with the results of the bodies in a bound value, None if it has none."""
+        """Return the continuation of the bodies in a bound value, None if it has none."""
         if not bodies(value):
             return None
         if isinstance(value, Function):
             return self._continuation(value.body.checked_type)
+        # No join point: the branches end where the body does.
         if self._is_last(body, number):
             return body.after
         body.joins[number] = self._continuation(value.checked_type)
@@ -178,18 +183,19 @@ class _Converter:
             result = self._binding(body, number, result)
         return result
 
-    def _binding(self, body: _Body, number: int, rest: RelayExpr) -> RelayExpr:
-        """A binding before what follows it."""
+    def _binding(self, body: _Body, number: int, following: RelayExpr) -> RelayExpr:
+        """Return a binding before what follows it."""
         old, value = body.chain.bindings[number]
         var, inner = self._var(old), body.inner.get(number, [])
         if isinstance(value, Function) and inner:
-            return Let(var, self._closure(value, inner[0]), rest)
+            return Let(var, self._closure(value, inner[0]), following)
         is_call = isinstance(value, Call) and self._takes_continuation(value.op)
         if not (inner or is_call):
-            return Let(var, self._with_new_atoms(value), rest)
+            return Let(var, self._with_new_atoms(value), following)
+        # The own continuation is passed on, so that a tail call stays one.
         if self._is_last(body, number):
             return self._handed_on(value, inner, body.after)
-        after = Function((var,), rest, self.answer)
+        after = Function((var,), following, self.answer)
         if is_call:
             return self._handed_on(value, inner, after)
         join = body.joins[number]
@@ -211,15 +217,15 @@ class _Converter:
         return rebuild(value, [self._value(c) for c in children(value)])
 
     def _handed_on(self, value: RelayExpr, inner: Iterable[_Body], after: RelayExpr) -> RelayExpr:
-        """A call or a choice whose result goes to a continuation."""
+        """Return a call or a choice whose result goes to a continuation."""
         written = [body.made for body in inner if body.made is not None]
         match value:
             case Call(op=callee, args=args):
-                given = (*map(self._value, args), after)
+                new_args = (*map(self._value, args), after)
                 kinds = [cps_type(k, self.answer) for k in value.type_args]
                 if kinds and callee in self.names:
                     kinds.append(self.answer)
-                return Call(self._value(callee), given, None, tuple(kinds), span=value.span)
+                return Call(self._value(callee), new_args, None, tuple(kinds), span=value.span)
             case If(cond=cond):
                 return If(self._value(cond), written[0], written[1], span=value.span)
             case Match(data=data, clauses=clauses, complete=complete):
@@ -239,7 +245,7 @@ class _Converter:
 
 
 def _patterns(expr: RelayExpr) -> Iterator[PatternConstructor]:
-    """The constructors that a match looks for."""
+    """Yield the constructors that a match looks for."""
     stack: list[Pattern] = [c.lhs for c in expr.clauses] if isinstance(expr, Match) else []
     while stack:
         at = stack.pop()
@@ -256,27 +262,29 @@ class _Renaming(ExprMutator):
 
 
 def _takes_part(function: BaseFunc) -> bool:
-    """Whether a global function gets a continuation: neither a primitive one nor a compiler's."""
+    """Return whether a global function gets a continuation: neither a primitive one nor a
+    compiler's.
+    """
     is_relay = isinstance(function, Function) and not is_atom(function)
     return is_relay and function.attr("Compiler") is None
 
 
 def _reached(module: IRModule, root: Function) -> list[GlobalVar]:
-    """The functions that a function calls, also by others, and that get a continuation."""
-    found: dict[GlobalVar, None] = {}
+    """Return the functions that a function calls, also by others, and that get a continuation."""
+    reached: dict[GlobalVar, None] = {}
     work = [root]
     while work:
         for at in post_order(work.pop(), into_functions=True):
-            if isinstance(at, GlobalVar) and at not in found and _takes_part(module[at]):
-                found[at] = None
+            if isinstance(at, GlobalVar) and at not in reached and _takes_part(module[at]):
+                reached[at] = None
                 work.append(module[at])  # type: ignore[arg-type]
-    return list(found)
+    return list(reached)
 
 
 def _beside(module: IRModule, name: GlobalVar) -> GlobalVar:
-    """What the function is called that stands beside another in the other style."""
-    made = name.name_hint + SUFFIX
-    return module.get_global_var(made) if made in module else GlobalVar(made)
+    """Return the name of a function's counterpart in the other style."""
+    hint = name.name_hint + SUFFIX
+    return module.get_global_var(hint) if hint in module else GlobalVar(hint)
 
 
 _PREPARED = Sequential((InferType(), EtaExpand(), InferType()), "PrepareForCPS")
@@ -286,24 +294,26 @@ _PREPARED = Sequential((InferType(), EtaExpand(), InferType()), "PrepareForCPS")
 def _to_cps(module: IRModule, context: PassContext) -> IRModule:
     typed = _PREPARED(module)
     names = {g: g for g, f in typed.functions.items() if _takes_part(f)}
-    made = dict(typed.functions)
+    functions = dict(typed.functions)
     for name in names:
-        function = made[name]
+        function = functions[name]
         assert isinstance(function, Function)
-        made[name] = _Converter(names).function(function)
-    return InferType()(typed.with_functions(made))
+        functions[name] = _Converter(names).function(function)
+    return InferType()(typed.with_functions(functions))
 
 
 def ToCPS() -> Pass:  # noqa: N802
-    """The pass described at the top of this file, over all functions of a module."""
+    """Return the pass described at the top of this file, over all functions of a module."""
     return _to_cps
 
 
 def to_cps(func: Function, mod: IRModule | None = None) -> Function:
-    """A function with a continuation (TVM's name). What it calls in `mod` stays, and gets beside it
-    a function in this style, named with `_cps` behind.
+    """Return a function with a continuation (TVM's name).
 
-    Raises CompileError for data whose fields are functions.
+    What it calls in `mod` stays, and gets a counterpart in this style, named with `_cps` behind.
+
+    Raises:
+        CompileError: For data whose fields are functions.
     """
     module = IRModule() if mod is None else mod
     own = GlobalVar("the function of to_cps")
@@ -319,7 +329,7 @@ def to_cps(func: Function, mod: IRModule | None = None) -> Function:
 
 
 def _continuation_of(function: Function) -> FuncType | None:
-    """The type of a function's continuation, None where it has none that answers for all."""
+    """Return the type of a function's continuation, None where it has none that answers for all."""
     kinds = [p.type_annotation or p.checked_type_or_none() for p in function.params]
     last, answers = kinds[-1] if kinds else None, function.type_params
     if not isinstance(last, FuncType) or len(last.arg_types) != 1 or not answers:
@@ -329,7 +339,7 @@ def _continuation_of(function: Function) -> FuncType | None:
 
 
 def _direct(function: Function, callee: RelayExpr) -> Function:
-    """A function that calls one in this style, and gives its result."""
+    """Return a function that calls one in this style, and returns its result."""
     after = _continuation_of(function)
     if after is None:
         raise CompileError(
@@ -341,17 +351,18 @@ def _direct(function: Function, callee: RelayExpr) -> Function:
     for old in function.params[:-1]:
         kind = old.type_annotation or old.checked_type
         params.append(Var(old.name_hint, substitute_type(kind, {answer: result}), span=old.span))
-    value, others = Var("result", result), function.type_params[:-1]
-    given = (*params, Function((value,), value, result))
-    body = Call(callee, given, None, (*others, result))
-    return Function(tuple(params), body, result, others, span=function.span)
+    value, type_args = Var("result", result), function.type_params[:-1]
+    call_args = (*params, Function((value,), value, result))
+    body = Call(callee, call_args, None, (*type_args, result))
+    return Function(tuple(params), body, result, type_args, span=function.span)
 
 
 def un_cps(func: Function) -> Function:
-    """A function that takes no continuation, from one that `to_cps` made (TVM's name).
+    """Return a function that takes no continuation, from one that `to_cps` converted (TVM's name).
 
-    Raises CompileError for a function without a continuation, and for one whose result is or holds
-    a function.
+    Raises:
+        CompileError: For a function without a continuation, and for one whose result is or holds a
+            function.
     """
     return _direct(func, func)
 
@@ -364,15 +375,17 @@ def _un_cps(module: IRModule, context: PassContext) -> IRModule:
         if isinstance(f, Function) and _continuation_of(f) is not None
     }
     names = {name: _beside(module, name) for name in own}
-    made: dict[GlobalVar, BaseFunc] = dict(module.functions)
+    functions: dict[GlobalVar, BaseFunc] = dict(module.functions)
     for name, function in own.items():
         renamed = _Renaming(names).visit(function)
         assert isinstance(renamed, Function)
-        made[names[name]] = renamed
-        made[name] = _direct(function, names[name])
-    return InferType()(module.with_functions(made))
+        functions[names[name]] = renamed
+        functions[name] = _direct(function, names[name])
+    return InferType()(module.with_functions(functions))
 
 
 def UnCPS() -> Pass:  # noqa: N802
-    """Functions that `ToCPS` made get their types back: each calls one named with `_cps` behind."""
+    """Return the pass that gives functions of `ToCPS` their types back: each calls one named with
+    `_cps` behind.
+    """
     return _un_cps

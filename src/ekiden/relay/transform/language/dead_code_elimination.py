@@ -1,9 +1,9 @@
-"""Drop bindings that nothing uses and that have no effect.
+"""Dead code elimination: removal of bindings that nothing uses and that have no effect.
 
-let %a = nn.relu(%x); let %b = nn.tanh(%x); %b   ->   let %b = nn.tanh(%x); %b
+    let %a = nn.relu(%x); let %b = nn.tanh(%x); %b   ->   let %b = nn.tanh(%x); %b
 
-An effect is what a program could tell: writing, reading or making a reference, drawing numbers,
-calling a function of which that is not known. An operator that refuses an index counts as pure: a
+An effect is what a program could observe: writing, reading or creating a reference, drawing random
+numbers, calling a function that may do so. An operator that refuses an index counts as pure: a
 program that does not use the result may end without the error.
 """
 
@@ -40,14 +40,16 @@ def _is_pure_call(call: Call) -> bool:
 
 
 def has_effect(expr: RelayExpr) -> bool:
-    """Whether the expression itself, apart from what is inside, might do more than give a value."""
+    """Return whether the expression itself, apart from its children, might do more than return a
+    value.
+    """
     if isinstance(expr, Call):
         return not _is_pure_call(expr)
     return isinstance(expr, (RefCreate, RefRead, RefWrite))
 
 
 def is_pure(value: RelayExpr) -> bool:
-    """Whether evaluating a value can be left out. A function value is pure whatever its body
+    """Return whether evaluating a value can be left out. A function value is pure whatever its body
     does.
     """
     if isinstance(value, Function):
@@ -58,26 +60,28 @@ def is_pure(value: RelayExpr) -> bool:
 def drop_unused_bindings(
     bindings: list[Binding], result: RelayExpr, ignore_impurity: bool = False
 ) -> list[Binding]:
-    """The bindings that a result needs or that have an effect, in order."""
+    """Return the bindings that a result needs or that have an effect, in order."""
     used = {e for e in evaluation_order(result) if isinstance(e, Var)}
-    kept: list[Binding] = []
+    live: list[Binding] = []
+    # Backwards, so that what only dropped bindings used is dropped in the same pass.
     for variable, value in reversed(bindings):
         if variable in used or not (ignore_impurity or is_pure(value)):
-            kept.append((variable, value))
+            live.append((variable, value))
             used |= {e for e in evaluation_order(value) if isinstance(e, Var)}
-    return kept[::-1]
+    return live[::-1]
 
 
 def _bodies_of(root: RelayExpr, dead: Set[RelayExpr]) -> RelayExpr:
-    """`root` with the bodies of some lets in their place."""
+    """Replace some lets of `root` by their bodies."""
     return rewrite_graph(
         root, lambda old, new: new.body if old in dead and isinstance(new, Let) else new
     )
 
 
 def _without_unused_operands(root: RelayExpr, ignore_impurity: bool) -> RelayExpr:
-    """`root` without the unused bindings of lets that are operands, which begin no chain of a
-    scope: add({ let %a = 1; 3 }, 2) -> add(3, 2)."""
+    """Remove the unused bindings of lets that are operands, which begin no chain of a scope: add({
+    let %a = 1; 3 }, 2) -> add(3, 2).
+    """
     while True:
         order = evaluation_order(root)
         used = {o for e in order for o in (*operands(e), *bodies(e)) if isinstance(o, Var)}
@@ -89,8 +93,8 @@ def _without_unused_operands(root: RelayExpr, ignore_impurity: bool) -> RelayExp
 
 
 def _inline_once(chain: Chain) -> Chain:
-    """A chain with the pure values that are used once in place of their names, where no function
-    value captures them.
+    """Replace names of pure values that are used once by the values, where no function value
+    captures them.
     """
     assert chain.result is not None
     uses: Counter[RelayExpr] = Counter()
@@ -102,34 +106,39 @@ def _inline_once(chain: Chain) -> Chain:
                 captured |= set(free_vars(expr))
     uses.update([chain.result])
     new: dict[RelayExpr, RelayExpr] = {}
-    kept: list[Binding] = []
+    remaining: list[Binding] = []
     for variable, value in chain.bindings:
-        placed = rewrite_graph(value, lambda old, made: new.get(old, made))
+        placed = rewrite_graph(value, lambda old, rebuilt: new.get(old, rebuilt))
         once = uses[variable] == 1 and variable not in captured
         if once and is_pure(value) and not isinstance(value, Function):
             new[variable] = placed
         else:
-            kept.append((variable, placed))
-    return Chain(kept, rewrite_graph(chain.result, lambda old, made: new.get(old, made)))
+            remaining.append((variable, placed))
+    return Chain(
+        remaining,
+        rewrite_graph(chain.result, lambda old, rebuilt_result: new.get(old, rebuilt_result)),
+    )
 
 
 def DeadCodeElimination(  # noqa: N802
     inline_once: bool = False, ignore_impurity: bool = False
 ) -> Pass:
-    """The pass described at the top of this file.
+    """Return the pass described at the top of this file.
 
-    inline_once: also put pure values that are used once in place of their names. ignore_impurity:
-    drop what is not used whatever its effect.
+    Args:
+        inline_once: Whether pure values that are used once replace their names.
+        ignore_impurity: Whether unused bindings go whatever their effect.
     """
 
     def drop(chain: Chain, is_function_body: bool) -> Chain:
-        """A chain without what nothing needs; the inner chains come first, so that what only a
-        dropped branch used is unused here.
+        """Remove what nothing needs from a chain.
+
+        Inner chains come first, so that what only a dropped branch used is unused here.
         """
         assert chain.result is not None
-        kept = drop_unused_bindings(chain.bindings, chain.result, ignore_impurity)
-        left = Chain(kept, chain.result)
-        return _inline_once(left) if inline_once else left
+        live = drop_unused_bindings(chain.bindings, chain.result, ignore_impurity)
+        remaining = Chain(live, chain.result)
+        return _inline_once(remaining) if inline_once else remaining
 
     def live(body: RelayExpr) -> RelayExpr:
         return _without_unused_operands(map_chains(body, drop), ignore_impurity)

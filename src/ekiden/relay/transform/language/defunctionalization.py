@@ -1,9 +1,10 @@
-"""Turn functions as values into data, so that a program of any order becomes one of first order.
+"""Defunctionalization: functions as values become data, so that a program of any order becomes one
+of first order.
 
     let %f = fn (%y: float32) { add(%y, %x) };  %f(1f)
-->  type Fn0 { Fn0_0(float32) }
-    def @apply_0(%f: Fn0, %a: float32) { match (%f) { Fn0_0(%x) => add(%a, %x) } }
-    let %f = Fn0_0(%x);  @apply_0(%f, 1f)
+    ->  type Fn0 { Fn0_0(float32) }
+        def @apply_0(%f: Fn0, %a: float32) { match (%f) { Fn0_0(%x) => add(%a, %x) } }
+        let %f = Fn0_0(%x);  @apply_0(%f, 1f)
 
 Each type of functions becomes a data type with a constructor for each function value of that type,
 which holds what that captures. Polymorphic functions, local ones too, are first copied for each of
@@ -57,8 +58,10 @@ from ekiden.runtime.lazy_dataclass import dataclass
 
 
 def monomorphize(module: IRModule, entry: str = "main") -> IRModule:
-    """The functions that an entry reaches, each polymorphic one once for each of its type
-    arguments. Needs types filled in.
+    """Return the functions that an entry reaches, each polymorphic one once for each of its type
+    arguments.
+
+    Needs checked types.
     """
     maker = _Instances(module)
     first = module.get_global_var(entry)
@@ -79,13 +82,20 @@ class _Instances:
         """The polymorphic functions that the function being made binds by name."""
 
     def instance(self, name: GlobalVar, type_args: tuple[Type, ...]) -> GlobalVar:
-        """The name of a function at some types; it is made later."""
+        """Return the name of a function at some types; its body is created later."""
         key = (name, type_args)
         if key not in self.names:
-            taken = {g.name_hint for g in self.module} | {g.name_hint for g in self.names.values()}
+            used_names = {g.name_hint for g in self.module} | {
+                g.name_hint for g in self.names.values()
+            }
             number = sum(1 for g, _ in self.names if g is name)
-            made = name if not type_args else GlobalVar(_fresh(f"{name.name_hint}_{number}", taken))
-            self.names[key] = made
+            instance_name = (
+                name
+                if not type_args
+                else GlobalVar(_fresh(f"{name.name_hint}_{number}", used_names))
+            )
+            self.names[key] = instance_name
+            # The name exists before the body, so that recursive functions end.
             self.todo.append(key)
         return self.names[key]
 
@@ -109,7 +119,9 @@ class _Instances:
         types: Mapping[TypeVar, Type],
         outer: Mapping[RelayExpr, RelayExpr],
     ) -> Function:
-        """A copy at some types; polymorphic functions inside are copied where they are used."""
+        """Copy a function at some types; polymorphic functions inside are copied where they are
+        used.
+        """
         nested: dict[RelayExpr, RelayExpr] = {
             e: e
             for e in post_order(function, into_functions=True)
@@ -118,9 +130,9 @@ class _Instances:
         new = dict(outer)
         for expr in post_order_after(function, {**outer, **nested}):
             new[expr] = self._copy(expr, types, new)
-        made = new[function]
-        assert isinstance(made, Function)
-        return made.with_fields(type_params=())
+        copied = new[function]
+        assert isinstance(copied, Function)
+        return copied.with_fields(type_params=())
 
     def _used(
         self,
@@ -129,10 +141,11 @@ class _Instances:
         types: Mapping[TypeVar, Type],
         new: Mapping[RelayExpr, RelayExpr],
     ) -> RelayExpr:
-        """A polymorphic function at the types of one use."""
+        """Return a polymorphic function at the types of one use."""
         if isinstance(value, GlobalVar):
             return self.instance(value, tuple(type_args))
         function = self.local.get(value, value) if isinstance(value, Var) else value
+        # Polymorphic recursion would need infinitely many instances.
         if not isinstance(function, Function) or value in free_vars(function):
             raise CompileError(
                 f"defunctionalization: {_name(value)} is polymorphic, and not a function whose"
@@ -148,18 +161,18 @@ class _Instances:
         types: Mapping[TypeVar, Type],
         new: Mapping[RelayExpr, RelayExpr],
     ) -> RelayExpr:
-        """An argument, at the type that the callee expects where its own is polymorphic."""
+        """Return an argument, at the type that the callee expects where its own is polymorphic."""
         if not _is_polymorphic(value):
             return new[value]
         scheme = value.checked_type
         assert isinstance(scheme, FuncType)
-        found = None if expected is None else _matched(scheme, substitute_type(expected, types))
-        if found is None:
+        type_args = None if expected is None else _matched(scheme, substitute_type(expected, types))
+        if type_args is None:
             raise CompileError(
                 f"defunctionalization: {_name(value)} is used as a value of unknown type; wrap it"
                 " into a function of concrete types"
             )
-        return self._used(value, found, types, new)
+        return self._used(value, type_args, types, new)
 
     def _copy(
         self, expr: RelayExpr, types: Mapping[TypeVar, Type], new: Mapping[RelayExpr, RelayExpr]
@@ -173,15 +186,16 @@ class _Instances:
             case GlobalVar():
                 return expr
             case Call():
-                wanted = _parameters(expr)
+                expected_types = _parameters(expr)
                 args = tuple(
-                    self._argument(a, t, types, new) for a, t in zip(expr.args, wanted, strict=True)
+                    self._argument(a, t, types, new)
+                    for a, t in zip(expr.args, expected_types, strict=True)
                 )
-                given = tuple(substitute_type(t, types) for t in expr.type_args)
+                type_args = tuple(substitute_type(t, types) for t in expr.type_args)
                 if isinstance(expr.op, GlobalVar):
-                    callee: RelayExpr = self.instance(expr.op, given)
+                    callee: RelayExpr = self.instance(expr.op, type_args)
                 elif _is_polymorphic(expr.op) and not isinstance(expr.op, (Op, Constructor)):
-                    callee = self._used(expr.op, given, types, new)
+                    callee = self._used(expr.op, type_args, types, new)
                 else:
                     callee = new[expr.op]
                 return Call(callee, args, expr.attrs, span=expr.span)
@@ -222,40 +236,40 @@ def _name(value: RelayExpr) -> str:
 
 
 def _parameters(call: Call) -> Sequence[Type | None]:
-    """The types that a call's callee expects, None where they are not known."""
+    """Return the types that a call's callee expects, None where they are not known."""
     kind = call.op.checked_type_or_none()
     if not isinstance(kind, FuncType) or len(kind.arg_types) != len(call.args):
         return (None,) * len(call.args)
     if len(kind.type_params) != len(call.type_args):
         return kind.arg_types
-    known = dict(zip(kind.type_params, call.type_args, strict=True))
-    return [substitute_type(t, known) for t in kind.arg_types]
+    substitution = dict(zip(kind.type_params, call.type_args, strict=True))
+    return [substitute_type(t, substitution) for t in kind.arg_types]
 
 
 def _matched(scheme: FuncType, concrete: Type) -> list[Type] | None:
-    """The types that make a polymorphic function type a concrete one."""
-    found: dict[Type, Type] = {}
+    """Return the type arguments that make a polymorphic function type a concrete one."""
+    substitution: dict[Type, Type] = {}
     plain = FuncType(scheme.arg_types, scheme.ret_type)
     work: list[tuple[Type, Type]] = [(plain, concrete)]
     while work:
-        mine, other = work.pop()
+        mine, concrete_part = work.pop()
         if isinstance(mine, TypeVar) and mine in scheme.type_params:
-            if found.setdefault(mine, other) != other:
+            if substitution.setdefault(mine, concrete_part) != concrete_part:
                 return None
             continue
-        inside, outside = type_children(mine), type_children(other)
-        if type(mine) is not type(other) or len(inside) != len(outside):
+        inside, outside = type_children(mine), type_children(concrete_part)
+        if type(mine) is not type(concrete_part) or len(inside) != len(outside):
             return None
-        if not inside and mine != other:
+        if not inside and mine != concrete_part:
             return None
         work.extend(zip(inside, outside, strict=True))
-    known = [found.get(v) for v in scheme.type_params]
-    return None if None in known else [t for t in known if t is not None]
+    type_args = [substitution.get(v) for v in scheme.type_params]
+    return None if None in type_args else [t for t in type_args if t is not None]
 
 
-def _fresh(hint: str, taken: set[str]) -> str:
+def _fresh(hint: str, used_names: set[str]) -> str:
     name, count = hint, 0
-    while name in taken:
+    while name in used_names:
         count += 1
         name = f"{hint}_{count}"
     return name
@@ -263,7 +277,7 @@ def _fresh(hint: str, taken: set[str]) -> str:
 
 @dataclass(eq=False, slots=True)
 class _Family:
-    """The data type that stands for one type of functions."""
+    """Data type that represents one type of functions."""
 
     kind: FuncType
     header: GlobalTypeVar
@@ -275,26 +289,33 @@ class _Family:
     def add(
         self, captured: Sequence[Type], rhs: Callable[[tuple[Var, ...]], RelayExpr]
     ) -> Constructor:
-        """A constructor over what is captured; `rhs(its fields)` is what applying it computes."""
+        """Add a constructor over captured types.
+
+        Args:
+            captured: The types of what is captured.
+            rhs: Takes the fields, and returns what applying the constructor computes.
+        """
         number = len(self.constructors)
         name = f"{self.header.name_hint}_{number}"
-        made = Constructor(name, tuple(captured), self.header, number)
-        self.constructors.append(made)
-        self.clauses.append(Clause(PatternConstructor(made, ()), Var("later")))
+        constructor = Constructor(name, tuple(captured), self.header, number)
+        self.constructors.append(constructor)
+        # The placeholder reserves the number: computing the right side may add further
+        # constructors.
+        self.clauses.append(Clause(PatternConstructor(constructor, ()), Var("later")))
         fields = tuple(Var(f"c{i}", t) for i, t in enumerate(captured))
-        pattern = PatternConstructor(made, tuple(map(PatternVar, fields)))
+        pattern = PatternConstructor(constructor, tuple(map(PatternVar, fields)))
         self.clauses[number] = Clause(pattern, rhs(fields))
-        return made
+        return constructor
 
     def function(self) -> Function:
-        """The function that applies a value of this family."""
+        """Return the function that applies a value of this type."""
         which = Var("f", TypeCall(self.header, ()))
         body = Match(which, tuple(self.clauses))
         return Function((which, *self.params), body, self.kind.ret_type)
 
 
 class _Defunctionalizer:
-    """Rewrites the functions of a monomorphic, typed module."""
+    """Rewriter of the functions of a monomorphic, typed module."""
 
     def __init__(self, module: IRModule) -> None:
         self.module = module
@@ -303,13 +324,14 @@ class _Defunctionalizer:
         self._globals: dict[GlobalVar, Constructor] = {}
 
     def run(self) -> IRModule:
-        """The module of first order."""
+        """Return the module of first order."""
         definitions = {h: self._data(d) for h, d in self.module.type_definitions.items()}
         functions: dict[GlobalVar | str, BaseFunc] = {}
         for name, function in self.module.functions.items():
             is_ours = isinstance(function, Function) and function.attr("Compiler") is None
             functions[name] = self._function(function) if is_ours else function  # type: ignore[arg-type]
         done: set[_Family] = set()
+        # Building an apply function may create further families.
         while len(done) < len(self.families):
             for family in [f for f in self.families.values() if f not in done]:
                 functions[family.apply] = family.function()
@@ -319,55 +341,61 @@ class _Defunctionalizer:
         return InferType()(IRModule(functions, definitions, self.module.attrs))
 
     def type(self, kind: Type) -> Type:
-        """A type with data types in place of types of functions."""
+        """Return a type with data types in place of types of functions."""
         return map_type(kind, lambda t: self._family_type(t) if isinstance(t, FuncType) else t)
 
     def _family_type(self, kind: FuncType) -> Type:
         return TypeCall(self._family(kind).header, ())
 
     def _family(self, kind: FuncType) -> _Family:
-        """The family of a type of functions whose parts hold no types of functions any more."""
+        """Return the data type of a type of functions whose components contain no types of
+        functions.
+        """
         if kind not in self.families:
             number = len(self.families)
-            taken = {g.name_hint for g in self.module}
+            used_names = {g.name_hint for g in self.module}
             header = GlobalTypeVar(f"Fn{number}")
             params = tuple(Var(f"a{i}", t) for i, t in enumerate(kind.arg_types))
-            apply = GlobalVar(_fresh(f"apply_{number}", taken))
+            apply = GlobalVar(_fresh(f"apply_{number}", used_names))
             self.families[kind] = _Family(kind, header, apply, params)
         return self.families[kind]
 
     def _parts(self, kind: Type) -> _Family:
-        """The family of the type of a function value, as it was inferred."""
+        """Return the data type of the inferred type of a function value."""
         assert isinstance(kind, FuncType), f"expected a function, got {kind}"
         args = tuple(map(self.type, kind.arg_types))
         return self._family(FuncType(args, self.type(kind.ret_type)))
 
     def _data(self, data: Node) -> Node:
         assert isinstance(data, TypeData)
-        made = []
-        for each in data.constructors:
-            inputs = tuple(map(self.type, each.inputs))
-            new = each if inputs == each.inputs else each.with_fields(inputs=inputs)
-            self.constructors[each] = new
-            made.append(new)
-        return data.with_fields(constructors=tuple(made))
+        constructors_ = []
+        for constructor in data.constructors:
+            inputs = tuple(map(self.type, constructor.inputs))
+            new = (
+                constructor
+                if inputs == constructor.inputs
+                else constructor.with_fields(inputs=inputs)
+            )
+            self.constructors[constructor] = new
+            constructors_.append(new)
+        return data.with_fields(constructors=tuple(constructors_))
 
     def _function(self, function: Function) -> Function:
-        """A global function; only what is inside of it are function values."""
+        """Rewrite a global function; only what is inside of it are function values."""
         new: dict[RelayExpr, RelayExpr] = {}
         own = {e.value: e.var for e in post_order(function, True) if isinstance(e, Let)}
         for expr in post_order(function, into_functions=True):
             if expr is not function:
                 new[expr] = self._rewrite(expr, new, own)
         params = [new[p] for p in function.params]
-        made = rebuild(function, [*params, self._value(function.body, new)])
-        assert isinstance(made, Function)
+        rebuilt = rebuild(function, [*params, self._value(function.body, new)])
+        assert isinstance(rebuilt, Function)
         kind = function.checked_type
         assert isinstance(kind, FuncType)
-        return made.with_fields(ret_type=self.type(kind.ret_type))
+        return rebuilt.with_fields(ret_type=self.type(kind.ret_type))
 
     def _value(self, expr: RelayExpr, new: Mapping[RelayExpr, RelayExpr]) -> RelayExpr:
-        """What stands for an expression that is used as a value."""
+        """Return the value of an expression that is used as a value."""
         if not isinstance(expr, GlobalVar):
             return new[expr]
         if expr not in self._globals:
@@ -384,8 +412,8 @@ class _Defunctionalizer:
     ) -> RelayExpr:
         match expr:
             case Var(name_hint=hint):
-                known = expr.checked_type_or_none() or expr.type_annotation
-                return Var(hint, None if known is None else self.type(known), span=expr.span)
+                var_type = expr.checked_type_or_none() or expr.type_annotation
+                return Var(hint, None if var_type is None else self.type(var_type), span=expr.span)
             case Constructor():
                 return self.constructors.get(expr, expr)
             case Function() if is_atom(expr):
@@ -423,18 +451,19 @@ class _Defunctionalizer:
         number = len(family.constructors)
 
         def rhs(fields: tuple[Var, ...]) -> RelayExpr:
-            """What the clause for this closure does: the captured values are the constructor's
-            fields, the parameters those of `apply`, and the function itself, where it is recursive,
-            the closure made again from the fields.
+            """Return the body of the clause for this closure.
+
+            Captured values are the constructor's fields, the parameters those of `apply`, and the
+            function itself, where it is recursive, is the closure rebuilt from the fields.
             """
             within: dict[Var, RelayExpr] = {}
-            for value, one in zip(values, fields, strict=True):
+            for value, field_var in zip(values, fields, strict=True):
                 assert isinstance(value, Var)
-                within[value] = one
-            for param, given in zip(function.params, family.params, strict=True):
+                within[value] = field_var
+            for param, apply_param in zip(function.params, family.params, strict=True):
                 inner = new[param]
                 assert isinstance(inner, Var)
-                within[inner] = given
+                within[inner] = apply_param
             if own is not None:
                 itself = new[own]
                 assert isinstance(itself, Var)
@@ -449,8 +478,8 @@ def _with_constructors(pattern: Pattern, new: Mapping[Constructor, Constructor])
         inner = tuple(_with_constructors(p, new) for p in pattern.patterns)
         pattern = pattern.with_fields(patterns=inner)
     if isinstance(pattern, PatternConstructor):
-        made = new.get(pattern.constructor, pattern.constructor)
-        return pattern.with_fields(constructor=made)
+        new_constructor = new.get(pattern.constructor, pattern.constructor)
+        return pattern.with_fields(constructor=new_constructor)
     return pattern
 
 
@@ -460,14 +489,16 @@ def _defunctionalize(module: IRModule, context: PassContext) -> IRModule:
 
 
 def Defunctionalize() -> Pass:  # noqa: N802
-    """The pass described at the top of this file, for what `main` reaches."""
+    """Return the pass described at the top of this file, for what `main` reaches."""
     return Sequential((InferType(), EtaExpand(), InferType(), _defunctionalize), "Defunctionalize")
 
 
 def Defunctionalization(func: Function, mod: IRModule) -> Function:  # noqa: N802
-    """TVM's form of the pass: `func` of first order; `mod` gets the functions and types it needs.
+    """Return `func` of first order (TVM's form of the pass); `mod` gets the functions and types it
+    needs.
 
-    Raises CompileError when a polymorphic function is used as a value.
+    Raises:
+        CompileError: When a polymorphic function is used as a value.
     """
     done = Defunctionalize()(mod.with_function("main", func))
     main = done["main"]

@@ -1,4 +1,4 @@
-"""Wrap constructors and global functions used as values into functions.
+"""Eta expansion: constructors and global functions used as values are wrapped into functions.
 
     @map(Cons, ..)   ->   @map(fn (%a: A, %b: List[A]) { Cons(%a, %b) }, ..)
     @f               ->   fn (%a) { @f(%a) }
@@ -19,11 +19,16 @@ from ekiden.relay.visitor import CHILDREN, post_order, rebuild, substitute_type
 
 
 def _wrapper(callee: RelayExpr, kind: FuncType) -> Function:
-    """Its type parameters are its own: those of a constructor are its data type's."""
+    """Return a function that calls a constructor or global function.
+
+    Its type parameters are its own: those of a constructor are its data type's.
+    """
     own = {v: TypeVar(v.name_hint, v.kind) for v in kind.type_params}
-    given, result = (substitute_type(t, own) for t in (TupleType(kind.arg_types), kind.ret_type))
-    assert isinstance(given, TupleType)
-    params = tuple(Var(f"eta{i}", t) for i, t in enumerate(given.fields))
+    arg_tuple, result = (
+        substitute_type(t, own) for t in (TupleType(kind.arg_types), kind.ret_type)
+    )
+    assert isinstance(arg_tuple, TupleType)
+    params = tuple(Var(f"eta{i}", t) for i, t in enumerate(arg_tuple.fields))
     return Function(params, Call(callee, params), result, tuple(own.values()))
 
 
@@ -31,13 +36,13 @@ def _expand(root: RelayExpr, module: IRModule, constructors: bool, functions: bo
     new: dict[RelayExpr, RelayExpr] = {}
 
     def value_of(child: RelayExpr) -> RelayExpr:
-        """A constructor or global function that is a value becomes fn(x, ...) { f(x, ...) } of its
-        type.
+        """Wrap a constructor or global function that is a value into fn(x, ...) { f(x, ...) } of
+        its type.
         """
-        wanted = (constructors and isinstance(child, Constructor)) or (
+        is_wrapped = (constructors and isinstance(child, Constructor)) or (
             functions and isinstance(child, GlobalVar)
         )
-        if not wanted:
+        if not is_wrapped:
             return new.get(child, child)
         kind = child.checked_type_or_none()
         if kind is None and isinstance(child, GlobalVar):
@@ -56,10 +61,12 @@ def _expand(root: RelayExpr, module: IRModule, constructors: bool, functions: bo
 
 
 def EtaExpand(expand_constructor: bool = True, expand_global_var: bool = False) -> Pass:  # noqa: N802
-    """The pass described at the top of this file, for constructors and (or) global functions."""
+    """Return the pass described at the top of this file, for constructors and (or) global
+    functions.
+    """
 
     def transform(module: IRModule, context: PassContext) -> IRModule:
-        """The module; global functions' types are those before the pass."""
+        """Expand the functions of a module; global functions' types are those before the pass."""
 
         def one(body: RelayExpr) -> RelayExpr:
             return _expand(body, module, expand_constructor, expand_global_var)

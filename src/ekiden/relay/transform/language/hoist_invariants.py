@@ -1,22 +1,22 @@
-"""Loop-invariant code motion: compute before a loop what its iterations do not change.
+"""Loop-invariant code motion: computing before a loop what its iterations do not change.
 
     let %loop = fn (%i, %v) { if (less(%i, 9)) { %loop(add(%i, 1), add(%v, sort(%x))) } else .. };
-->  let %invariant = sort(%x);
-    let %loop = fn (%i, %v) { if (less(%i, 9)) { %loop(add(%i, 1), add(%v, %invariant)) } else .. };
+    ->  let %invariant = sort(%x);
+        let %loop = fn (%i, %v) { if (less(%i, 9)) { %loop(add(%i, 1), add(%v, %invariant)) } .. };
 
 Loops are functions that call themselves, and functions that others call for each element of a list.
-A graph has no places: what only the body of such a function uses is evaluated in the body, each
-time, whether the program was written so or Inline put an argument there. This pass gives it the
-place outside of all functions whose parameters it does not depend on.
+A graph does not say where a node is evaluated: what only the body of such a function uses is
+evaluated in the body, each time, whether the program was written so or Inline put an argument
+there. This pass moves it outside of all functions whose parameters it does not depend on.
 
 What moves has no effect and cannot fail: its data are not refused (`OpDef.refuses`), its shapes are
 proved to fit. So it may be computed before a loop without iterations, and out of a branch that no
-iteration takes, which costs it once at most. A loop inside of a loop moves as a whole, but not out
-of a branch, whose condition may be what ends it; the branch in which the outer function calls
+iteration takes, which costs it once at most. A loop inside of a loop moves as one region, but not
+out of a branch, whose condition may be what ends it; the branch in which the outer function calls
 itself runs in all iterations, except perhaps the last. Tuples and fills cost nothing and stay where
 they are read.
 
-Afterwards what moved is bound by a let, so that no later pass, and no kernel, takes it back into
+Afterwards what moved is bound by a let, so that no later pass, and no kernel, moves it back into
 the loop. Time is linear, times the depth of nested functions.
 """
 
@@ -158,17 +158,18 @@ class _Hoister:
                     bodies_of[opener] = inner[0]
         named = [e for e in self.order if isinstance(e, Let) and e.value in bodies_of]
         body_of = {e.var: bodies_of[e.value] for e in named}
-        found: set[Scope] = set()
+        reaching: set[Scope] = set()
         for expr, scope in self.scopes.where.items():
             if isinstance(expr, Call) and isinstance(expr.op, Var) and expr.op in body_of:
                 body = body_of[expr.op]
                 at: Scope | None = scope
                 while at is not None and at is not body and at.depth > body.depth:
-                    if at in found:
+                    # The scopes further out have been recorded with it.
+                    if at in reaching:
                         break
-                    found.add(at)
+                    reaching.add(at)
                     at = at.parent
-        return found
+        return reaching
 
     # Places.
 
@@ -194,6 +195,7 @@ class _Hoister:
                 earliest = at
         for symbol in _symbols_of(expr):
             named = self.symbols.get(symbol)
+            # A dimension that is bound elsewhere has no value at the target.
             if named is None or enclosing_scope(scope, named.depth) is not named:
                 return None
             if named.depth > earliest.depth:
@@ -210,8 +212,8 @@ class _Hoister:
     def _note_aliases(self, value: RelayExpr) -> None:
         """Note the names of a value that moves, and their names: all stand for it in what moves
         with it."""
-        place = self.places.get(self.aliases.get(value, value))
-        if place is None or not place.moves or _is_free(value):
+        motion = self.places.get(self.aliases.get(value, value))
+        if motion is None or not motion.moves or _is_free(value):
             return
         unseen = [value]
         while unseen:
@@ -230,6 +232,7 @@ class _Hoister:
             return None
         inner, nodes = _contents(expr, scope)
         self.visits += len(nodes)
+        # Deep nests would be visited once per level.
         if self.visits > MAX_REGION_VISITS * len(self.order):
             return None
         functions = {e.var for e in nodes if isinstance(e, Let) and isinstance(e.value, Function)}
@@ -238,19 +241,19 @@ class _Hoister:
         read = {o: None for e in nodes for o in (*operands(e), *bodies(e))}
         for node in nodes:
             read.pop(node, None)
-        place = self._latest(expr, scope, [o for o in read if not self._is_inside(o, inner)])
-        symbols = {s for e in nodes for s in _symbols_of(e)} if place is not None else set()
+        motion = self._latest(expr, scope, [o for o in read if not self._is_inside(o, inner)])
+        symbols = {s for e in nodes for s in _symbols_of(e)} if motion is not None else set()
         for named in (self.symbols.get(s) for s in symbols):
-            if place is None or named is None or named in inner:
+            if motion is None or named is None or named in inner:
                 continue
-            if named.depth > place.earliest.depth:
-                place.earliest = named
-        if place is not None and any(isinstance(e, Function) for e in nodes):
-            place.earliest = _target(scope, place.earliest, self.scopes.certain)
-        return place
+            if named.depth > motion.earliest.depth:
+                motion.earliest = named
+        if motion is not None and any(isinstance(e, Function) for e in nodes):
+            motion.earliest = _target(scope, motion.earliest, self.scopes.certain)
+        return motion
 
     def _is_inside(self, operand: RelayExpr, inner: set[Scope]) -> bool:
-        """Whether what a region reads is part of it, or of no scope."""
+        """Return whether what a region reads is part of it, or of no scope."""
         at = self.scopes.where.get(operand) or self.scopes.visible.get(operand)
         return at is None or at in inner
 
@@ -259,9 +262,9 @@ class _Hoister:
     def _moved(self) -> dict[RelayExpr, Scope]:
         """Return the expressions that move, with the scopes that they move to."""
         targets: dict[RelayExpr, Scope] = {}
-        for expr, place in self.places.items():
+        for expr, motion in self.places.items():
             scope = self.scopes.where[expr]
-            target = _target(scope, place.earliest, self.scopes.body) if place.moves else scope
+            target = _target(scope, motion.earliest, self.scopes.body) if motion.moves else scope
             if target is not scope:
                 targets[expr] = target
         return targets
@@ -287,17 +290,17 @@ class _Hoister:
         new: dict[RelayExpr, RelayExpr] = {}
         bindings: dict[Scope, list[Binding]] = {}
         for expr in self.order:
-            place = self.scopes.where.get(expr)
-            given: dict[RelayExpr, RelayExpr] = {}
+            scope = self.scopes.where.get(expr)
+            children_: dict[RelayExpr, RelayExpr] = {}
             for operand in operands(expr):
-                given[operand] = self._replaced(operand, names, new)
-            for body in place.inner.get(expr, ()) if place is not None else ():
+                children_[operand] = self._replaced(operand, names, new)
+            for body in scope.inner.get(expr, ()) if scope is not None else ():
                 result = self._replaced(body.result, names, new)
-                given[body.result] = let_chain(bindings.pop(body, []), result)
+                children_[body.result] = let_chain(bindings.pop(body, []), result)
             if isinstance(expr, Let):  # its body may be its variable, which an alias replaces
-                new[expr] = _with_parts(expr, given[expr.value], given[expr.body])
+                new[expr] = _with_parts(expr, children_[expr.value], children_[expr.body])
             else:
-                new[expr] = with_children(expr, given) if given else expr
+                new[expr] = with_children(expr, children_) if children_ else expr
             if expr in names:
                 variable = names[expr]
                 assert isinstance(variable, Var)
@@ -320,10 +323,10 @@ def _with_parts(let: Let, value: RelayExpr, body: RelayExpr) -> RelayExpr:
     """Return a let with another value and body, of the type that it had."""
     if value is let.value and body is let.body:
         return let
-    made = Let(let.var, value, body, let.span)
+    rebuilt = Let(let.var, value, body, let.span)
     if (kind := let.checked_type_or_none()) is not None:
-        made.set_checked_type(kind)
-    return made
+        rebuilt.set_checked_type(kind)
+    return rebuilt
 
 
 def _target(scope: Scope, earliest: Scope, body_of: Mapping[Scope, Scope | None]) -> Scope:
@@ -345,7 +348,7 @@ def _contents(expr: RelayExpr, scope: Scope) -> tuple[set[Scope], list[RelayExpr
     nodes = [expr]
     if isinstance(expr, Let) and isinstance(expr.value, Function):
         nodes.append(expr.value)
-    stack = [inner for each in nodes for inner in scope.inner.get(each, ())]
+    stack = [inner for opener in nodes for inner in scope.inner.get(opener, ())]
     inside: set[Scope] = set()
     while stack:
         body = stack.pop()
@@ -356,8 +359,9 @@ def _contents(expr: RelayExpr, scope: Scope) -> tuple[set[Scope], list[RelayExpr
 
 
 def _is_movable(expr: RelayExpr, functions: set[Var] | None = None) -> bool:
-    """Whether an expression has no effect and cannot fail: operators, and in a region that moves as
-    a whole calls of the functions that it binds.
+    """Return whether an expression has no effect and cannot fail.
+
+    That holds for operators, and in a region for calls of the functions that it binds.
     """
     match expr:
         case Call(op=Op() as op):
@@ -375,7 +379,7 @@ def _is_movable(expr: RelayExpr, functions: set[Var] | None = None) -> bool:
 
 
 def _is_free(expr: RelayExpr) -> bool:
-    """Whether an expression costs nothing where it is read: a tuple, a fill."""
+    """Return whether an expression costs nothing where it is read: a tuple, a fill."""
     if isinstance(expr, Call) and isinstance(expr.op, Op):
         return expr.op.definition.fills is not None
     return isinstance(expr, Tuple)
@@ -383,13 +387,13 @@ def _is_free(expr: RelayExpr) -> bool:
 
 def _symbol_scopes(scopes: _Scopes) -> dict[Symbol, Scope]:
     """Return the outermost scope in which the type of a variable shows each named dimension."""
-    found: dict[Symbol, Scope] = {}
+    outermost: dict[Symbol, Scope] = {}
     for variable, scope in scopes.visible.items():
         kind = variable.checked_type_or_none()
         for symbol in () if kind is None else _shown(kind):
-            if symbol not in found or scope.depth < found[symbol].depth:
-                found[symbol] = scope
-    return found
+            if symbol not in outermost or scope.depth < outermost[symbol].depth:
+                outermost[symbol] = scope
+    return outermost
 
 
 def _shown(kind: Type) -> Iterator[Symbol]:
@@ -399,14 +403,14 @@ def _shown(kind: Type) -> Iterator[Symbol]:
 
 def _symbols_of(expr: RelayExpr) -> set[Symbol]:
     """Return the named dimensions in the type and the attributes of an expression."""
-    found: set[Symbol] = set()
+    symbols: set[Symbol] = set()
     kind = expr.checked_type_or_none()
     for tensor in () if kind is None else type_post_order(kind):
         if isinstance(tensor, TensorType):
-            found.update(_open(tensor.shape))
+            symbols.update(_open(tensor.shape))
     if isinstance(expr, Call) and isinstance(expr.attrs, Attrs):
-        found.update(_open(tuple(expr.attrs[name] for name in expr.attrs)))
-    return found
+        symbols.update(_open(tuple(expr.attrs[name] for name in expr.attrs)))
+    return symbols
 
 
 def _open(values: tuple[object, ...]) -> Iterator[Symbol]:
@@ -420,7 +424,7 @@ def _open(values: tuple[object, ...]) -> Iterator[Symbol]:
 
 
 def HoistInvariants() -> Pass:  # noqa: N802
-    """The pass described at the top of this file."""
+    """Return the pass described at the top of this file."""
 
     def transform(module: IRModule, context: PassContext) -> IRModule:
         return map_functions(module, hoist_invariants)

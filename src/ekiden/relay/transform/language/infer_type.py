@@ -1,4 +1,4 @@
-"""Find the type of every expression.
+"""Type inference for every expression.
 
   fn (%x: Tensor[(n, 3), float32]) { nn.relu(%x) }
 : fn (Tensor[(n, 3), float32]) -> Tensor[(n, 3), float32]
@@ -32,5 +32,5 @@ _INFER_TYPE = Pass("InferType", _infer)
 
 
 def InferType() -> Pass:  # noqa: N802
-    """The pass described at the top of this file."""
+    """Return the pass described at the top of this file."""
     return _INFER_TYPE

@@ -1,10 +1,10 @@
-"""Put the bodies of global functions where they are called.
+"""Inlining of global functions.
 
     def @twice(%y, Inline=1) { add(%y, %y) }    def @main(%x) { @twice(nn.relu(%x)) }
-->  def @main(%x) { %0 = nn.relu(%x); add(%0, %0) }
+    ->  def @main(%x) { %0 = nn.relu(%x); add(%0, %0) }
 
 Functions with the attribute Inline are inlined, unless they are recursive or polymorphic; one that
-was inlined everywhere goes away. An argument that is more than a name stays evaluated once: as
+was inlined everywhere is removed. An argument that is more than a name is still evaluated once: as
 a shared value where it is pure; bound by a let where it is not, or where a function inside of the
 callee reads it, as a loop would evaluate it in each iteration. What is one kernel stays whole and
 is called in place: a function for an external compiler, and one that is marked Primitive.
@@ -46,7 +46,7 @@ from ekiden.relay.visitor import fresh_copy
 
 
 def inline(module: IRModule, wanted: Callable[[GlobalVar, Function], bool]) -> IRModule:
-    """The module with calls of the wanted functions replaced by their bodies."""
+    """Return the module with calls of selected functions replaced by their bodies."""
     graph = CallGraph(module)
     recursive = {name for group in graph.cycles() for name in group}
     inlined: dict[GlobalVar, Function] = {}
@@ -67,14 +67,19 @@ def inline(module: IRModule, wanted: Callable[[GlobalVar, Function], bool]) -> I
 def _with_bodies(
     body: RelayExpr, functions: Mapping[GlobalVar, Function], is_part: bool
 ) -> RelayExpr:
-    """`body` with calls of these functions replaced; used as values they become function values. In
-    what `is_part` of a kernel no kernel stays whole.
+    """Inline functions into a body; used as values they become function values.
+
+    Args:
+        body: The body.
+        functions: The functions to inline.
+        is_part: Whether the body is inside of a kernel, where no kernel stays whole.
     """
 
     def rewrite(old: RelayExpr, new: RelayExpr) -> RelayExpr:
-        """A call becomes the body over its arguments; a name used as a value a copy with variables
-        of its own, as no variable may be bound twice. A kernel stays whole; as a value it is a
-        function that calls it.
+        """Replace a call by the body over its arguments, and a name used as a value by a copy.
+
+        A copy has variables of its own, as no variable may be bound twice. A kernel stays whole; as
+        a value it is a function that calls it.
         """
         if isinstance(old, GlobalVar) and old in functions:
             return _value_of(functions[old])
@@ -83,11 +88,11 @@ def _with_bodies(
             callee = functions[old.op]
             if is_part or not is_kernel(callee):
                 return apply(callee, new, dims_of_call(callee, old.args))
-            made = new.with_fields(op=_marked(callee))
-            known = old.checked_type_or_none()
-            if known is not None:
-                made.set_checked_type(known)
-            return made
+            kernel_call = new.with_fields(op=_marked(callee))
+            old_type = old.checked_type_or_none()
+            if old_type is not None:
+                kernel_call.set_checked_type(old_type)
+            return kernel_call
         return new
 
     return rewrite_graph(body, rewrite)
@@ -110,15 +115,21 @@ def _value_of(function: Function) -> Function:
 def apply(
     function: Function, call: Call, dims: Mapping[Symbol, PrimExpr] | None = None
 ) -> RelayExpr:
-    """The body of a function over the arguments of a call, with variables of its own; `dims` are
-    the names of dimensions that are others there.
+    """Return the body of a function over the arguments of a call, with variables of its own.
 
-    Raises ValueError when their numbers differ.
+    Args:
+        function: The function.
+        call: The call.
+        dims: Names of dimensions that have other values there.
+
+    Raises:
+        ValueError: When the numbers of arguments differ.
     """
     captured = captured_vars(evaluation_order(function.body))
     within: dict[Var, RelayExpr] = {}
     bindings: list[tuple[Var, RelayExpr]] = []
     for param, arg in zip(function.params, call.args, strict=True):
+        # A function inside may run many times, so what it reads must be computed before it.
         is_shared = param not in captured or isinstance(arg, Constant) or is_atom(arg)
         if is_shared and is_pure(arg) and not isinstance(arg, Function):
             within[param] = arg
@@ -131,7 +142,7 @@ def apply(
 
 
 def _without_unused(module: IRModule, names: set[GlobalVar]) -> IRModule:
-    """The module without those of these functions that nothing refers to."""
+    """Remove those of some functions that nothing refers to."""
     graph = CallGraph(module)
     return module.with_functions(
         {g: f for g, f in module.functions.items() if g not in names or graph.ref_count(g)}
@@ -149,16 +160,16 @@ def _is_wanted(function: BaseFunc) -> bool:
 
 @module_pass(name="Inline", opt_level=1)
 def _inline(module: IRModule, context: PassContext) -> IRModule:
-    wanted = [f for f in module.functions.values() if _is_wanted(f)]
-    if not wanted:
+    selected = [f for f in module.functions.values() if _is_wanted(f)]
+    if not selected:
         return module
     if not all(
-        isinstance(f, Function) and is_kernel(f) for f in wanted
+        isinstance(f, Function) and is_kernel(f) for f in selected
     ):  # whose checks go with them, and whose sizes are others
         module = map_functions(MatchDeclaredShapes()(module), with_types_of_cells)
     return inline(module, lambda name, function: _is_wanted(function))
 
 
 def Inline() -> Pass:  # noqa: N802
-    """The pass described at the top of this file."""
+    """Return the pass described at the top of this file."""
     return _inline

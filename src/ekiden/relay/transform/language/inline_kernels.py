@@ -1,10 +1,11 @@
-"""Call kernels that are global functions in place: regions of other compilers, primitive functions.
+"""Calls of kernels that are global functions, in place: regions of other compilers, primitive
+functions.
 
-def @region(%y, Compiler="c", ..) {..}   def @main(%x) { @region(nn.relu(%x)) }
-->  def @main(%x) { fn (%y, Compiler="c", Primitive=1, ..) {..}(nn.relu(%x)) }
+    def @region(%y, Compiler="c", ..) {..}   def @main(%x) { @region(nn.relu(%x)) }
+    ->  def @main(%x) { fn (%y, Compiler="c", Primitive=1, ..) {..}(nn.relu(%x)) }
 
-`Inline` does so too, with the functions that are marked to be inlined. The virtual
-machine's compiler needs this pass at any opt level: later passes know a kernel by what is called.
+`Inline` does so too, with the functions that are marked to be inlined. The virtual machine's
+compiler needs this pass at any opt level: later passes know a kernel by its callee.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ def _inline_kernels(module: IRModule, context: PassContext) -> IRModule:
 
 
 def InlineKernels() -> Pass:  # noqa: N802
-    """The pass described at the top of this file."""
+    """Return the pass described at the top of this file."""
     return _inline_kernels
 
 

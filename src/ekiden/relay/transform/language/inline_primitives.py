@@ -1,6 +1,6 @@
-"""Put primitive functions in the place of the names that they are called by.
+"""Primitive functions in place of the names that they are called by.
 
-let %f = fn (%p, Primitive=1) { nn.relu(%p) }; %f(%x)   ->   fn (%p, Primitive=1) { .. }(%x)
+    let %f = fn (%p, Primitive=1) { nn.relu(%p) }; %f(%x)   ->   fn (%p, Primitive=1) { .. }(%x)
 
 A global function that is primitive is called in place too.
 """
@@ -21,26 +21,27 @@ def _is_primitive(value: object) -> bool:
 
 
 def _in_place(body: RelayExpr, functions: Mapping[RelayExpr, RelayExpr]) -> RelayExpr:
-    """`body` with these functions, and those it binds, in the place of their names."""
+    """Replace the names of these functions, and of those that `body` binds, by the functions."""
     lets = [e for e in evaluation_order(body) if isinstance(e, Let) and _is_primitive(e.value)]
-    known: dict[RelayExpr, RelayExpr] = dict(functions)
-    known.update((let.var, let.value) for let in lets)
-    if not known:
+    by_name: dict[RelayExpr, RelayExpr] = dict(functions)
+    by_name.update((let.var, let.value) for let in lets)
+    if not by_name:
         return body
 
     def rewrite(old: RelayExpr, new: RelayExpr) -> RelayExpr:
-        """Drops the lets of primitive functions and puts the functions in the place of their names;
-        types that were known stay known.
+        """Drop the lets of primitive functions and replace their names by the functions; known
+        types stay.
         """
         if isinstance(new, Let) and _is_primitive(new.value):
             body: RelayExpr = new.body
             return body
-        if isinstance(new, Call) and new.op in known:
-            made = new.with_fields(op=known[new.op])
+        if isinstance(new, Call) and new.op in by_name:
+            new_call = new.with_fields(op=by_name[new.op])
             if (kind := new.checked_type_or_none()) is not None:
-                made.set_checked_type(kind)
-            return made
-        return known.get(new, new)
+                new_call.set_checked_type(kind)
+            return new_call
+        # A primitive function may also be passed as a value.
+        return by_name.get(new, new)
 
     return rewrite_graph(body, rewrite)
 
@@ -51,12 +52,12 @@ def _inline_primitives(module: IRModule, context: PassContext) -> IRModule:
         g: f for g, f in module.functions.items() if _is_primitive(f)
     }
     rewrite = on_body(lambda body: _in_place(body, called))
-    left = {g: f for g, f in module.functions.items() if g not in called}
+    remaining = {g: f for g, f in module.functions.items() if g not in called}
     return module.with_functions(
-        {g: rewrite(f) if isinstance(f, Function) else f for g, f in left.items()}
+        {g: rewrite(f) if isinstance(f, Function) else f for g, f in remaining.items()}
     )
 
 
 def InlinePrimitives() -> Pass:  # noqa: N802
-    """The pass described at the top of this file."""
+    """Return the pass described at the top of this file."""
     return _inline_primitives

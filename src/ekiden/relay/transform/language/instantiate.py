@@ -1,4 +1,4 @@
-"""Put the sizes of one call into the body of what it calls.
+"""Instantiation: the sizes of one call substituted into the body of its callee.
 
     def @f(%a: Tensor[(m, 3), float32]) { zeros(shape=[m, 3], dtype="float32") }
     @f(%x), where %x: Tensor[(n, 3), float32]        ->   zeros(shape=[n, 3], dtype="float32")
@@ -37,11 +37,13 @@ def dims_of_call(
     those of its parameters, and new ones for those that its body binds. `bound` are names that a
     function inside of another shares with it. Arguments without types say nothing.
     """
-    given = [a.checked_type_or_none() for a in args]
+    arg_types = [a.checked_type_or_none() for a in args]
     params = [p.checked_type_or_none() or p.type_annotation for p in function.params]
-    known = [(p, g) for p, g in zip(params, given, strict=True) if p is not None and g is not None]
+    typed_pairs = [
+        (p, g) for p, g in zip(params, arg_types, strict=True) if p is not None and g is not None
+    ]
     outside = set(bound)
-    dims = call_dims([p for p, _ in known], [g for _, g in known], outside)
+    dims = call_dims([p for p, _ in typed_pairs], [g for _, g in typed_pairs], outside)
     dims = {symbol: dim for symbol, dim in dims.items() if not isinstance(dim, AnyDim)}
     outside.update(size_vars(p for p in params if p is not None))
     return {**{s: SizeVar(s.name) for s in _bound_inside(function) if s not in outside}, **dims}
@@ -65,12 +67,12 @@ def instantiate(
 
 
 class _WithDims(ExprMutator):
-    """Replaces names of dimensions below an expression."""
+    """Mutator that replaces names of dimensions below an expression."""
 
     def __init__(self, dims: Dims, outside: set[RelayExpr]) -> None:
         super().__init__()
         self.dims = dims
-        self.memo.update((each, each) for each in outside)
+        self.memo.update((expr, expr) for expr in outside)
         self._types: dict[Type, Type] = {}
 
     def _type(self, kind: Type) -> Type:
@@ -83,7 +85,7 @@ class _WithDims(ExprMutator):
 
     def rewrite(self, old: RelayExpr, new: RelayExpr) -> RelayExpr:
         """Return a node over new sizes, with the checked type that it has there."""
-        known = old.checked_type_or_none()
+        old_type = old.checked_type_or_none()
         match new:
             case Var(type_annotation=kind) if kind is not None:
                 new = Var(new.name_hint, self._type(kind), span=new.span)
@@ -94,9 +96,10 @@ class _WithDims(ExprMutator):
                     new = new.with_fields(attrs=attrs, type_args=kinds)
             case Function(ret_type=kind) if kind is not None:
                 new = new.with_fields(ret_type=self._type(kind))
-        if known is not None and (new is not old or self._type(known) is not known):
+        if old_type is not None and (new is not old or self._type(old_type) is not old_type):
+            # Types are set on the node, so a node that other copies share must be copied first.
             new = new.with_fields() if new is old else new
-            new.set_checked_type(self._type(known))
+            new.set_checked_type(self._type(old_type))
         return new
 
 
@@ -113,8 +116,8 @@ def _value_with_dims(value: object, dims: Dims) -> object:
     if isinstance(value, PrimExpr):
         return simplify(substitute(value, dims))
     if isinstance(value, tuple):
-        parts = tuple(_value_with_dims(v, dims) for v in value)
-        return value if all(a is b for a, b in zip(parts, value, strict=True)) else parts
+        items = tuple(_value_with_dims(v, dims) for v in value)
+        return value if all(a is b for a, b in zip(items, value, strict=True)) else items
     if isinstance(value, Attrs):
         fields = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}  # type: ignore[arg-type]
         new = {name: _value_with_dims(v, dims) for name, v in fields.items()}
@@ -143,10 +146,10 @@ def with_types_of_cells(function: Function) -> Function:
         if not isinstance(old, RefCreate) or kind is None or not has_unknown_size(kind):
             return new
         cell = Var("cell", kind)
-        made = Let(cell, new, cell, span=old.span)
-        for each in (cell, made):
-            each.set_checked_type(kind)
-        return made
+        bound_cell = Let(cell, new, cell, span=old.span)
+        for typed_expr in (cell, bound_cell):
+            typed_expr.set_checked_type(kind)
+        return bound_cell
 
     body = rewrite_graph(function.body, annotate)
     return function if body is function.body else function.with_fields(body=body)

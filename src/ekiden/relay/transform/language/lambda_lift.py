@@ -1,22 +1,23 @@
-"""Turn function values into global functions, so that every function has a number the VM can call.
+"""Lambda lifting: function values become global functions, so that every function has a number that
+the VM can call.
 
     let %f = fn (%y) { add(%y, %x) }; %f(%z)
-->  def @lifted_f(%x) { fn (%y, Closure=1) { add(%y, %x) } }   and   let %f = @lifted_f(%x); %f(%z)
+    ->  def @lifted_f(%x) { fn (%y, Closure=1) { add(%y, %x) } }  and  let %f = @lifted_f(%x); %f(%z)
 
-What shows a named dimension that the function uses is captured too. In a program of several devices
-the attributes of the global say where what it captures is, so that functions are one only if that
-is too.
+A value whose shape determines a named dimension that the function uses is captured too. In a
+program of several devices the attributes of the global say where what it captures is, so that
+functions are one only if that is equal too.
 
 A function that captures nothing becomes a plain global; one that captures becomes a global over
-what it captures, marked Closure, that gives the function. A function that calls itself through its
-let variable calls the global again. Inner functions are lifted before outer ones. Equal functions
-become one.
+what it captures, marked Closure, that returns the function. A function that calls itself through
+its let variable calls the global again. Inner functions are lifted before outer ones. Equal
+functions become one.
 
-After: no function value is left but what a global function marked Closure gives, whose body is that
-function alone: passes over bodies look into it (`on_body`). A closure at run time is a function's
-number and the values captured, in the order of parameters. Symbols of dimensions are captured by
-tensors that show them, as a kernel inside has only tensors to read sizes from: n follows from a
-tensor of n * 2 rows, not from one of (n + 1) // 2.
+After: the only function values are those that global functions marked Closure return, whose body is
+that function alone: passes over bodies look into it (`on_body`). A closure at run time is a
+function's number and the values captured, in the order of parameters. Symbols of dimensions are
+captured by tensors that determine them, as a kernel inside has only tensors to read sizes from: n
+follows from a tensor of n * 2 rows, not from one of (n + 1) // 2.
 """
 
 from __future__ import annotations
@@ -64,19 +65,24 @@ def flatten_closure(function: Function) -> Function:
 
 
 class _Lifter:
-    """Lifts the functions inside one global function. `domains` are those of a module planned for
-    several devices."""
+    """Lifter of the functions inside one global function.
 
-    def __init__(self, taken: set[str], domains: Domains | None) -> None:
-        self.taken, self.domains = taken, domains
+    `domains` are those of a module planned for several devices.
+    """
+
+    def __init__(self, used_names: set[str], domains: Domains | None) -> None:
+        self.taken, self.domains = used_names, domains
         self.lifted: dict[GlobalVar, BaseFunc] = {}
         self.names: dict[str, GlobalVar] = {}
         """Digest of a lifted function -> its name."""
 
     def lift(self, root: Function) -> Function:
-        """`root` with every function value inside replaced, but for what a global that was lifted
-        before gives. A pass may have bound something around that: then it is a value as others,
-        and the global a function as others."""
+        """Replace every function value inside of `root`, but for the one that a lifted global
+        returns.
+
+        A pass may have bound something around that: then it is a value as others, and the global a
+        function as others.
+        """
         of_closure = root.body if root.attr("Closure") else None
         if of_closure is not None and not isinstance(of_closure, Function):
             root = root.without_attr("Closure")
@@ -117,6 +123,7 @@ class _Lifter:
         fresh = {v: Var(v.name_hint, v.checked_type) for v in captured}
         within: dict[Var, RelayExpr] = dict(fresh)
         if own_name is not None:
+            # A recursive call builds the closure again from what the global was called with.
             within[own_name] = _closure(name, tuple(fresh.values()))
         inner = bind(function, within)
         assert isinstance(inner, Function)
@@ -128,18 +135,18 @@ class _Lifter:
         return _closure(self._keep(name, inner), tuple(captured))
 
     def _places(self, captured: Sequence[Var]) -> dict[str, object]:
-        """Where what is captured is, unless all is on the host."""
+        """Return where captured values are, unless all are on the host."""
         if self.domains is None:
             return {}
-        found = tuple(self.domains.said(self.domains.of(v), v.checked_type) for v in captured)
-        return {} if all_on_host(found) else {PARAM_PLACES: found}
+        devices = tuple(self.domains.said(self.domains.of(v), v.checked_type) for v in captured)
+        return {} if all_on_host(devices) else {PARAM_PLACES: devices}
 
     def _keep(self, name: GlobalVar, function: Function) -> GlobalVar:
-        """The name of a lifted function: of the first one that is the same."""
-        known = self.names.setdefault(structural_digest(function), name)
-        if known is name:
+        """Return the name of a lifted function: of the first one that is equal."""
+        first_name = self.names.setdefault(structural_digest(function), name)
+        if first_name is name:
             self.lifted[name] = function
-        return known
+        return first_name
 
 
 def _params_around(root: Function) -> dict[RelayExpr, list[Var]]:
@@ -163,13 +170,16 @@ def _lets_around(root: Function) -> dict[RelayExpr, list[Var]]:
         for variable, value in chain.bindings:
             if isinstance(value, Function) and not is_atom(value):
                 around[value] = list(lets)
-            stack.extend((each, list(lets), set(shown)) for each in bodies(value))
+            stack.extend((body_inside, list(lets), set(shown)) for body_inside in bodies(value))
+            # Only the first variable that determines a dimension is captured for it.
             new = _shown((variable.checked_type_or_none(),)) - shown
             if new:
                 lets.append(variable)
                 shown |= new
         if chain.result is not None:
-            stack.extend((each, list(lets), set(shown)) for each in bodies(chain.result))
+            stack.extend(
+                (result_body, list(lets), set(shown)) for result_body in bodies(chain.result)
+            )
     return around
 
 
@@ -179,33 +189,34 @@ def _functions(body: RelayExpr) -> list[Function]:
 
 def _witnesses(function: Function, captured: Sequence[Var], around: Sequence[Var]) -> list[Var]:
     """Variables around a function that show the named dimensions it uses and is not given."""
-    given = _shown(v.checked_type for v in (*function.params, *captured))
+    determined = _shown(v.checked_type for v in (*function.params, *captured))
     inside = post_order(function.body, into_functions=True)
-    missing = _symbols(e.checked_type_or_none() for e in inside) - given
-    found: list[Var] = []
+    missing = _symbols(e.checked_type_or_none() for e in inside) - determined
+    witnesses: list[Var] = []
     for param in around:
         shown = _shown((param.checked_type,))
         if missing & shown and param not in captured:
-            found.append(param)
+            witnesses.append(param)
             missing -= shown
-    return found
+    return witnesses
 
 
 def _symbols(kinds: Iterable[Type | None]) -> set[PrimVar]:
-    """The named dimensions in types."""
+    """Return the named dimensions in types."""
     tensors = (t for k in kinds if k is not None for t in type_post_order(k))
     shapes = (t.shape for t in tensors if isinstance(t, TensorType))
     return {v for s in shapes for d in s if not isinstance(d, IntImm) for v in dim_vars(d)}
 
 
 def _shown(kinds: Iterable[Type | None]) -> set[PrimVar]:
-    """The named dimensions that follow from the shapes of tensors: n from `n * 2`, not from
-    `(n + 1) // 2`, neither from `n + m`. Tensors in data structures show none, as there may be no
-    element.
+    """Return the named dimensions that the shapes of tensors determine.
+
+    n follows from `n * 2`, not from `(n + 1) // 2`, neither from `n + m`. Tensors in data
+    structures determine none, as there may be no element.
     """
     dims = (d for k in kinds if k is not None for t in tensors_of(k) for d in t.shape)
-    each = ((d, dim_vars(d)) for d in dims if not isinstance(d, IntImm))
-    alone = ((d, symbols[0]) for d, symbols in each if len(symbols) == 1)
+    dim_symbols = ((d, dim_vars(d)) for d in dims if not isinstance(d, IntImm))
+    alone = ((d, symbols[0]) for d, symbols in dim_symbols if len(symbols) == 1)
     return {n for d, n in alone if d is n or detect.detect_linear_equation(d, [n])}
 
 
@@ -213,15 +224,15 @@ def tensors_of(kind: Type) -> Iterator[TensorType]:
     """Yield the tensors that a value of a type has for certain: itself, or fields of tuples."""
     stack = [kind]
     while stack:
-        each = stack.pop()
-        if isinstance(each, TupleType):
-            stack.extend(each.fields)
-        elif isinstance(each, TensorType):
-            yield each
+        current = stack.pop()
+        if isinstance(current, TupleType):
+            stack.extend(current.fields)
+        elif isinstance(current, TensorType):
+            yield current
 
 
 def _closure(name: GlobalVar, captured: tuple[Var, ...]) -> RelayExpr:
-    """The function value that a lifted function stands for."""
+    """Return the function value that a lifted function stands for."""
     return Call(name, captured) if captured else name
 
 
@@ -234,5 +245,5 @@ def _lambda_lift(module: IRModule, context: PassContext) -> IRModule:
 
 
 def LambdaLift() -> Pass:  # noqa: N802
-    """The pass described at the top of this file."""
+    """Return the pass described at the top of this file."""
     return _lambda_lift

@@ -1,21 +1,21 @@
-"""Check sizes that are not known where a value enters a place whose type declares them.
+"""Checks of unknown sizes where a value enters a position whose type declares them.
 
-    let %y: Tensor[(n, 3), float32] = @g(%x);             @g gives Tensor[(?, 3), float32]
- -> let %y: Tensor[(n, 3), float32] = vm.match_shape(@g(%x), shape=[n, 3]);
+    let %y: Tensor[(n, 3), float32] = @g(%x);             @g returns Tensor[(?, 3), float32]
+    -> let %y: Tensor[(n, 3), float32] = vm.match_shape(@g(%x), shape=[n, 3]);
 
-Type inference lets `?`, and sizes of which nothing says that they differ, enter a place of a known
-size: it is sound only with these checks. The places are variables of lets and patterns, results of
+Type inference lets `?`, and sizes that are not known to differ, enter a position of a known size:
+it is sound only with these checks. The positions are variables of lets and patterns, results of
 functions, branches and clauses, arguments of calls (of functions, closures and constructors), and
-cells. A name that a place declares and nothing bound before is bound by its first value. A function
-value whose parameters declare more than its place does is wrapped in one that checks:
+cells. A name that a position declares and nothing bound before is bound by its first value. A
+function value whose parameters declare more than its position does is wrapped in one that checks:
 
     let %f: fn (Tensor[(?, 3), float32]) -> Tensor[(?, 3), float32] = %relu_of_n;
- -> let %f = fn (%p0: Tensor[(?, 3), float32]) { %relu_of_n(vm.match_shape(%p0, shape=[n, 3])) };
+    -> let %f = fn (%p0: Tensor[(?, 3), float32]) { %relu_of_n(vm.match_shape(%p0, shape=[n, 3])) };
 
-Functions that main gives are called by whoever runs the program: their parameters are checked, too.
-Elements of data types are checked where they are put in. A value of a data type, or a cell, that
-exists already is not taken apart: where its place says more of the sizes inside, or for a cell
-less, it is refused.
+Functions that main returns are called by whoever runs the program: their parameters are checked,
+too. Elements of data types are checked where they are put in. A value of a data type, or a cell,
+that exists already is not taken apart: where its position says more of the sizes inside, or for a
+cell less, it is refused.
 """
 
 from __future__ import annotations
@@ -64,12 +64,12 @@ Place = tuple[str, Span | None]
 """What declares a shape, for messages, and where it is in the model."""
 
 
-def _is_known(declared: PrimExpr, known: PrimExpr) -> bool:
-    if declared is known or isinstance(declared, AnyDim):
+def _is_known(declared: PrimExpr, actual: PrimExpr) -> bool:
+    if declared is actual or isinstance(declared, AnyDim):
         return True
-    if isinstance(declared, IntImm) and isinstance(known, IntImm):
-        return declared.value == known.value
-    return not isinstance(known, AnyDim) and prove_equal(declared, known)
+    if isinstance(declared, IntImm) and isinstance(actual, IntImm):
+        return declared.value == actual.value
+    return not isinstance(actual, AnyDim) and prove_equal(declared, actual)
 
 
 def call_dims(
@@ -93,7 +93,7 @@ def call_dims(
 
 
 class _Checker:
-    """The places of one global function."""
+    """Checker of the declared positions of one global function."""
 
     def __init__(self, module: IRModule, root: Function) -> None:
         self.module, self.root = module, root
@@ -106,8 +106,8 @@ class _Checker:
         kind = self.root.ret_type
         if kind is not None and self._name() == "main":
             kind = self._for_anybody(kind)
-            place = "a function that @main gives", self.root.body.span or self.root.span
-            body = self._coerced(body, self.root.ret_type or kind, kind, place)
+            declaration = "a function that @main gives", self.root.body.span or self.root.span
+            body = self._coerced(body, self.root.ret_type or kind, kind, declaration)
         if body is self.root.body:
             return self.root
         return self.root.with_fields(body=body, ret_type=kind)
@@ -133,11 +133,11 @@ class _Checker:
         return TensorType(tuple(dims), kind.dtype)
 
     def _rewrite(self, old: RelayExpr, new: RelayExpr) -> RelayExpr:
-        known = old.checked_type_or_none()
-        made = self._checked(old, new)
-        if made is not new and known is not None:
-            made.set_checked_type(known)
-        return made
+        old_type = old.checked_type_or_none()
+        checked = self._checked(old, new)
+        if checked is not new and old_type is not None:
+            checked.set_checked_type(old_type)
+        return checked
 
     def _checked(self, old: RelayExpr, new: RelayExpr) -> RelayExpr:
         """Return what stands for an expression whose parts have been rewritten."""
@@ -171,16 +171,17 @@ class _Checker:
     def _result(self, function: Function, body: RelayExpr) -> RelayExpr:
         if function.ret_type is None:
             return body
-        place = "the result of a function", function.body.span or function.span
+        declaration = "the result of a function", function.body.span or function.span
         if function is self.root:
-            place = f"the result of @{self._name()}", place[1]
-        return self._entered(body, function.body, function.ret_type, place)
+            declaration = f"the result of @{self._name()}", declaration[1]
+        return self._entered(body, function.body, function.ret_type, declaration)
 
     def _call(self, old: Call, new: Call) -> RelayExpr:
         callee = self._callee(old)
         if callee is None or len(callee.arg_types) != len(old.args):
             return new
         kinds = [a.checked_type for a in old.args]
+        # A local function shares the caller's names; a global one has its own.
         own = set() if isinstance(old.op, GlobalVar) else self.bound
         dims = call_dims(callee.arg_types, kinds, own)
         name = getattr(old.op, "name_hint", "a function")
@@ -210,16 +211,16 @@ class _Checker:
     def _match(self, old: Match, new: Match) -> RelayExpr:
         clauses = []
         for before, clause in zip(old.clauses, new.clauses, strict=True):
-            place = "match: a clause", before.rhs.span or old.span
-            rhs = self._entered(clause.rhs, before.rhs, old.checked_type, place)
+            declaration = "match: a clause", before.rhs.span or old.span
+            rhs = self._entered(clause.rhs, before.rhs, old.checked_type, declaration)
             lhs = clause.lhs
             for var, kind in self._pattern_types(before.lhs, old.data.checked_type):
                 if self._declares_more(var.checked_type, kind):
-                    taken = Var(var.name_hint, kind)
-                    taken.set_checked_type(kind)
-                    lhs = _renamed(lhs, var, taken)
-                    place = f"match: %{var.name_hint}", old.span
-                    value = self._coerced(taken, kind, var.checked_type, place)
+                    pattern_var = Var(var.name_hint, kind)
+                    pattern_var.set_checked_type(kind)
+                    lhs = _renamed(lhs, var, pattern_var)
+                    declaration = f"match: %{var.name_hint}", old.span
+                    value = self._coerced(pattern_var, kind, var.checked_type, declaration)
                     result = rhs.checked_type
                     rhs = Let(var, value, rhs)
                     rhs.set_checked_type(result)
@@ -233,108 +234,123 @@ class _Checker:
         type."""
         waiting = [(pattern, kind)]
         while waiting:
-            at, known = waiting.pop()
-            match at, known:
+            at, value_type = waiting.pop()
+            match at, value_type:
                 case PatternVar(var=var), _:
-                    yield var, known
+                    yield var, value_type
                 case PatternTuple(patterns=inner), TupleType(fields=fields):
                     waiting.extend(zip(inner, fields, strict=True))
-                case PatternConstructor(constructor=made, patterns=inner), TypeCall(args=args):
-                    data = definition(self.module, made.belong_to)
+                case PatternConstructor(constructor=constructor, patterns=inner), TypeCall(
+                    args=args
+                ):
+                    data = definition(self.module, constructor.belong_to)
                     assert data is not None, "the type checker has looked it up"
-                    whole = FuncType(made.inputs, known, data.type_vars)
-                    one = Unifier().instantiate(whole, args)
+                    constructor_type = FuncType(constructor.inputs, value_type, data.type_vars)
+                    one = Unifier().instantiate(constructor_type, args)
                     waiting.extend(zip(inner, one.arg_types, strict=True))
 
-    def _declares_more(self, declared: Type, known: Type) -> bool:
+    def _declares_more(self, declared: Type, actual: Type) -> bool:
         """Return whether a tensor, or one in a tuple or in a function's type, has a declared extent
         that is not known to be that of the value."""
-        if declared is known:
+        if declared is actual:
             return False
-        match declared, known:
+        match declared, actual:
             case TensorType(), TensorType():
-                return not all(map(_is_known, declared.shape, known.shape))
+                return not all(map(_is_known, declared.shape, actual.shape))
             case TupleType(), TupleType():
-                return any(map(self._declares_more, declared.fields, known.fields))
+                return any(map(self._declares_more, declared.fields, actual.fields))
             case FuncType(), FuncType():
-                dims = call_dims(known.arg_types, declared.arg_types, self.bound)
-                params = [substitute_dims(kind, dims) for kind in known.arg_types]
+                # Parameters are contravariant: the value's parameters must not declare more than
+                # the position's.
+                dims = call_dims(actual.arg_types, declared.arg_types, self.bound)
+                params = [substitute_dims(kind, dims) for kind in actual.arg_types]
                 return any(map(self._declares_more, params, declared.arg_types)) or (
-                    self._declares_more(declared.ret_type, substitute_dims(known.ret_type, dims))
+                    self._declares_more(declared.ret_type, substitute_dims(actual.ret_type, dims))
                 )
             case TypeCall(), TypeCall():
-                return any(map(self._declares_more, declared.args, known.args))
+                return any(map(self._declares_more, declared.args, actual.args))
             case RelayRefType(), RelayRefType():
-                one, other = declared.value, known.value
-                return self._declares_more(one, other) or self._declares_more(other, one)
+                declared_value, actual_value = declared.value, actual.value
+                # A cell is read and written, so its types must agree in both directions.
+                return self._declares_more(declared_value, actual_value) or self._declares_more(
+                    actual_value, declared_value
+                )
         return False
 
-    def _entered(self, value: RelayExpr, old: RelayExpr, declared: Type, place: Place) -> RelayExpr:
+    def _entered(
+        self, value: RelayExpr, old: RelayExpr, declared: Type, declaration: Place
+    ) -> RelayExpr:
         """Return what enters a place of a declared type for a value, which stands for `old`."""
         if value is old and type(old) in (GlobalVar, Constructor):
             return value  # of which each call is checked
-        return self._coerced(value, old.checked_type, declared, place)
+        return self._coerced(value, old.checked_type, declared, declaration)
 
-    def _coerced(self, value: RelayExpr, known: Type, declared: Type, place: Place) -> RelayExpr:
+    def _coerced(
+        self, value: RelayExpr, actual: Type, declared: Type, declaration: Place
+    ) -> RelayExpr:
         """Return a value of a known type as one of the declared type; itself if it is one."""
-        if not self._declares_more(declared, known):
+        if not self._declares_more(declared, actual):
             return value
-        match declared, known:
+        match declared, actual:
             case TensorType(), TensorType():
+                # The check binds names that nothing has bound before.
                 self.bound.update(size_vars((declared,)))
-                call = match_shape(value, declared.shape, place[0]).with_fields(span=place[1])
+                call = match_shape(value, declared.shape, declaration[0]).with_fields(
+                    span=declaration[1]
+                )
                 return infer_here(call)
             case TupleType(), TupleType():
                 fields = []
-                for at, (inner, own) in enumerate(zip(declared.fields, known.fields, strict=True)):
+                for at, (inner, own) in enumerate(zip(declared.fields, actual.fields, strict=True)):
                     if isinstance(value, Tuple):
-                        part = value.fields[at]
+                        field_value = value.fields[at]
                     else:
-                        part = TupleGetItem(value, at)
-                        part.set_checked_type(own)
-                    fields.append(self._coerced(part, own, inner, place))
-                made = Tuple(tuple(fields), value.span)
-                made.set_checked_type(declared)
-                return made
+                        field_value = TupleGetItem(value, at)
+                        field_value.set_checked_type(own)
+                    fields.append(self._coerced(field_value, own, inner, declaration))
+                coerced = Tuple(tuple(fields), value.span)
+                coerced.set_checked_type(declared)
+                return coerced
             case RelayRefType(), RelayRefType() if isinstance(value, RefCreate):
                 cell = RefCreate(
-                    self._coerced(value.value, known.value, declared.value, place), value.span
+                    self._coerced(value.value, actual.value, declared.value, declaration),
+                    value.span,
                 )
                 cell.set_checked_type(declared)
                 return cell
-        if not isinstance(declared, FuncType) or not isinstance(known, FuncType):
-            kinds = f"expected {type_text(declared)}, got {type_text(known)}"
-            where = f" ({place[1]})" if place[1] else ""
+        if not isinstance(declared, FuncType) or not isinstance(actual, FuncType):
+            kinds = f"expected {type_text(declared)}, got {type_text(actual)}"
+            where = f" ({declaration[1]})" if declaration[1] else ""
             raise TypeInferenceError(
-                f"{place[0]}{where}: {kinds}: sizes inside of a value that exists already are not"
+                f"{declaration[0]}{where}: {kinds}: sizes inside of a value that exists already are not"
                 " checked; declare them where it is made",
-                place[1],
+                declaration[1],
             )
-        return self._wrapped(value, known, declared, place)
+        return self._wrapped(value, actual, declared, declaration)
 
     def _wrapped(
-        self, value: RelayExpr, known: FuncType, declared: FuncType, place: Place
+        self, value: RelayExpr, actual: FuncType, declared: FuncType, declaration: Place
     ) -> RelayExpr:
         """Return a function of the declared type that calls a value of another one."""
-        callee = Var("f", known)
-        callee.set_checked_type(known)
+        callee = Var("f", actual)
+        callee.set_checked_type(actual)
         params = [Var(f"p{at}", kind) for at, kind in enumerate(declared.arg_types)]
         for param, kind in zip(params, declared.arg_types, strict=True):
             param.set_checked_type(kind)
-        dims = call_dims(known.arg_types, declared.arg_types, self.bound)
+        dims = call_dims(actual.arg_types, declared.arg_types, self.bound)
         args = [
-            self._coerced(p, of, substitute_dims(kind, dims), place)
-            for p, of, kind in zip(params, declared.arg_types, known.arg_types, strict=True)
+            self._coerced(p, of, substitute_dims(kind, dims), declaration)
+            for p, of, kind in zip(params, declared.arg_types, actual.arg_types, strict=True)
         ]
-        result = Call(callee, tuple(args), None, span=place[1])
-        kind = substitute_dims(known.ret_type, dims)
+        result = Call(callee, tuple(args), None, span=declaration[1])
+        kind = substitute_dims(actual.ret_type, dims)
         result.set_checked_type(kind)
-        body = self._coerced(result, kind, declared.ret_type, place)
-        made = Function(tuple(params), body, declared.ret_type, declared.type_params)
-        made.set_checked_type(declared)
-        whole = Let(callee, value, made)
-        whole.set_checked_type(declared)
-        return whole
+        body = self._coerced(result, kind, declared.ret_type, declaration)
+        wrapper = Function(tuple(params), body, declared.ret_type, declared.type_params)
+        wrapper.set_checked_type(declared)
+        bound_wrapper = Let(callee, value, wrapper)
+        bound_wrapper.set_checked_type(declared)
+        return bound_wrapper
 
 
 def _renamed(pattern: Pattern, old: Var, new: Var) -> Pattern:
@@ -343,9 +359,9 @@ def _renamed(pattern: Pattern, old: Var, new: Var) -> Pattern:
         case PatternVar(var=var):
             return PatternVar(new) if var is old else pattern
         case PatternConstructor(patterns=inner) | PatternTuple(patterns=inner):
-            made = tuple(_renamed(p, old, new) for p in inner)
-            same = all(a is b for a, b in zip(made, inner, strict=True))
-            return pattern if same else pattern.with_fields(patterns=made)
+            new_patterns = tuple(_renamed(p, old, new) for p in inner)
+            same = all(a is b for a, b in zip(new_patterns, inner, strict=True))
+            return pattern if same else pattern.with_fields(patterns=new_patterns)
     return pattern
 
 
@@ -357,5 +373,5 @@ def _match_declared_shapes(module: IRModule, context: PassContext) -> IRModule:
 
 
 def MatchDeclaredShapes() -> Pass:  # noqa: N802
-    """The pass described at the top of this file."""
+    """Return the pass described at the top of this file."""
     return _match_declared_shapes

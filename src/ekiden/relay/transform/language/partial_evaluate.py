@@ -1,27 +1,27 @@
-"""Compute now what does not depend on the arguments: calls, branches, matches, loops on known data.
+"""Partial evaluation: calls, branches, matches and loops on known data are computed at compile
+time.
 
     def @power(%n: Nat, %x) { match (%n) { Z => 1f, S(%m) => multiply(%x, @power(%m, %x)) } }
     @power(S(S(Z)), %x)   ->   let %v0 = multiply(%x, 1f); multiply(%x, %v0)
 
-Values are kept as far as they are known: constants, tuples, data constructors and functions. What
-is not known becomes a let of the result, in the order of evaluation, so effects keep theirs; what
-turns out unused is dropped. A recursive function is unrolled while an argument that it takes apart
+Values are represented as far as they are known: constants, tuples, data constructors and functions.
+What is not known becomes a let of the result, in the order of evaluation, so effects keep theirs;
+unused bindings are dropped. A recursive function is unrolled while an argument that it takes apart
 gets smaller or its steps are decided by known values; otherwise it is called as it is. References
 stay.
 
 Before: any typed module, which is brought into A-normal form. After: A-normal form, not smaller as
-text where loops were unrolled, at most MAX_DEPTH calls deep. What decides whether to go on
-unrolling:
+text where loops were unrolled, at most MAX_DEPTH calls deep. Unrolling goes on if
 
     a data argument got smaller than in the last call of this function     @power: it ends
     an argument is a known number, and no unknown If lies between          for i in 0..n, n known
 
 The first is size-change termination in its simplest form (Lee, Jones and Ben-Amram 2001); the
-second may not end, hence the limit. A branch on an unknown condition is specialised both ways, and
+second may not end, hence the limit. A branch on an unknown condition is specialized both ways, and
 calls inside count as undecided.
 
 After N. Jones, C. Gomard, P. Sestoft, Partial Evaluation and Automatic Program Generation, 1993,
-chapter 5 (an online specialiser).
+chapter 5 (an online specializer).
 """
 
 from __future__ import annotations
@@ -84,10 +84,10 @@ MAX_ELEMENTS = 1 << 16
 
 @dataclass(slots=True, eq=False)
 class Value:
-    """What is known of a value.
+    """Partially known value.
 
-    `known`: an Array, the fields of a tuple, Data, Closure, or None. `expr`: an atom that stands
-    for it in the result, made when it is first needed, with the scope where it is bound.
+    Known is an Array, the fields of a tuple, a constructor's data, a closure, or None. `expr` is an
+    atom for it in the result, created when it is first needed, with the scope where it is bound.
     """
 
     known: Array | tuple[Value, ...] | Data | Closure | None = None
@@ -125,20 +125,20 @@ class Scope:
     decided: bool = True
     """Whether it is certain that this scope is entered whenever the one around the call is."""
 
-    def is_around(self, other: Scope | None) -> bool:
-        """Whether what is bound here is visible in another scope."""
-        while other is not None and other is not self:
-            other = other.parent
-        return other is self
+    def is_around(self, inner_scope: Scope | None) -> bool:
+        """Return whether what is bound here is visible in another scope."""
+        while inner_scope is not None and inner_scope is not self:
+            inner_scope = inner_scope.parent
+        return inner_scope is self
 
     def bind(self, expr: RelayExpr, hint: str = "v", kind: Type | None = None) -> Var:
-        """A new variable for an expression, of a type where that says less than its own."""
+        """Bind an expression to a new variable, of a type where that says less than its own."""
         variable = Var(hint, kind)
         self.bindings.append((variable, expr))
         return variable
 
     def wrap(self, result: RelayExpr) -> RelayExpr:
-        """The bindings around a result, without those that nothing uses."""
+        """Return the bindings around a result, without those that nothing uses."""
         return let_chain(drop_unused_bindings(self.bindings, result), result)
 
 
@@ -176,7 +176,7 @@ Env = ChainMap[Var, Value]
 
 
 class _Specializer:
-    """Evaluates the functions of one module, all in A-normal form."""
+    """Specializer of the functions of one module, all in A-normal form."""
 
     def __init__(self, module: IRModule) -> None:
         self.module = module
@@ -185,7 +185,7 @@ class _Specializer:
         """Names of dimensions that a function inside of another may share with it."""
 
     def function(self, name: GlobalVar, function: Function) -> Function:
-        """A global function, its arguments unknown."""
+        """Specialize a global function, its arguments unknown."""
         scope = Scope(None)
         env = Env({p: Value(expr=p, scope=scope) for p in function.params})
         self.bound = set(size_vars(p.checked_type for p in function.params))
@@ -195,7 +195,7 @@ class _Specializer:
         return function.with_fields(body=result.expr)
 
     def _finish(self, body: RelayExpr, env: Env, scope: Scope) -> Step:
-        """The whole of a scope as an expression."""
+        """Evaluate a complete scope to an expression."""
         value = yield self._evaluate(body, env, scope)
         atom = yield self._reify(value, scope)
         assert atom.expr is not None
@@ -247,47 +247,49 @@ class _Specializer:
     def _all(
         self, exprs: Sequence[RelayExpr], env: Env, scope: Scope
     ) -> Generator[Step, Value, tuple[Value, ...]]:
-        found = []
-        for each in exprs:
-            found.append((yield self._evaluate(each, env, scope)))
-        return tuple(found)
+        values = []
+        for expr in exprs:
+            values.append((yield self._evaluate(expr, env, scope)))
+        return tuple(values)
 
     def _atoms(
         self, values: Sequence[Value], scope: Scope
     ) -> Generator[Step, Value, tuple[RelayExpr, ...]]:
-        found = []
-        for each in values:
-            found.append(_expr((yield self._reify(each, scope))))
-        return tuple(found)
+        atoms = []
+        for value in values:
+            atoms.append(_expr((yield self._reify(value, scope))))
+        return tuple(atoms)
 
     # Making an expression of what is known.
 
     def _reify(self, value: Value, scope: Scope) -> Step:
-        """A value that has an atom visible in a scope."""
+        """Return a value that has an atom visible in a scope."""
         if value.expr is not None and (value.scope is None or value.scope.is_around(scope)):
             return value
-        known = value.known
-        if isinstance(known, np.ndarray):
-            value.expr, value.scope = Constant(known), None
+        content = value.known
+        if isinstance(content, np.ndarray):
+            value.expr, value.scope = Constant(content), None
             return value
-        if isinstance(known, tuple):
-            made: RelayExpr = Tuple((yield from self._atoms(known, scope)))
-        elif isinstance(known, Data):
-            made = Call(known.constructor, (yield from self._atoms(known.fields, scope)))
+        if isinstance(content, tuple):
+            built: RelayExpr = Tuple((yield from self._atoms(content, scope)))
+        elif isinstance(content, Data):
+            built = Call(content.constructor, (yield from self._atoms(content.fields, scope)))
         else:
-            assert isinstance(known, Closure), "a value that is neither known nor named"
-            return (yield self._reify_closure(value, known, scope))
-        value.expr, value.scope = scope.bind(made), scope
+            assert isinstance(content, Closure), "a value that is neither known nor named"
+            return (yield self._reify_closure(value, content, scope))
+        value.expr, value.scope = scope.bind(built), scope
         return value
 
     def _reify_closure(self, value: Value, closure: Closure, scope: Scope) -> Step:
-        """A function value as a function of the result: its body specialised to what it captures,
-        with its parameters unknown. The name is known before the body, which may mention it; what
-        it captures is bound in the scopes around, so that no copy of a binding is made.
+        """Build a function of the result from a function value, specialized to what it captures.
+
+        Its parameters are unknown. The name is known before the body, which may mention it; what it
+        captures is bound in the scopes around, so that no copy of a binding is created.
         """
         function = closure.function
         name = Var(closure.own_var.name_hint if closure.own_var else "f")
         value.expr, value.scope = name, scope
+        # A function value may never be called, or many times.
         inner = Scope(scope, decided=False)
         own_types = set(function.type_params)
         params = [
@@ -302,8 +304,8 @@ class _Specializer:
             env[closure.own_var] = Value(expr=name, scope=scope)
         body = yield self._finish(function.body, env, inner)
         ret_type = _closed(function.ret_type, own_types)
-        made = function.with_fields(params=tuple(params), body=body.expr, ret_type=ret_type)
-        scope.bindings.append((name, made))
+        residual = function.with_fields(params=tuple(params), body=body.expr, ret_type=ret_type)
+        scope.bindings.append((name, residual))
         return value
 
     # Calls.
@@ -325,19 +327,20 @@ class _Specializer:
         return (yield self._residual(call, _expr(atom), args, scope))
 
     def _residual(self, call: Call, callee: RelayExpr, args: Sequence[Value], scope: Scope) -> Step:
-        """The call itself, in the result."""
+        """Bind the call itself in the result."""
         if isinstance(call.op, Op) and call.op.definition.variadic:
             fields = args[0].known
             if isinstance(fields, tuple):
                 inside = yield from self._atoms(fields, scope)
-                made = Call(callee, (Tuple(inside),), call.attrs, span=call.span)
-                return self._bind(made, scope)
+                new_call = Call(callee, (Tuple(inside),), call.attrs, span=call.span)
+                return self._bind(new_call, scope)
         atoms = yield from self._atoms(args, scope)
         return self._bind(Call(callee, atoms, call.attrs, span=call.span), scope)
 
     def _may_unroll(self, closure: Closure, args: Sequence[Value], scope: Scope) -> bool:
-        """Whether a call becomes its body: once always, again only while it comes nearer to an end
-        (see the top of this file)."""
+        """Return whether a call is unrolled: the first one always, further ones only while they
+        approach an end (see the top of this file).
+        """
         if closure.function.attr("SkipOptimization") or len(self.active) > MAX_DEPTH:
             return False
         last = next((a for a in reversed(self.active) if a.function is closure.function), None)
@@ -352,6 +355,7 @@ class _Specializer:
     def _unroll(self, closure: Closure, call: Call, args: Sequence[Value], scope: Scope) -> Step:
         function = closure.function
         dims = dims_of_call(function, call.args, () if closure.name else self.bound)
+        # The callee's names of dimensions become those of this call's arguments.
         if dims:
             self.bound.update(size_vars(a.checked_type for a in call.args))
             self.bound.update(d for d in dims.values() if isinstance(d, SizeVar))
@@ -370,25 +374,26 @@ class _Specializer:
     def _if(self, expr: If, env: Env, scope: Scope) -> Step:
         cond = yield self._evaluate(expr.cond, env, scope)
         if isinstance(cond.known, np.ndarray):
-            taken = expr.true_branch if bool(cond.known) else expr.false_branch
-            return (yield self._evaluate(taken, env.new_child(), scope))
+            true_expr = expr.true_branch if bool(cond.known) else expr.false_branch
+            return (yield self._evaluate(true_expr, env.new_child(), scope))
         atom = yield self._reify(cond, scope)
         branches = []
         for branch in (expr.true_branch, expr.false_branch):
             inner = Scope(scope, decided=False)
             branches.append(_expr((yield self._finish(branch, env.new_child(), inner))))
-        taken, other = branches
-        return self._bind(If(_expr(atom), taken, other, span=expr.span), scope)
+        true_expr, false_expr = branches
+        return self._bind(If(_expr(atom), true_expr, false_expr, span=expr.span), scope)
 
     def _match(self, expr: Match, env: Env, scope: Scope) -> Step:
         data = yield self._evaluate(expr.data, env, scope)
         for clause in expr.clauses:
-            found: dict[Var, Value] = {}
-            fits = _fits(clause.lhs, data, found)
+            matched_vars: dict[Var, Value] = {}
+            fits = _fits(clause.lhs, data, matched_vars)
+            # Clauses are tried in order: one that may match hides those behind it.
             if fits is None:
                 break
             if fits:
-                return (yield self._evaluate(clause.rhs, env.new_child(found), scope))
+                return (yield self._evaluate(clause.rhs, env.new_child(matched_vars), scope))
         atom = yield self._reify(data, scope)
         clauses = []
         for clause in expr.clauses:
@@ -399,22 +404,24 @@ class _Specializer:
             bound = {v: Value(expr=n, scope=inner) for v, n in new.items() if isinstance(v, Var)}
             body = yield self._finish(clause.rhs, env.new_child(bound), inner)
             clauses.append(Clause(map_pattern(clause.lhs, dict(new.items())), _expr(body)))
-        made = Match(_expr(atom), tuple(clauses), expr.complete, span=expr.span)
-        return self._bind(made, scope)
+        residual = Match(_expr(atom), tuple(clauses), expr.complete, span=expr.span)
+        return self._bind(residual, scope)
 
     def _reference(self, expr: RefCreate | RefRead | RefWrite, env: Env, scope: Scope) -> Step:
         inside = children(expr)
         values = yield from self._all(inside, env, scope)
         atoms = yield from self._atoms(values, scope)
-        known = expr.checked_type_or_none()
-        kind = known if isinstance(expr, RefCreate) and has_unknown_size(known) else None
+        old_type = expr.checked_type_or_none()
+        kind = old_type if isinstance(expr, RefCreate) and has_unknown_size(old_type) else None
         return Value(expr=scope.bind(rebuild(expr, atoms), kind=kind), scope=scope)
 
 
 def _closed(kind: Type | None, own: set[TypeVar]) -> Type | None:
-    """A type, unless it names a type parameter of a function around, which is no longer there."""
-    parts = [] if kind is None else type_post_order(kind)
-    return None if any(isinstance(t, TypeVar) and t not in own for t in parts) else kind
+    """Return a type, unless it names a type parameter of an outer function, which no
+    longer exists.
+    """
+    components = [] if kind is None else type_post_order(kind)
+    return None if any(isinstance(t, TypeVar) and t not in own for t in components) else kind
 
 
 def _expr(value: Value) -> RelayExpr:
@@ -427,7 +434,7 @@ def _sizes(args: Sequence[Value]) -> tuple[int | None, ...]:
 
 
 def _is_decided(scope: Scope | None, outer: Scope) -> bool:
-    """Whether nothing unknown was branched on since an outer scope."""
+    """Return whether nothing unknown was branched on since an outer scope."""
     while scope is not None and scope is not outer:
         if not scope.decided:
             return False
@@ -446,23 +453,28 @@ def _arrays(value: Value) -> Array | tuple[Array, ...] | None:
 
 
 def _fold(call: Call, args: Sequence[Value]) -> Value | None:
-    """The value of an operator call whose arguments are known, unless it is large or has state."""
+    """Compute an operator call whose arguments are known, unless its result is large or it has
+    state.
+    """
     assert isinstance(call.op, Op)
     arrays = [a for a in map(_arrays, args) if a is not None]
     if len(arrays) < len(args) or not can_compute(call.op, call.attrs) or _is_large(call):
         return None
     try:
         value = evaluate_call(call.op, call.attrs, arrays)
+    # The run must raise the error, and only if it reaches the call.
     except (IndexRangeError, LinAlgError):  # of a program that fails, if it comes here at all
         return None
-    parts = value if isinstance(value, tuple) else (value,)
-    if sum(p.size for p in parts) > MAX_ELEMENTS:
+    results = value if isinstance(value, tuple) else (value,)
+    if sum(p.size for p in results) > MAX_ELEMENTS:
         return None
     return Value(tuple(map(Value, value))) if isinstance(value, tuple) else Value(value)
 
 
 def _is_large(call: Call) -> bool:
-    """Whether the type of a result says that it is too large: memory for it is not asked for."""
+    """Return whether the type of a result says that it is too large: no memory is
+    allocated for it.
+    """
     kind = call.checked_type_or_none()
     tensors = (
         [] if kind is None else [t for t in type_post_order(kind) if isinstance(t, TensorType)]
@@ -471,30 +483,32 @@ def _is_large(call: Call) -> bool:
     return sum(map(math.prod, sizes)) > MAX_ELEMENTS
 
 
-def _fits(pattern: Pattern, value: Value, found: dict[Var, Value]) -> bool | None:
-    """Whether a value fits a pattern, None if it is not known; `found` gets its variables."""
+def _fits(pattern: Pattern, value: Value, bindings: dict[Var, Value]) -> bool | None:
+    """Return whether a value matches a pattern, None if it is not known; `found` gets its
+    variables.
+    """
     match pattern:
         case PatternWildcard():
             return True
         case PatternVar(var=var):
-            found[var] = value
+            bindings[var] = value
             return True
         case PatternTuple(patterns=patterns) if isinstance(value.known, tuple):
-            return _all_fit(patterns, value.known, found)
+            return _all_fit(patterns, value.known, bindings)
         case PatternConstructor(constructor=constructor, patterns=patterns):
             if not isinstance(value.known, Data):
                 return None
             if value.known.constructor.tag != constructor.tag:
                 return False
-            return _all_fit(patterns, value.known.fields, found)
+            return _all_fit(patterns, value.known.fields, bindings)
         case _:
             return None
 
 
 def _all_fit(
-    patterns: Sequence[Pattern], values: Sequence[Value], found: dict[Var, Value]
+    patterns: Sequence[Pattern], values: Sequence[Value], bindings: dict[Var, Value]
 ) -> bool | None:
-    results = [_fits(p, v, found) for p, v in zip(patterns, values, strict=True)]
+    results = [_fits(p, v, bindings) for p, v in zip(patterns, values, strict=True)]
     return False if False in results else None if None in results else True
 
 
@@ -510,5 +524,5 @@ def _partial_evaluate(module: IRModule, context: PassContext) -> IRModule:
 
 
 def PartialEvaluate() -> Pass:  # noqa: N802
-    """The pass described at the top of this file."""
+    """Return the pass described at the top of this file."""
     return _partial_evaluate

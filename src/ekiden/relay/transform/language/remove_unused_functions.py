@@ -1,4 +1,4 @@
-"""Drop the functions that no entry point reaches.
+"""Removal of the functions that no entry point reaches.
 
 def @main(%x) { @f(%x) } def @f(%x) { .. } def @g(%x) { .. }   ->   the same without @g
 """
@@ -17,15 +17,15 @@ ENTRIES = "entries"
 
 
 def RemoveUnusedFunctions(entry_functions: Sequence[str] = ("main",)) -> Pass:  # noqa: N802
-    """The pass described at the top of this file; kernels go with what calls them."""
+    """Return the pass described at the top of this file; kernels go with what calls them."""
 
     def transform(module: IRModule, context: PassContext) -> IRModule:
-        """The module without functions that neither `entry_functions` nor its attribute ENTRIES
+        """Remove functions that neither `entry_functions` nor the module's attribute of entries
         reach.
         """
         further = cast(Sequence[str], module.attrs.get(ENTRIES, ()))
         dropped = set(CallGraph(module).unreachable((*entry_functions, *further)))
-        kept = {g: f for g, f in module.functions.items() if g not in dropped}
-        return module.with_functions(kept)
+        reachable = {g: f for g, f in module.functions.items() if g not in dropped}
+        return module.with_functions(reachable)
 
     return Pass("RemoveUnusedFunctions", transform, 1)

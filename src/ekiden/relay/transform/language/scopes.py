@@ -1,14 +1,14 @@
-"""Where each expression of a function is evaluated: the tree of scopes.
+"""Tree of scopes: where each expression of a function is evaluated.
 
-A scope is a place where bindings can be made: a function body, a branch of an `If`, the body of a
-`Let`, the right side of a match clause. A shared expression belongs to the innermost scope that
-contains all its uses.
+A scope is where bindings can be made: a function body, a branch of an `If`, the body of a `Let`,
+the right side of a match clause. A shared expression belongs to the innermost scope that contains
+all its uses.
 
     %0 = exp(%x); if (%c) { %0 } else { add(%0, %0) }        %0 belongs to the scope around the If
 
-Relay's graphs have no places: an expression is a node, and where it is evaluated follows from who
-uses it. Walks that recurse would end at Python's limit in programs of a thousand operators, so all
-here keep a stack; the common scope of two is found in a logarithm of their depth, by jump pointers
+Relay's graphs do not say where an expression is evaluated: that follows from who uses it. Walks
+that recurse would end at Python's limit in programs of a thousand operators, so all here use an
+explicit stack; the common scope of two is found in a logarithm of their depth, by jump pointers
 (Myers 1983), as a chain of 100,000 lets is as deep.
 """
 
@@ -44,7 +44,7 @@ from ekiden.runtime.lazy_dataclass import dataclass
 
 @dataclass(slots=True, eq=False)
 class Scope:
-    """One scope: its result expression, the scope around it, and its expressions in the order of
+    """Scope: its result expression, the scope around it, and its expressions in the order of
     evaluation.
     """
 
@@ -60,17 +60,18 @@ class Scope:
     """Expression of this scope -> the scopes that it opens, one for each of its `bodies`."""
 
     def open(self, result: RelayExpr) -> Scope:
-        """A scope inside this one."""
+        """Return a scope inside this one."""
         near = self.jump
         far = near.jump if near is not None else None
+        # Skew-binary jumps: two jumps of equal length are merged into one (Myers 1983).
         if near is None or far is None or self.depth - near.depth != near.depth - far.depth:
             far = self
         return Scope(result, self, self.depth + 1, far)
 
 
 def is_atom(expr: RelayExpr) -> bool:
-    """Whether an expression needs no evaluation: a name, an operator, a constructor, a primitive
-    function.
+    """Return whether an expression needs no evaluation: a name, an operator, a constructor, a
+    primitive function.
     """
     if isinstance(expr, Function):
         return expr.attr("Primitive") is not None
@@ -81,7 +82,7 @@ _ATOMS = frozenset((Var, GlobalVar, Op, Constructor))
 
 
 def needs_place(expr: RelayExpr) -> bool:
-    """Whether an expression is evaluated in some scope: neither an atom nor a constant."""
+    """Return whether an expression is evaluated in some scope: neither an atom nor a constant."""
     return not isinstance(expr, Constant) and not is_atom(expr)
 
 
@@ -129,13 +130,13 @@ _INSIDE: dict[type, _Row] = {kind: _both(kind) for kind in _OPERANDS | _BODIES}
 
 
 def operands(expr: RelayExpr) -> tuple[RelayExpr, ...]:
-    """What an expression needs evaluated in its own scope."""
+    """Return what an expression needs evaluated in its own scope."""
     read = _OPERANDS.get(type(expr))
     return () if read is None else read(expr)
 
 
 def bodies(expr: RelayExpr) -> tuple[RelayExpr, ...]:
-    """The results of the scopes that an expression opens."""
+    """Return the results of the scopes that an expression opens."""
     read = _BODIES.get(type(expr))
     return () if read is None else read(expr)
 
@@ -149,11 +150,13 @@ def captured_vars(order: Iterable[RelayExpr]) -> set[Var]:
 
 
 def evaluation_order(root: RelayExpr) -> list[RelayExpr]:
-    """All expressions below root, operands and bodies before what uses them; shared ones once.
+    """Return all expressions below root, operands and bodies before what uses them; shared ones
+    once.
+
     Iterative.
     """
     order: list[RelayExpr] = []
-    seen: set[int] = set()
+    visited: set[int] = set()
     opened: list[RelayExpr] = []
     stack: list[RelayExpr | None] = [root]
     rows = _INSIDE
@@ -163,12 +166,13 @@ def evaluation_order(root: RelayExpr) -> list[RelayExpr]:
             order.append(opened.pop())
             continue
         number = id(expr)
-        if number in seen:
+        if number in visited:
             continue
-        seen.add(number)
+        visited.add(number)
         read = rows.get(type(expr))
         inside = () if read is None else read(expr)
         if inside:
+            # A None on the stack marks the end of the children of the last opened expression.
             opened.append(expr)
             stack.append(None)
             stack.extend(inside[::-1])
@@ -186,20 +190,21 @@ def enclosing_scope(scope: Scope, depth: int) -> Scope:
 
 
 def _common(a: Scope | None, b: Scope) -> Scope:
-    """The innermost scope around both."""
+    """Return the innermost scope around both."""
     if a is None:
         return b
-    one, other = enclosing_scope(a, b.depth), enclosing_scope(b, a.depth)
-    while one is not other:
-        is_far = one.jump is not other.jump
-        up, across = (one.jump, other.jump) if is_far else (one.parent, other.parent)
+    scope_a, scope_b = enclosing_scope(a, b.depth), enclosing_scope(b, a.depth)
+    while scope_a is not scope_b:
+        # Jump while the jumps differ: the common ancestor lies above both.
+        is_far = scope_a.jump is not scope_b.jump
+        up, across = (scope_a.jump, scope_b.jump) if is_far else (scope_a.parent, scope_b.parent)
         assert up is not None and across is not None
-        one, other = up, across
-    return one
+        scope_a, scope_b = up, across
+    return scope_a
 
 
 def find_scopes(root: RelayExpr) -> list[Scope]:
-    """The scopes below (and with) the one whose result is root, outer before inner.
+    """Return the scopes below (and with) the one whose result is root, outer before inner.
 
     Atoms and constants belong to none.
     """
@@ -207,6 +212,7 @@ def find_scopes(root: RelayExpr) -> list[Scope]:
     scopes = [Scope(root)]
     where: dict[RelayExpr, Scope] = {root: scopes[0]}
     uses: list[tuple[RelayExpr, Scope]] = []
+    # Users come first, so a node's scope is final when its operands are visited.
     for expr in reversed(order):
         if not needs_place(expr):
             continue
@@ -232,8 +238,8 @@ def find_scopes(root: RelayExpr) -> list[Scope]:
 
 
 def with_children(expr: RelayExpr, new: Mapping[RelayExpr, RelayExpr]) -> RelayExpr:
-    """`expr` with each child replaced by `new[child]` where there is one; itself if nothing
-    changes.
+    """Return `expr` with each child replaced by `new[child]` where there is one; itself if nothing
+    changes; itself if nothing changes.
 
     A rebuilt expression keeps its span and, since passes keep types, its checked type. Primitive
     functions are never changed.
@@ -246,13 +252,13 @@ def with_children(expr: RelayExpr, new: Mapping[RelayExpr, RelayExpr]) -> RelayE
 def _with_children(
     expr: RelayExpr, inside: tuple[RelayExpr, ...], new: Mapping[RelayExpr, RelayExpr]
 ) -> RelayExpr:
-    """As `with_children`, of an expression that is no primitive function and has these."""
-    given = [new.get(child, child) for child in inside]
-    if all(map(is_, inside, given)):
+    """Replace the children of an expression that is no primitive function."""
+    new_children = [new.get(child, child) for child in inside]
+    if all(map(is_, inside, new_children)):
         return expr
-    rebuilt = REBUILD[type(expr)](expr, given)
-    if (known := expr.checked_type_or_none()) is not None:
-        rebuilt.set_checked_type(known)
+    rebuilt = REBUILD[type(expr)](expr, new_children)
+    if (old_type := expr.checked_type_or_none()) is not None:
+        rebuilt.set_checked_type(old_type)
     return rebuilt
 
 
@@ -266,6 +272,7 @@ def infer_here(expr: RelayExpr) -> RelayExpr:
             expr.set_checked_type(tensor_type(data.shape, str(data.dtype)))
         case Call(op=Op() as op, args=args):
             for arg in args:
+                # A tuple that a rewrite created may be without a type.
                 if isinstance(arg, Tuple):
                     infer_here(arg)
             expr.set_checked_type(
@@ -292,12 +299,13 @@ def rewrite_graph(
     weights one is held, not each.
     """
     new: dict[RelayExpr, RelayExpr] = {}
-    order = [(each, () if is_atom(each) else children(each)) for each in evaluation_order(root)]
+    order = [(expr_, () if is_atom(expr_) else children(expr_)) for expr_ in evaluation_order(root)]
     waiting = Counter(child for _, inside in order for child in inside)
     for expr, inside in order:
         new[expr] = rewrite(expr, _with_children(expr, inside, new) if inside else expr)
         for child in inside:
             waiting[child] -= 1
+            # Results whose users are all rewritten are released, so folded weights are freed early.
             if not waiting[child]:
                 new.pop(child, None)
     return new[root]
@@ -316,13 +324,13 @@ def map_functions(module: IRModule, rewrite: Callable[[Function], BaseFunc]) -> 
 
 
 def on_body(rewrite: Callable[[RelayExpr], RelayExpr]) -> Callable[[Function], Function]:
-    """A rewrite of functions from one of bodies. The body of a lifted closure is that of the
-    function it gives.
+    """Return a rewrite of functions from one of bodies.
+
+    The body of a lifted closure is that of the function that it returns.
     """
 
     def apply(function: Function) -> Function:
-        """The function with its body rewritten, or that of the function which it gives
-        (Closure)."""
+        """Rewrite the body of a function, or of the function which it returns (Closure)."""
         inner = function.body
         if function.attr("Closure") is not None and isinstance(inner, Function):
             inner = inner.with_fields(body=rewrite(inner.body))

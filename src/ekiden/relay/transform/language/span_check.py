@@ -1,4 +1,4 @@
-"""Check that every call knows the place in a model or text that it comes from.
+"""Check that every call has a span, its location in a model or text.
 
 add(%x, %y)   without a span   ->   CompileError: SpanCheck: @main: 1 call without a span: add
 """
@@ -28,13 +28,13 @@ def _check(module: IRModule, context: PassContext) -> IRModule:
         calls = [e for e in post_order(function, into_functions=True) if isinstance(e, Call)]
         bare = [_name(c) for c in calls if c.span is None]
         if bare:
-            many = "1 call" if len(bare) == 1 else f"{len(bare)} calls"
+            count_text = "1 call" if len(bare) == 1 else f"{len(bare)} calls"
             more = ", ..." if len(bare) > SHOWN else ""
             shown = ", ".join(bare[:SHOWN]) + more
-            raise CompileError(f"SpanCheck: @{var.name_hint}: {many} without a span: {shown}")
+            raise CompileError(f"SpanCheck: @{var.name_hint}: {count_text} without a span: {shown}")
     return module
 
 
 def SpanCheck() -> Pass:  # noqa: N802
-    """The pass described at the top of this file (TVM's name); it changes nothing."""
+    """Return the pass described at the top of this file (TVM's name); it changes nothing."""
     return Pass("SpanCheck", _check)

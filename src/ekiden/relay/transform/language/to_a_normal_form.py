@@ -1,4 +1,4 @@
-"""Give every intermediate value a name, in the order of evaluation.
+"""A-normal form: every intermediate value has a name, in the order of evaluation.
 
     add(nn.relu(%x), %y)   ->   let %v0 = nn.relu(%x); let %v1 = add(%v0, %y); %v1
 
@@ -7,8 +7,8 @@ in the innermost scope around both.
 
 After: a function body, branch or right side is a chain of lets that ends in an atom, and operands
 are atoms. Sharing is by variables, so that from here on a pass sees a list of steps in the order in
-which they run (`chains.py`), and effects have a place. A value shared by two branches is computed
-before the If even if the branch taken does not need it: pure, so it costs time and never changes a
+which they run (`chains.py`), and effects are ordered. A value shared by two branches is computed
+before the If even if neither needs it at run time: pure, so it costs time and never changes a
 result. Linear; nested lets are copied once, from the inner list to the outer one.
 """
 
@@ -33,7 +33,7 @@ Names = dict[RelayExpr, RelayExpr]
 
 
 def to_a_normal_form(root: RelayExpr) -> RelayExpr:
-    """A-normal form of an expression. Needs checked types."""
+    """Return the A-normal form of an expression. Needs checked types."""
     scopes = find_scopes(root)
     names = _name_all(scopes)
     chains: dict[Scope, Chain] = {}
@@ -43,15 +43,17 @@ def to_a_normal_form(root: RelayExpr) -> RelayExpr:
 
 
 def _name_all(scopes: list[Scope]) -> Names:
-    """A variable for each expression; a value that a `Let` binds in its scope keeps that name."""
+    """Return a variable for each expression; a value that a `Let` binds in its scope keeps that
+    name.
+    """
     names: Names = {}
     lets: list[Let] = []
     for scope in scopes:
         own = [e for e in scope.nodes if isinstance(e, Let)]
-        given = {e.value: e.var for e in reversed(own) if not isinstance(e.value, Let)}
+        let_vars = {e.value: e.var for e in reversed(own) if not isinstance(e.value, Let)}
         for expr in scope.nodes:
             if not isinstance(expr, Let):
-                names[expr] = given.get(expr) or _fresh(len(names), expr)
+                names[expr] = let_vars.get(expr) or _fresh(len(names), expr)
         lets.extend(own)
     for let in lets:
         _name_let(let, names)
@@ -59,14 +61,14 @@ def _name_all(scopes: list[Scope]) -> Names:
 
 
 def _name_let(let: Let, names: Names) -> None:
-    """The value of a `Let` is that of its body; one that is shared may stand further out."""
+    """Name a `Let` as the value of its body; one that is shared may be bound further out."""
     chain: list[Let] = []
     at: RelayExpr = let
     while isinstance(at, Let) and at not in names:
         chain.append(at)
         at = at.body
     name = names.get(at, at)
-    names.update((each, name) for each in chain)
+    names.update((let_expr, name) for let_expr in chain)
 
 
 def _fresh(number: int, expr: RelayExpr) -> Var:
@@ -76,7 +78,7 @@ def _fresh(number: int, expr: RelayExpr) -> Var:
 
 
 def _bind(scope: Scope, names: Names, chains: dict[Scope, Chain]) -> Chain:
-    """The bindings of a scope.
+    """Return the bindings of a scope.
 
     They are gathered from the last to the first, in the list of the `Let` that ends the scope if
     one does: then a chain of lets is copied once.
@@ -84,6 +86,7 @@ def _bind(scope: Scope, names: Names, chains: dict[Scope, Chain]) -> Chain:
     nodes = scope.nodes[::-1]
     backwards: list[Binding] = []
     if nodes and isinstance(let := nodes[0], Let):
+        # Extending the inner list in place keeps a chain of n lets linear.
         backwards = chains[scope.inner[let][0]].bindings
         backwards.extend(_alias(let, names))
         nodes = nodes[1:]
@@ -101,7 +104,7 @@ def _bind(scope: Scope, names: Names, chains: dict[Scope, Chain]) -> Chain:
 
 
 def _alias(let: Let, names: Names) -> list[Binding]:
-    """The binding of a `Let`, unless its value has that name already."""
+    """Return the binding of a `Let`, unless its value has that name already."""
     value = names.get(let.value, let.value)
     return [] if value is let.var else [(let.var, value)]
 

@@ -1,8 +1,8 @@
-"""Bind by lets what several scopes share, in the innermost scope around them; leave the rest a
-graph.
+"""Basic-block normal form: what several scopes share is bound by a let in the innermost scope
+around them; the rest stays a graph.
 
     if (%c) { add(%0, %0) } else { %0 }  with %0 = exp(%x)
-->  let %v0 = exp(%x); if (%c) { add(%v0, %v0) } else { %v0 }
+    ->  let %v0 = exp(%x); if (%c) { add(%v0, %v0) } else { %v0 }
 
 Each branch is then a basic block: a graph over names bound outside of it.
 """
@@ -36,6 +36,7 @@ def to_basic_block_normal_form(root: RelayExpr) -> RelayExpr:
         names[expr] = variable = Var(f"v{number}")
         variable.set_checked_type(expr.checked_type)
     done: dict[RelayExpr, RelayExpr] = {}
+    # Inner scopes first: an expression that opens one contains its finished result.
     for scope in reversed(scopes):
         done[scope.result] = _finish(scope, names, done)
     return done[root]
@@ -44,19 +45,19 @@ def to_basic_block_normal_form(root: RelayExpr) -> RelayExpr:
 def _used_further_in(scopes: list[Scope]) -> list[RelayExpr]:
     """Expressions that a scope inside of their own uses or gives as its result."""
     where = {expr: scope for scope in scopes for expr in scope.nodes}
-    found: dict[RelayExpr, None] = {}
+    shared: dict[RelayExpr, None] = {}
     for scope in scopes:
         uses = [o for e in scope.nodes for o in operands(e)]
         for expr in (*uses, scope.result):
             if needs_place(expr) and where[expr] is not scope and not isinstance(expr, Let):
-                found[expr] = None
-    return list(found)
+                shared[expr] = None
+    return list(shared)
 
 
 def _finish(
     scope: Scope, names: dict[RelayExpr, RelayExpr], done: dict[RelayExpr, RelayExpr]
 ) -> RelayExpr:
-    """The result of a scope: its graph, with lets in front for what inner scopes use."""
+    """Return the result of a scope: its graph, with lets in front for what inner scopes use."""
     inside: dict[RelayExpr, RelayExpr] = {}
     bindings: list[Binding] = []
     for expr in scope.nodes:
@@ -76,5 +77,5 @@ def _to_basic_block_normal_form(module: IRModule, context: PassContext) -> IRMod
 
 
 def ToBasicBlockNormalForm() -> Pass:  # noqa: N802
-    """The pass described at the top of this file."""
+    """Return the pass described at the top of this file."""
     return _to_basic_block_normal_form

@@ -1,4 +1,4 @@
-"""Put values in place of the names of lets: the inverse of A-normal form.
+"""Graph normal form: values in place of the names of lets, the inverse of A-normal form.
 
     let %a = nn.relu(%x); add(%a, %a)   ->   %0 = nn.relu(%x); add(%0, %0)
 
@@ -23,13 +23,14 @@ from ekiden.relay.visitor import children, post_order
 
 
 def to_graph_normal_form(root: RelayExpr) -> RelayExpr:
-    """The graph of an expression. Shared stays shared; iterative."""
+    """Return the graph of an expression. Shared values stay shared; iterative."""
     order = post_order(root, into_functions=True)
-    kept = captured_vars(order)
+    # A captured value would be computed at each call of the function.
+    captured = captured_vars(order)
     dropped: dict[RelayExpr, RelayExpr] = {
         e.var: e.value
         for e in order
-        if isinstance(e, Let) and e.var not in kept and is_pure(e.value)
+        if isinstance(e, Let) and e.var not in captured and is_pure(e.value)
     }
     new: dict[RelayExpr, RelayExpr] = {}
     for expr in order:
@@ -44,7 +45,7 @@ def to_graph_normal_form(root: RelayExpr) -> RelayExpr:
 def _meaning(
     expr: RelayExpr, dropped: dict[RelayExpr, RelayExpr], new: dict[RelayExpr, RelayExpr]
 ) -> RelayExpr:
-    """What stands for an expression: for a name that is dropped, its value."""
+    """Return the rewritten expression; for a name that is dropped, its value's."""
     while expr in dropped:
         expr = dropped[expr]
     return new.get(expr, expr)
@@ -56,5 +57,5 @@ def _to_graph_normal_form(module: IRModule, context: PassContext) -> IRModule:
 
 
 def ToGraphNormalForm() -> Pass:  # noqa: N802
-    """The pass described at the top of this file."""
+    """Return the pass described at the top of this file."""
     return _to_graph_normal_form

@@ -1,11 +1,11 @@
-"""Put weights into the order in which the target's kernels read them.
+"""Weights in the order in which the target's kernels read them.
 
     nn.dense(%x, W)               ->  the operator of a packed weight, which is W in panels
     nn.conv2d(%x, W, NHWC, OIHW)  ->  nn.conv2d(%x, packed W, NHWC, OHWI64o)
 
 What else reads such a weight and can read it packed (a table of tokens that is the last layer too)
-does, so that it is there once. Each operator has a rule (relay/packing), which asks the families of
-kernels how they want it. The packing itself is an operator, which FoldConstant does where the
+does, so that it is stored once. Each operator has a rule (relay/packing), which asks the families
+of kernels for the layout. The packing itself is an operator, which FoldConstant computes where the
 weight is constant.
 """
 
@@ -38,7 +38,9 @@ ATTRIBUTE = "FTVMAlterOpLayout"
 
 
 def is_own(call: Call) -> bool:
-    """Whether a user says how an operator is computed, and so how its weights lie."""
+    """Return whether a user has chosen an operator's implementation, and so the layout of its
+    weights.
+    """
     return isinstance(call.op, Op) and version_of(call.op.name) is not None
 
 
@@ -48,8 +50,10 @@ def alter_op_layout(root: RelayExpr, target: Target) -> RelayExpr:
     readers: list[Call] = []
 
     def rewrite(old: RelayExpr, new: RelayExpr) -> RelayExpr:
-        """A call with the weight packed by the rule of its operator; one that has an implementation
-        of the user's own stays, as that reads the weight as it is. The type does not change.
+        """Pack the weight of a call by the rule of its operator.
+
+        One that has an implementation of the user's own stays, as that reads the weight as it is.
+        The type does not change.
         """
         if not isinstance(new, Call):
             return new
@@ -59,36 +63,36 @@ def alter_op_layout(root: RelayExpr, target: Target) -> RelayExpr:
         rule = rule_of(new)
         if rule is None or is_own(new):
             return new
-        made = rule(new, target)
-        made.set_checked_type(old.checked_type)
-        if isinstance(made, Call) and made is not new:
-            packed.extend((w, made) for w in new.args[1:2] if isinstance(w, Constant))
-        return made
+        packed_call = rule(new, target)
+        packed_call.set_checked_type(old.checked_type)
+        if isinstance(packed_call, Call) and packed_call is not new:
+            packed.extend((w, packed_call) for w in new.args[1:2] if isinstance(w, Constant))
+        return packed_call
 
     def share(old: RelayExpr, new: RelayExpr) -> RelayExpr:
-        """A call that reads a weight as it is, out of the packed one where that lies beside it."""
-        if not isinstance(new, Call) or (found := reader_of(new)) is None or is_own(new):
+        """Redirect a call that reads a weight as it is to the packed one."""
+        if not isinstance(new, Call) or (reader := reader_of(new)) is None or is_own(new):
             return new
         for weight, product in packed:
-            if _same(weight, found[0]) and (made := found[1](new, product)) is not new:
-                made.set_checked_type(old.checked_type)
-                return made
+            if _same(weight, reader[0]) and (shared_call := reader[1](new, product)) is not new:
+                shared_call.set_checked_type(old.checked_type)
+                return shared_call
         return new
 
-    made = rewrite_graph(root, rewrite)
-    return rewrite_graph(made, share) if packed and readers else made
+    altered = rewrite_graph(root, rewrite)
+    return rewrite_graph(altered, share) if packed and readers else altered
 
 
-def _same(weight: Constant, other: RelayExpr) -> bool:
-    """Whether both are the same numbers."""
-    if not isinstance(other, Constant):
+def _same(weight: Constant, expr: RelayExpr) -> bool:
+    """Return whether both are the same numbers."""
+    if not isinstance(expr, Constant):
         return False
-    one, two = weight.data, other.data
-    return weight is other or (one.shape == two.shape and np.array_equal(one, two))
+    data_a, data_b = weight.data, expr.data
+    return weight is expr or (data_a.shape == data_b.shape and np.array_equal(data_a, data_b))
 
 
 def _registered(call: Call, attrs: Attrs | None, args: Sequence[RelayExpr]) -> RelayExpr | None:
-    """The call that a user's alteration gives; None where there is none."""
+    """Return the call of a user's alteration; None where there is none."""
     assert isinstance(call.op, Op)
     own: Any = OP_ATTRS.get(ATTRIBUTE, {}).get(call.op.name)
     if own is None:
@@ -102,13 +106,17 @@ def _as_registered(body: RelayExpr) -> RelayExpr:
 
 
 def AlterOpLayout(target: Target | None = None) -> Pass:  # noqa: N802
-    """The pass described at the top of this file. Without a target, calls become what users say by
-    `relay.op.register_alter_op_layout`, and others follow their layouts (TVM's pass).
+    """Return the pass described at the top of this file.
+
+    Without a target, calls become what users say by `relay.op.register_alter_op_layout`, and others
+    follow their layouts (TVM's pass).
     """
 
     def transform(module: IRModule, context: PassContext) -> IRModule:
-        """The module for the target; without one the passes of TVM's name run instead, which may
-        change types, so that these are inferred again.
+        """Pack the weights of a module for the target.
+
+        Without a target the alterations of TVM's name run instead, which may change types, so that
+        these are inferred again.
         """
         if target is None:
             return InferType()(map_functions(module, on_body(_as_registered)))

@@ -1,25 +1,25 @@
-"""Run image operators in NHWC, and push the transposes this needs through the graph until they
-cancel.
+"""Conversion of image operators to NHWC: the transposes that this needs are pushed through the
+graph until they cancel.
 
     nn.relu(nn.conv2d(%x, W))                                 (NCHW)
-->  transpose(nn.relu(nn.conv2d(transpose(%x), W, NHWC)))     one in, one out, for a whole network
+    ->  transpose(nn.relu(nn.conv2d(transpose(%x), W, NHWC)))     one in, one out, for a network
 
 Sweep 1, from inputs to results, gives convolutions over one axis a height, puts each operator that
 has a layout between two transposes (where there is a convolution, which gains by it), moves a
-transpose of an operand to the result wherever the operator can work on the transposed data (table
-SINK), and merges transposes that meet. With P a transposition and f elementwise:
+transpose of an operand to the result wherever the operator can work on the transposed data (a
+table), and merges transposes that meet. With P a transposition and f elementwise:
 
     f(P a, b) = P f(a, P' b)          P' the inverse: free where b is a number, a constant, or has
                                       but one axis longer than 1
-    sum(P a, axis) = P2 sum(a, P[axis])         P2 what is left of P without the axes that go
+    sum(P a, axis) = P2 sum(a, P[axis])         P2 what remains of P without the axes that go
     split(P a, axis).i = P split(a, P[axis]).i, and so of slices, where P is from NHWC to NCHW
     P (Q a) = (P Q) a,  P P' a = a
 
 A transpose that meets an operator it cannot pass stays before it, and is a kernel. That is why NHWC
-is not asked for where there is no convolution: other operators are as fast in either layout.
+is not used where there is no convolution: other operators are as fast in either layout.
 
-Sweep 2 turns transposes that move only dimensions of size 1
-into reshapes, merges reshapes, and drops those that change nothing.
+Sweep 2 turns transposes that move only dimensions of size 1 into reshapes, merges reshapes, and
+drops those that change nothing.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ LAST = {"NCHW": "NHWC", "NCDHW": "NDHWC"}
 
 
 def inverse(perm: Perm) -> Perm:
-    """The permutation that undoes `perm`."""
+    """Return the permutation that undoes `perm`."""
     return tuple(perm.index(i) for i in range(len(perm)))
 
 
@@ -72,7 +72,7 @@ def _shape(expr: RelayExpr) -> tuple[PrimExpr, ...]:
 
 
 def transpose(data: RelayExpr, perm: Perm) -> RelayExpr:
-    """`data` transposed: nothing for the identity, merged with a transpose below."""
+    """Return `data` transposed: itself for the identity, merged with a transpose below."""
     if op_of(data) == "transpose":
         assert isinstance(data, Call)
         inner = axes_of(data)
@@ -89,26 +89,28 @@ def transpose(data: RelayExpr, perm: Perm) -> RelayExpr:
 
 
 def moves_only_ones(shape: Sequence[PrimExpr], perm: Perm) -> bool:
-    """Whether transposing leaves the bytes in their order."""
+    """Return whether transposing leaves the bytes in their order."""
     moved = [i for i in perm if not is_const(shape[i], 1)]
     return moved == sorted(moved)
 
 
 def axes_of(call: Call) -> Perm:
-    """The permutation of a transpose call."""
+    """Return the permutation of a transpose call."""
     rank = len(_shape(call))
     axes = getattr(call.attrs, "axes", None)
     return tuple(reversed(range(rank))) if axes is None else tuple(int(a) % rank for a in axes)
 
 
 def _layout_field(call: Call) -> str | None:
-    """The attribute with the layout, of an operator that can have its channels last."""
+    """Return the attribute with the layout, of an operator that can have its channels last."""
     if not op_of(call):
         return None
-    attrs, found = call.attrs, call.op.definition.layout  # type: ignore[attr-defined]
-    if not found or getattr(attrs, found) not in LAST:
+    attrs, field_name = call.attrs, call.op.definition.layout  # type: ignore[attr-defined]
+    if not field_name or getattr(attrs, field_name) not in LAST:
         return None
-    return found if getattr(attrs, "out_layout", "") in ("", getattr(attrs, found)) else None
+    return (
+        field_name if getattr(attrs, "out_layout", "") in ("", getattr(attrs, field_name)) else None
+    )
 
 
 def _to_nhwc(call: Call, layout_field: str) -> RelayExpr:
@@ -119,8 +121,8 @@ def _to_nhwc(call: Call, layout_field: str) -> RelayExpr:
         changes["out_layout"] = ""
     back = _from_last(len(layout))
     args = (transpose(call.args[0], inverse(back)), *call.args[1:])
-    made = _fresh(call.with_fields(args=args, attrs=call.attrs.with_fields(**changes)))
-    return transpose(infer_here(made), back)
+    nhwc_call = _fresh(call.with_fields(args=args, attrs=call.attrs.with_fields(**changes)))
+    return transpose(infer_here(nhwc_call), back)
 
 
 def _from_last(rank: int) -> Perm:
@@ -129,7 +131,7 @@ def _from_last(rank: int) -> Perm:
 
 
 def _fresh(call: Call) -> Call:
-    """A copy without a type."""
+    """Return a copy without a type."""
     return Call(call.op, call.args, call.attrs, call.type_args, span=call.span)
 
 
@@ -143,9 +145,11 @@ def _below(expr: RelayExpr) -> RelayExpr:
 
 
 def _follow(operand: RelayExpr, perm: Perm) -> RelayExpr | None:
-    """The operand as it must be for the transposed operation, None if that would cost a copy. One
-    of a lower rank broadcasts from the right, so its missing axes are written out before they
-    move."""
+    """Return the operand that the transposed operation needs, None if that would cost a copy.
+
+    One of a lower rank broadcasts from the right, so its missing axes are written out before they
+    move.
+    """
     if _perm_below(operand) == perm:
         return _below(operand)
     rank = len(_shape(operand))
@@ -163,15 +167,16 @@ def _reshaped(operand: RelayExpr, shape: tuple[PrimExpr, ...]) -> RelayExpr:
     if not isinstance(operand, Constant):
         return infer_here(op.reshape(operand, shape, allowzero=True))
     data = operand.data.reshape([1] * (len(shape) - operand.data.ndim) + list(operand.data.shape))
-    made = Constant(data, span=operand.span)
+    constant = Constant(data, span=operand.span)
     kind = operand.checked_type
     assert isinstance(kind, TensorType)
-    made.set_checked_type(tensor_type(data.shape, kind.dtype))
-    return made
+    constant.set_checked_type(tensor_type(data.shape, kind.dtype))
+    return constant
 
 
 def _sink_broadcast(call: Call, perm: Perm) -> RelayExpr | None:
     """f(transpose(a), b, ...) -> transpose(f(a, b', ...)), b' = b transposed back"""
+    # An operand of higher rank would broadcast the transposed one along new axes.
     if any(len(_shape(a)) > len(perm) for a in call.args):
         return None
     args = [_follow(a, perm) for a in call.args]
@@ -192,13 +197,13 @@ def _with_axis(call: Call, perm: Perm) -> RelayExpr | None:
 
 def _concatenate(call: Call, perm: Perm) -> RelayExpr | None:
     """concatenate((transpose(a), transpose(b)), axis) -> transpose(concatenate((a, b), axis'))"""
-    parts = call.args[0]
-    assert isinstance(parts, Tuple) and call.attrs is not None
-    if any(_perm_below(p) != perm for p in parts.fields):
+    fields_tuple = call.args[0]
+    assert isinstance(fields_tuple, Tuple) and call.attrs is not None
+    if any(_perm_below(p) != perm for p in fields_tuple.fields):
         return None
     axis = perm[int(getattr(call.attrs, "axis", 0)) % len(perm)]
     return transpose(
-        infer_here(op.concatenate(Tuple(tuple(map(_below, parts.fields))), axis)), perm
+        infer_here(op.concatenate(Tuple(tuple(map(_below, fields_tuple.fields))), axis)), perm
     )
 
 
@@ -209,17 +214,18 @@ def _split(call: Call, perm: Perm) -> RelayExpr | None:
     where they are, and behind them would be a transpose for each.
     """
     assert call.attrs is not None
+    # Only channel moves cancel further down.
     if perm != _from_last(len(perm)):
         return None
     axis = perm[int(getattr(call.attrs, "axis", 0)) % len(perm)]
     changed = call.with_fields(
         args=(_below(call.args[0]),), attrs=call.attrs.with_fields(axis=axis)
     )
-    made = infer_here(_fresh(changed))
-    kind = made.checked_type
+    split_call = infer_here(_fresh(changed))
+    kind = split_call.checked_type
     assert isinstance(kind, TupleType)
-    parts = (infer_here(TupleGetItem(made, at)) for at in range(len(kind.fields)))
-    return infer_here(Tuple(tuple(transpose(part, perm) for part in parts)))
+    fields_ = (infer_here(TupleGetItem(split_call, at)) for at in range(len(kind.fields)))
+    return infer_here(Tuple(tuple(transpose(field_, perm) for field_ in fields_)))
 
 
 def _slice(call: Call, perm: Perm) -> RelayExpr | None:
@@ -258,11 +264,11 @@ def _reduce(call: Call, perm: Perm) -> RelayExpr | None:
         args=(_below(call.args[0]),),
         attrs=call.attrs.with_fields(axis=tuple(sorted(perm[a] for a in axes))),
     )
-    made = infer_here(_fresh(changed))
+    reduction = infer_here(_fresh(changed))
     if getattr(call.attrs, "keepdims", False):
-        return transpose(made, perm)
-    left = [perm[i] for i in range(rank) if i not in axes]
-    return transpose(made, tuple(sorted(left).index(a) for a in left))
+        return transpose(reduction, perm)
+    remaining = [perm[i] for i in range(rank) if i not in axes]
+    return transpose(reduction, tuple(sorted(remaining).index(a) for a in remaining))
 
 
 def _broadcast_to(call: Call, perm: Perm) -> RelayExpr | None:
@@ -275,24 +281,24 @@ def _broadcast_to(call: Call, perm: Perm) -> RelayExpr | None:
 
 
 def _equal_ends(before: Sequence[PrimExpr], after: Sequence[PrimExpr]) -> tuple[int, int]:
-    """How many leading, and of the rest how many trailing, dimensions are equal."""
-    most = min(len(before), len(after))
+    """Return how many leading, and of the rest how many trailing, dimensions are equal."""
+    shorter = min(len(before), len(after))
     head = 0
-    while head < most and prove_equal(before[head], after[head]):
+    while head < shorter and prove_equal(before[head], after[head]):
         head += 1
     tail = 0
-    while tail < most - head and prove_equal(before[-1 - tail], after[-1 - tail]):
+    while tail < shorter - head and prove_equal(before[-1 - tail], after[-1 - tail]):
         tail += 1
     return head, tail
 
 
 def _reshape(call: Call, perm: Perm) -> RelayExpr | None:
-    """A reshape that splits one dimension, or joins several, can be done before the transpose.
+    """Move a reshape that splits one dimension, or joins several, before the transpose.
 
     Joined dimensions that are not neighbours in order below are first made so, among themselves. Of
     (n, c, h, w) -> (n, c, h * w) behind NHWC: below it is (n, h, w, c) -> (n, h * w, c). A channel
-    shuffle, (n, g * k, ..) -> (n, g, k, ..) and back, so costs the one transpose it means. Of
-    dimensions of 1 that come or go nothing is in the way.
+    shuffle, (n, g * k, ..) -> (n, g, k, ..) and back, so costs the one transpose that it means.
+    Dimensions of 1 may come or go anywhere.
     """
     before, after = _shape(call.args[0]), _shape(call)
     if any(map(is_any, after)):
@@ -303,6 +309,7 @@ def _reshape(call: Call, perm: Perm) -> RelayExpr | None:
         return _with_ones(call, perm, head, new) if new else _without_ones(call, perm, head, old)
     source = list(perm[head : head + old])
     block = sorted(source)
+    # Dimensions can be joined below only if they are neighbours there.
     if min(old, new) != 1 or block != list(range(block[0], block[0] + old)):
         return None
     start = block[0]
@@ -311,31 +318,34 @@ def _reshape(call: Call, perm: Perm) -> RelayExpr | None:
     ordered = transpose(below, tuple(order))
     shape = list(_shape(ordered))
     shape[start : start + old] = after[head : head + new]
-    made = infer_here(op.reshape(ordered, tuple(shape), allowzero=True))
+    reshaped = infer_here(op.reshape(ordered, tuple(shape), allowzero=True))
     shifted = [p if p < start else p + new - old for p in perm]
     moved = [*shifted[:head], *range(start, start + new), *shifted[head + old :]]
-    return transpose(made, tuple(moved))
+    return transpose(reshaped, tuple(moved))
 
 
-def _without_ones(call: Call, perm: Perm, head: int, many: int) -> RelayExpr | None:
-    """A reshape that takes out dimensions of 1, from `head` on, before the transpose."""
-    below, gone = _below(call.args[0]), perm[head : head + many]
+def _without_ones(call: Call, perm: Perm, head: int, count: int) -> RelayExpr | None:
+    """Move a reshape that removes dimensions of 1, from `head` on, before the transpose."""
+    below, gone = _below(call.args[0]), perm[head : head + count]
     shape = _shape(below)
     if not all(is_const(shape[i], 1) for i in gone):
         return None
-    kept = [i for i in range(len(shape)) if i not in gone]
-    made = infer_here(op.squeeze(below, sorted(gone)))
-    return transpose(made, tuple(kept.index(i) for i in perm if i not in gone))
+    remaining = [i for i in range(len(shape)) if i not in gone]
+    squeezed = infer_here(op.squeeze(below, sorted(gone)))
+    return transpose(squeezed, tuple(remaining.index(i) for i in perm if i not in gone))
 
 
-def _with_ones(call: Call, perm: Perm, head: int, many: int) -> RelayExpr:
-    """One that puts them in at `head`, below before what follows them behind the transpose:
-    (n, c, w) -> (n, c, 1, w) is (n, w, c) -> (n, 1, w, c)."""
+def _with_ones(call: Call, perm: Perm, head: int, count: int) -> RelayExpr:
+    """Move a reshape that inserts dimensions of 1 at `head` before the transpose.
+
+    They go before what follows them behind the transpose: (n, c, w) -> (n, c, 1, w) is (n, w, c) ->
+    (n, 1, w, c).
+    """
     below = _below(call.args[0])
     start = perm[head] if head < len(perm) else len(perm)
-    made = infer_here(op.expand_dims(below, start, many))
-    shifted = [i + many if i >= start else i for i in perm]
-    return transpose(made, (*shifted[:head], *range(start, start + many), *shifted[head:]))
+    expanded = infer_here(op.expand_dims(below, start, count))
+    shifted = [i + count if i >= start else i for i in perm]
+    return transpose(expanded, (*shifted[:head], *range(start, start + count), *shifted[head:]))
 
 
 Sink = Callable[[Call, Perm], "RelayExpr | None"]
@@ -358,9 +368,9 @@ def _turns(expr: RelayExpr) -> Turns:
 
 
 def _rule(call: Call) -> Sink | None:
-    turns = _turns(call)
-    if turns is not Turns.NO:
-        return SINK[turns]
+    kind = _turns(call)
+    if kind is not Turns.NO:
+        return SINK[kind]
     if op_of(call) and call.op.definition.pattern <= OpPattern.BROADCAST:  # type: ignore[attr-defined]
         return _sink_broadcast
     return None
@@ -383,8 +393,9 @@ def _sink(call: Call) -> RelayExpr:
 
 
 def _gains(root: RelayExpr) -> bool:
-    """Whether a convolution is among the operators with a layout: the others follow it, but are as
-    fast in NCHW as in NHWC, and not worth a transpose.
+    """Return whether a convolution is among the operators with a layout.
+
+    The others follow it, but are as fast in NCHW as in NHWC, and not worth a transpose.
     """
     calls = (e for e in post_order(root, into_functions=True) if isinstance(e, Call))
     kernels = [c for c in calls if op_of(c) and c.op.definition.macs]  # type: ignore[attr-defined]
@@ -412,40 +423,41 @@ def _converted(call: Call, gains: bool) -> RelayExpr:
     if layout_field is None:
         return _sink(call)
     below = _perm_below(call.args[0])
+    # Data that is in NHWC already costs no transpose.
     follows = below is not None and below == _from_last(len(below))
     return _to_nhwc(call, layout_field) if gains or follows else call
 
 
-def _with_span(made: RelayExpr, old: RelayExpr) -> RelayExpr:
-    if made is old or made.span is not None or not isinstance(made, Call):
-        return made
-    named = made.with_fields(span=old.span)
-    named.set_checked_type(made.checked_type)
+def _with_span(new_expr: RelayExpr, old: RelayExpr) -> RelayExpr:
+    if new_expr is old or new_expr.span is not None or not isinstance(new_expr, Call):
+        return new_expr
+    named = new_expr.with_fields(span=old.span)
+    named.set_checked_type(new_expr.checked_type)
     return named
 
 
 def _tidy(old: RelayExpr, new: RelayExpr) -> RelayExpr:
     """transpose moving ones -> reshape; reshape(reshape(x)) -> reshape(x), or x if of its shape"""
-    turns = _turns(new)
-    if turns not in (Turns.ORDER, Turns.SHAPE):
+    kind = _turns(new)
+    if kind not in (Turns.ORDER, Turns.SHAPE):
         return new
     assert isinstance(new, Call)
     data, shape = new.args[0], _shape(new)
-    if turns is Turns.ORDER and not moves_only_ones(_shape(data), axes_of(new)):
+    if kind is Turns.ORDER and not moves_only_ones(_shape(data), axes_of(new)):
         return new
     is_view = _turns(data) is Turns.SHAPE
     if is_view:
         data = _below(data)
-    given = _shape(data)
-    if len(given) == len(shape) and all(map(prove_equal, given, shape)):
+    data_shape = _shape(data)
+    if len(data_shape) == len(shape) and all(map(prove_equal, data_shape, shape)):
         return data
-    if (turns is Turns.SHAPE and not is_view) or any(map(is_any, shape)):
+    if (kind is Turns.SHAPE and not is_view) or any(map(is_any, shape)):
         return new
     return _with_span(infer_here(op.reshape(data, shape, allowzero=True)), new)
 
 
 def convert_layout(root: RelayExpr) -> RelayExpr:
-    """Both sweeps over an expression. Needs checked types."""
+    """Run both sweeps over an expression. Needs checked types."""
     return rewrite_graph(rewrite_graph(root, partial(_sweep, gains=_gains(root))), _tidy)
 
 
@@ -455,7 +467,9 @@ def _convert_layout(module: IRModule, context: PassContext) -> IRModule:
 
 
 def ConvertLayout(desired_layouts: layouts.Desired | None = None) -> Pass:  # noqa: N802
-    """The pass described at the top of this file; with layouts, that of desired_layouts.py."""
+    """Return the pass described at the top of this file; with layouts, that of
+    desired_layouts.py.
+    """
     if desired_layouts is None:
         return _convert_layout
 

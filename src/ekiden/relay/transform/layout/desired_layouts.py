@@ -2,9 +2,9 @@
 
     ConvertLayout({"nn.conv2d": ["NHWC", "OHWI"], "nn.max_pool2d": ["NHWC"]})
 
-The layouts are those of the data, then of the weight; "default" is that which goes with the data's.
-Calls of these operators are changed, all others follow (see layout_rewriter). A call whose axes a
-layout cannot split, as three channels by 8, stays as it is.
+The layouts are those of the data, then of the weight; "default" is the one that goes with the
+data's. Calls of these operators are changed, all others follow (see layout_rewriter). A call whose
+axes a layout cannot split, as three channels by 8, stays as it is.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ class LayoutConfig:
         self._around: LayoutConfig | None = None
 
     def check_skip(self) -> bool:
-        """Whether the next convolution is left."""
+        """Return whether the next convolution is skipped."""
         self.skip_counter += 1
         return self.skip_counter - 1 in self.skip_layers
 
     def reset(self) -> None:
-        """Begin to count anew, with nothing to leave."""
+        """Restart the count, with nothing to skip."""
         self.skip_counter, self.skip_layers = 0, ()
 
     def __enter__(self) -> LayoutConfig:
@@ -66,20 +66,23 @@ class LayoutConfig:
 
 def _weight_layout(call: Call, attrs: Any, data: str) -> str:  # noqa: ANN401
     assert isinstance(call.op, Op)
-    known = call.op.definition.weight_layouts
-    if data not in known:
-        names = " or ".join(known)
+    defaults = call.op.definition.weight_layouts
+    if data not in defaults:
+        names = " or ".join(defaults)
         raise CompileError(
             f"ConvertLayout: {call.op.name}: the default weight layout is known for {names},"
             f" got {data!r}; name one"
         )
-    found = known[data]
-    is_depthwise = found == "HWIO" and "I" in attrs.kernel_layout and _is_depthwise(call, attrs)
-    return "HWOI" if is_depthwise and not hasattr(attrs, "output_padding") else found
+    default_layout = defaults[data]
+    # Of depthwise weights TVM's default puts O before I.
+    is_depthwise = (
+        default_layout == "HWIO" and "I" in attrs.kernel_layout and _is_depthwise(call, attrs)
+    )
+    return "HWOI" if is_depthwise and not hasattr(attrs, "output_padding") else default_layout
 
 
 def _is_depthwise(call: Call, attrs: Any) -> bool:  # noqa: ANN401
-    """Whether each channel has a window of its own."""
+    """Return whether each channel has a window of its own."""
     kind = call.args[0].checked_type
     assert isinstance(kind, TensorType)
     channels = kind.shape[axis(attrs.data_layout, "C")]
@@ -87,7 +90,7 @@ def _is_depthwise(call: Call, attrs: Any) -> bool:  # noqa: ANN401
 
 
 def _wanted(call: Call, attrs: Any, layouts: Sequence[str]) -> Any:  # noqa: ANN401
-    """The attributes of a call for the desired layouts."""
+    """Return the attributes of a call for the desired layouts."""
     assert isinstance(call.op, Op)
     name, data = call.op.name, str(layouts[0])
     if data == "default":
@@ -106,10 +109,15 @@ def _wanted(call: Call, attrs: Any, layouts: Sequence[str]) -> Any:  # noqa: ANN
 
 
 def _splits(call: Call, before: Any, after: Any) -> bool:  # noqa: ANN401
-    """Whether what the new layouts split has whole parts: a picture's three channels have none of
-    8, and its convolution stays as it is.
+    """Return whether what the new layouts split is divisible.
+
+    A picture's three channels are not by 8, and its convolution stays as it is.
     """
-    fields = [each for each in ("layout", "data_layout", "kernel_layout") if hasattr(after, each)]
+    fields = [
+        field_name
+        for field_name in ("layout", "data_layout", "kernel_layout")
+        if hasattr(after, field_name)
+    ]
     for arg, field in zip(call.args, fields, strict=False):
         kind, old = arg.checked_type, getattr(before, field)
         assert isinstance(kind, TensorType)
@@ -124,34 +132,39 @@ def _splits(call: Call, before: Any, after: Any) -> bool:  # noqa: ANN401
 
 
 def convert_to(module: IRModule, desired: Desired) -> IRModule:
-    """The module with the calls of the operators that `desired` names in those layouts. Raises
-    CompileError for an operator that has no layout."""
-    known = OP_ATTRS.get(ATTRIBUTE, {})
+    """Convert the calls of the operators that `desired` names to those layouts.
+
+    Raises:
+        CompileError: For an operator that has no layout.
+    """
+    user_rules = OP_ATTRS.get(ATTRIBUTE, {})
     for name in desired:
         row = get(name).definition
         fields = getattr(row.attrs, "__dataclass_fields__", {})
-        if name not in known and not row.weight_layouts and "layout" not in fields:
+        if name not in user_rules and not row.weight_layouts and "layout" not in fields:
             raise CompileError(f"ConvertLayout: {name} has no layout")
 
     def change(call: Call, attrs: Any, args: Sequence[RelayExpr]) -> RelayExpr | None:  # noqa: ANN401
-        """The call in the wanted layouts; None leaves it: for another operator, and where a user's
-        LayoutConfig says to skip it. A user's own converter is asked before.
+        """Return the call in the desired layouts; None leaves it: for another operator, and where a
+        user's LayoutConfig skips it.
+
+        A user's own converter comes first.
         """
         assert isinstance(call.op, Op)
         name = call.op.name
         if name not in desired:
             return None
         layouts = list(map(str, desired[name]))
-        own: Any = known.get(name)
+        own: Any = user_rules.get(name)
         if own is not None:
             infos = tensor_infos([a.checked_type for a in call.args])
             return own(attrs, list(args), infos, layouts)  # type: ignore[no-any-return]
-        wanted = _wanted(call, attrs, layouts)
-        if not _splits(call, attrs, wanted):
+        new_attrs = _wanted(call, attrs, layouts)
+        if not _splits(call, attrs, new_attrs):
             return None
         config = LayoutConfig.current
         if config is not None and call.op.definition.weight_layouts and config.check_skip():
             return None
-        return Call(call.op, tuple(args), wanted, span=call.span)
+        return Call(call.op, tuple(args), new_attrs, span=call.span)
 
     return map_functions(module, on_body(lambda body: Rewriter(change, ATTRIBUTE).run(body)))

@@ -1,16 +1,16 @@
-"""Change the layouts of some calls and let the others follow: what ConvertLayout and AlterOpLayout
-share.
+"""Layout rewriting shared by ConvertLayout and AlterOpLayout: the layouts of some calls change, and
+the others follow.
 
-    nn.relu(nn.conv2d(%x, %w))                                            NCHW, and NHWC is wanted
-->  layout_transform(nn.relu(nn.conv2d(layout_transform(%x), ..)))        from NHWC, to NHWC
+    nn.relu(nn.conv2d(%x, %w))                                            NCHW, and NHWC is desired
+    ->  layout_transform(nn.relu(nn.conv2d(layout_transform(%x), ..)))    from NHWC, to NHWC
 
-Each value remembers the layout that it had and the one it has now (`Moved`); a call is asked
-(infer_layout_utils) what it took before, is changed, and asked what it takes now. Where that is not
-what its inputs have, they are transformed, each at most once. A call that does not know gets its
-inputs as they were.
+Each value records the layout that it had and the one it has now; a call is asked
+(infer_layout_utils) which layouts it took before, is changed, and asked which it takes now. Where
+that is not what its inputs have, they are transformed, each at most once. A call that does not know
+gets its inputs as they were.
 
-The same transformation of a value is made once (`moves`), so that of two convolutions that read one
-tensor both get one copy. The result of the whole has the layout that it had.
+The same transformation of a value is created once (`moves`), so that of two convolutions that read
+one tensor both get one copy. The final result has the layout that it had.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from ekiden.te import Tensor, placeholder
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Moved:
-    """A value in a layout, and the layout that it had."""
+    """Value in a layout, and the layout that it had."""
 
     value: RelayExpr
     old: Layout = None
@@ -51,7 +51,7 @@ Made = RelayExpr | Moved | list["Made"]
 
 @dataclass(slots=True)
 class Rewriter:
-    """Rewrites one expression with checked types."""
+    """Rewriter of one expression with checked types."""
 
     change: Change
     alters: str
@@ -61,46 +61,47 @@ class Rewriter:
     realized: dict[int, tuple[object, RelayExpr]] = field(default_factory=dict)
 
     def run(self, root: RelayExpr) -> RelayExpr:
-        """The expression, in the layouts that it had."""
+        """Return the expression, in the layouts that it had."""
         for expr in evaluation_order(root):
             self.made[expr] = self.rewrite(expr)
         return self.plain(self.made[root])
 
     def rewrite(self, expr: RelayExpr) -> Made:
-        """What stands for an expression whose parts are rewritten."""
+        """Rewrite an expression whose operands are rewritten."""
         match expr:
             case Call(op=Op()):
-                found = self.call(expr)
-                return found if found is not None else self.as_before(expr)
+                new_call = self.call(expr)
+                return new_call if new_call is not None else self.as_before(expr)
             case Tuple(fields=fields) if any(isinstance(self.made[f], Moved) for f in fields):
                 return [self.made[f] for f in fields]
             case TupleGetItem(tuple_value=value, index=index):
-                whole = self.made[value]
-                if isinstance(whole, list):
-                    return whole[index]
-                if isinstance(whole, Tuple):
-                    return whole.fields[index]
+                tuple_value_ = self.made[value]
+                # Fields of a tuple keep their own layouts until someone needs the tuple itself.
+                if isinstance(tuple_value_, list):
+                    return tuple_value_[index]
+                if isinstance(tuple_value_, Tuple):
+                    return tuple_value_.fields[index]
         return self.as_before(expr)
 
     def as_before(self, expr: RelayExpr) -> RelayExpr:
-        """The expression on inputs in the layouts that they had."""
-        given = [self.plain(self.made[c]) if c in self.made else c for c in children(expr)]
-        return rebuild(expr, given)
+        """Return the expression on inputs in the layouts that they had."""
+        old_inputs = [self.plain(self.made[c]) if c in self.made else c for c in children(expr)]
+        return rebuild(expr, old_inputs)
 
-    def plain(self, made: Made) -> RelayExpr:
-        """A value in the layout that it had."""
-        if isinstance(made, RelayExpr):
-            return made
-        if id(made) not in self.realized:
-            if isinstance(made, Moved):
-                found = self.move(made.value, made.new, made.old)
+    def plain(self, entry: Made) -> RelayExpr:
+        """Return a value in the layout that it had."""
+        if isinstance(entry, RelayExpr):
+            return entry
+        if id(entry) not in self.realized:
+            if isinstance(entry, Moved):
+                converted = self.move(entry.value, entry.new, entry.old)
             else:
-                found = Tuple(tuple(map(self.plain, made)))
-            self.realized[id(made)] = (made, found)
-        return self.realized[id(made)][1]
+                converted = Tuple(tuple(map(self.plain, entry)))
+            self.realized[id(entry)] = (entry, converted)
+        return self.realized[id(entry)][1]
 
     def move(self, value: RelayExpr, source: Layout, target: Layout) -> RelayExpr:
-        """A value from one layout to another, in which it may have more axes."""
+        """Transform a value from one layout to another, in which it may have more axes."""
         if source == target or source is None or target is None:
             return value
         key = (value, source, target)
@@ -114,13 +115,17 @@ class Rewriter:
             if _is_scalar(value):
                 return value
             have = primal(source)
+            # Axes that broadcasting leaves out get leading extents of 1 first.
             source = "".join(a for a in primal(target) if a not in have)[:missing] + source
             value = op.expand_dims(value, 0, missing)
         return value if source == target else op.layout_transform(value, source, target)
 
     def call(self, before: Call) -> Made | None:
-        """A call of an operator in its new layouts; None to leave it. Raises CompileError for a
-        call of a function."""
+        """Return a call of an operator in its new layouts; None to leave it.
+
+        Raises:
+            CompileError: For a change to a call of a function.
+        """
         assert isinstance(before.op, Op)
         inputs: list[Moved] = []
         args: list[RelayExpr] = []
@@ -131,36 +136,39 @@ class Rewriter:
         first = infer_layouts(before.op, before.attrs, None, olds, types)
         if first is None:
             return self._without_rule(before)
-        wanted = list(first.input_layouts)
-        if len(wanted) != len(inputs):
+        first_inputs = list(first.input_layouts)
+        if len(first_inputs) != len(inputs):
             return None
         changed = self.change(before, first.new_attrs, args)
         after = changed if changed is not None else Call(before.op, tuple(args), first.new_attrs)
         if not isinstance(after, Call) or not isinstance(after.op, Op):
             raise CompileError(f"layout of {before.op.name}: expected a call of an operator")
-        now = [n if n is not None else w for n, w in zip(news, wanted, strict=True)]
-        then = [o if o is not None else w for o, w in zip(olds, wanted, strict=True)]
-        second = infer_layouts(after.op, after.attrs, now, then, types)
+        new_layouts = [n if n is not None else w for n, w in zip(news, first_inputs, strict=True)]
+        old_layouts = [o if o is not None else w for o, w in zip(olds, first_inputs, strict=True)]
+        # The second answer sees the changed call and the layouts that really arrive.
+        second = infer_layouts(after.op, after.attrs, new_layouts, old_layouts, types)
         if second is None or len(second.input_layouts) != len(inputs):
             return None
-        flows = iter(zip(olds, wanted, news, second.input_layouts, strict=True))
-        given = [self._flow(a, flows) for a in after.args]
-        result = Call(after.op, tuple(given), second.new_attrs, after.type_args, span=before.span)
+        flows = iter(zip(olds, first_inputs, news, second.input_layouts, strict=True))
+        new_args = [self._flow(a, flows) for a in after.args]
+        result = Call(
+            after.op, tuple(new_args), second.new_attrs, after.type_args, span=before.span
+        )
         return self._results(before, result, first.output_layouts, second.output_layouts)
 
     def _argument(self, arg: RelayExpr, inputs: list[Moved]) -> RelayExpr:
-        """The value of an argument; adds its layouts, or those of its fields."""
-        made = self.made.get(arg, arg)
-        if isinstance(made, (list, Tuple)):
-            fields = made if isinstance(made, list) else list(made.fields)
+        """Return the value of an argument, and append its layouts, or those of its fields."""
+        entry = self.made.get(arg, arg)
+        if isinstance(entry, (list, Tuple)):
+            fields = entry if isinstance(entry, list) else list(entry.fields)
             return Tuple(tuple(self._one(f, inputs) for f in fields))
-        return self._one(made, inputs)
+        return self._one(entry, inputs)
 
-    def _one(self, made: Made, inputs: list[Moved]) -> RelayExpr:
-        if not isinstance(made, Moved):
-            made = Moved(self.plain(made))
-        inputs.append(made)
-        return made.value
+    def _one(self, entry: Made, inputs: list[Moved]) -> RelayExpr:
+        if not isinstance(entry, Moved):
+            entry = Moved(self.plain(entry))
+        inputs.append(entry)
+        return entry.value
 
     def _without_rule(self, before: Call) -> Made | None:
         assert isinstance(before.op, Op)
@@ -172,12 +180,12 @@ class Rewriter:
     def _flow(self, arg: RelayExpr, flows: Iterator[tuple[Layout, ...]]) -> RelayExpr:
         if isinstance(arg, Tuple):
             return Tuple(tuple(self._flow(f, flows) for f in arg.fields))
-        old, wanted, new, target = next(flows)
-        if old == wanted:  # one change, not one back and one there
+        old, first_layout, new, target = next(flows)
+        if old == first_layout:  # one change, not one back and one there
             return self.move(arg, new, target)
         if old is not None:
             arg = self.move(arg, new, old)
-        return self.move(arg, wanted, target)
+        return self.move(arg, first_layout, target)
 
     def _results(
         self, before: Call, result: Call, olds: Sequence[Layout], news: Sequence[Layout]
@@ -191,7 +199,7 @@ class Rewriter:
 
 
 def _is_scalar(value: RelayExpr) -> bool:
-    """Whether a value has one element, which broadcasts in any layout."""
+    """Return whether a value has one element, which broadcasts in any layout."""
     if isinstance(value, Constant):
         return value.data.size == 1
     kind = value.checked_type_or_none()

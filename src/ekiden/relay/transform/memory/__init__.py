@@ -1,1 +1,1 @@
-"""Allocation: lifetimes, places in arenas, results in the bytes of their inputs."""
+"""Allocation: lifetimes, offsets in arenas, results in the bytes of their inputs."""

@@ -1,8 +1,8 @@
-"""Say of each call of a kernel how many bytes of tensors are alive while it runs.
+"""Annotation of each call of a kernel by the bytes of tensors that are alive while it runs.
 
     let %a = fn (%p, Primitive=1) {..}(%x); let %b = fn (%q, Primitive=1) {..}(%x); concatenate(..)
-->  let %a = fn (%p, Primitive=1, used_memory=[240]) {..}(%x); ...         x and a
-    let %b = fn (%q, Primitive=1, used_memory=[360]) {..}(%x); ...         x, a and b
+    ->  let %a = fn (%p, Primitive=1, used_memory=[240]) {..}(%x); ...         x and a
+        let %b = fn (%q, Primitive=1, used_memory=[360]) {..}(%x); ...         x, a and b
 
 In A-normal form, of `main`: `used_memory` has a number for each call of a function, in order, and
 `io_used_memory` of `main` the bytes of its parameters and its result. What a call reads is alive in
@@ -50,7 +50,7 @@ def tensor_bytes(kind: Type) -> int:
 
 @dataclass(slots=True)
 class _Annotator:
-    """Goes through the chains of `main`, outer ones first."""
+    """Annotator that goes through the chains of `main`, outer ones first."""
 
     roots: dict[RelayExpr, Roots] = field(default_factory=dict)
     used: dict[Function, list[int]] = field(default_factory=dict)
@@ -58,15 +58,23 @@ class _Annotator:
     def block(
         self, chain: Chain, alive_after: Roots, alive: Roots
     ) -> list[tuple[RelayExpr, Roots]]:
-        """One chain, with what is alive before and after it; gives the bodies in it, each with what
-        is alive after that."""
+        """Annotate one chain.
+
+        Args:
+            chain: The chain.
+            alive_after: The tensors that are used after it.
+            alive: Those that are alive before it.
+
+        Returns:
+            The bodies in it, each with what is alive after that.
+        """
         assert chain.result is not None
         reads = [self._reads(variable, value) for variable, value in chain.bindings]
         last: dict[Var, int] = {}
         for at, read in enumerate([*reads, self._of(chain.result) | alive_after]):
             last.update(dict.fromkeys(read, at))
-        now = {v for v in alive if v in last}
-        total = sum(tensor_bytes(v.checked_type) for v in now)
+        live = {v for v in alive if v in last}
+        total = sum(tensor_bytes(v.checked_type) for v in live)
         ending: dict[int, list[Var]] = {}
         for variable, at in last.items():
             ending.setdefault(at, []).append(variable)
@@ -75,18 +83,20 @@ class _Annotator:
             is_own = self.roots[variable] == {variable}
             size = tensor_bytes(variable.checked_type) if is_own else 0
             if isinstance(value, Call) and isinstance(value.op, Function):
+                # Inputs that end with this call are still alive in it: they are subtracted
+                # afterwards.
                 self.used.setdefault(value.op, []).append(total + size)
-            gone = [v for v in ending.get(at, ()) if v in now]
-            now.difference_update(gone)
+            gone = [v for v in ending.get(at, ()) if v in live]
+            live.difference_update(gone)
             total -= sum(tensor_bytes(v.checked_type) for v in gone)
-            inner += [(body, frozenset(now)) for body in bodies(value)]
+            inner += [(body, frozenset(live)) for body in bodies(value)]
             if is_own and last.get(variable, -1) > at:
-                now.add(variable)
+                live.add(variable)
                 total += size
         return inner
 
     def _reads(self, variable: Var, value: RelayExpr) -> Roots:
-        """What a binding reads; says what its variable stands for."""
+        """Return what a binding reads, and record the tensors of its variable."""
         exprs = [value, *(e for body in bodies(value) for e in evaluation_order(body))]
         read = frozenset(r for e in exprs for o in operands(e) for r in self._of(o))
         is_alias = not isinstance(value, Call) and not bodies(value)
@@ -94,7 +104,7 @@ class _Annotator:
         return read if not is_alias else frozenset()
 
     def outside(self, body: RelayExpr) -> Roots:
-        """What a body reads of what is around it."""
+        """Return what a body reads of what is around it."""
         inside = {v for v, _ in unchain(body).bindings}
         exprs = evaluation_order(body)
         return frozenset(r for e in exprs for o in operands(e) for r in self._of(o)) - inside
@@ -124,9 +134,9 @@ def _annotate(main: Function) -> Function:
             continue
         if isinstance(expr, Call) and expr.op in new:
             args = tuple(new.get(a, a) for a in expr.args)
-            made: RelayExpr = expr.with_fields(op=new[expr.op], args=args)
-            made.set_checked_type(expr.checked_type)
-            new[expr] = made
+            new_call: RelayExpr = expr.with_fields(op=new[expr.op], args=args)
+            new_call.set_checked_type(expr.checked_type)
+            new[expr] = new_call
         else:
             new[expr] = with_children(expr, new)
     body = new[main.body]
@@ -134,10 +144,10 @@ def _annotate(main: Function) -> Function:
 
 
 def AnnotateUsedMemory() -> Pass:  # noqa: N802
-    """The pass described at the top of this file. Raises PassError for dynamic shapes."""
+    """Return the pass described at the top of this file. It raises PassError for dynamic shapes."""
 
     def transform(module: IRModule, context: PassContext) -> IRModule:
-        """The module with the attribute in `main`. Raises PassError for dynamic shapes."""
+        """Annotate `main`. Raises PassError for dynamic shapes."""
         main = module["main"]
         assert isinstance(main, Function)
         return module.with_function("main", _annotate(main))

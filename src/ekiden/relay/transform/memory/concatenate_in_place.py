@@ -1,29 +1,31 @@
-"""Let kernels write the parts of a concatenation where they belong, which leaves nothing to copy.
+"""Concatenation in place: kernels write the operands of a concatenation where they belong, which
+leaves nothing to copy.
 
     let %a = memory.alloc_tensor(%s0, offset=0, shape=(4, 16)); invoke(f, (%x,), (%a,));
     let %b = memory.alloc_tensor(%s1, offset=0, shape=(8, 16)); invoke(g, (%x,), (%b,));
     let %y = memory.alloc_tensor(%s2, offset=0, shape=(12, 16)); invoke(join, (%a, %b), (%y,))
-->  let %a = memory.alloc_tensor(%s2, offset=0, shape=(4, 16)); invoke(f, (%x,), (%a,));
-    let %b = memory.alloc_tensor(%s2, offset=256, shape=(8, 16)); invoke(g, (%x,), (%b,));
-    let %y = memory.alloc_tensor(%s2, offset=0, shape=(12, 16));
+    ->  let %a = memory.alloc_tensor(%s2, offset=0, shape=(4, 16)); invoke(f, (%x,), (%a,));
+        let %b = memory.alloc_tensor(%s2, offset=256, shape=(8, 16)); invoke(g, (%x,), (%b,));
+        let %y = memory.alloc_tensor(%s2, offset=0, shape=(12, 16));
 
-So it is where no axis before the concatenated one has more than one element. Along the last axis
-(the channels of NHWC), parts lie in rows of the result: their kernels get a tensor of its shape
-that begins where the part does, and write its first channels alone (`vm.part`); what else reads
-such a part takes these channels of it (`vm.prefix`). The storage is longer by how far the last part
-begins behind the first:
+That holds where no axis before the concatenated one has more than one element. Along the last axis
+(the channels of NHWC), operands are slices of the result's rows: their kernels get a tensor of its
+shape that begins where the slice does, and write its first channels alone (`vm.part`); what else
+reads such an operand takes these channels of it (`vm.prefix`). The storage is longer by how far the
+last operand begins behind the first:
 
     let %a = alloc_tensor(%s2, offset=0, shape=(9, 9, 48)); invoke(vm.part(f), (%x,), (%a,));
     let %b = alloc_tensor(%s2, offset=64, shape=(9, 9, 48)); invoke(vm.part(g), (%x,), (%b,));
 
-A part may be a concatenation itself. One that is no kernel's only result, or lies elsewhere already
-(a parameter, a constant, a part of another concatenation, twice the same), or that others read who
-cannot take channels, is copied to its place; where these are the greater part, all stays as it is.
+An operand may be a concatenation itself. One that is no kernel's only result, or is located
+elsewhere already (a parameter, a constant, an operand of another concatenation, twice the same), or
+whose other readers cannot take channels, is copied; where these are the majority of elements, all
+stays as it is.
 
-Parts begin at multiples of a cache line: a kernel whose rows begin within one writes lines that its
-neighbour writes too, and its vectors cross them. Concatenations are decided from the last to the
-first, so that a part that is a concatenation itself is known to have a place already when its own
-parts are asked for.
+Operands begin at multiples of a cache line: a kernel whose rows begin within one writes lines that
+its neighbour writes too, and its vectors cross them. Concatenations are decided from the last to
+the first, so that an operand that is a concatenation itself is known to have a location already
+when its own operands are considered.
 """
 
 from __future__ import annotations
@@ -110,13 +112,13 @@ class _Facts:
 
     def __post_init__(self) -> None:
         for at, (variable, value) in enumerate(self.chain.bindings):
-            for each in _mentions(value):
-                self.users.setdefault(each, []).append(at)
+            for mentioned in _mentions(value):
+                self.users.setdefault(mentioned, []).append(at)
             if isinstance(value, Call):
                 self._note(at, variable, value)
         assert self.chain.result is not None
-        for each in _mentions(self.chain.result):
-            self.users.setdefault(each, []).append(-1)
+        for mentioned in _mentions(self.chain.result):
+            self.users.setdefault(mentioned, []).append(-1)
         single = {t: at for t, at in self.tensors.items() if self._is_only_one(at)}
         self.tensors = single
 
@@ -142,21 +144,21 @@ class _Facts:
         return alone and is_const(value.attrs.offset, 0)
 
     def device(self, tensor: Var) -> int:
-        """The device that the storage of a tensor is on."""
+        """Return the device that the storage of a tensor is on."""
         alloc = self.chain.bindings[self.tensors[tensor]][1]
         assert isinstance(alloc, Call) and isinstance(alloc.args[0], Var)
-        made = self.chain.bindings[self.storages[alloc.args[0]]][1]
-        assert isinstance(made, Call) and isinstance(made.attrs, AllocStorageAttrs)
-        return made.attrs.device
+        storage_call = self.chain.bindings[self.storages[alloc.args[0]]][1]
+        assert isinstance(storage_call, Call) and isinstance(storage_call.attrs, AllocStorageAttrs)
+        return storage_call.attrs.device
 
 
 def _mentions(value: RelayExpr) -> Iterator[Var]:
-    """The variables in a value, each time that it occurs; in the bodies of branches once."""
+    """Yield the variables in a value, each time that it occurs; in the bodies of branches once."""
     if not isinstance(value, Call):
         yield from (e for e in evaluation_order(value) if isinstance(e, Var))
         return
-    for each in operands(value):
-        for leaf in each.fields if isinstance(each, Tuple) else (each,):
+    for operand in operands(value):
+        for leaf in operand.fields if isinstance(operand, Tuple) else (operand,):
             if isinstance(leaf, Var):
                 yield leaf
             elif not isinstance(leaf, Function):
@@ -170,19 +172,20 @@ def _shape(value: RelayExpr) -> tuple[PrimExpr, ...]:
 
 
 def concatenated_axis(function: Function) -> int | None:
-    """The axis along which a function joins its parameters, in order, if it does nothing else."""
+    """Return the axis along which a function joins its parameters, in order, if it does nothing
+    else.
+    """
     body = function.body
     if not (isinstance(body, Call) and isinstance(body.attrs, ConcatenateAttrs)):
         return None
-    (given,) = body.args
-    if not isinstance(given, Tuple) or given.fields != function.params:
+    (operand,) = body.args
+    if not isinstance(operand, Tuple) or operand.fields != function.params:
         return None
     return body.attrs.axis % len(_shape(body))
 
 
 def _does_only(function: Function, writes_rows: bool = False) -> bool:
-    """Whether the operators of a function are injective, or such whose kernels write rows of any
-    length."""
+    """Return whether the operators of a function are injective, or write rows of any length."""
     if function.attr("Compiler") is not None:
         return False
     calls = [e for e in evaluation_order(function.body) if isinstance(e, Call)]
@@ -198,18 +201,18 @@ def _does_only(function: Function, writes_rows: bool = False) -> bool:
 
 def _function(params: tuple[Var, ...], body: RelayExpr, like: Function) -> Function:
     kind = body.checked_type
-    made = Function(params, body, kind, (), like.attrs, span=like.span)
-    made.set_checked_type(FuncType(tuple(p.checked_type for p in params), kind))
-    return made
+    func = Function(params, body, kind, (), like.attrs, span=like.span)
+    func.set_checked_type(FuncType(tuple(p.checked_type for p in params), kind))
+    return func
 
 
 def _writing_part(function: Function, shape: tuple[PrimExpr, ...]) -> Function:
-    """The function with its result as a part of a tensor of a shape."""
+    """Return the function with its result as a slice of a tensor of a shape."""
     return _function(function.params, infer_here(part(function.body, shape)), function)
 
 
 def _reading_parts(function: Function, shapes: Mapping[int, tuple[PrimExpr, ...]]) -> Function:
-    """The function with some parameters, by number, as parts of tensors of these shapes."""
+    """Return the function with some parameters, by number, as slices of tensors of these shapes."""
     params = list(function.params)
     new: dict[RelayExpr, RelayExpr] = {}
     for number, shape in shapes.items():
@@ -226,30 +229,30 @@ def _reading_parts(function: Function, shapes: Mapping[int, tuple[PrimExpr, ...]
 
 def _tensor(name: str, shape: tuple[PrimExpr, ...], dtype: str) -> Var:
     kind = TensorType(shape, dtype)
-    made = Var(name, kind)
-    made.set_checked_type(kind)
-    return made
+    variable = Var(name, kind)
+    variable.set_checked_type(kind)
+    return variable
 
 
 def _copying(kind: TensorType, like: Function) -> Function:
-    """A function that copies a tensor."""
+    """Return a function that copies a tensor."""
     param = _tensor("p0", kind.shape, kind.dtype)
     return _function((param,), infer_here(op.copy(param)), like)
 
 
 class _Chain:
-    """Rewrites one chain."""
+    """Rewriter of one chain."""
 
-    def __init__(self, chain: Chain, known: set[Symbol]) -> None:
+    def __init__(self, chain: Chain, entry_symbols: set[Symbol]) -> None:
         self.facts = _Facts(chain)
-        self.known = known
+        self.known = entry_symbols
         self.homes: dict[Var, _Home] = {}
         self.roots: dict[Var, _Root] = {}
         self.copies: dict[int, list[tuple[Var, _Home, Function]]] = {}
         """Binding of a concatenation that is no kernel any more -> what is still to be copied."""
 
     def rewritten(self) -> Chain:
-        """The chain, with what can be in place in place."""
+        """Return the chain, with concatenations in place where they can be."""
         for kernel in sorted(self.facts.kernels.values(), key=lambda k: -k.at):
             axis = concatenated_axis(kernel.function)
             if axis is not None:
@@ -259,7 +262,7 @@ class _Chain:
     # Decisions.
 
     def _concatenation(self, kernel: _Kernel, axis: int) -> None:
-        """Decide where the parts of one concatenation lie."""
+        """Decide the locations of the operands of one concatenation."""
         shape, own = _shape(kernel.output), self.homes.get(kernel.output)
         home = own or self._new_home(kernel.output)
         if home is None or any(not isinstance(p, Var) for p in kernel.inputs):
@@ -276,33 +279,35 @@ class _Chain:
         if starts is None:
             return
         moved = [p for p in kernel.inputs if self._may_move(kernel, p, row is not None)]
-        left = sum(map(_weight, kernel.inputs)) - sum(map(_weight, moved))
-        if 2 * left > sum(map(_weight, kernel.inputs)):
+        copied_elements = sum(map(_weight, kernel.inputs)) - sum(map(_weight, moved))
+        # Separate copies cost more calls than the one kernel that copies all of it.
+        if 2 * copied_elements > sum(map(_weight, kernel.inputs)):
             return
         root = self.roots.setdefault(home.root, _Root(self.facts.tensors[home.root]))
         self.copies[kernel.at] = []
-        for each, start in zip(kernel.inputs, starts, strict=True):
-            assert isinstance(each, Var)
-            place = _Home(home.root, simplify(home.offset + start), row)
+        for operand, start in zip(kernel.inputs, starts, strict=True):
+            assert isinstance(operand, Var)
+            location = _Home(home.root, simplify(home.offset + start), row)
             if row is not None:
-                assert isinstance(place.offset, IntImm)
-                root.slack = max(root.slack, place.offset.value)
-            if each in moved:
-                self.homes[each] = place
-                root.first = min(root.first, self.facts.tensors[each])
+                assert isinstance(location.offset, IntImm)
+                root.slack = max(root.slack, location.offset.value)
+            if operand in moved:
+                self.homes[operand] = location
+                # The storage must exist before the first operand that is written to it.
+                root.first = min(root.first, self.facts.tensors[operand])
             else:
-                self.copies[kernel.at].append((each, place, kernel.function))
+                self.copies[kernel.at].append((operand, location, kernel.function))
 
     def _new_home(self, output: Var) -> _Home | None:
-        """The storage of a concatenation, where it can be made earlier."""
-        known = output in self.facts.tensors and all(
+        """Return the storage of a concatenation, where it can be allocated earlier."""
+        is_movable = output in self.facts.tensors and all(
             self.known.issuperset(free_vars(d)) for d in _shape(output)
         )
-        return _Home(output, const(0)) if known else None
+        return _Home(output, const(0)) if is_movable else None
 
     def _starts(self, kernel: _Kernel, axis: int, in_rows: bool) -> list[PrimExpr] | None:
-        """Where each part begins, in bytes behind the first; None where one begins within a cache
-        line.
+        """Return the start of each operand, in bytes behind the first; None where one begins within
+        a cache line.
         """
         kind = kernel.output.checked_type
         assert isinstance(kind, TensorType)
@@ -311,11 +316,11 @@ class _Chain:
             unit = unit * dim
         starts: list[PrimExpr] = []
         at: PrimExpr = const(0)
-        for each in kernel.inputs:
-            extent = _shape(each)[axis]
+        for operand in kernel.inputs:
+            extent = _shape(operand)[axis]
             size = simplify(extent * unit)
             is_whole = is_const(simplify(size % LINE), 0)
-            if not (is_whole or (each is kernel.inputs[-1] and not in_rows)):
+            if not (is_whole or (operand is kernel.inputs[-1] and not in_rows)):
                 return None
             if is_const(size, 0) or (in_rows and not isinstance(size, IntImm)):
                 return None
@@ -324,13 +329,14 @@ class _Chain:
         return starts
 
     def _may_move(self, kernel: _Kernel, value: RelayExpr, in_rows: bool) -> bool:
-        """Whether a part of a concatenation can be written in its place."""
+        """Return whether an operand of a concatenation can be written in place."""
         facts = self.facts
         if not isinstance(value, Var) or value not in facts.tensors or value in self.homes:
             return False
         writer = facts.kernels.get(value)
         if writer is None or kernel.inputs.count(value) != 1 or value in self.roots:
             return False
+        # A storage is on one device.
         if facts.device(value) != facts.device(kernel.output):
             return False
         if not in_rows:
@@ -338,20 +344,20 @@ class _Chain:
         if not _does_only(writer.function, writes_rows=True):
             return False
         readers = [k for k in facts.kernels.values() if k is not kernel and value in k.inputs]
-        others = set(facts.users[value]) - {writer.at, kernel.at} - {r.at for r in readers}
-        return not others and all(_does_only(r.function) for r in readers)
+        other_users = set(facts.users[value]) - {writer.at, kernel.at} - {r.at for r in readers}
+        return not other_users and all(_does_only(r.function) for r in readers)
 
     # The new chain.
 
     def _written(self) -> Chain:
         chain = self.facts.chain
         replaced: dict[Var, Var] = {}
-        for each, home in self.homes.items():
-            kind = each.checked_type
+        for tensor, home in self.homes.items():
+            kind = tensor.checked_type
             assert isinstance(kind, TensorType)
             if home.row is not None:
                 shape = (*kind.shape[:-1], home.row)
-                replaced[each] = _tensor(each.name_hint, shape, kind.dtype)
+                replaced[tensor] = _tensor(tensor.name_hint, shape, kind.dtype)
         made_at: dict[int, list[Binding]] = {}
         dropped = {self._storage(t) for t in (*self.homes, *self.roots)}
         for output, root in self.roots.items():
@@ -408,7 +414,7 @@ class _Chain:
         return binding
 
     def _invoke(self, call: Call, replaced: Mapping[Var, Var]) -> Call:
-        """A call of a kernel some of whose tensors lie in rows of others."""
+        """Return a call of a kernel some of whose tensors are slices of rows of others."""
         function, inputs, outputs = call.args[:3]
         assert isinstance(inputs, Tuple) and isinstance(outputs, Tuple)
         if not any(isinstance(e, Var) and e in replaced for e in (*inputs.fields, *outputs.fields)):
@@ -425,9 +431,9 @@ class _Chain:
         if output in replaced:
             assert isinstance(output, Var)
             function = _writing_part(function, _shape(replaced[output]))
-        given = Tuple(tuple(_new(e, replaced) for e in inputs.fields))
-        made = Tuple((_new(output, replaced),))
-        return call.with_fields(args=(function, given, made, *call.args[3:]))
+        new_inputs = Tuple(tuple(_new(e, replaced) for e in inputs.fields))
+        new_outputs = Tuple((_new(output, replaced),))
+        return call.with_fields(args=(function, new_inputs, new_outputs, *call.args[3:]))
 
 
 def _new(value: RelayExpr, replaced: Mapping[Var, Var]) -> RelayExpr:
@@ -443,19 +449,21 @@ def _weight(value: RelayExpr) -> int:
 
 
 def ConcatenateInPlace() -> Pass:  # noqa: N802
-    """The pass described at the top of this file. Follows ManifestAlloc, before MemoryPlan."""
+    """Return the pass described at the top of this file. It follows ManifestAlloc, before
+    MemoryPlan.
+    """
 
     def rewrite(function: Function) -> Function:
-        """One function; sizes are known where its parameters name them."""
-        known = known_at_entry(function)
+        """Rewrite one function; sizes are known where its parameters name them."""
+        entry_symbols = known_at_entry(function)
 
-        def each(chain: Chain, _: bool) -> Chain:
-            return _Chain(chain, known).rewritten()
+        def rewrite_chain(chain: Chain, _: bool) -> Chain:
+            return _Chain(chain, entry_symbols).rewritten()
 
-        return on_body(lambda body: map_chains(body, each))(function)
+        return on_body(lambda body: map_chains(body, rewrite_chain))(function)
 
     def transform(module: IRModule, context: PassContext) -> IRModule:
-        """The module, function by function: kernels are functions in expressions, and stay."""
+        """Rewrite the functions of a module: kernels are functions in expressions, and stay."""
         functions = dict(module.functions.items())
         for name, function in functions.items():
             if isinstance(function, Function):

@@ -1,18 +1,17 @@
-"""Make memory explicit: every kernel writes into tensors that were allocated for it.
+"""Explicit memory: every kernel writes into tensors that were allocated for it.
 
     let %y = fn (%p0, Primitive=1) { nn.relu(%p0) }(%x);
-->  let %storage = memory.alloc_storage(size=40, alignment=64);
-    let %y = memory.alloc_tensor(%storage, offset=0, shape=(1, 10), dtype="float32");
-    let %_ = vm.invoke_tvm_op(fn ..., (%x,), (%y,));
+    ->  let %storage = memory.alloc_storage(size=40, alignment=64);
+        let %y = memory.alloc_tensor(%storage, offset=0, shape=(1, 10), dtype="float32");
+        let %_ = vm.invoke_tvm_op(fn ..., (%x,), (%y,));
 
 Functions that only change a shape become vm.reshape_tensor. Sizes and shapes are expressions on the
 symbols of the function's parameters. Storages and kernels have the device that the planned module
 puts them on. Needs A-normal form and checked types.
 
 After: kernels are calls for their effect on tensors that are bound before; each tensor begins a
-storage of its own, of exactly its bytes. What shares memory is decided by passes behind, over this
-form. A result without a name for one of its dimensions is an error here: BindDimensions gives them
-names.
+storage of its own, of exactly its bytes. Later passes decide what shares memory, over this form. A
+result without a name for one of its dimensions is an error here: BindDimensions gives them names.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ def size_in_bytes(kind: TensorType) -> PrimExpr:
 
 
 def tensor_types(kind: Type) -> list[TensorType]:
-    """The tensors in a type, left to right."""
+    """Return the tensors in a type, left to right."""
     if isinstance(kind, TensorType):
         return [kind]
     assert isinstance(kind, TupleType), f"a kernel cannot give a {type(kind).__name__}"
@@ -58,7 +57,7 @@ def tensor_types(kind: Type) -> list[TensorType]:
 
 
 def primitive_of(value: RelayExpr) -> Function | None:
-    """The primitive function that a value calls, if it is such a call."""
+    """Return the primitive function that a value calls, if it is such a call."""
     if isinstance(value, Call) and isinstance(value.op, Function) and value.op.attr("Primitive"):
         return value.op
     return None
@@ -87,41 +86,42 @@ def _lower_binding(variable: Var, value: RelayExpr, device_of: DeviceOf) -> list
         return [(variable, value)]
     assert isinstance(value, Call)
     kind = value.checked_type
-    for each in tensor_types(kind):
-        _check_known(each, value.span)
+    for result_type in tensor_types(kind):
+        _check_known(result_type, value.span)
     if function.attr("relay.reshape_only"):
         assert isinstance(kind, TensorType)
         return [(variable, reshape_tensor(value.args[0], kind.shape))]
     device = device_of(value)
     single = isinstance(kind, TensorType)
-    outputs = [variable] if single else [_tensor(each) for each in tensor_types(kind)]
+    outputs = [variable] if single else [_tensor(output_type) for output_type in tensor_types(kind)]
     pairs = zip(outputs, tensor_types(kind), strict=True)
     allocations = [b for o, k in pairs for b in _allocate(o, k, device)]
     invoke = invoke_tvm_op(function, value.args, outputs, device).with_fields(span=value.span)
+    # The variable itself is the output tensor, so nothing needs renaming.
     if single:
         return [*allocations, (Var("_"), invoke)]
     return [*allocations, (Var("_"), invoke), (variable, _as_value(outputs, kind))]
 
 
 def _tensor(kind: TensorType) -> Var:
-    made = Var("t")
-    made.set_checked_type(kind)
-    return made
+    variable = Var("t")
+    variable.set_checked_type(kind)
+    return variable
 
 
 def _as_value(tensors: list[Var], kind: Type) -> RelayExpr:
-    """The tensors, from the left, in the shape of a tuple type."""
-    left = iter(tensors)
+    """Return the tensors, from the left, in the shape of a tuple type."""
+    remaining = iter(tensors)
 
     def build(at: Type) -> RelayExpr:
-        return Tuple(tuple(map(build, at.fields))) if isinstance(at, TupleType) else next(left)
+        return Tuple(tuple(map(build, at.fields))) if isinstance(at, TupleType) else next(remaining)
 
     return build(kind)
 
 
 def _devices(module: IRModule) -> DeviceOf:
-    """Where each kernel of a module runs, as a number of its table of devices."""
-    numbers = {each.device: at for at, each in enumerate(device_table(module))}
+    """Return where each kernel of a module runs, as a number of its table of devices."""
+    numbers = {virtual_device.device: at for at, virtual_device in enumerate(device_table(module))}
     if len(numbers) == 1:
         return lambda call: 0
     domains = Domains(module)
@@ -140,5 +140,5 @@ def _manifest_alloc(module: IRModule, context: PassContext) -> IRModule:
 
 
 def ManifestAlloc() -> Pass:  # noqa: N802
-    """The pass described at the top of this file."""
+    """Return the pass described at the top of this file."""
     return _manifest_alloc

@@ -1,8 +1,8 @@
-"""Forget variables after their last use, so that what they hold can be reused while the function
+"""Kills of variables after their last use, so that what they hold can be reused while the function
 goes on.
 
     let %y = @f(%x); let %z = @g(%y); %z
-->  let %y = @f(%x); let %z = @g(%y); let %_ = memory.kill(%y); %z
+    ->  let %y = @f(%x); let %z = @g(%y); let %_ = memory.kill(%y); %z
 
 Variables whose value is used by a later alias (a view, a tuple) die with the last alias.
 """
@@ -31,6 +31,8 @@ def _kill_chain(chain: Chain, is_function_body: bool) -> Chain:
     backwards: list[Binding] = []
     for variable, value in reversed(chain.bindings):
         used = {v for v in _variables(value) if v in own}
+        # Walking backwards, the first use that is met is the last one; sorting makes the order
+        # stable.
         dying = sorted(used - alive, key=own.__getitem__)
         if variable not in alive and not _is_effect(value):
             dying.append(variable)
@@ -41,7 +43,7 @@ def _kill_chain(chain: Chain, is_function_body: bool) -> Chain:
 
 
 def _is_effect(value: RelayExpr) -> bool:
-    """Whether a value is computed for its effect: its unit result holds nothing."""
+    """Return whether a value is computed for its effect: its unit result holds nothing."""
     is_operator = isinstance(value, Call) and isinstance(value.op, Op)
     return is_operator and value.op.definition.relation is unit_relation  # type: ignore[attr-defined]
 
@@ -52,5 +54,5 @@ def _manifest_lifetimes(module: IRModule, context: PassContext) -> IRModule:
 
 
 def ManifestLifetimes() -> Pass:  # noqa: N802
-    """The pass described at the top of this file."""
+    """Return the pass described at the top of this file."""
     return _manifest_lifetimes

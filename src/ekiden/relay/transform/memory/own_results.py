@@ -1,13 +1,13 @@
-"""Give each result of a program memory of its own, where its frontend asks for that.
+"""Memory of its own for each result of a program, where its frontend asks for that.
 
     def @main(%x) { let %y = f(%x); (%x, %y, %y) }
-->  def @main(%x) { let %y = f(%x); let %a = memory.own(%x); let %b = memory.own(%y);
-                    let %c = memory.own(%y); (%a, %b, %c) }
+    ->  def @main(%x) { let %y = f(%x); let %a = memory.own(%x); let %b = memory.own(%y);
+                        let %c = memory.own(%y); (%a, %b, %c) }
 
-A functional program may give an input, a constant, or one tensor twice; passes make more of such
-results, as they drop copies and merge equal values. Who may write into results (a user of PyTorch)
-must see no other tensor change by it. `memory.own` decides by counts of references when the
-program runs: a result that nothing else refers to is given as it is, others are copied. Follows
+A functional program may return an input, a constant, or one tensor twice; passes create more of
+such results, as they drop copies and merge equal values. Who may write into results (a user of
+PyTorch) must see no other tensor change by it. `memory.own` decides by reference counts when the
+program runs: a result that nothing else refers to is returned as it is, others are copied. Follows
 MemoryPlan, as UpdateInPlace does.
 """
 
@@ -32,13 +32,17 @@ OWNS_RESULTS = "owns_results"
 
 
 def OwnResults() -> Pass:  # noqa: N802
-    """The pass described at the top of this file: of `main` of a module with the attribute."""
+    """Return the pass described at the top of this file: for `main` of a module with the
+    attribute.
+    """
 
     def transform(module: IRModule, context: PassContext) -> IRModule:
-        """The module; as it is where nobody asks."""
+        """Rewrite `main`, if the module has the attribute."""
         if not module.attrs.get(OWNS_RESULTS):
             return module
-        numbers = {place.device: at for at, place in enumerate(device_table(module))}
+        numbers = {
+            virtual_device.device: at for at, virtual_device in enumerate(device_table(module))
+        }
         functions: dict[GlobalVar | str, BaseFunc] = dict(module.functions.items())
         entry = module.get_global_var("main")
         main = functions[entry]
@@ -51,31 +55,34 @@ def OwnResults() -> Pass:  # noqa: N802
 
 def _owning(main: Function, numbers: Mapping[Device, int]) -> Function:
     """Return `main` with owned results; `numbers` of devices are those of the module's table."""
-    place = main.attr(RESULT_PLACE)
-    places = place if isinstance(place, tuple) else None
+    result_device = main.attr(RESULT_PLACE)
+    field_devices = result_device if isinstance(result_device, tuple) else None
 
     def number(at: int) -> int:
         """Return the device of a result."""
-        one = places[at] if places is not None else place
+        one = field_devices[at] if field_devices is not None else result_device
         return numbers[one.device] if isinstance(one, VirtualDevice) else 0
 
     def rewrite(body: RelayExpr) -> RelayExpr:
-        """Own each tensor that the body gives."""
+        """Own each tensor that the body returns."""
         chain = unchain(body)
         values = dict(chain.bindings)
         result = chain.result
-        whole = values.get(result) if isinstance(result, Var) else result
-        if isinstance(whole, Tuple):
-            owned = [_owned(chain, field, number(at)) for at, field in enumerate(whole.fields)]
-            made: RelayExpr = whole.with_fields(fields=tuple(owned))
+        result_value = values.get(result) if isinstance(result, Var) else result
+        if isinstance(result_value, Tuple):
+            owned = [
+                _owned(chain, field, number(at)) for at, field in enumerate(result_value.fields)
+            ]
+            owned_tuple: RelayExpr = result_value.with_fields(fields=tuple(owned))
             variable = Var("results")
         else:
             assert result is not None
             return let_chain(chain.bindings, _owned(chain, result, number(0)))
-        made.set_checked_type(whole.checked_type)
-        variable.set_checked_type(whole.checked_type)
-        kept = [b for b in chain.bindings if b[0] is not result]
-        return let_chain([*kept, (variable, made)], variable)
+        owned_tuple.set_checked_type(result_value.checked_type)
+        variable.set_checked_type(result_value.checked_type)
+        # The old tuple would hold references, so that every field would be copied.
+        other_bindings = [b for b in chain.bindings if b[0] is not result]
+        return let_chain([*other_bindings, (variable, owned_tuple)], variable)
 
     return on_body(rewrite)(main)
 
@@ -87,8 +94,8 @@ def _owned(chain: Chain, value: RelayExpr, device: int) -> RelayExpr:
         return value
     call = own(value, device)
     variable = Var("owned")
-    for each in (call, variable):
-        each.set_checked_type(kind)
+    for typed_expr in (call, variable):
+        typed_expr.set_checked_type(kind)
     binding: Binding = (variable, call)
     chain.bindings.append(binding)
     return variable

@@ -1,9 +1,9 @@
-"""How much memory the tensors of a planned program need at once, where that is known before a run.
+"""Peak memory of the tensors of a planned program, where that is known before a run.
 
-Not a pass: it looks at what MemoryPlan has made. The peak is the greatest sum of storages alive at
+Not a pass: it inspects the result of MemoryPlan. The peak is the greatest sum of storages alive at
 a position, with each call of a function of the module as a point at which its own peak is added;
-callees come first, so that every function is looked at once. Branches of one value have positions
-of their own, so that the greater of them counts.
+callees come first, so that every function is visited once. Branches of one value have positions of
+their own, so that the greater of them counts.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class _Need:
 
 
 def predict_peak(module: IRModule) -> int | None:
-    """The most bytes that arenas, storages and results of a run of `main` take at once.
+    """Return the most bytes that arenas, storages and results of a run of `main` take at once.
 
     Inputs, constants and the scratch memory of kernels are not counted; of branches, the one that
     needs most. None where it depends on dimensions or data (symbolic sizes, recursion, closures),
@@ -47,17 +47,17 @@ def predict_peak(module: IRModule) -> int | None:
         is_plain = len(group) == 1 and isinstance(function, Function)
         needs[names[0]] = _need(function, needs) if is_plain else None  # type: ignore[arg-type]
         needs.update(dict.fromkeys(names[1:]))
-    found = needs.get("main")
-    return None if found is None else found.peak
+    main_need = needs.get("main")
+    return None if main_need is None else main_need.peak
 
 
 def _need(function: Function, callees: Mapping[str, _Need | None]) -> _Need | None:
-    """What a function needs; None if that is not known, as of one that calls itself."""
+    """Return what a function needs; None if that is not known, as of one that calls itself."""
     if function.attr("Closure") is not None:
         return None
     lifetimes = Lifetimes(function.body, lambda callee: False)
     changes: list[tuple[int, int]] = []
-    kept = 0
+    retained = 0
     for storage, request in lifetimes.requests.items():
         if free_vars(request.size):
             return None  # not asked of the simplifier: an arena's size may be a long expression
@@ -66,22 +66,22 @@ def _need(function: Function, callees: Mapping[str, _Need | None]) -> _Need | No
             return None
         for first, last in request.spans():
             changes += [(first, size.value), (last + 1, -size.value)]
-        kept += size.value if storage in lifetimes.escaped else 0
+        retained += size.value if storage in lifetimes.escaped else 0
     for at, call in lifetimes.calls:
         if isinstance(call.op, (Op, Constructor)):
             continue
         need = callees.get(call.op.name_hint) if isinstance(call.op, GlobalVar) else None
         if need is None:
             return None
-        kept += need.kept
+        retained += need.kept
         changes += [(at, need.peak), (at + 1, need.kept - need.peak)]
-    return _Need(_highest(changes), kept)
+    return _Need(_highest(changes), retained)
 
 
 def _highest(changes: list[tuple[int, int]]) -> int:
-    """The most bytes at once; at one position, what ends goes first."""
-    now = highest = 0
+    """Return the most bytes at once; at one position, what ends goes first."""
+    live_bytes = highest = 0
     for _, change in sorted(changes):
-        now += change
-        highest = max(highest, now)
+        live_bytes += change
+        highest = max(highest, live_bytes)
     return highest

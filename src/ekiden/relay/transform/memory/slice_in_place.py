@@ -1,19 +1,19 @@
-"""Let slices lie where what they are cut from lies, which leaves nothing to copy.
+"""Slices in the memory of what they are cut from, which leaves nothing to copy.
 
     let %t = memory.alloc_tensor(%s0, offset=0, shape=(3, n, 16)); invoke(f, (%x,), (%t,));
     let %a = memory.alloc_tensor(%s1, offset=0, shape=(1, n, 16)); invoke(slice, (%t,), (%a,));
-->  let %t = memory.alloc_tensor(%s0, offset=0, shape=(3, n, 16)); invoke(f, (%x,), (%t,));
-    let %a = memory.alloc_tensor(%s0, offset=n * 64, shape=(1, n, 16));
+    ->  let %t = memory.alloc_tensor(%s0, offset=0, shape=(3, n, 16)); invoke(f, (%x,), (%t,));
+        let %a = memory.alloc_tensor(%s0, offset=n * 64, shape=(1, n, 16));
 
-So it is for kernels that do nothing but cut boxes (the column `boxes` of operators) which lie in
-one piece: no axis before the one that is cut has more than one element. What is cut has a storage
-of this function alone, and so have the slices: a result does not keep alive what it is a part of.
-Nor does a small slice that is used longer than the rest: together, the slices of a storage are at
-least half of it, or none is used after it.
+That holds for kernels that do nothing but cut boxes (the column `boxes` of operators) which are
+contiguous: no axis before the one that is cut has more than one element. The source has a storage
+of this function alone, and so have the slices: a result does not keep its source alive. Nor does a
+small slice that is used longer than the rest: together, the slices of a storage are at least half
+of it, or none is used after it.
 
 Begun for recurrent networks that were unrolled: 188 of 250 kernels of an LSTM tagger did nothing
-but cut one step out of a sequence. Row-major, a box is one piece iff all axes before the first that
-is cut have one element, and all behind it are whole.
+but cut one step out of a sequence. Row-major, a box is contiguous iff all axes before the first
+that is cut have one element, and all behind it are complete.
 """
 
 from __future__ import annotations
@@ -63,9 +63,9 @@ class _Cut:
 class _Cuts:
     """The cuts of a function that need not copy; `known` are the symbols of its parameters."""
 
-    def __init__(self, body: RelayExpr, known: Set[Symbol]) -> None:
+    def __init__(self, body: RelayExpr, entry_symbols: Set[Symbol]) -> None:
         self.lifetimes = Lifetimes(body, lambda _: False)
-        self.known = known
+        self.known = entry_symbols
         self.places: dict[RelayExpr, _Place] = {}
         self.views: dict[RelayExpr, RelayExpr] = {}
         """A tensor in another shape -> that tensor, which may have moved since."""
@@ -95,19 +95,19 @@ class _Cuts:
         return self.places.get(value)
 
     def _cut(self, call: Call) -> None:
-        """Note a call whose results can be parts of what it reads."""
+        """Record a call whose results can be slices of what it reads."""
         kernel, inputs, outputs = call.args[:3]
         assert isinstance(inputs, Tuple) and isinstance(outputs, Tuple)
         boxes = _boxes(kernel)
         if boxes is None or len(call.args) > 3 or len(outputs.fields) != len(boxes):
             return
         (data,) = inputs.fields
-        place = self._place(data)
-        if place is None or not self._is_planned(place.storage):
+        source_location = self._place(data)
+        if source_location is None or not self._is_planned(source_location.storage):
             return
         kind = data.checked_type
         assert isinstance(kind, TensorType)
-        cut = _Cut(call, place.storage)
+        cut = _Cut(call, source_location.storage)
         for output, box in zip(outputs.fields, boxes, strict=True):
             start = _start(box, kind)
             assert isinstance(output, Var)
@@ -116,31 +116,34 @@ class _Cuts:
                 return
             if self.lifetimes.requests[own].device != self.lifetimes.requests[cut.source].device:
                 return
-            at = _Place(place.storage, simplify(place.offset + start))
+            at = _Place(source_location.storage, simplify(source_location.offset + start))
             cut.slices.append((output, own, at))
         self.cuts.append(cut)
         self.places.update((output, at) for output, _, at in cut.slices)  # which may be cut again
 
     def _is_planned(self, storage: Var) -> bool:
-        """Whether a storage is this function's alone, of a size known when it begins: MemoryPlan
-        gives it a place among the others."""
+        """Return whether a storage is this function's alone, of a size known at entry: MemoryPlan
+        gives it an offset among the others.
+        """
         request = self.lifetimes.requests[storage]
         escaped = storage in self.lifetimes.escaped
         return not escaped and self.known >= set(free_vars(request.size))
 
     def _pays(self, source: Var) -> bool:
-        """Whether the slices of a storage may keep it."""
-        whole, total = self.lifetimes.requests[source], const(0)
+        """Return whether the slices of a storage may keep it alive."""
+        source_request, total = self.lifetimes.requests[source], const(0)
         is_longest = True
         for own in (own for cut in self.cuts if cut.source is source for _, own, _ in cut.slices):
-            part = self.lifetimes.requests[own]
-            total = total + part.size
-            is_longest &= all(at <= whole.uses.get(b, -1) for b, at in part.uses.items())
-        return is_longest or is_const(simplify(total * 2 >= whole.size), 1)
+            slice_request = self.lifetimes.requests[own]
+            total = total + slice_request.size
+            is_longest &= all(
+                at <= source_request.uses.get(b, -1) for b, at in slice_request.uses.items()
+            )
+        return is_longest or is_const(simplify(total * 2 >= source_request.size), 1)
 
 
 def _boxes(kernel: RelayExpr) -> Sequence[Sequence[Range]] | None:
-    """What a function that only cuts its one argument cuts out of it."""
+    """Return the boxes that a function cuts out of its one argument, if it does nothing else."""
     if not isinstance(kernel, Function) or kernel.attr("Compiler") is not None:
         return None
     body = kernel.body
@@ -158,8 +161,12 @@ def _of(kind: object) -> TensorType:
 
 
 def _start(box: Sequence[Range], kind: TensorType) -> PrimExpr | None:
-    """How many bytes behind the start of a tensor a box begins; None where it is not one piece of
-    it, or where it begins, or how long it is, holds only if what is given at run time fits."""
+    """Return the offset in bytes of a box of a tensor.
+
+    Returns:
+        None where it is not contiguous, or where its offset or extent holds only if what is given at
+        run time fits.
+    """
     cut = [
         n
         for n, ((first, stride, extent), dim) in enumerate(zip(box, kind.shape, strict=True))
@@ -180,41 +187,51 @@ def _start(box: Sequence[Range], kind: TensorType) -> PrimExpr | None:
     return simplify(start)
 
 
-def _rewritten(body: RelayExpr, known: Set[Symbol]) -> RelayExpr:
-    """The body of a function without the kernels that need not copy."""
-    found = _Cuts(body, known)
-    if not found.cuts:
+def _rewritten(body: RelayExpr, entry_symbols: Set[Symbol]) -> RelayExpr:
+    """Return the body of a function without the kernels that need not copy."""
+    slices = _Cuts(body, entry_symbols)
+    if not slices.cuts:
         return body
-    gone: set[RelayExpr] = {c.call for c in found.cuts}
-    places = {output: place for c in found.cuts for output, _, place in c.slices}
-    dropped = {own for c in found.cuts for _, own, _ in c.slices}
+    gone: set[RelayExpr] = {c.call for c in slices.cuts}
+    locations = {output: location for c in slices.cuts for output, _, location in c.slices}
+    dropped = {own for c in slices.cuts for _, own, _ in c.slices}
 
     def one(binding: Binding) -> list[Binding]:
-        """A binding whose kernel need not copy becomes a tensor over the source's storage; the
-        kernel's call and its own storage go.
+        """Replace the result of a kernel that need not copy by a tensor over the source's storage.
+
+        The kernel's call and its own storage go.
         """
         variable, value = binding
-        place = places.get(variable)
-        if place is not None:
+        location_here = locations.get(variable)
+        if location_here is not None:
             kind = _of(variable.checked_type)
-            return [(variable, alloc_tensor(place.storage, place.offset, kind.shape, kind.dtype))]
+            return [
+                (
+                    variable,
+                    alloc_tensor(
+                        location_here.storage, location_here.offset, kind.shape, kind.dtype
+                    ),
+                )
+            ]
         return [] if value in gone or variable in dropped else [binding]
 
-    def each(chain: Chain, _: bool) -> Chain:
+    def rewrite_chain(chain: Chain, _: bool) -> Chain:
         return Chain([b for binding in chain.bindings for b in one(binding)], chain.result)
 
-    return map_chains(body, each)
+    return map_chains(body, rewrite_chain)
 
 
 def SliceInPlace() -> Pass:  # noqa: N802
-    """The pass described at the top of this file. Follows ConcatenateInPlace, before MemoryPlan."""
+    """Return the pass described at the top of this file. It follows ConcatenateInPlace, before
+    MemoryPlan.
+    """
 
     def transform(module: IRModule, context: PassContext) -> IRModule:
-        """The module, function by function."""
+        """Rewrite the functions of a module."""
 
         def one(function: Function) -> Function:
-            known = known_at_entry(function)
-            return on_body(lambda body: _rewritten(body, known))(function)
+            entry_symbols = known_at_entry(function)
+            return on_body(lambda body: _rewritten(body, entry_symbols))(function)
 
         return map_functions(module, one)
 

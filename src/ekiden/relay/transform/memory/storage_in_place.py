@@ -1,17 +1,16 @@
-"""Results in the bytes of what their kernels read last.
+"""Results in the bytes of inputs that their kernels read last.
 
     let %b = add(%a, %x); let %c = nn.relu(%b); ...      %b and %c are one request if nothing reads
                                                          %b later; so is %a if it dies in the add
 
-An input that lies in these bytes a second time (a view of the same tensor) must be one that the
-kernel may replace as well: it would read what is overwritten. A part of a storage neither replaces
+An input that occupies these bytes a second time (a view of the same tensor) must be one that the
+kernel may replace as well: it would read what is overwritten. A slice of a storage neither replaces
 nor is replaced.
 
 Legal are kernels each element of whose result depends on that one element of the input alone (facts
 of the kernel say which inputs): the element is read before it is written, in the same iteration.
-Sizes are to be the same for every value of symbols, so `prove_equal` and not a typical value
-decides. In program order each result takes the first input that fits; chains merge into one
-request.
+Sizes must be equal for every value of symbols, so `prove_equal` and not a typical value decides. In
+program order each result takes the first input that fits; chains merge into one request.
 """
 
 from __future__ import annotations
@@ -50,8 +49,12 @@ def merge_in_place(
     requests: Sequence[Request],
     may_replace: Callable[[RelayExpr], Sequence[int]],
 ) -> list[Request]:
-    """The requests of one arena, without those that became `shares` of others. `may_replace` gives
-    the numbers of the inputs that the output of a kernel may replace.
+    """Return the requests of one arena, without those that became `shares` of others.
+
+    Args:
+        lifetimes: The storages of the function.
+        requests: The requests of the arena.
+        may_replace: Returns the numbers of the inputs that the output of a kernel may replace.
     """
     return merge(requests, lifetimes.requests, _replacements(lifetimes, may_replace))
 
@@ -88,15 +91,21 @@ def merge(
     owners = {r.storage: r for r in requests}
     ends: dict[Var, frozenset[int]] = {}
     for kernel in kernels:
-        made = _owner(owners, kernel.output)
+        result_request = _owner(owners, kernel.output)
         for number in kernel.allowed:
             owner = _replaced(owners, known, ends, kernel, number)
-            if made is None or owner is None or not prove_equal(made.size, owner.size):
+            if (
+                result_request is None
+                or owner is None
+                or not prove_equal(result_request.size, owner.size)
+            ):
                 continue
+            # A slice shares its storage with tensors that are still read.
             if not (kernel.output.is_whole and kernel.inputs[number].is_whole):
                 continue
-            owner.shares += [made, *made.shares]
-            owners.update((r.storage, owner) for r in (made, *made.shares))
+            # Chains collapse: all results of a chain have the first one's bytes.
+            owner.shares += [result_request, *result_request.shares]
+            owners.update((r.storage, owner) for r in (result_request, *result_request.shares))
             break
     return list(dict.fromkeys(owners.values()))
 
@@ -109,7 +118,7 @@ def _owner(owners: Mapping[Var, Request], value: Operand) -> Request | None:
 
 def _replaced(
     owners: Mapping[Var, Request],
-    known: Mapping[Var, Request],
+    all_requests: Mapping[Var, Request],
     ends: dict[Var, frozenset[int]],
     kernel: Replacement,
     number: int,
@@ -120,10 +129,11 @@ def _replaced(
     if owner is None:
         return None
     (home,) = kernel.inputs[number].storages
-    if not known[home].is_dead_after(kernel.position):
+    if not all_requests[home].is_dead_after(kernel.position):
         if home not in ends:
-            ends[home] = known[home].last_reads()
+            ends[home] = all_requests[home].last_reads()
         if kernel.position not in ends[home]:
             return None
-    readers = [n for n, each in enumerate(kernel.inputs) if home in each.storages]
+    # Another input in the same bytes would see elements that are overwritten.
+    readers = [n for n, operand in enumerate(kernel.inputs) if home in operand.storages]
     return owner if all(n in kernel.allowed for n in readers) else None

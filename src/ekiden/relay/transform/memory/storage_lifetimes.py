@@ -1,7 +1,7 @@
-"""When the storages of a function are alive, through its branches.
+"""Lifetimes of the storages of a function, through its branches.
 
-All bindings of a function stand in one order, that of evaluation, in which the branches of an `If`
-or `Match` follow each other. A storage is alive in spans of that order:
+All bindings of a function are numbered in one order, that of evaluation, in which the branches of
+an `If` or `Match` follow each other. A storage is alive in ranges of that order:
 
     let %a = ...;                     0    %a: 0-1, 2-3 (only one branch reads it, nothing after)
     let %y = if (%c) {                1
@@ -14,9 +14,10 @@ or `Match` follow each other. A storage is alive in spans of that order:
 Branches that exclude each other thus share bytes like tensors that follow each other.
 
 Positions are one number for the whole function, so that lifetimes are intervals of integers, and a
-planner need not know of branches. A storage that is made outside and read in one branch is alive
-there and not in the other: hence several spans. What leaves the function (`escaped`) has no end
-here, and is not planned. Linear in bindings, but for spans of storages that many branches read.
+planner need not know of branches. A storage that is allocated outside and read in one branch is
+alive there and not in the other: hence several ranges. What leaves the function (`escaped`) has no
+end here, and is not planned. Linear in bindings, but for ranges of storages that many branches
+read.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ class Block:
     """Indices of bindings that no arena may outlive, ascending."""
 
     def begin(self) -> int:
-        """The position of its first binding, or of its result."""
+        """Return the position of its first binding, or of its result."""
         return self.positions[0] if self.positions else self.end
 
 
@@ -78,55 +79,59 @@ class Request:
     """Storages that follow this one in its very bytes."""
 
     def spans(self) -> list[Span]:
-        """When it, or one that shares its bytes, is alive: apart from each other, ascending."""
-        found: list[Span] = []
+        """Return when it, or one that shares its bytes, is alive: disjoint ranges, ascending."""
+        ranges: list[Span] = []
         for first, last in sorted(s for r in (self, *self.shares) for s in _spans(r)):
-            if found and first <= found[-1][1]:
-                found[-1] = found[-1][0], max(found[-1][1], last)
+            if ranges and first <= ranges[-1][1]:
+                ranges[-1] = ranges[-1][0], max(ranges[-1][1], last)
             else:
-                found.append((first, last))
-        return found
+                ranges.append((first, last))
+        return ranges
 
     def is_dead_after(self, position: int) -> bool:
-        """Whether no use comes after a position, in any block."""
+        """Return whether no use comes after a position, in any block."""
         return all(last <= position for last in self.uses.values())
 
     def last_reads(self) -> frozenset[int]:
-        """The positions of kernels after which no run uses it: later uses are of branches that
-        these exclude."""
+        """Return the positions of kernels after which no run uses it: later uses are of branches
+        that these exclude.
+        """
         return frozenset(last for _, last in _spans(self))
 
 
 def exclude_each_other(a: Request, b: Request) -> bool:
-    """Whether no run makes both: they, and what shares their bytes, are made in different branches
-    of one value.
+    """Return whether no run allocates both: they, and what shares their bytes, are allocated in
+    different branches of one value.
     """
     return all(_diverge(x.block, y.block) for x in (a, *a.shares) for y in (b, *b.shares))
 
 
 def _diverge(a: Block, b: Block) -> bool:
-    """Whether two blocks are, or stand in, different branches of one `If` or `Match`: walk outwards
-    to the first block around both, and see whether they came there by branches of one binding."""
+    """Return whether two blocks are, or are within, different branches of one `If` or `Match`.
+
+    Walk outwards to the first block around both, and compare the bindings through which they came.
+    """
     if a is b:
         return False
-    ways: dict[Block | None, Block] = {}
+    ancestors: dict[Block | None, Block] = {}
     at: Block | None = a
     while at is not None:
-        ways[at.parent] = at
+        ancestors[at.parent] = at
         if at is b:
             return False
         at = at.parent
     at = b
-    while at is not None and at.parent not in ways:
+    while at is not None and at.parent not in ancestors:
         at = at.parent
     if at is None or at.parent is None or at is a:
         return False
-    other = ways[at.parent]
-    return at is not other and at.opened == other.opened
+    branch_of_a = ancestors[at.parent]
+    # The same binding opened both, so only one of them runs.
+    return at is not branch_of_a and at.opened == branch_of_a.opened
 
 
 class Lifetimes:
-    """The storages of a function, and which of them may be kept by someone else."""
+    """Storages of a function, and which of them may be retained by someone else."""
 
     def __init__(self, body: RelayExpr, is_barrier: Callable[[GlobalVar], bool]) -> None:
         self.blocks: list[Block] = []
@@ -167,10 +172,10 @@ class Lifetimes:
             self._visit(block, index, at)
             inner = self._open(block, index, at)
             stack.append((block, index if inner else index + 1, inner))
-            stack.extend((each, 0, []) for each in reversed(inner))
+            stack.extend((inner_block, 0, []) for inner_block in reversed(inner))
 
     def _open(self, block: Block, index: int, at: int) -> list[Block]:
-        """The blocks of the bodies of a value."""
+        """Return the blocks of the bodies of a value."""
         value = block.chain.bindings[index][1]
         if not isinstance(value, (If, Match)):
             return []
@@ -184,12 +189,12 @@ class Lifetimes:
 
     def _join(self, block: Block, index: int, opened: list[Block]) -> None:
         at = self._tick()
-        found: frozenset[Var] = frozenset()
-        for each in opened:
-            each.joined = at
-            assert each.chain.result is not None
-            found |= self._used(each.chain.result)
-        self.home[block.chain.bindings[index][0]] = found
+        storages: frozenset[Var] = frozenset()
+        for opened_block in opened:
+            opened_block.joined = at
+            assert opened_block.chain.result is not None
+            storages |= self._used(opened_block.chain.result)
+        self.home[block.chain.bindings[index][0]] = storages
 
     def _visit(self, block: Block, index: int, at: int) -> None:
         variable, value = block.chain.bindings[index]
@@ -205,10 +210,11 @@ class Lifetimes:
             self.home[variable] = used
         elif isinstance(value, Call):
             self._visit_call(block, index, at, value, used)
+        # Whatever a closure or a reference captures may live longer than this function.
         elif not isinstance(value, (If, Match)):  # references, closures: they keep what they get
             self.escaped |= used
-            for each in evaluation_order(value) if bodies(value) else ():
-                self.escaped |= self.home.get(each, frozenset())
+            for inner_expr in evaluation_order(value) if bodies(value) else ():
+                self.escaped |= self.home.get(inner_expr, frozenset())
 
     def _visit_call(
         self, block: Block, index: int, at: int, value: Call, used: frozenset[Var]
@@ -218,6 +224,7 @@ class Lifetimes:
             self.invocations.append((at, value))
         else:
             self.calls.append((at, value))
+            # The callee may keep a reference.
             if _memory_of(value) is not Memory.READS:
                 self.escaped |= used
         if isinstance(value.op, GlobalVar) and self._is_barrier(value.op):
@@ -225,9 +232,11 @@ class Lifetimes:
 
     @staticmethod
     def _mark_barrier(block: Block, index: int) -> None:
-        """A binding that may call this function again; in every block around it, the binding that
-        it is inside of is one too. Each block notes a binding once: the last one it has is the
-        greatest so far, as bindings are met in order."""
+        """Mark a binding that may call this function again, in every block around it.
+
+        Each block records a binding once: the last one it has is the greatest so far, as bindings
+        are met in order.
+        """
         at: Block | None = block
         while at is not None and (not at.barriers or at.barriers[-1] != index):
             at.barriers.append(index)
@@ -239,11 +248,11 @@ class Lifetimes:
             self.requests[storage].uses[block] = at
 
     def _used(self, value: RelayExpr) -> frozenset[Var]:
-        """The storages that a value, or what it is computed from, may lie in."""
+        """Return the storages that a value, or what it is computed from, may be in."""
         used = self.home.get(value, frozenset())
         for operand in operands(value):
-            for each in operand.fields if isinstance(operand, Tuple) else (operand,):
-                used |= self.home.get(each, frozenset())
+            for leaf in operand.fields if isinstance(operand, Tuple) else (operand,):
+                used |= self.home.get(leaf, frozenset())
         return used
 
 
@@ -253,34 +262,37 @@ def _memory_of(value: RelayExpr) -> Memory:
 
 
 def is_alias(value: RelayExpr) -> bool:
-    """Whether a value lies where its operands lie."""
+    """Return whether a value is in the memory of its operands."""
     return isinstance(value, (Var, Tuple, TupleGetItem)) or _memory_of(value) is Memory.VIEWS
 
 
 def run_of(block: Block, index: int) -> tuple[Block, int]:
-    """The stretch of bindings without a barrier, as far out as there is one, that holds a binding:
-    its block, and how many barriers stand before it.
+    """Return the stretch of bindings without a barrier that contains a binding, as far out as
+    possible.
+
+    Returns:
+        Its block, and how many barriers precede it.
     """
-    found = block, bisect_left(block.barriers, index)
+    stretch = block, bisect_left(block.barriers, index)
     at: Block | None = block
     while at is not None:
         count = bisect_left(at.barriers, index)
         if count == len(at.barriers) or at.barriers[count] != index:
-            found = at, count
+            stretch = at, count
         index = at.index
         at = at.parent
-    return found
+    return stretch
 
 
 def _spans(request: Request) -> list[Span]:
-    """Outwards from where the storage is made as long as it is used further out, then inwards to
-    its last uses.
+    """Return the ranges of a request: outwards from where it is allocated as long as it is used
+    further out, then inwards to its last uses.
     """
-    found: list[Span] = []
+    ranges: list[Span] = []
     block, start = request.block, request.first
     last = max(request.uses.values(), default=start)
     while last > block.end:
-        found.append((start, block.end))
+        ranges.append((start, block.end))
         assert block.parent is not None
         start, block = block.joined, block.parent
     inner = _last_uses(request, block)
@@ -288,26 +300,27 @@ def _spans(request: Request) -> list[Span]:
     while stack:
         block, start = stack.pop()
         last, children = inner.get(block, (start, []))
+        # A last use inside of branches ends at each branch's own last use, not at the end of all.
         ends = [c for c in children if c.begin() <= last <= c.end]
-        found.append((start, ends[0].opened if ends else max(last, start)))
+        ranges.append((start, ends[0].opened if ends else max(last, start)))
         if ends:
             stack.extend((c, c.begin()) for c in children if c.opened == ends[0].opened)
-    return found
+    return ranges
 
 
 def _last_uses(request: Request, outer: Block) -> dict[Block, tuple[int, list[Block]]]:
-    """For the blocks in `outer` that use a storage: the last use in or below each, and the blocks
-    below it that use it.
+    """Return for the blocks in `outer` that use a storage: the last use in or below each, and the
+    blocks below it that use it.
     """
-    found: dict[Block, tuple[int, list[Block]]] = {}
+    uses_of: dict[Block, tuple[int, list[Block]]] = {}
     for block, last in request.uses.items():
         at, child = block, None
         while True:
-            known, children = found.setdefault(at, (last, []))
-            found[at] = max(known, last), children
+            previous, children = uses_of.setdefault(at, (last, []))
+            uses_of[at] = max(previous, last), children
             if child is not None and child not in children:
                 children.append(child)
             if at is outer or at.parent is None:
                 break
             at, child = at.parent, at
-    return found
+    return uses_of

@@ -1,10 +1,10 @@
-"""Places in one arena for storages that are not all alive together.
+"""Offsets in one arena for storages that are not all alive together.
 
 Constant sizes are placed greedily, largest first, each at the lowest bytes that are free while it
-is alive. Symbolic sizes are placed in the same way at one value of the symbols, which says of each
-two that are alive together which one lies below the other. The offset of each is then where the
-last of those below it ends: at other values all stay apart, and move together. Where such offsets
-would become long expressions, sizes that are equal follow each other instead.
+is alive. Symbolic sizes are placed in the same way at one value of the symbols, which decides for
+each two that are alive together which one is below the other. The offset of each is then where the
+last of those below it ends: at other values all stay disjoint, and move together. Where such
+offsets would become long expressions, sizes that are equal follow each other instead.
 
 Placing intervals with sizes on a line so that the top is lowest is NP-complete (dynamic storage
 allocation: Garey and Johnson 1979, SR2), so constant sizes are tried in several orders. The lower
@@ -42,7 +42,7 @@ TYPICAL = 128
 
 @dataclass(slots=True, eq=False)
 class Place:
-    """A request that is given a place: `size` is a multiple of ALIGNMENT."""
+    """Placement of a request: `size` is a multiple of ALIGNMENT."""
 
     request: Request
     size: PrimExpr
@@ -53,7 +53,7 @@ class Place:
     """Of a constant size the first byte, and the one after the last, where it was put last."""
 
     def put(self, offset: int) -> int:
-        """Give it its place; gives where that ends."""
+        """Assign the offset, and return the end."""
         end = offset + _value(self.size)
         self.offset, self.taken = const(offset), (offset, end)
         return end
@@ -62,14 +62,17 @@ class Place:
 def place_all(
     requests: Sequence[Request], order: KernelOrder | None = None, alignment: int = ALIGNMENT
 ) -> tuple[list[Place], PrimExpr]:
-    """A place for each request, and the size of the arena they are in.
+    """Return a placement for each request, and the size of their arena.
 
-    With `order` kernels run as soon as it lets them, not one after another.
+    Args:
+        requests: The storages.
+        order: The order of kernels that run as soon as it lets them; None for one after another.
+        alignment: The alignment of offsets.
     """
-    places = [Place(r, round_up(r.size, alignment), _spans(r, order), order) for r in requests]
-    fixed = [p for p in places if isinstance(p.size, IntImm)]
-    symbolic = [p for p in places if not isinstance(p.size, IntImm)]
-    return places, _place_symbolic(symbolic, _place_constant(fixed))
+    placements = [Place(r, round_up(r.size, alignment), _spans(r, order), order) for r in requests]
+    fixed = [p for p in placements if isinstance(p.size, IntImm)]
+    symbolic = [p for p in placements if not isinstance(p.size, IntImm)]
+    return placements, _place_symbolic(symbolic, _place_constant(fixed))
 
 
 def _spans(request: Request, order: KernelOrder | None) -> list[Span]:
@@ -79,45 +82,54 @@ def _spans(request: Request, order: KernelOrder | None) -> list[Span]:
 def place_in(
     requests: Sequence[Request], limits: Sequence[int | None], alignment: int
 ) -> tuple[list[tuple[int, int]], list[int]]:
-    """For each request of a constant size the number of a memory and the offset there; and the
-    bytes used of each memory. What fits goes into the first, the largest first. None: no limit.
+    """Assign requests of constant sizes to memories, the largest first, each to the first that
+    fits.
 
-    Raises ValueError with a request's size where no memory has room for it.
+    Args:
+        requests: The storages.
+        limits: The bytes of each memory; None for no limit.
+        alignment: The alignment of offsets.
+
+    Returns:
+        The number of the memory and the offset there, per request; and the bytes used of each memory.
+
+    Raises:
+        ValueError: With a request's size where no memory has room for it.
     """
-    found: dict[Request, tuple[int, int]] = {}
+    assigned: dict[Request, tuple[int, int]] = {}
     used: list[int] = []
     for number, limit in enumerate(limits):
-        left = [r for r in requests if r not in found]
-        places, total = place_all(left, alignment=alignment)
+        remaining = [r for r in requests if r not in assigned]
+        placements, total = place_all(remaining, alignment=alignment)
         if limit is not None and _value(total) > limit:
-            places = _fitting(places, limit)
-        used.append(max((_bytes(p)[1] for p in places), default=0))
-        found |= {p.request: (number, _value(p.offset)) for p in places}
-    left = [r for r in requests if r not in found]
-    if left:
-        raise ValueError(str(max(_value(simplify(r.size)) for r in left)))
-    return [found[r] for r in requests], used
+            placements = _fitting(placements, limit)
+        used.append(max((_bytes(p)[1] for p in placements), default=0))
+        assigned |= {p.request: (number, _value(p.offset)) for p in placements}
+    remaining = [r for r in requests if r not in assigned]
+    if remaining:
+        raise ValueError(str(max(_value(simplify(r.size)) for r in remaining)))
+    return [assigned[r] for r in requests], used
 
 
-def _fitting(places: Sequence[Place], limit: int) -> list[Place]:
-    """Those that find a place below a limit, the largest first."""
-    timeline, found = _timeline(places), list[Place]()
-    for place in sorted(places, key=lambda p: (-_value(p.size), p.spans)):
-        offset = _lowest(timeline, place)
-        if offset + _value(place.size) <= limit:
-            place.put(offset)
-            timeline.add(place)
-            found.append(place)
-    return found
+def _fitting(placements: Sequence[Place], limit: int) -> list[Place]:
+    """Return those that fit below a limit, the largest first."""
+    timeline, placed = _timeline(placements), list[Place]()
+    for placement in sorted(placements, key=lambda p: (-_value(p.size), p.spans)):
+        offset = _lowest(timeline, placement)
+        if offset + _value(placement.size) <= limit:
+            placement.put(offset)
+            timeline.add(placement)
+            placed.append(placement)
+    return placed
 
 
 def round_up(size: PrimExpr, alignment: int = ALIGNMENT) -> PrimExpr:
-    """The next multiple of an alignment."""
+    """Return the next multiple of an alignment."""
     return simplify((size + (alignment - 1)) // alignment * alignment)
 
 
 class _Timeline:
-    """Places that are taken, found by the positions at which their storages are alive.
+    """Occupied placements, found by the positions at which their storages are alive.
 
     A segment tree over the positions finds those alive at the first one asked for, a sorted list
     those that begin later: a search costs the logarithm of their number, and what it finds.
@@ -129,121 +141,129 @@ class _Timeline:
         self.begins: list[tuple[int, int]] = []
         self.spans: list[Place] = []
 
-    def add(self, place: Place) -> None:
+    def add(self, placement: Place) -> None:
         """Remember a place."""
-        for first, last in place.spans:
+        for first, last in placement.spans:
             insort(self.begins, (first, len(self.spans)))
-            self.spans.append(place)
+            self.spans.append(placement)
             low, high = first + self.size, last + self.size
             while low <= high:
                 if low % 2:
-                    self.nodes.setdefault(low, []).append(place)
+                    self.nodes.setdefault(low, []).append(placement)
                 if not high % 2:
-                    self.nodes.setdefault(high, []).append(place)
+                    self.nodes.setdefault(high, []).append(placement)
                 low, high = (low + 1) // 2, (high - 1) // 2
 
-    def rivals(self, place: Place) -> list[Place]:
-        """The places whose storages may be alive together with that of one."""
-        found: dict[Place, None] = {}
-        for first, last in place.spans:
+    def rivals(self, placement: Place) -> list[Place]:
+        """Return the placements whose storages may be alive together with that of one."""
+        candidates: dict[Place, None] = {}
+        for first, last in placement.spans:
             at = first + self.size
             while at:
-                found.update(dict.fromkeys(self.nodes.get(at, ())))
+                candidates.update(dict.fromkeys(self.nodes.get(at, ())))
                 at //= 2
             start = bisect_right(self.begins, (first, len(self.spans)))
             end = bisect_right(self.begins, (last, len(self.spans)))
-            found.update((self.spans[n], None) for _, n in self.begins[start:end])
-        if place.order is None:  # of many thousands that are alive together most are of one block
-            block = place.request.block
-            return [p for p in found if p.request.block is block or not _may_share(p, place)]
-        return [p for p in found if not _may_share(p, place)]
+            candidates.update((self.spans[n], None) for _, n in self.begins[start:end])
+        if (
+            placement.order is None
+        ):  # of many thousands that are alive together most are of one block
+            block = placement.request.block
+            return [
+                p for p in candidates if p.request.block is block or not _may_share(p, placement)
+            ]
+        return [p for p in candidates if not _may_share(p, placement)]
 
 
 def _may_share(a: Place, b: Place) -> bool:
-    """Whether two storages that are alive at the same positions may have the same bytes."""
+    """Return whether two storages that are alive at the same positions may have the same bytes."""
     if a.order is not None and a.order.are_apart(a.request, b.request):
         return True
     return exclude_each_other(a.request, b.request)
 
 
-def _timeline(places: Sequence[Place]) -> _Timeline:
-    return _Timeline(max((last for p in places for _, last in p.spans), default=0) + 1)
+def _timeline(placements: Sequence[Place]) -> _Timeline:
+    return _Timeline(max((last for p in placements for _, last in p.spans), default=0) + 1)
 
 
-def _place_constant(places: Sequence[Place]) -> int:
-    """Offsets for constant sizes; gives the bytes needed in all.
+def _place_constant(placements: Sequence[Place]) -> int:
+    """Place constant sizes, and return the bytes needed in all.
 
     Several orders, as long as one may be better: the largest first, or those alive longest, or in
     order of use; then the best of these, with what reached its top moved to the front.
     """
-    if not places:
+    if not placements:
         return 0
-    least = _most_alive(places)
+    lower_bound = _most_alive(placements)
     orders: list[list[Place]] = [
-        sorted(places, key=lambda p: (-_value(p.size), p.spans)),
-        sorted(places, key=lambda p: (-_duration(p) * _value(p.size), p.spans)),
-        sorted(places, key=lambda p: (p.spans, -_value(p.size))),
+        sorted(placements, key=lambda p: (-_value(p.size), p.spans)),
+        sorted(placements, key=lambda p: (-_duration(p) * _value(p.size), p.spans)),
+        sorted(placements, key=lambda p: (p.spans, -_value(p.size))),
     ]
-    best, offsets, order = _placed(orders[0]), [p.offset for p in places], orders[0]
-    total, rounds = best, min(ROUNDS, EFFORT // len(places))
+    best, offsets, order = _placed(orders[0]), [p.offset for p in placements], orders[0]
+    total, rounds = best, min(ROUNDS, EFFORT // len(placements))
     for number in range(1, rounds):
-        if best == least:
+        if best == lower_bound:
             break
         if number < len(orders):
             tried = orders[number]
         else:
-            top = {p for p in places if _bytes(p)[1] == total}
+            top = {p for p in placements if _bytes(p)[1] == total}
+            # What reached the top goes first next time: a stable sort keeps the rest of the order.
             tried = sorted(order, key=lambda p: p not in top)
         total = _placed(tried)
         if total < best:
-            best, offsets = total, [p.offset for p in places]
+            best, offsets = total, [p.offset for p in placements]
         order = tried
-    for place, offset in zip(places, offsets, strict=True):
-        place.offset = offset
+    for placement, offset in zip(placements, offsets, strict=True):
+        placement.offset = offset
     return best
 
 
-def _duration(place: Place) -> int:
-    return sum(last - first + 1 for first, last in place.spans)
+def _duration(placement: Place) -> int:
+    return sum(last - first + 1 for first, last in placement.spans)
 
 
-def _most_alive(places: Sequence[Place]) -> int:
-    """The bytes that are alive at once, where branches that exclude each other count together."""
+def _most_alive(placements: Sequence[Place]) -> int:
+    """Return the bytes that are alive at once, where branches that exclude each other count
+    together.
+    """
     changes: list[tuple[int, int]] = []
-    for place in places:
-        for first, last in place.spans:
-            changes += [(first, _value(place.size)), (last + 1, -_value(place.size))]
-    now = most = 0
+    for placement in placements:
+        for first, last in placement.spans:
+            changes += [(first, _value(placement.size)), (last + 1, -_value(placement.size))]
+    live = peak = 0
     for _, change in sorted(changes):
-        now += change
-        most = max(most, now)
-    return most
+        live += change
+        peak = max(peak, live)
+    return peak
 
 
 def _placed(order: Sequence[Place]) -> int:
-    """Offsets in an order, each the lowest that is free; gives the bytes needed in all."""
+    """Place in an order, each at the lowest free offset, and return the bytes needed in all."""
     timeline = _timeline(order)
     total = 0
-    for place in order:
-        total = max(total, place.put(_lowest(timeline, place)))
-        timeline.add(place)
+    for placement in order:
+        total = max(total, placement.put(_lowest(timeline, placement)))
+        timeline.add(placement)
     return total
 
 
-def _lowest(timeline: _Timeline, place: Place) -> int:
-    """The lowest offset at which nothing else lies while a place is taken."""
-    offset, size = 0, _value(place.size)
-    for begin, end in sorted([rival.taken for rival in timeline.rivals(place)]):
+def _lowest(timeline: _Timeline, placement: Place) -> int:
+    """Return the lowest offset at which nothing overlaps while a placement is alive."""
+    offset, size = 0, _value(placement.size)
+    # First fit: a sweep over the occupied intervals in ascending order.
+    for begin, end in sorted([rival.taken for rival in timeline.rivals(placement)]):
         if offset + size <= begin:
             break
         offset = max(offset, end)
     return offset
 
 
-def _bytes(place: Place) -> tuple[int, int]:
-    """The first byte, and the one after the last."""
-    begin = _value(place.offset)
-    return begin, begin + _value(place.size)
+def _bytes(placement: Place) -> tuple[int, int]:
+    """Return the first byte, and the one after the last."""
+    begin = _value(placement.offset)
+    return begin, begin + _value(placement.size)
 
 
 def _value(expr: PrimExpr) -> int:
@@ -251,98 +271,99 @@ def _value(expr: PrimExpr) -> int:
     return expr.value
 
 
-def _place_symbolic(places: Sequence[Place], start: int) -> PrimExpr:
-    """Offsets for symbolic sizes, from byte `start`; gives the bytes needed in all."""
-    if not places:
+def _place_symbolic(placements: Sequence[Place], start: int) -> PrimExpr:
+    """Place symbolic sizes, from byte `start`, and return the bytes needed in all."""
+    if not placements:
         return const(start)
-    typical = {p: Place(p.request, const(_typical(p.size)), p.spans, p.order) for p in places}
+    typical = {p: Place(p.request, const(_typical(p.size)), p.spans, p.order) for p in placements}
     _place_constant(list(typical.values()))
-    order = sorted(places, key=lambda p: (_value(typical[p].offset), p.spans))
+    order = sorted(placements, key=lambda p: (_value(typical[p].offset), p.spans))
     total = _stack(order, start)
-    return _place_in_turn(places, start) if total is None else total
+    return _place_in_turn(placements, start) if total is None else total
 
 
 def _stack(order: Sequence[Place], start: int) -> PrimExpr | None:
-    """Put each place above those before it whose storages may be alive with its own; gives the end
-    of the last, or None where an offset becomes too long an expression.
+    """Put each placement above those before it that are alive with its own, and return the end of
+    the last, or None where an offset becomes too long an expression.
 
-    Of those below only the ones that touch count: what lies under another that is under this one
-    ends lower anyhow. `tops` are the ends that nothing stands on, whose greatest is the size of the
+    Of those below only the ones that touch count: what is under another that is under this one ends
+    lower anyhow. `tops` are the ends that nothing rests on, whose greatest is the size of the
     arena.
     """
     timeline, largest, length = _timeline(order), _Largest(), _Length()
     below: dict[Place, set[Place]] = {}
     ends: dict[Place, PrimExpr] = {}
     tops: dict[Place, PrimExpr] = {}
-    for place in order:
-        below[place] = under = set(timeline.rivals(place))
-        touching = under.difference(*(below[each] for each in under))
-        found = largest([ends[p] for p in ends if p in touching] or [const(start)])
-        place.offset = largest.analyzer.simplify(found)
-        if length(place.offset) > LONGEST:
+    for placement in order:
+        below[placement] = under = set(timeline.rivals(placement))
+        touching = under.difference(*(below[rival] for rival in under))
+        largest_end = largest([ends[p] for p in ends if p in touching] or [const(start)])
+        placement.offset = largest.analyzer.simplify(largest_end)
+        if length(placement.offset) > LONGEST:
             return None
-        end = largest.analyzer.simplify(place.offset + place.size)
-        ends[place] = tops[place] = end
-        for each in touching:
-            tops.pop(each, None)
-        timeline.add(place)
+        end = largest.analyzer.simplify(placement.offset + placement.size)
+        ends[placement] = tops[placement] = end
+        for below_it in touching:
+            tops.pop(below_it, None)
+        timeline.add(placement)
     return largest(list(tops.values()))
 
 
-def _place_in_turn(places: Sequence[Place], start: int) -> PrimExpr:
-    """Offsets in order of first use: those of a dead one of the same size, else behind all. One
-    queue for each size, of what dies, by its last position: linear but for the heap, with sums of
-    sizes as the only expressions."""
+def _place_in_turn(placements: Sequence[Place], start: int) -> PrimExpr:
+    """Assign offsets in order of first use: that of a dead one of the same size, else behind all.
+
+    One queue for each size, of what dies, by its last position: linear but for the heap, with sums
+    of sizes as the only expressions.
+    """
     total: PrimExpr = const(start)
     dying: dict[int, list[tuple[int, int, PrimExpr]]] = {}
     one = Interned()
-    for number, place in enumerate(sorted(places, key=lambda p: p.spans)):
-        queue = dying.setdefault(id(one(place.size)), [])
-        if queue and queue[0][0] < place.spans[0][0]:
-            place.offset = heapq.heappop(queue)[2]
+    for number, placement in enumerate(sorted(placements, key=lambda p: p.spans)):
+        queue = dying.setdefault(id(one(placement.size)), [])
+        # The head of the heap is the one that dies first.
+        if queue and queue[0][0] < placement.spans[0][0]:
+            placement.offset = heapq.heappop(queue)[2]
         else:
-            place.offset, total = total, simplify(total + place.size)
-        heapq.heappush(queue, (place.spans[-1][1], number, place.offset))
+            placement.offset, total = total, simplify(total + placement.size)
+        heapq.heappush(queue, (placement.spans[-1][1], number, placement.offset))
     return total
 
 
 class _Length:
-    """How many nodes are written for an expression, one as often as it stands there."""
+    """Count of the nodes written for an expression, each as often as it occurs."""
 
     def __init__(self) -> None:
         self._known: dict[int, tuple[int, PrimExpr]] = {}
 
     def __call__(self, expr: PrimExpr) -> int:
-        for each in pending((expr,), self._known):
-            count = 1 + sum(self._known[id(c)][0] for c in children(each))
-            self._known[id(each)] = count, each
+        for node in pending((expr,), self._known):
+            count = 1 + sum(self._known[id(c)][0] for c in children(node))
+            self._known[id(node)] = count, node
         return self._known[id(expr)][0]
 
 
 class _Largest:
-    """The largest of several expressions, of which those are left out that another one is known to
-    be as large as.
-    """
+    """Maximum of several expressions, without those that another one is known to be as large as."""
 
     def __init__(self) -> None:
         self.analyzer = Analyzer()
 
     def __call__(self, exprs: Sequence[PrimExpr]) -> PrimExpr:
-        kept: list[PrimExpr] = []
+        maximal: list[PrimExpr] = []
         for expr in exprs:
-            if not any(self._covers(k, expr) for k in kept):
-                kept = [*(k for k in kept if not self._covers(expr, k)), expr]
-        found = kept[0]
-        for expr in kept[1:]:
-            found = maximum(found, expr)
-        return found
+            if not any(self._covers(k, expr) for k in maximal):
+                maximal = [*(k for k in maximal if not self._covers(expr, k)), expr]
+        result = maximal[0]
+        for expr in maximal[1:]:
+            result = maximum(result, expr)
+        return result
 
     def _covers(self, a: PrimExpr, b: PrimExpr) -> bool:
         return a is b or self.analyzer.can_prove_greater_equal(a - b, 0)
 
 
 def _typical(size: PrimExpr) -> int:
-    """A size at a usual value of its symbols."""
+    """Return a size at a usual value of its symbols."""
     values = {
         v: min(TYPICAL, v.upper) if isinstance(v, SizeVar) and v.upper is not None else TYPICAL
         for v in free_vars(size)

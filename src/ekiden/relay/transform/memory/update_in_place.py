@@ -1,17 +1,18 @@
-"""Let kernels that change places of a tensor change it where it lies, if nobody else needs it.
+"""Updates in place: kernels that change elements of a tensor change it where it is, if nobody else
+needs it.
 
     let %s = memory.alloc_storage(size=...); let %y = memory.alloc_tensor(%s, offset=0, ...);
     let %_ = vm.invoke_tvm_op(fn ... scatter_nd ..., (%x, %i, %u), (%y,));
-->  let %y = memory.own(%x);
-    let %_ = vm.invoke_tvm_op(fn ..., (%y, %i, %u), (%y,));
+    ->  let %y = memory.own(%x);
+        let %_ = vm.invoke_tvm_op(fn ..., (%y, %i, %u), (%y,));
 
-Whether somebody else needs it is seen when the program runs, by counts of references, so that it
+Whether somebody else needs it is decided when the program runs, by reference counts, so that it
 holds through calls, loops written as recursion, data and references: what a loop carries is changed
-in place from its second turn on (as in Reinking and others, "Perceus: Garbage Free Reference
+in place from its second iteration on (as in Reinking and others, "Perceus: Garbage Free Reference
 Counting with Reuse", PLDI 2021). A tensor that the caller of the program has, a constant and one
 that is used later are copied, as the kernel would have done; the kernel does it where that is known
-in advance. Follows MemoryPlan, which finds the places of tensors whose lives are known in advance:
-what has a place in an arena stays there.
+in advance. Follows MemoryPlan, which places tensors whose lifetimes are known in advance: what is
+in an arena stays there.
 """
 
 from __future__ import annotations
@@ -35,35 +36,40 @@ Updated = Callable[[RelayExpr], int | None]
 
 
 def UpdateInPlace(kernels: Kernels | None = None) -> Pass:  # noqa: N802
-    """The pass described at the top of this file; nothing is known of `kernels` left out."""
+    """Return the pass described at the top of this file; nothing is known of `kernels` left out."""
     facts: Kernels = {} if kernels is None else kernels
 
     def updated(kernel: RelayExpr) -> int | None:
-        found = facts.get(kernel)
-        return found.in_place[0] if found is not None and found.updates else None
+        kernel_facts = facts.get(kernel)
+        return (
+            kernel_facts.in_place[0] if kernel_facts is not None and kernel_facts.updates else None
+        )
 
     def transform(module: IRModule, context: PassContext) -> IRModule:
-        """The module; as it is where no kernel updates what it reads."""
-        if not any(each.updates for each in facts.values()):
+        """Rewrite a module, unless no kernel updates what it reads."""
+        if not any(kernel_facts.updates for kernel_facts in facts.values()):
             return module
         graph = CallGraph(module)
         roots = {module[g] for g in module.functions if graph.ref_count(g) == 0}
 
         def one(function: Function) -> Function:
-            """One function. The parameters of functions that nothing in the module calls belong to
-            the user, and storages that several tensors lie in may hold what is still read: neither
-            is written over.
+            """Rewrite one function.
+
+            The parameters of functions that nothing in the module calls belong to the user, and
+            storages that several tensors are in may hold what is still read: neither is
+            overwritten.
             """
-            kept = frozenset(function.params) if function in roots else frozenset[Var]()
+            user_params = frozenset(function.params) if function in roots else frozenset[Var]()
             cut = Counter(
                 value.args[0]
                 for _, value in all_bindings(function.body)
                 if isinstance(value, Call) and isinstance(value.attrs, AllocTensorAttrs)
             )
+            # The reference count of a storage does not tell slices of it apart.
             shared = frozenset(storage for storage, tensors in cut.items() if tensors > 1)
 
             def rewrite(chain: Chain, is_function_body: bool) -> Chain:
-                return _rewritten(chain, updated, kept, shared)
+                return _rewritten(chain, updated, user_params, shared)
 
             return on_body(lambda body: map_chains(body, rewrite))(function)
 
@@ -73,29 +79,35 @@ def UpdateInPlace(kernels: Kernels | None = None) -> Pass:  # noqa: N802
 
 
 def _rewritten(
-    chain: Chain, updated: Updated, kept: Collection[Var], shared: Collection[RelayExpr]
+    chain: Chain, updated: Updated, user_params: Collection[Var], shared: Collection[RelayExpr]
 ) -> Chain:
-    """The chain; `kept` are variables whose values someone outside has, `shared` storages that
-    other tensors lie in as well."""
+    """Rewrite a chain.
+
+    Args:
+        chain: The chain.
+        updated: Returns the input that a kernel updates.
+        kept: Variables whose values someone outside has.
+        shared: Storages that other tensors are in as well.
+    """
     values = dict(chain.bindings)
     owned: dict[Var, Call] = {}
     """Results that are made of what they update."""
     gone: set[Var] = set()
     calls: dict[Call, Call] = {}
     for _, value in chain.bindings:
-        found = _update(value, values, updated)
-        if found is None:
+        update = _update(value, values, updated)
+        if update is None:
             continue
-        call, number, result, storage = found
+        call, number, result, storage = update
         inputs, outputs = call.args[1:3]
         assert isinstance(inputs, Tuple) and isinstance(call.attrs, InvokeAttrs)
-        if storage in shared or inputs.fields[number] in kept:
+        if storage in shared or inputs.fields[number] in user_params:
             continue
         if not isinstance(inputs.fields[number], Var):
             continue
-        given = own(inputs.fields[number], call.attrs.device)
-        given.set_checked_type(result.checked_type)
-        owned[result] = given
+        owned_call = own(inputs.fields[number], call.attrs.device)
+        owned_call.set_checked_type(result.checked_type)
+        owned[result] = owned_call
         gone.add(storage)
         fields = (*inputs.fields[:number], result, *inputs.fields[number + 1 :])
         args = (call.args[0], inputs.with_fields(fields=fields), outputs, *call.args[3:])
@@ -113,8 +125,10 @@ def _rewritten(
 def _update(
     value: RelayExpr, values: Mapping[Var, RelayExpr], updated: Updated
 ) -> tuple[Call, int, Var, Var] | None:
-    """An update whose result has a storage of its own: the call, the number of what it updates, the
-    result and its storage.
+    """Match an update whose result has a storage of its own.
+
+    Returns:
+        The call, the number of what it updates, the result and its storage.
     """
     if not isinstance(value, Call) or op_name(value) != "vm.invoke_tvm_op":
         return None
@@ -122,10 +136,12 @@ def _update(
     outputs = value.args[2]
     assert isinstance(outputs, Tuple)
     (result,) = outputs.fields if number is not None else (None,)
-    made = values.get(result) if isinstance(result, Var) else None
-    if number is None or not (isinstance(made, Call) and isinstance(made.attrs, AllocTensorAttrs)):
+    tensor_call = values.get(result) if isinstance(result, Var) else None
+    if number is None or not (
+        isinstance(tensor_call, Call) and isinstance(tensor_call.attrs, AllocTensorAttrs)
+    ):
         return None
-    storage = made.args[0]
+    storage = tensor_call.args[0]
     source = values.get(storage) if isinstance(storage, Var) else None
     attrs = source.attrs if isinstance(source, Call) else None
     is_own = isinstance(attrs, AllocStorageAttrs) and not attrs.arena

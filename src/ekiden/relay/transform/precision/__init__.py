@@ -1,1 +1,1 @@
-"""In which floating-point type each product is computed."""
+"""Floating-point types of products."""

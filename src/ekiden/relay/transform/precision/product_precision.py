@@ -1,19 +1,19 @@
-"""Choose in which type each product of matrices and each convolution is computed.
+"""Types in which products of matrices and convolutions are computed.
 
-    nn.dense(%x f16, %w f16)                   ->  cast(nn.dense(cast(%x, f32), cast(%w, f32)), f16)
+    nn.dense(%x f16, %w f16)                ->  cast(nn.dense(cast(%x, f32), cast(%w, f32)), f16)
     nn.dense(cast(%x f32, bf16), W), no bf16   ->  nn.dense(%x, cast(W, f32))
     nn.dense(%x f32, W f32), asked for bf16    ->  nn.dense(cast(%x, bf16), cast(W, bf16), f32)
 
 Processors multiply float32; some bfloat16 too, twice as many at a time or in registers that hold
 matrices sixteen times as many, with sums in float32. So products of float16 and bfloat16 are
-computed in float32, of the values from which their operands were rounded where those are at hand,
+computed in float32, of the values from which their operands were rounded where those are available,
 but for dense layers and convolutions of bfloat16 with constant weights on a processor that has
 them. Where the option `relay.ProductPrecision.dtype` is "bfloat16", those of float32 become such;
 on processors without them they stay exact, and so do convolutions that Winograd's method computes
-with fewer products than twice as many at a time make up for. Products whose `out_dtype` is
-float64 or an integer take their operands as that, and stay. Tensor cores of devices multiply both
-small types, with sums in float32; of bytes those of one kind alone, which products of uint8 with
-int8 become (`byte_products`).
+with fewer products than twice as many at a time make up for. Products whose `out_dtype` is float64
+or an integer take their operands as that, and stay. Tensor cores of devices multiply both small
+types, with sums in float32; of bytes those of one kind alone, which products of uint8 with int8
+become (`byte_products`).
 """
 
 from __future__ import annotations
@@ -55,7 +55,8 @@ def _dtype(expr: RelayExpr) -> str:
 
 
 def _widened(expr: RelayExpr) -> RelayExpr:
-    """An operand in float32: what it was rounded from, if that is known."""
+    """Return an operand in float32: what it was rounded from, if that is known."""
+    # The unrounded value is more exact and saves the cast.
     is_rounded = op_of(expr) == "cast" and allows("keep operands wide")
     if is_rounded and isinstance(expr, Call) and _dtype(expr.args[0]) == WIDE:
         return expr.args[0]
@@ -63,22 +64,24 @@ def _widened(expr: RelayExpr) -> RelayExpr:
 
 
 def _in(call: Call, operands: list[RelayExpr]) -> RelayExpr:
-    """The product over operands of another type, summed in float32, its result in its own."""
+    """Return the product over operands of another type, summed in float32, its result in
+    its own.
+    """
     out = _dtype(call)
     attrs = call.attrs
     if attrs is not None and hasattr(attrs, "out_dtype"):
         attrs = attrs.with_fields(out_dtype=WIDE)
-    made = Call(call.op, tuple(operands), attrs, span=call.span)
-    return made if out == WIDE else op.cast(made, out)
+    wide_product = Call(call.op, tuple(operands), attrs, span=call.span)
+    return wide_product if out == WIDE else op.cast(wide_product, out)
 
 
 def _sums(call: Call) -> str:
-    """The type that a product sums in, where it says one."""
+    """Return the type that a product accumulates in, where it says one."""
     return str(getattr(call.attrs, "out_dtype", ""))
 
 
 def _is_brief(call: Call, target: Target) -> bool:
-    """Whether a product has kernels for bfloat16 that are the fastest for it on a target."""
+    """Return whether a product has kernels for bfloat16 that are the fastest for it on a target."""
     has_matrices = target.has("amx_bf16")
     if not (has_matrices or target.has("dot2_bf16")) or not isinstance(call.args[1], Constant):
         return False
@@ -87,17 +90,19 @@ def _is_brief(call: Call, target: Target) -> bool:
     attrs = call.attrs
     if not isinstance(attrs, Conv2DAttrs) or attrs.groups > 1:
         return False
+    # Winograd's method in float32 needs fewer products than bfloat16 saves.
     suits = attrs.kernel_size == (winograd.TAPS, winograd.TAPS)
     is_plain = attrs.strides == attrs.dilation == (1, 1) and suits
     return has_matrices or not is_plain
 
 
-def _rewrite(target: Target, asked: str) -> Rewrite:
+def _rewrite(target: Target, option: str) -> Rewrite:
 
     def rewrite(call: Call) -> RelayExpr | None:
-        """A product whose sums are float32: of bfloat16 where the target multiplies it, of data
-        widened to float32 otherwise; float32 data become bfloat16 only where that is asked for.
-        None leaves it.
+        """Return a product whose sums are float32; None leaves it.
+
+        Its operands are bfloat16 where the target multiplies it, widened to float32 otherwise;
+        float32 data become bfloat16 only where the option asks for it.
         """
         data, weight = call.args[:2]
         is_brief = _is_brief(call, target)
@@ -110,7 +115,7 @@ def _rewrite(target: Target, asked: str) -> Rewrite:
             return None if _sums(call) == WIDE else _in(call, [*call.args])
         if len(dtypes) == 1 and dtypes.issubset(SMALL):
             return _in(call, [_widened(a) for a in call.args])
-        if is_brief and asked and dtypes == {WIDE} == {_dtype(call)}:
+        if is_brief and option and dtypes == {WIDE} == {_dtype(call)}:
             casts: list[RelayExpr] = [op.cast(a, BRIEF).with_fields(span=a.span) for a in call.args]
             return _in(call, casts)
         return None
@@ -119,15 +124,19 @@ def _rewrite(target: Target, asked: str) -> Rewrite:
 
 
 def ProductPrecision(target: Target) -> Pass:  # noqa: N802
-    """The pass described at the top of this file. Raises PassError for a type it does not know."""
+    """Return the pass described at the top of this file. It raises PassError for an
+    unknown type.
+    """
 
     def transform(module: IRModule, context: PassContext) -> IRModule:
-        """The module. Raises PassError for another type than bfloat16 in the option."""
-        asked = str(context.option(PRECISION))
-        if asked not in ("", BRIEF):
-            raise PassError(f"ProductPrecision: expected {BRIEF!r} or '', got {asked!r}")
+        """Rewrite the products of a module. Raises PassError for another type than bfloat16 in the
+        option.
+        """
+        option = str(context.option(PRECISION))
+        if option not in ("", BRIEF):
+            raise PassError(f"ProductPrecision: expected {BRIEF!r} or '', got {option!r}")
         products = [name for name, row in OPS.rows() if row.precision is Precision.ALWAYS]
-        table = dict.fromkeys(products, _rewrite(target, asked))
+        table = dict.fromkeys(products, _rewrite(target, option))
         return map_functions(module, on_body(lambda body: rewrite_calls(body, table)))
 
     return Pass("ProductPrecision", transform, 0, (InferType(),))

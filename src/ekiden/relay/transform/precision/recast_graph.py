@@ -1,10 +1,10 @@
-"""Run chosen operators in another dtype, with casts around each.
+"""Recasting: chosen operators run in another dtype, with casts around each.
 
     recast(f, "int8", "int32")
     nn.conv2d(%x, %w)   ->   cast(nn.conv2d(cast(%x, "int8"), cast(%w, "int8"), out_dtype="int32"),
                                   "float32")
 
-The casts cut values off: this is for measuring operators, not for using what they give.
+The casts cut values off: this is for measuring operators, not for using their results.
 """
 
 from __future__ import annotations
@@ -32,11 +32,18 @@ def recast(
     ops: Sequence[str] | None = None,
     skip_layers: Sequence[int] | None = None,
 ) -> Expr | IRModule:
-    """An expression, function or module (its `main`) in which operators of `ops` take `dtype` and,
-    where they have an attribute for it, give `out_dtype`.
+    """Recast an expression, function or module (its `main`).
 
-    skip_layers: which of them stay as they are, by their number in the order of evaluation, from
-    the end where it is negative. Raises CompileError for a number that there is not.
+    Args:
+        expr: What is recast.
+        dtype: The dtype that operators of `ops` take.
+        out_dtype: The dtype that they return, where they have an attribute for it.
+        ops: The operators; convolutions if None.
+        skip_layers: Which of them stay as they are, by their number in the order of evaluation, from
+            the end where it is negative.
+
+    Raises:
+        CompileError: For a number without a layer.
     """
     if isinstance(expr, IRModule):
         main = recast(expr["main"], dtype, out_dtype, ops, skip_layers)
@@ -57,14 +64,14 @@ def _recast(
     if wrong := [n for n in skipped if not -len(chosen) <= n < len(chosen)]:
         raise CompileError(f"recast: there are {len(chosen)} layers of {', '.join(sorted(ops))}, "
                            f"none has the number {wrong[0]}")  # fmt: skip
-    left = {n % len(chosen) for n in skipped}
+    skipped_numbers = {n % len(chosen) for n in skipped}
     numbers = count()
 
     def rewrite(old: RelayExpr, new: RelayExpr) -> RelayExpr:
-        """A call of the operators within casts. Calls are numbered in the order of the walk, those
-        of `skipped` are left.
+        """Recast a call of the operators. Calls are numbered in the order of the walk; skipped ones
+        stay.
         """
-        if _name(old) not in ops or next(numbers) in left:
+        if _name(old) not in ops or next(numbers) in skipped_numbers:
             return new
         assert isinstance(new, Call)
         return _around(new, old, dtype, out_dtype)
@@ -77,12 +84,12 @@ def _name(expr: RelayExpr) -> str:
 
 
 def _around(call: Call, old: RelayExpr, dtype: str, out_dtype: str) -> RelayExpr:
-    """A call on arguments that are cast, its result cast back."""
+    """Return a call on arguments that are cast, its result cast back."""
     kind, attrs = old.checked_type, call.attrs
     if attrs is not None and "out_dtype" in attrs.keys():  # noqa: SIM118 - values iterate
         attrs = attrs.with_fields(out_dtype=out_dtype)
-    made = Call(call.op, tuple(_cast(a, dtype) for a in call.args), attrs)
-    return op.cast(made, kind.dtype) if isinstance(kind, TensorType) else made
+    inner_call = Call(call.op, tuple(_cast(a, dtype) for a in call.args), attrs)
+    return op.cast(inner_call, kind.dtype) if isinstance(kind, TensorType) else inner_call
 
 
 def _cast(arg: RelayExpr, dtype: str) -> RelayExpr:

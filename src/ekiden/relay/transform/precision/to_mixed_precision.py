@@ -59,7 +59,7 @@ class _Mixer:
         self.missing: dict[str, None] = {}
 
     def run(self, root: RelayExpr) -> RelayExpr:
-        """The rewritten expression."""
+        """Return the rewritten expression."""
         order = evaluation_order(root)
         for expr in order:
             if isinstance(expr, Let):
@@ -69,8 +69,10 @@ class _Mixer:
         return self.new[root]
 
     def _at(self, expr: RelayExpr) -> RelayExpr:
-        """What stands for an expression that has been rewritten; for a variable that a let binds,
-        one of the type of its value."""
+        """Return the replacement of a rewritten expression.
+
+        A variable that a let binds becomes one of the type of its new value.
+        """
         if expr not in self.new and isinstance(expr, Var) and expr in self._bound:
             value = self._at(self._bound[expr])
             kind = value.checked_type_or_none()
@@ -84,14 +86,16 @@ class _Mixer:
             return self._at(expr)
         if isinstance(expr, Let) and not isinstance(expr.value, Function):
             var, value, body = map(self._at, (expr.var, expr.value, expr.body))
-            made = rebuild(expr, [var, value, body])
-            made.set_checked_type(body.checked_type)
-            return made
+            rewritten = rebuild(expr, [var, value, body])
+            rewritten.set_checked_type(body.checked_type)
+            return rewritten
         if isinstance(expr, Call) and isinstance(expr.op, Op):
             return self._call(expr, [*map(self._at, expr.args)])
         if isinstance(expr, (Tuple, TupleGetItem)):
             below = children(expr)
             return typed(rebuild(expr, [*map(self._at, below)]))
+        # Bodies of functions and branches end in a cast back, so that the expression around them
+        # keeps its type.
         inside = set(bodies(expr))
         wide = {
             c: self.cast_like(self._at(c), c)
@@ -101,19 +105,19 @@ class _Mixer:
         return with_children(expr, wide)
 
     def cast_like(self, value: RelayExpr, original: RelayExpr) -> RelayExpr:
-        """A value with the type that the original expression had."""
+        """Return a value with the type that the original expression had."""
         kind, have = original.checked_type, value.checked_type
         if isinstance(kind, TensorType) and isinstance(have, TensorType):
             return value if kind.dtype == have.dtype else self._cast(value, kind.dtype)
         if isinstance(kind, TupleType) and isinstance(have, TupleType) and kind != have:
             fields = []
             for i, field in enumerate(kind.fields):
-                part = (
+                element = (
                     value.fields[i] if isinstance(value, Tuple) else typed(TupleGetItem(value, i))
                 )
-                same = part.checked_type == field
+                same = element.checked_type == field
                 assert isinstance(field, TensorType), "tuples of tensors alone are cast"
-                fields.append(part if same else self._cast(part, field.dtype))
+                fields.append(element if same else self._cast(element, field.dtype))
             return typed(Tuple(tuple(fields)))
         return value
 
@@ -128,12 +132,13 @@ class _Mixer:
         name = call.op.name
         if self._is_small(call, name, args):
             return self._small_call(call, [self._to(a, self.small) for a in args])
+        # An operator that stays in float32 reads operands of the types that it had before.
         wide = [self.cast_like(a, old) for a, old in zip(args, call.args, strict=True)]
         return typed(_over(call, wide))
 
     def _is_small(self, call: Call, name: str, args: Sequence[RelayExpr]) -> bool:
-        said = said_of(call, name, self.small)
-        precision = said[0] if said is not None else OPS[name].precision
+        rule = said_of(call, name, self.small)
+        precision = rule[0] if rule is not None else OPS[name].precision
         if not self._has_numbers_of(call):
             return False
         if precision is Precision.ALWAYS:
@@ -152,18 +157,20 @@ class _Mixer:
         return all(d == self.small for d in leaves if "float" in d)
 
     def _is_given(self, expr: RelayExpr) -> bool:
-        """Whether an operand is not computed: a constant or a parameter, which can be cast."""
+        """Return whether an operand is a constant or a parameter, which can be cast ahead of the
+        run.
+        """
         return isinstance(expr, Constant) or (isinstance(expr, Var) and expr not in self._bound)
 
     def _has_numbers_of(self, call: Call) -> bool:
-        """Whether the smaller type has the bounds that attributes say."""
+        """Return whether the smaller type can represent the bounds in the attributes."""
         if not isinstance(call.attrs, ClipAttrs):
             return True
         largest = float(ml_dtypes.finfo(self.small).max)
         return max(abs(call.attrs.a_min), abs(call.attrs.a_max)) <= largest
 
     def _to(self, value: RelayExpr, dtype: str) -> RelayExpr:
-        """A float32 tensor, or the float32 fields of a tuple, in another type."""
+        """Return a float32 tensor, or the float32 fields of a tuple, in another type."""
         kind = value.checked_type
         if isinstance(kind, TensorType):
             return self._cast(value, dtype) if kind.dtype == WIDE else value
@@ -173,19 +180,21 @@ class _Mixer:
 
     def _small_call(self, call: Call, args: Sequence[RelayExpr]) -> RelayExpr:
         assert isinstance(call.op, Op)
-        said = said_of(call, call.op.name, self.small)
-        is_sum = said is not None or call.op.definition.precision is Precision.ALWAYS
+        rule = said_of(call, call.op.name, self.small)
+        is_sum = rule is not None or call.op.definition.precision is Precision.ALWAYS
         if not is_sum or not hasattr(call.attrs, "out_dtype"):
             return typed(_over(call, args))
         assert call.attrs is not None
-        attrs = call.attrs.with_fields(out_dtype=self.small if said is None else said[1])
+        attrs = call.attrs.with_fields(out_dtype=self.small if rule is None else rule[1])
         return typed(Call(call.op, tuple(args), attrs, span=call.span))
 
 
 def _is_of_floats(call: Call, small: str) -> bool:
-    """Whether a call takes and gives float32 or the smaller type alone: sums of integers would
-    overflow in it, and float64 is there for its digits."""
-    return all(d in (WIDE, small) for each in (*call.args, call) for d in _dtypes(each))
+    """Return whether a call reads and computes float32 or the smaller type alone.
+
+    Sums of integers would overflow in the smaller type, and float64 is used for its digits.
+    """
+    return all(d in (WIDE, small) for expr in (*call.args, call) for d in _dtypes(expr))
 
 
 def _dtypes(expr: RelayExpr) -> list[str]:
@@ -195,7 +204,7 @@ def _dtypes(expr: RelayExpr) -> list[str]:
 
 
 def _over(call: Call, args: Sequence[RelayExpr]) -> Call:
-    """The call over other arguments, its type to be found anew where one has changed."""
+    """Return the call over other arguments, its type to be inferred again where one has changed."""
     if all(new is old for new, old in zip(args, call.args, strict=True)):
         return call
     return Call(call.op, tuple(args), call.attrs, call.type_args, span=call.span)
@@ -204,23 +213,28 @@ def _over(call: Call, args: Sequence[RelayExpr]) -> Call:
 def ToMixedPrecision(  # noqa: N802
     mixed_precision_type: str = "float16", missing_op_mode: int = 1
 ) -> Pass:
-    """The pass described at the top of this file.
+    """Return the pass described at the top of this file.
 
-    missing_op_mode: operators of no colour take the smaller type (0), keep theirs (1), or raise
-    PassError (2).
+    Args:
+        mixed_precision_type: The smaller type.
+        missing_op_mode: Operators of no colour take the smaller type (0), keep theirs (1), or raise
+            PassError (2).
     """
 
     def transform(module: IRModule, context: PassContext) -> IRModule:
-        """The module; with the option KEEP_OUTPUT, results of functions are cast to what they
-        were."""
+        """Return the module in mixed precision.
+
+        With the option KEEP_OUTPUT, results of functions are cast back to their original types.
+        """
         keeps = bool(context.option(KEEP_OUTPUT))
 
         def one(function: Function) -> Function:
-            """One function, whose result's type is inferred again."""
+            """Return one function in mixed precision; the type of its result is inferred again."""
             mixer = _Mixer(mixed_precision_type, missing_op_mode)
             body = mixer.run(function.body)
             if keeps:
                 body = mixer.cast_like(body, function.body)
+            # The result type is dropped: the body may have become narrower.
             return Function(
                 function.params, body, None, function.type_params, function.attrs,
                 span=function.span,

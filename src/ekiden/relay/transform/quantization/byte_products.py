@@ -32,20 +32,24 @@ SIGN = 128
 
 
 def product_of_bytes(call: Call, target: Target) -> RelayExpr | None:
-    """A product with sums of int32 as a target's devices compute it best; None for another."""
+    """Return a product with int32 sums as the devices of a target compute it best.
+
+    Returns:
+        The new expression, or None if the call is to stay.
+    """
     is_one = isinstance(call.op, Op) and _type(call).dtype == "int32"
     if not is_one:
         return None
     if not target.kind.has_threads:
         return computed_products.product_of_processor(call)
-    if target.has("tensor_cores") and (found := _signed_product(call)) is not None:
-        return found
+    if target.has("tensor_cores") and (product := _signed_product(call)) is not None:
+        return product
     return _narrow_product(call) if target.has("dot4_s8s8") else None
 
 
 def _type(expr: RelayExpr) -> TensorType:
-    found = expr.checked_type
-    return found if isinstance(found, TensorType) else TensorType((), "")
+    kind = expr.checked_type
+    return kind if isinstance(kind, TensorType) else TensorType((), "")
 
 
 # --- operands that were widened ------------------------------------------------------------------
@@ -61,8 +65,11 @@ class _Side:
 
     @staticmethod
     def of(expr: RelayExpr) -> _Side | None:
-        """That of an expression that is such a difference, of bytes that were widened, or of a
-        constant that fits them."""
+        """Return the side that an expression is, or None.
+
+        It is one if it subtracts a number from widened bytes, is widened bytes, or is a constant
+        that fits bytes.
+        """
         if isinstance(expr, Constant) and expr.data.dtype == np.int32:
             fits = [d for d in BYTES if np.array_equal(expr.data.astype(d), expr.data)]
             return _Side(Constant(expr.data.astype(fits[0])), fits[0]) if fits else None
@@ -78,7 +85,7 @@ class _Side:
 
     @property
     def signed(self) -> _Side:
-        """The same of int8."""
+        """Return the same side in int8."""
         if self.dtype == "int8":
             return self
         point = const(np.int32(0)) if self.point is None else self.point
@@ -86,14 +93,14 @@ class _Side:
 
     @property
     def wide(self) -> RelayExpr:
-        """In int32."""
+        """Return the operand in int32."""
         data = op.cast(self.data, "int32")
         return data if self.point is None else op.subtract(data, self.point)
 
 
 def _narrow_product(call: Call) -> RelayExpr | None:
-    """A product of widened bytes as one of bytes."""
-    a, b = (_Side.of(each) for each in call.args[:2])
+    """Return a product of widened bytes as a product of bytes, or None."""
+    a, b = (_Side.of(operand) for operand in call.args[:2])
     if a is None or b is None:
         return None
     is_conv = isinstance(call.attrs, Conv2DAttrs)
@@ -105,15 +112,17 @@ def _narrow_product(call: Call) -> RelayExpr | None:
         return None
     if a.dtype != b.dtype:
         a, b = a.signed, b.signed
-    made = _of(call, a, b)
+    product = _of(call, a, b)
+    # sum (x - p)(y - q) = sum x y - p sum y - q sum (x - p): the corrections need sums of rows and
+    # columns alone.
     if a.point is not None:
         sums = op.sum(op.cast(b.data, "int32"), axis=(summed[1],))
         sums = op.expand_dims(sums, -2) if len(_type(call.args[1]).shape) > 2 else sums
-        made = op.subtract(made, op.multiply(_flat(a.point), sums))
+        product = op.subtract(product, op.multiply(_flat(a.point), sums))
     if b.point is not None:
         sums = op.expand_dims(op.sum(a.wide, axis=(summed[0],)), -1)
-        made = op.subtract(made, op.multiply(_flat(b.point), sums))
-    return made
+        product = op.subtract(product, op.multiply(_flat(b.point), sums))
+    return product
 
 
 def _of(call: Call, a: _Side, b: _Side) -> RelayExpr:
@@ -123,7 +132,7 @@ def _of(call: Call, a: _Side, b: _Side) -> RelayExpr:
 
 
 def _summed_axes(call: Call) -> tuple[int, int] | None:
-    """The axes that a product of matrices sums over; None for another."""
+    """Return the axes that a product of matrices sums over, or None for any other call."""
     match call.attrs:
         case DenseAttrs():
             return -1, -1
@@ -134,7 +143,7 @@ def _summed_axes(call: Call) -> tuple[int, int] | None:
 
 
 def _are_apart(a: _Side, b: _Side, summed: int) -> bool:
-    """Whether zero points are numbers, or of the weight one for each of its rows."""
+    """Return whether the zero points are single numbers, or one for each row of the weight."""
     shape = () if b.point is None else _type(b.point).shape
     are_rows = summed == -1 and len(shape) == 2 == len(_type(b.data).shape) and shape[1] == 1
     return _is_number(a.point) and (are_rows or _is_number(b.point))
@@ -145,7 +154,7 @@ def _is_number(point: RelayExpr | None) -> bool:
 
 
 def _flat(point: RelayExpr) -> RelayExpr:
-    """A number, or a row of them."""
+    """Return a zero point as a vector of one dimension."""
     return op.reshape(point, (-1,))
 
 
@@ -153,20 +162,21 @@ def _flat(point: RelayExpr) -> RelayExpr:
 
 
 def _signed_product(call: Call) -> RelayExpr | None:
-    """A product of uint8 with a constant weight of int8 as one of int8; None for another."""
+    """Return a product of uint8 with a constant weight of int8 as one of int8, or None."""
     data, weight = call.args[:2]
     if not isinstance(weight, Constant):
         return None
-    if [_type(each).dtype for each in (data, weight)] != ["uint8", "int8"]:
+    if [_type(operand).dtype for operand in (data, weight)] != ["uint8", "int8"]:
         return None
     attrs, sums = call.attrs, weight.data.astype(np.int32)
     if isinstance(attrs, Conv2DAttrs):
         layouts = attrs.data_layout, attrs.kernel_layout, attrs.out_layout or "NCHW"
         if attrs.groups > 1 or layouts != ("NCHW", "OIHW", "NCHW"):
             return None
-        top, left, bottom, right = attrs.padding
+        top, before, bottom, right = attrs.padding
+        # The border is padded as data, since 0 becomes -128 once the data is shifted.
         if any(attrs.padding):
-            around = ((0, 0), (0, 0), (top, bottom), (left, right))
+            around = ((0, 0), (0, 0), (top, bottom), (before, right))
             data = op.nn.pad(data, around, const(np.uint8(0)))
             attrs = attrs.with_fields(padding=(0, 0, 0, 0))
         sums = sums.sum(axis=(1, 2, 3), dtype=np.int32)[:, None, None]
@@ -174,8 +184,9 @@ def _signed_product(call: Call) -> RelayExpr | None:
         sums = sums.sum(axis=1, dtype=np.int32)
     else:
         return None
-    made = Call(call.op, (_signed(data), weight), attrs, span=call.span)
-    return op.add(made, const(SIGN * sums))
+    product = Call(call.op, (_signed(data), weight), attrs, span=call.span)
+    # Shifting the data by 128 takes 128 times the sum of the weights off; it is added back.
+    return op.add(product, const(SIGN * sums))
 
 
 def _signed(data: RelayExpr) -> RelayExpr:
@@ -183,13 +194,13 @@ def _signed(data: RelayExpr) -> RelayExpr:
     if isinstance(data, Call) and op_of(data) == "nn.pad" and isinstance(data.args[1], Constant):
         value = const((data.args[1].data.astype(np.int16) - SIGN).astype(np.int8))
         return Call(data.op, (_signed(data.args[0]), value), data.attrs, span=data.span)
-    if (found := _was_signed(data)) is not None:
-        return found
+    if (original := _was_signed(data)) is not None:
+        return original
     return op.cast(op.subtract(op.cast(data, "int16"), const(np.int16(SIGN))), "int8")
 
 
 def _was_signed(data: RelayExpr) -> RelayExpr | None:
-    """The bytes of int8 to which 128 was added."""
+    """Return the int8 bytes to which 128 was added, or None."""
     if not isinstance(data, Call) or op_of(data) != "cast":
         return None
     moved = data.args[0]

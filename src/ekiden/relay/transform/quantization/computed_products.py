@@ -32,7 +32,8 @@ MIN_ROWS = 8
 
 
 def product_of_processor(call: Call) -> RelayExpr | None:
-    """A product of int32 whose operands were bytes, in kernels that there are; None for another."""
+    """Return an int32 product of former bytes through kernels that exist, or None."""
+    # These are multiplied well as they are.
     if [type_of(operand).dtype for operand in call.args[:2]] == ["uint8", "int8"]:
         return None
     a, b = (levels_of(operand) for operand in call.args[:2])
@@ -52,13 +53,15 @@ def product_of_processor(call: Call) -> RelayExpr | None:
 
 
 def _size(dim: PrimExpr) -> int:
-    """A dimension that is known; else 0."""
+    """Return the value of a dimension that is known, else 0."""
     return dim.value if isinstance(dim, IntImm) else 0
 
 
 def _is_packable(a: Levels, b: Levels, attrs: BatchMatmulAttrs) -> bool:
-    """Whether the right side has known sizes and as large a batch as the left one, which has rows
-    enough to pack it for."""
+    """Return whether packing the right side is possible and pays.
+
+    Its sizes must be known, its batch that of the left side, and the left side have enough rows.
+    """
     batch, *sides = type_of(a.data).shape
     sizes = [_size(d) for d in type_of(b.data).shape]
     rows = sides[1 if attrs.transpose_a else 0]
@@ -68,7 +71,7 @@ def _is_packable(a: Levels, b: Levels, attrs: BatchMatmulAttrs) -> bool:
 
 
 def _as_batch(call: Call, a: Levels, b: Levels, transpose_b: bool) -> RelayExpr | None:
-    """A product with one matrix as a batch of one."""
+    """Return a product with one matrix as a batch of one, or None."""
     if a.varies(a.point) or b.varies(b.point) or not a.rank:
         return None
     flat = typed(op.reshape(a.data, (1, -1, type_of(a.data).shape[-1]), allowzero=False))
@@ -76,8 +79,8 @@ def _as_batch(call: Call, a: Levels, b: Levels, transpose_b: bool) -> RelayExpr 
     attrs = BatchMatmulAttrs("int32", False, transpose_b)
     if not _is_packable(data, weight, attrs):
         return None
-    made = _words(call, attrs, data, weight)
-    return op.reshape(made, type_of(call).shape, allowzero=True)
+    product = _words(call, attrs, data, weight)
+    return op.reshape(product, type_of(call).shape, allowzero=True)
 
 
 def _as_uint8(levels: Levels) -> tuple[RelayExpr, RelayExpr | None]:
@@ -99,27 +102,30 @@ def _as_int8(levels: Levels) -> tuple[RelayExpr, RelayExpr | None]:
 
 
 def _words(call: Call, attrs: BatchMatmulAttrs, a: Levels, b: Levels) -> RelayExpr:
-    """A batch of products of uint8 and int8, less what zero points add to the sums."""
+    """Return a batch of products of uint8 and int8, corrected for the zero points."""
     data, point = _as_uint8(a)
     weight, kernel_point = _as_int8(b)
-    made: RelayExpr = op.nn.batch_matmul(
+    product: RelayExpr = op.nn.batch_matmul(
         data, weight, "int32", attrs.transpose_a, attrs.transpose_b
     ).with_fields(span=call.span)
+    # sum (x - p)(y - q) = sum x y - p sum y - q sum (x - p).
     if point is not None:
         depth = 2 if attrs.transpose_b else 1
         columns = op.expand_dims(op.sum(op.cast(weight, "int32"), axis=(depth,)), 1)
-        made = op.subtract(made, op.multiply(columns, point))
+        product = op.subtract(product, op.multiply(columns, point))
     if kernel_point is not None:
         levels: RelayExpr = op.cast(data, "int32")
         levels = levels if point is None else op.subtract(levels, point)
         depth = 1 if attrs.transpose_a else 2
         rows = op.expand_dims(op.sum(levels, axis=(depth,)), 2)
-        made = op.subtract(made, op.multiply(rows, kernel_point))
-    return made
+        product = op.subtract(product, op.multiply(rows, kernel_point))
+    return product
 
 
 def _floats(call: Call, a: Levels, b: Levels) -> RelayExpr | None:
-    """The product in floats that hold its sums; None where none are known to."""
+    """Return the product in floats that hold its sums exactly, or None where no type is
+    known to.
+    """
     dtype = _exact_type(call, a, b)
     if dtype is None:
         return None
@@ -130,16 +136,16 @@ def _floats(call: Call, a: Levels, b: Levels) -> RelayExpr | None:
         operands.append(data if point is None else op.subtract(data, op.cast(point, dtype)))
     attrs = call.attrs
     assert attrs is not None
-    made = Call(call.op, tuple(operands), attrs.with_fields(out_dtype=dtype), span=call.span)
-    return op.cast(made, "int32")
+    product = Call(call.op, tuple(operands), attrs.with_fields(out_dtype=dtype), span=call.span)
+    return op.cast(product, "int32")
 
 
 def _exact_type(call: Call, a: Levels, b: Levels) -> str | None:
     """float32 where sums stay below 2^24; float64, which has kernels of products of matrices, for
     others: no depth reaches 2^53."""
     attrs, shape = call.attrs, type_of(b.data).shape
-    left, right = _bound(a), _bound(b)
-    if left is None or right is None:
+    left_bound, right_bound = _bound(a), _bound(b)
+    if left_bound is None or right_bound is None:
         return None
     match attrs:
         case DenseAttrs():
@@ -152,15 +158,16 @@ def _exact_type(call: Call, a: Levels, b: Levels) -> str | None:
                      if axis in f"{channels}HW"]  # fmt: skip
         case _:
             return None
+    # A term of unknown size counts as too many for float32.
     depth = math.prod(_size(t) or EXACT for t in terms)
-    if depth * left * right < EXACT:
+    if depth * left_bound * right_bound < EXACT:
         return "float32"
     is_matrix = not isinstance(attrs, Conv2DAttrs | Conv2DTransposeAttrs)
     return "float64" if is_matrix else None
 
 
 def _bound(levels: Levels) -> int | None:
-    """How far a byte may be from its zero point; None if that may be any number."""
+    """Return how far a byte may be from its zero point, or None if that is unlimited."""
     low, high = int_range(type_of(levels.data).dtype) or (0, 0)
     point = levels.point
     if point is None:
@@ -174,8 +181,9 @@ def _bound(levels: Levels) -> int | None:
         point = point.args[0]
     if not isinstance(point, Call) or op_of(point) != "cast":
         return None
-    least, most = int_range(type_of(point.args[0]).dtype) or (0, 0)
-    return max(high - least, most - low) if most - least == high - low else None
+    point_low, point_high = int_range(type_of(point.args[0]).dtype) or (0, 0)
+    # A zero point of the same type of bytes: the distance is at most the width of the type.
+    return max(high - point_low, point_high - low) if point_high - point_low == high - low else None
 
 
 __all__ = ["product_of_processor"]

@@ -59,68 +59,73 @@ class _Rules:
         return op_of(expr) in self.of
 
     def apply(self, call: Call, types: dict[RelayExpr, AffineType]) -> RelayExpr:
-        """The call on integers; notes what it stands for."""
+        """Return the call on integers, and note its affine type in `types`."""
         rule = self.of[op_of(call)]
         assert callable(rule)
-        made, kind = rule(call, types)
+        quantized, kind = rule(call, types)
         # of the call itself the table has what is wanted of it
-        known = None if made is call else types.get(made)
-        if known is not None and not structural_equal(known, kind):
-            made = op.copy(made)  # the same integers, which stand for other numbers here
-        types[typed(made)] = kind
-        return made  # type: ignore[no-any-return]
+        recorded = None if quantized is call else types.get(quantized)
+        if recorded is not None and not structural_equal(recorded, kind):
+            quantized = op.copy(quantized)  # the same integers, which stand for other numbers here
+        types[typed(quantized)] = kind
+        return quantized  # type: ignore[no-any-return]
 
 
 def _affine(call: Call, quantised: RelayExpr) -> TensorAffineType:
-    """What a quantize gives, or a dequantize takes."""
+    """Return the affine type that a quantize has as result, or a dequantize as input."""
     kind = quantised.checked_type
     assert isinstance(kind, TensorType)
     return TensorAffineType(call.args[1], call.args[2], kind.dtype, getattr(call.attrs, "axis", -1))
 
 
 def _in_scale_of(root: Call, order: Sequence[RelayExpr]) -> set[RelayExpr]:
-    """The expressions whose values all uses only move or pick, down to the quantize."""
+    """Return the expressions whose users, down to the quantize, only move or pick their values."""
     keeps = OP_ATTRS.get(KEEPS, {})
-    others: set[RelayExpr] = set()
+    excluded: set[RelayExpr] = set()
+    # From the quantize up: an input is excluded as soon as one user computes with its values.
     for expr in reversed(order):
         passes = isinstance(expr, TupleGetItem) or bool(keeps.get(op_of(expr)))
-        if expr is not root and (expr in others or not passes):
-            others.update(inputs_within(expr) or ())
-    return {expr for expr in order if expr not in others}
+        if expr is not root and (expr in excluded or not passes):
+            excluded.update(inputs_within(expr) or ())
+    return {expr for expr in order if expr not in excluded}
 
 
 def _on(expr: RelayExpr, new: Mapping[RelayExpr, RelayExpr]) -> RelayExpr:
-    """The expression on new children; without a type if there are any."""
+    """Return the expression on new children, without a type if it has children."""
     return rebuild(expr, [new.get(c, c) for c in children(expr)])
 
 
 def _in_integers(root: Call, order: Sequence[RelayExpr], rules: _Rules) -> RelayExpr:
-    """The region below a quantize, on integers."""
-    wanted = _in_scale_of(root, order)
+    """Return the region below a quantize, computed on integers."""
+    in_scale = _in_scale_of(root, order)
     result = _affine(root, root)
     types: dict[RelayExpr, AffineType] = {}
     new: dict[RelayExpr, RelayExpr] = {}
     for expr in order:
-        made = expr if op_of(expr) == "qnn.dequantize" else _on(expr, new)
-        new[expr] = made
-        match made:
+        rebuilt = expr if op_of(expr) == "qnn.dequantize" else _on(expr, new)
+        new[expr] = rebuilt
+        match rebuilt:
             case Call():
                 if op_of(expr) == "qnn.dequantize":
-                    types[made] = _affine(made, made.args[0])
-                elif expr in wanted:
-                    types[made] = result
-                new[expr] = rules.apply(made, types)
+                    types[rebuilt] = _affine(rebuilt, rebuilt.args[0])
+                elif expr in in_scale:
+                    types[rebuilt] = result
+                new[expr] = rules.apply(rebuilt, types)
             case Tuple(fields=fields):
-                types[made] = TupleAffineType(tuple(types[f] for f in fields))  # type: ignore[misc]
+                types[rebuilt] = TupleAffineType(tuple(types[f] for f in fields))  # type: ignore[misc]
             case TupleGetItem(tuple_value=value, index=index):
-                whole = types[value]
-                assert isinstance(whole, TupleAffineType)
-                types[made] = whole.types[index]
+                pair = types[value]
+                assert isinstance(pair, TupleAffineType)
+                types[rebuilt] = pair.types[index]
     return new[root]
 
 
 def _attempt(make: Callable[[], RelayExpr], old: RelayExpr, hard_fail: bool) -> RelayExpr:
-    """What `make` gives; where it fails, `old`, or an error."""
+    """Return the result of `make`, or `old` if that fails.
+
+    Raises:
+        CompileError: `make` failed and `hard_fail` is set.
+    """
     try:
         return make()
     except Exception as error:  # rules may be a user's
@@ -131,7 +136,7 @@ def _attempt(make: Callable[[], RelayExpr], old: RelayExpr, hard_fail: bool) -> 
 
 
 def _without_rule(order: Sequence[RelayExpr], rules: _Rules) -> str:
-    """The first operator without a rule; empty if all have one."""
+    """Return the first operator without a rule, or "" if all have one."""
     calls = (e for e in order if isinstance(e, Call))
     return next((op_of(e) or "a function" for e in calls if not rules.has(e)), "")
 
@@ -164,14 +169,15 @@ def _alone(new: RelayExpr, rules: _Rules) -> RelayExpr:
     operands = [e for a in new.args for e in (a.fields if isinstance(a, Tuple) else (a,))]
     if not any(map(_is_dequantized, operands)):
         return new
+    # A constant among the operands is quantised by the rule itself.
     if not all(_is_dequantized(e) or isinstance(e, Constant) for e in operands):
         return new
 
     def make() -> RelayExpr:
-        """The call in integers, of the type that the call of floats has."""
-        made = _one_in_integers(new, rules)
-        made.set_checked_type(new.checked_type)
-        return made
+        """Return the call in integers, of the type that the call of floats has."""
+        dequantized = _one_in_integers(new, rules)
+        dequantized.set_checked_type(new.checked_type)
+        return dequantized
 
     return _attempt(make, new, hard_fail=False)
 
@@ -180,37 +186,44 @@ def _one_in_integers(call: Call, rules: _Rules) -> Call:
     types: dict[RelayExpr, AffineType] = {}
     new: dict[RelayExpr, RelayExpr] = {}
     for arg in call.args:
-        for each in arg.fields if isinstance(arg, Tuple) else (arg,):
-            if isinstance(each, Call):
-                types[each] = _affine(each, each.args[0])
-                new[each] = rules.apply(each, types)
+        for operand in arg.fields if isinstance(arg, Tuple) else (arg,):
+            if isinstance(operand, Call):
+                types[operand] = _affine(operand, operand.args[0])
+                new[operand] = rules.apply(operand, types)
         if isinstance(arg, Tuple):
             new[arg] = _on(arg, new)
             types[new[arg]] = TupleAffineType(tuple(types[f] for f in new[arg].fields))  # type: ignore[attr-defined, misc]
-    made = rules.apply(_on(call, new), types)  # type: ignore[arg-type]
-    kind = types[made]
+    quantized = rules.apply(_on(call, new), types)  # type: ignore[arg-type]
+    kind = types[quantized]
     assert isinstance(kind, TensorAffineType)
     dequantize = get("qnn.dequantize")
     attrs: Any = dequantize.definition.attrs
-    return Call(dequantize, (made, kind.scale, kind.zero_point), attrs(axis=kind.axis))
+    return Call(dequantize, (quantized, kind.scale, kind.zero_point), attrs(axis=kind.axis))
 
 
 def FakeQuantizationToInteger(  # noqa: N802
     hard_fail: bool = False, use_qat: bool = False, optional_qnn_ops: Sequence[str] = ()
 ) -> Pass:
-    """The pass described at the top of this file. With `hard_fail` a region that is left is a
-    CompileError that says why.
+    """Return the pass described at the top of this file.
+
+    Args:
+        hard_fail: Raise a CompileError for a region that cannot be computed in integers.
+        use_qat: Rewrite single operators without a quantize below them too.
+        optional_qnn_ops: Operators whose optional rules are used.
     """
 
     def transform(module: IRModule, context: PassContext) -> IRModule:
-        """The module; with `use_qat` single operators behind a rounding are looked at again
-        afterwards.
+        """Return the module in integers.
+
+        With `use_qat` single operators behind a rounding are looked at again afterwards.
         """
         rules = _Rules(optional_qnn_ops)
 
         def rewrite(body: RelayExpr) -> RelayExpr:
-            made = rewrite_graph(body, lambda old, new: _quantize(new, rules, hard_fail))
-            return rewrite_graph(made, lambda old, new: _alone(new, rules)) if use_qat else made
+            regions = rewrite_graph(body, lambda old, new: _quantize(new, rules, hard_fail))
+            return (
+                rewrite_graph(regions, lambda old, new: _alone(new, rules)) if use_qat else regions
+            )
 
         return map_functions(module, on_body(rewrite))
 

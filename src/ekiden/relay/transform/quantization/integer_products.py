@@ -53,8 +53,10 @@ class _Axes:
 
 
 def _spread(levels: Levels, parameter: RelayExpr, axis: int, at: int, rank: int) -> RelayExpr:
-    """A parameter that varies along an axis of an operand as it broadcasts with a result of `rank`
-    dimensions, whose axis `at` that is."""
+    """Return a parameter in the shape that broadcasts with a result of `rank` dimensions.
+
+    It varies along `axis` of an operand, which is axis `at` of the result.
+    """
     if not levels.varies(parameter):
         return typed(op.reshape(parameter, ())) if type_of(parameter).shape else parameter
     after = rank - 1 - at
@@ -62,7 +64,7 @@ def _spread(levels: Levels, parameter: RelayExpr, axis: int, at: int, rank: int)
 
 
 def _vector(levels: Levels, channels: int) -> RelayExpr:
-    """The zero point of a weight as the dialect takes it."""
+    """Return the zero point of a weight in the form that the dialect takes."""
     point = levels.point
     if point is None:
         return const(np.int32(0))
@@ -73,7 +75,7 @@ def _vector(levels: Levels, channels: int) -> RelayExpr:
 def _product(
     call: Call, a: Levels, b: Levels
 ) -> tuple[str, Attrs, RelayExpr, RelayExpr, _Axes] | None:
-    """The dialect's operator, its attributes and operands, and the axes of both."""
+    """Return the dialect's operator, its attributes and operands, and the axes of both."""
     rank = len(type_of(call).shape)
     match call.attrs:
         case DenseAttrs() as attrs:
@@ -110,7 +112,7 @@ def _turned(matrix: RelayExpr) -> RelayExpr:
 
 
 def _fits(a: Levels, b: Levels, axes: _Axes, is_batched: bool) -> bool:
-    """Whether parameters vary along axes of the result alone."""
+    """Return whether parameters vary along axes of the result alone."""
     channels = set() if axes.channels is None or is_batched else {axes.channels[0]}
     return (
         not a.varies(a.point)
@@ -122,7 +124,7 @@ def _fits(a: Levels, b: Levels, axes: _Axes, is_batched: bool) -> bool:
 
 
 def _in_integers(call: Call) -> RelayExpr | None:
-    """The product of the dialect that a call of an ordinary one is; None for another."""
+    """Return an ordinary product as a product of the dialect, or None."""
     out = type_of(call).dtype
     if out not in SUMS or (out == "float32" and not allows("multiply bytes")):
         return None
@@ -134,20 +136,22 @@ def _in_integers(call: Call) -> RelayExpr | None:
             return None
         sides.append(levels)
     a, b = sides
-    found = _product(call, a, b)
-    if found is None or (out == "int32" and (a.scale is not None or b.scale is not None)):
+    product = _product(call, a, b)
+    # A result of int32 leaves no room for scales.
+    if product is None or (out == "int32" and (a.scale is not None or b.scale is not None)):
         return None
-    name, attrs, data, weight, axes = found
+    name, attrs, data, weight, axes = product
     if not _fits(a, b, axes, name == "qnn.batch_matmul"):
         return None
     zero = const(np.int32(0))
     point = zero if a.point is None else _spread(a, a.point, 0, 0, 0)
     one = const(np.float32(1))
+    # The scales are multiplied in afterwards, so the dialect sees scales of one.
     changed = attrs.with_fields(out_dtype="int32")
     kernel_point = _vector(b, 0)
     args = (data, weight, point, kernel_point, one, one)
-    made: RelayExpr = call_op(name, *args, attrs=changed).with_fields(span=call.span)
-    return typed(made) if out == "int32" else _scaled(made, a, b, axes)
+    sums: RelayExpr = call_op(name, *args, attrs=changed).with_fields(span=call.span)
+    return typed(sums) if out == "int32" else _scaled(sums, a, b, axes)
 
 
 def _scaled(sums: RelayExpr, a: Levels, b: Levels, axes: _Axes) -> RelayExpr:
@@ -159,11 +163,11 @@ def _scaled(sums: RelayExpr, a: Levels, b: Levels, axes: _Axes) -> RelayExpr:
     if b.scale is not None:
         axis, at = axes.channels or (0, 0)
         scales.append(_spread(b, b.scale, axis, at, axes.rank))
-    made = op.cast(sums, "float32")
+    floats = op.cast(sums, "float32")
     if not scales:
-        return typed(made)
+        return typed(floats)
     factor = scales[0] if len(scales) == 1 else op.multiply(*scales)
-    return typed(op.multiply(made, factor))
+    return typed(op.multiply(floats, factor))
 
 
 def IntegerProducts() -> Pass:  # noqa: N802

@@ -59,11 +59,11 @@ class Levels:
 
     @property
     def rank(self) -> int:
-        """Of the data."""
+        """Return the number of dimensions of the data."""
         return len(type_of(self.data).shape)
 
     def varies(self, parameter: RelayExpr | None) -> set[int]:
-        """The axes of the data along which a parameter has more than one element."""
+        """Return the axes of the data along which a parameter has more than one element."""
         if parameter is None:
             return set()
         shape = type_of(parameter).shape
@@ -71,14 +71,16 @@ class Levels:
 
 
 def type_of(expr: RelayExpr) -> TensorType:
-    """The type of a tensor; one without a dtype for what is none."""
+    """Return the type of a tensor, or one without a dtype for any other expression."""
     kind = typed(expr).checked_type
     return kind if isinstance(kind, TensorType) else TensorType((), "")
 
 
 def levels_of(expr: RelayExpr) -> Levels | None:
-    """What the elements of a tensor with a checked type stand for; None if it is not known that
-    they were bytes."""
+    """Return the quantisation of a tensor with a checked type, or None.
+
+    None means that its elements are not known to have been bytes.
+    """
     above: list[tuple[Call, int]] = []
     while (levels := _bytes(expr)) is None:
         operand = _operand(expr)
@@ -87,6 +89,7 @@ def levels_of(expr: RelayExpr) -> Levels | None:
         assert isinstance(expr, Call)
         above.append((expr, operand))
         expr = expr.args[operand]
+    # The steps are applied from the bytes outwards.
     for call, operand in reversed(above):
         levels = _STEPS[op_of(call)](levels, call, operand)
         if levels is None:
@@ -98,7 +101,9 @@ def levels_of(expr: RelayExpr) -> Levels | None:
 
 
 def _bytes(expr: RelayExpr) -> Levels | None:
-    """A tensor of bytes, or of another type whose elements are whole numbers that fit them."""
+    """Return a tensor of bytes, or one whose elements are whole numbers that fit bytes, as
+    levels.
+    """
     dtype = type_of(expr).dtype
     if dtype in BYTES:
         return Levels(expr)
@@ -113,27 +118,33 @@ def _bytes(expr: RelayExpr) -> Levels | None:
 
 
 def _known_bytes(constant: Constant) -> Levels | None:
-    """A constant of integers; a zero point makes room for those of nine bits."""
+    """Return a constant of integers as levels, or None.
+
+    A zero point makes room for integers of nine bits.
+    """
     data = constant.data
     if data.dtype.kind not in "iu" or not data.size:
         return None
     low, high = int(data.min()), int(data.max())
     for dtype in BYTES:
-        least, most = int_range(dtype) or (0, 0)
-        if least <= low and high <= most:
+        lower, upper = int_range(dtype) or (0, 0)
+        if lower <= low and high <= upper:
             return Levels(_constant(data.astype(dtype)))
     if high - low > int_range("uint8")[1]:  # type: ignore[index]
         return None
+    # The range is shifted to begin at 0.
     wide = data.astype(np.int64) - low
     return Levels(_constant(wide.astype(np.uint8)), _constant(np.asarray(-low, np.int32)))
 
 
 def _is_whole(root: RelayExpr) -> bool:
-    """Whether the elements of a tensor of floats are whole numbers: rounded, and what is added to
-    those."""
-    waiting, seen = [root], 0
+    """Return whether the elements of a float tensor are whole numbers.
+
+    They are if they were rounded, or are sums of rounded tensors.
+    """
+    waiting, steps = [root], 0
     while waiting:
-        expr, seen = waiting.pop(), seen + 1
+        expr, steps = waiting.pop(), steps + 1
         name, dtype = op_of(expr), type_of(expr).dtype
         if is_int(dtype) or name in ROUNDED:
             continue
@@ -144,7 +155,7 @@ def _is_whole(root: RelayExpr) -> bool:
             waiting += expr.args[:1]  # type: ignore[attr-defined]
         elif name == "cast" and is_int(type_of(expr.args[0]).dtype):  # type: ignore[attr-defined]
             continue
-        elif name in ("clip", "add", "subtract", "minimum", "maximum") and seen < MAX_TERMS:
+        elif name in ("clip", "add", "subtract", "minimum", "maximum") and steps < MAX_TERMS:
             assert isinstance(expr, Call)
             ends = (getattr(expr.attrs, n, 0.0) for n in ("a_min", "a_max"))
             if any(end != int(end) for end in ends):
@@ -162,8 +173,10 @@ Step = Callable[[Levels, Call, int], Levels | None]
 
 
 def _operand(expr: RelayExpr) -> int | None:
-    """The argument of an operator below which the bytes are, whose shape its result has, unless it
-    moves them."""
+    """Return the argument below which the bytes of an operator are, or None.
+
+    It has the shape of the result, unless the operator moves elements.
+    """
     name = op_of(expr)
     if name not in _STEPS:
         return None
@@ -171,12 +184,12 @@ def _operand(expr: RelayExpr) -> int | None:
     if name in _MOVES or name in ("cast", "qnn.dequantize"):
         return 0
     shape = type_of(expr).shape
-    whole = [
+    full = [
         n
         for n, arg in enumerate(expr.args)
         if len(type_of(arg).shape) == len(shape) and all(map(equal, type_of(arg).shape, shape))
     ]
-    wide = [n for n in whole if not isinstance(expr.args[n], Constant)] or whole
+    wide = [n for n in full if not isinstance(expr.args[n], Constant)] or full
     if name == "subtract":
         return 0 if 0 in wide else None
     if len(wide) == 2:  # a parameter may have the shape of the data: it is no result of a cast
@@ -185,13 +198,13 @@ def _operand(expr: RelayExpr) -> int | None:
 
 
 def _constant(array: np.ndarray) -> Constant:
-    made = typed(const(array))
-    assert isinstance(made, Constant)
-    return made
+    constant = typed(const(array))
+    assert isinstance(constant, Constant)
+    return constant
 
 
 def _cast(levels: Levels, call: Call, operand: int) -> Levels | None:
-    """The same in a type that holds it."""
+    """Return the same levels in a type that holds them, or None."""
     dtype = type_of(call).dtype
     if levels.scale is not None:
         return levels if dtype == type_of(call.args[0]).dtype else None
@@ -201,7 +214,7 @@ def _cast(levels: Levels, call: Call, operand: int) -> Levels | None:
 
 
 def _whole_parameter(expr: RelayExpr) -> RelayExpr | None:
-    """A parameter of whole numbers as int32; None if it is not known to be one."""
+    """Return a parameter of whole numbers as int32, or None if it is not known to be one."""
     shaped: list[Call] = []
     while isinstance(expr, Call) and (is_reshape(expr) or op_of(expr) == "cast"):
         if op_of(expr) == "cast":
@@ -213,22 +226,25 @@ def _whole_parameter(expr: RelayExpr) -> RelayExpr | None:
         expr = expr.args[0]
     if isinstance(expr, Constant):
         numbers = expr.data.astype(np.float64)
-        whole = np.rint(numbers)
-        if not np.all(np.abs(whole) < 1 << 30) or not np.array_equal(whole, numbers):
+        rounded = np.rint(numbers)
+        if not np.all(np.abs(rounded) < 1 << 30) or not np.array_equal(rounded, numbers):
             return None
-        made: RelayExpr = _constant(whole.astype(np.int32))
+        parameter: RelayExpr = _constant(rounded.astype(np.int32))
     elif type_of(expr).dtype in ("int8", "uint8", "int16", "uint16", "int32"):
-        made = typed(op.cast(expr, "int32"))
+        parameter = typed(op.cast(expr, "int32"))
     else:
         return None
+    # Reshapes are applied again to the narrow parameter.
     for call in reversed(shaped):
-        made = typed(Call(call.op, (made,), call.attrs))
-    return made
+        parameter = typed(Call(call.op, (parameter,), call.attrs))
+    return parameter
 
 
 def _moved(sign: int) -> Step:
     def step(levels: Levels, call: Call, operand: int) -> Levels | None:
-        """The zero point moves by what is added to the bytes or taken from them."""
+        """Move the zero point by the parameter that is added to the bytes or subtracted
+        from them.
+        """
         dtype = type_of(call).dtype
         by = _whole_parameter(call.args[1 - operand])
         # int16 holds bytes less a byte; sums of more than it holds wrap
@@ -245,7 +261,7 @@ def _moved(sign: int) -> Step:
 
 
 def _fits_short(point: RelayExpr) -> bool:
-    """Whether bytes less a zero point are int16, whichever it is."""
+    """Return whether bytes less a zero point fit int16, whichever bytes they are."""
     while isinstance(point, Call) and is_reshape(point):
         point = point.args[0]
     if isinstance(point, Constant):
@@ -284,8 +300,8 @@ def _rearranged(levels: Levels, call: Call, operand: int) -> Levels | None:
         parameters = [p and _followed(levels, call, p) for p in parameters]
     else:
         parameters = [p and _scalar(p) for p in parameters]
-    made = Call(call.op, (levels.data, *call.args[1:]), call.attrs, span=call.span)
-    return Levels(typed(made), *parameters)
+    moved = Call(call.op, (levels.data, *call.args[1:]), call.attrs, span=call.span)
+    return Levels(typed(moved), *parameters)
 
 
 def _followed(levels: Levels, call: Call, parameter: RelayExpr) -> RelayExpr:
@@ -299,7 +315,7 @@ def _scalar(parameter: RelayExpr) -> RelayExpr:
 
 
 def _padded(levels: Levels, call: Call, operand: int) -> Levels | None:
-    """A border of zeros is one of the zero point."""
+    """Turn a border of zeros into a border of the zero point."""
     border = call.args[1]
     is_zero = isinstance(border, Constant) and not np.any(border.data)
     mode = getattr(call.attrs, "pad_mode", "constant")
@@ -310,14 +326,14 @@ def _padded(levels: Levels, call: Call, operand: int) -> Levels | None:
     dtype = type_of(levels.data).dtype
     point = None if levels.point is None else _scalar(levels.point)
     if isinstance(point, Constant):
-        least, most = int_range(dtype) or (0, 0)
-        if not least <= int(point.data) <= most:
+        low, high = int_range(dtype) or (0, 0)
+        if not low <= int(point.data) <= high:
             return None
     elif isinstance(point, Call) and type_of(point.args[0]).dtype != dtype:
         return None  # it may be none of the bytes
     value = _constant(np.zeros((), dtype)) if point is None else typed(op.cast(point, dtype))
-    made = Call(call.op, (levels.data, value), call.attrs, span=call.span)
-    return Levels(typed(made), point, levels.scale and _scalar(levels.scale))
+    padded = Call(call.op, (levels.data, value), call.attrs, span=call.span)
+    return Levels(typed(padded), point, levels.scale and _scalar(levels.scale))
 
 
 _MOVES = ("reshape", "transpose", "squeeze", "expand_dims", "strided_slice", "nn.pad")

@@ -54,14 +54,14 @@ from ekiden.topi.shape import as_ints, is_any
 
 
 def has_unknown(kind: Type | None) -> bool:
-    """Whether a tensor, or one in a tuple, has an unknown dimension."""
+    """Return whether a tensor, or one in a tuple, has an unknown dimension."""
     if isinstance(kind, TupleType):
         return any(map(has_unknown, kind.fields))
     return isinstance(kind, TensorType) and any(map(is_any, kind.shape))
 
 
 def _same(a: Type, b: Type) -> bool:
-    """Whether two types of tensors and tuples say the same."""
+    """Return whether two types of tensors and tuples are equal."""
     if isinstance(a, TupleType) and isinstance(b, TupleType) and len(a.fields) == len(b.fields):
         return all(map(_same, a.fields, b.fields))
     if not isinstance(a, TensorType) or not isinstance(b, TensorType):
@@ -74,7 +74,7 @@ def _same_dim(a: PrimExpr, b: PrimExpr) -> bool:
 
 
 def _named(kind: TensorType, symbols: Iterator[PrimExpr]) -> TensorType:
-    """The type with symbols for its unknown dimensions."""
+    """Return the type with symbols for its unknown dimensions."""
     dims = tuple(next(symbols) if is_any(d) else d for d in kind.shape)
     return TensorType(dims, kind.dtype)
 
@@ -86,7 +86,7 @@ class _Symbols:
         self._used: dict[str, int] = {}
 
     def named(self, name: str) -> PrimExpr:
-        """A symbol of that name, with a number after it where it is taken."""
+        """Return a symbol of that name, with a number after it if the name is in use."""
         while name in self._used:
             self._used[name] += 1
             name = f"{name}_{self._used[name]}"
@@ -131,28 +131,29 @@ class _Binder:
         self._values = {e.var: e.value for e in order if isinstance(e, Let)}
 
     def run(self) -> Function:
-        """The function with named dimensions."""
+        """Return the function with named dimensions."""
         for expr in self._order:
             if not is_atom(expr):
                 self._visit(expr)
         return self.root.with_fields(body=self._wrap(self.root.params, self.root.body))
 
     def plain(self, expr: RelayExpr) -> RelayExpr:
-        """What stands for an expression where types may not change."""
+        """Return the form of an expression that has its original type."""
         if is_atom(expr):
             return expr
         if expr not in self._plain:
             if isinstance(expr, Tuple):
-                made = infer_here(Tuple(tuple(map(self.plain, expr.fields)), expr.span))
+                form = infer_here(Tuple(tuple(map(self.plain, expr.fields)), expr.span))
             elif isinstance(expr, TupleGetItem) and expr.tuple_value not in self._refined:
-                made = with_children(expr, {expr.tuple_value: self.plain(expr.tuple_value)})
+                form = with_children(expr, {expr.tuple_value: self.plain(expr.tuple_value)})
             else:
-                made = _retyped(self.refined(expr), expr.checked_type)
-            self._plain[expr] = made
+                form = _retyped(self.refined(expr), expr.checked_type)
+            self._plain[expr] = form
         return self._plain[expr]
 
     def refined(self, expr: RelayExpr) -> RelayExpr:
-        """What stands for an expression where an operator reads it."""
+        """Return the form of an expression that operators read."""
+        # A name of a name has the dimensions of the first.
         while isinstance(expr, Var) and isinstance(self._values.get(expr), Var):
             expr = self._values[expr]
         if expr not in self._refined:
@@ -176,7 +177,7 @@ class _Binder:
         return _matched(self.plain(expr), kind, self._symbols)
 
     def _variable(self, of: Var, value: RelayExpr, kind: Type, origin: Var) -> RelayExpr:
-        """The named form of a variable, bound right after it."""
+        """Return the named form of a variable, bound right after it."""
         if isinstance(kind, TupleType):
             fields = [
                 self._variable(of, infer_here(TupleGetItem(value, n)), k, origin)
@@ -186,13 +187,14 @@ class _Binder:
         matched = _matched(value, kind, self._symbols, origin.name_hint)
         if matched is value:
             return value
+        # Everything after the binding reads the new name instead.
         name = Var(origin.name_hint, matched.checked_type)
         name.set_checked_type(matched.checked_type)
         self._bindings.setdefault(of, []).append((name, matched))
         return name
 
     def _wrap(self, variables: Sequence[Var], body: RelayExpr) -> RelayExpr:
-        """A scope that begins with the names of variables."""
+        """Return a scope that begins with the names of variables."""
         named = [b for v in variables for b in self._bindings.pop(v, ())]
         return let_chain(named, self.plain(body))
 
@@ -211,48 +213,49 @@ class _Binder:
             case Match():
                 self._plain[expr] = self._match(expr)
             case _:
-                parts = [*operands(expr), *bodies(expr)]
-                self._plain[expr] = with_children(expr, {c: self.plain(c) for c in parts})
+                subexpressions = [*operands(expr), *bodies(expr)]
+                self._plain[expr] = with_children(expr, {c: self.plain(c) for c in subexpressions})
 
     def _let(self, let: Let) -> RelayExpr:
         value = self.plain(let.value)
         body = self._wrap((let.var,), let.body)
         if value is let.value and body is let.body:
             return let
-        made = Let(let.var, value, body, let.span)
-        made.set_checked_type(let.checked_type)
-        return made
+        rebuilt = Let(let.var, value, body, let.span)
+        rebuilt.set_checked_type(let.checked_type)
+        return rebuilt
 
     def _match(self, expr: Match) -> RelayExpr:
         clauses = tuple(Clause(c.lhs, self._wrap(pattern_vars(c.lhs), c.rhs)) for c in expr.clauses)
-        made = expr.with_fields(data=self.plain(expr.data), clauses=clauses)
-        made.set_checked_type(expr.checked_type)
-        return made
+        rebuilt = expr.with_fields(data=self.plain(expr.data), clauses=clauses)
+        rebuilt.set_checked_type(expr.checked_type)
+        return rebuilt
 
     def _region(self, call: Call, region: Function) -> RelayExpr:
         """Return the call of a region, for the named dimensions of its arguments."""
         args = tuple(map(self.refined, call.args))
         if not has_unknown(call.checked_type):
             return with_children(call, {arg: self.plain(arg) for arg in call.args})
-        made = specialize(region, [arg.checked_type for arg in args])
-        called = Call(made, args, None, (), call.span)
-        called.set_checked_type(made.body.checked_type)
+        specialized = specialize(region, [arg.checked_type for arg in args])
+        called = Call(specialized, args, None, (), call.span)
+        called.set_checked_type(specialized.body.checked_type)
         return called
 
     def _operator(self, call: Call) -> RelayExpr:
         is_match = isinstance(call.attrs, MatchShapeAttrs)  # which names what it reads itself
         args = tuple(map(self.plain if is_match else self.refined, call.args))
-        made = call
+        refined = call
         if any(a is not b for a, b in zip(args, call.args, strict=True)):
-            made = Call(call.op, args, call.attrs, call.type_args, call.span)
-            infer_here(made)
+            refined = Call(call.op, args, call.attrs, call.type_args, call.span)
+            infer_here(refined)
         assert isinstance(call.op, Op)
         definition = call.op.definition
-        if not has_unknown(made.checked_type):
-            return made
+        if not has_unknown(refined.checked_type):
+            return refined
+        # The declaration cannot say the size; the padded operator returns it beside the data.
         if definition.padded is not None:
-            return _cut(made, definition.padded, self._symbols)
-        return _bound(made, self._symbols) if definition.dims is not None else made
+            return _cut(refined, definition.padded, self._symbols)
+        return _bound(refined, self._symbols) if definition.dims is not None else refined
 
 
 def is_region(function: RelayExpr) -> bool:
@@ -262,14 +265,14 @@ def is_region(function: RelayExpr) -> bool:
 
 
 def _is_data(value: RelayExpr) -> bool:
-    """Whether a value is an operator's or a region's result, or made of values in place."""
+    """Return whether a value is the result of an operator or region, or made of values in place."""
     if isinstance(value, Call):
         return isinstance(value.op, Op) or is_region(value.op)
     return isinstance(value, (Tuple, TupleGetItem))
 
 
 def _retyped(value: RelayExpr, kind: Type) -> RelayExpr:
-    """A value under a type that says less."""
+    """Return a value under a less specific type."""
     if _same(value.checked_type, kind):
         return value
     if isinstance(kind, TupleType):
@@ -280,7 +283,7 @@ def _retyped(value: RelayExpr, kind: Type) -> RelayExpr:
 
 
 def _matched(value: RelayExpr, kind: Type, symbols: _Symbols, hint: str = "d") -> RelayExpr:
-    """A value with names for its unknown dimensions."""
+    """Return a value with names for its unknown dimensions."""
     if not has_unknown(kind):
         return value
     if isinstance(kind, TupleType):
@@ -294,58 +297,63 @@ def _matched(value: RelayExpr, kind: Type, symbols: _Symbols, hint: str = "d") -
 
 
 def _bound(call: Call, fresh: _Symbols) -> RelayExpr:
-    """A call of an operator whose unknown dimensions its declaration computes from arguments."""
+    """Return a call of an operator whose declaration computes the unknown dimensions from
+    arguments.
+    """
     assert isinstance(call.op, Op)
     names = fresh.of(call)
-    known = _constant_dims(call)
-    symbols = tuple(next(names) if d is None else d for d in known)
+    constants = _constant_dims(call)
+    symbols = tuple(next(names) if d is None else d for d in constants)
     attrs = with_symbols(call.attrs, symbols)
-    if None not in known:
+    # All dimensions are constants: nothing is to be bound at run time.
+    if None not in constants:
         return infer_here(Call(call.op, call.args, attrs, call.type_args, call.span))
     *first, last = call.args
-    unknown = tuple(s if d is None else const(0) for s, d in zip(symbols, known, strict=True))
+    unknown = tuple(s if d is None else const(0) for s, d in zip(symbols, constants, strict=True))
     after = bind_dims(last, call.args, unknown, call.op.name, call.attrs)
-    made = Call(
+    bound = Call(
         call.op,
         (*first, infer_here(after.with_fields(span=call.span))),
         attrs,
         call.type_args,
         call.span,
     )
-    return infer_here(made)
+    return infer_here(bound)
 
 
 def _constant_dims(call: Call) -> list[PrimExpr | None]:
-    """What the unknown dimensions of an operator's result are, where the elements that they are
-    computed from are constants.
+    """Return the unknown dimensions of an operator's result that follow from constant arguments.
+
+    Others are None.
     """
     assert isinstance(call.op, Op) and call.op.definition.dims is not None
     buffers: dict[PrimExpr | Buffer, Array] = {}
-    given = []
+    inputs = []
     for arg in call.args:
         kind = arg.checked_type
         assert isinstance(kind, TensorType)
-        given.append(Buffer("x", kind.shape, kind.dtype))
+        inputs.append(Buffer("x", kind.shape, kind.dtype))
         if isinstance(arg, Constant):
-            buffers[given[-1]] = arg.data
-    dims, conditions = call.op.definition.dims(call.attrs, given)
+            buffers[inputs[-1]] = arg.data
+    dims, conditions = call.op.definition.dims(call.attrs, inputs)
 
-    def read(each: PrimExpr) -> PrimExpr:
-        """An element of a constant in the place of its load."""
-        if isinstance(each, BufferLoad) and each.buffer in buffers:
-            data = buffers[each.buffer]
-            return const(data[as_ints(each.indices)].item(), each.dtype)
-        return each
+    def read(expr: PrimExpr) -> PrimExpr:
+        """Return the element of a constant that a load reads."""
+        if isinstance(expr, BufferLoad) and expr.buffer in buffers:
+            data = buffers[expr.buffer]
+            return const(data[as_ints(expr.indices)].item(), expr.dtype)
+        return expr
 
     loaded = [simplify(rewrite(d, read)) for d in dims]
     checks = [simplify(rewrite(c, read)) for c, *_ in conditions]
+    # A condition that is not known to hold has to be checked at run time.
     if not all(is_const(c, 1) for c in checks):
         return [None] * len(loaded)
     return [None if any(isinstance(e, BufferLoad) for e in post_order(d)) else d for d in loaded]
 
 
 def _cut(call: Call, padded: str, fresh: _Symbols) -> RelayExpr:
-    """A call of an operator through the one that gives the largest result there can be."""
+    """Return a call of an operator through its padded form, cut to the actual size."""
     assert isinstance(call.op, Op)
     largest = infer_here(Call(get(padded), call.args, call.attrs, (), call.span))
     kinds = largest.checked_type
@@ -355,13 +363,14 @@ def _cut(call: Call, padded: str, fresh: _Symbols) -> RelayExpr:
     names = fresh.of(call)
     symbols = tuple(next(names) for _ in range(number))
     true = bind_dims(largest, (_field(largest, last),), symbols)
-    whole = infer_here(true.with_fields(span=call.span))
-    each = iter(symbols * _unknown_dims(call.checked_type) if number == 1 else symbols)
+    bound = infer_here(true.with_fields(span=call.span))
+    # One count names every unknown dimension of the result.
+    remaining = iter(symbols * _unknown_dims(call.checked_type) if number == 1 else symbols)
     result = call.checked_type
     if isinstance(result, TupleType):
-        fields = [_taken(_field(whole, n), k, each) for n, k in enumerate(result.fields)]
+        fields = [_taken(_field(bound, n), k, remaining) for n, k in enumerate(result.fields)]
         return infer_here(Tuple(tuple(fields)))
-    return _taken(_field(whole, 0), result, each)
+    return _taken(_field(bound, 0), result, remaining)
 
 
 def _counts(kind: Type) -> tuple[int, ...]:

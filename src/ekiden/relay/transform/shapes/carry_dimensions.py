@@ -36,21 +36,22 @@ from ekiden.relay.transform.memory.manifest_alloc import primitive_of, tensor_ty
 
 
 def attribute_dimensions(attrs: Attrs | None) -> Iterator[PrimExpr]:
-    """The scalar expressions in attributes."""
+    """Yield the scalar expressions in attributes."""
     waiting: list[object] = [attrs]
     while waiting:
         match waiting.pop():
-            case PrimExpr() as found:
-                yield found
-            case tuple() as many:
-                waiting.extend(many)
+            case PrimExpr() as expr:
+                yield expr
+            case tuple() as items:
+                waiting.extend(items)
             case Attrs() as inner:
                 waiting.extend(getattr(inner, f.name) for f in dataclasses.fields(inner))  # type: ignore[arg-type]
 
 
 def missing_dimensions(function: Function) -> list[Symbol]:
-    """The symbols in attributes of a primitive function that its types do not give: neither alone,
-    nor in an expression that stands in both.
+    """Return the symbols in attributes of a primitive function that its types do not show.
+
+    A symbol is shown alone as a dimension, or within an expression that is in both.
     """
     kinds = [*(p.checked_type for p in function.params), function.body.checked_type]
     dims = [d for k in kinds for t in tensor_types(k) for d in t.shape]
@@ -58,25 +59,25 @@ def missing_dimensions(function: Function) -> list[Symbol]:
     compound = [d for d in dims if not isinstance(d, Symbol) and children(d)]
     calls = [e for e in evaluation_order(function.body) if isinstance(e, Call)]
     waiting = [d for c in calls for d in attribute_dimensions(c.attrs)]
-    found: dict[Symbol, None] = {}
+    missing: dict[Symbol, None] = {}
     while waiting:
-        each = waiting.pop()
-        if isinstance(each, Symbol):
-            if each not in plain:
-                found[each] = None
-        elif children(each) and not any(prove_equal(each, d) for d in compound):
-            waiting.extend(children(each))
-    return list(found)
+        expr = waiting.pop()
+        if isinstance(expr, Symbol):
+            if expr not in plain:
+                missing[expr] = None
+        elif children(expr) and not any(prove_equal(expr, d) for d in compound):
+            waiting.extend(children(expr))
+    return list(missing)
 
 
 def _shown(kind: Type) -> Iterator[Symbol]:
-    """The symbols that are dimensions of the tensors in a type."""
+    """Yield the symbols that are dimensions of the tensors in a type."""
     if isinstance(kind, (TensorType, TupleType)) and _is_flat(kind):
         yield from (d for t in tensor_types(kind) for d in t.shape if isinstance(d, Symbol))
 
 
 def _is_flat(kind: Type) -> bool:
-    """Whether there is nothing but tensors in a type."""
+    """Return whether a type consists of tensors alone."""
     if isinstance(kind, TupleType):
         return all(map(_is_flat, kind.fields))
     return isinstance(kind, TensorType)
@@ -95,40 +96,44 @@ class _Carrier:
 
     def __init__(self, params: Iterable[Var]) -> None:
         self.params: dict[Symbol, Var] = {}
-        for each in params:
-            self._note(each, self.params)
+        for param in params:
+            self._note(param, self.params)
 
-    def _note(self, variable: Var, places: dict[Symbol, Var]) -> None:
+    def _note(self, variable: Var, holders: dict[Symbol, Var]) -> None:
         kind = variable.checked_type
         for symbol in _shown(kind) if isinstance(kind, TensorType) else ():
-            places.setdefault(symbol, variable)
+            holders.setdefault(symbol, variable)
 
     def chain(self, chain: Chain, is_function_body: bool) -> Chain:
-        """A chain whose kernels have what they need."""
-        places, made = dict(self.params), list[Binding]()
+        """Return a chain whose kernels have all the dimensions that they need."""
+        holders, bindings = dict(self.params), list[Binding]()
         for variable, value in chain.bindings:
-            made.extend(self._binding(variable, value, places))
-            self._note(variable, places)
-        return Chain(made, chain.result)
+            bindings.extend(self._binding(variable, value, holders))
+            self._note(variable, holders)
+        return Chain(bindings, chain.result)
 
     def _binding(
-        self, variable: Var, value: RelayExpr, places: dict[Symbol, Var]
+        self, variable: Var, value: RelayExpr, holders: dict[Symbol, Var]
     ) -> Iterator[Binding]:
-        """The binding of a kernel's result, after that of what shows its dimensions."""
+        """Yield the binding of a kernel's result, after that of a tensor that shows its
+        dimensions.
+        """
         function = primitive_of(value)
         missing = missing_dimensions(function) if function is not None else []
         if not missing or function is None:
             yield variable, value
             return
         assert isinstance(value, Call)
-        unseen = tuple(s for s in missing if s not in places)
+        # No tensor shows these: an empty one is made whose shape has them.
+        unseen = tuple(s for s in missing if s not in holders)
         if unseen:
-            made = _typed(Var("dims"), TensorType((const(0), *unseen), "uint8"))
-            places.update(dict.fromkeys(unseen, made))
+            carrier = _typed(Var("dims"), TensorType((const(0), *unseen), "uint8"))
+            holders.update(dict.fromkeys(unseen, carrier))
             nothing = _typed(Constant(np.zeros(0, np.uint8)), TensorType((const(0),), "uint8"))
             view = reshape_tensor(nothing, (const(0), *unseen)).with_fields(span=value.span)
-            yield made, _typed(view, made.checked_type)
-        added = list(dict.fromkeys(places[s] for s in missing))
+            yield carrier, _typed(view, carrier.checked_type)
+        # Several symbols may be read off one tensor.
+        added = list(dict.fromkeys(holders[s] for s in missing))
         params = [_typed(Var(p.name_hint, p.checked_type), p.checked_type) for p in added]
         wider = function.with_fields(params=(*function.params, *params))
         call = value.with_fields(op=wider, args=(*value.args, *added))
@@ -137,6 +142,7 @@ class _Carrier:
 
 def _carry(function: Function) -> Function:
     inner, params = function.body, function.params
+    # The body of a closure sees the captured values and its own parameters.
     if function.attr("Closure") is not None and isinstance(inner, Function):
         carrier = _Carrier((*params, *inner.params))
         return function.with_fields(
@@ -151,5 +157,5 @@ def _carry_dimensions(module: IRModule, context: PassContext) -> IRModule:
 
 
 def CarryDimensions() -> Pass:  # noqa: N802
-    """The pass described at the top of this file."""
+    """Return the pass described at the top of this file."""
     return _carry_dimensions

@@ -24,19 +24,29 @@ from ekiden.runtime.errors import CompileError
 
 
 def ChangeBatch(data: Mapping[Var, int], batch_size: int = 16) -> Pass:  # noqa: N802
-    """The pass described at the top of this file: parameters -> which axis of each is the batch.
+    """Return the pass described at the top of this file.
 
-    Raises CompileError for a parameter that no function has, or without such an axis.
+    Args:
+        data: The parameters, with the axis of each that is the batch.
+        batch_size: The new batch.
+
+    Raises:
+        CompileError: No function has a parameter, or it has no such axis.
     """
 
     def transform(module: IRModule, context: PassContext) -> IRModule:
-        """The module. Raises CompileError for a parameter that is left over."""
-        left = dict(data)
+        """Return the module with the new batch.
+
+        Raises:
+            CompileError: No function has one of the parameters.
+        """
+        pending = dict(data)
 
         def change(function: Function) -> Function:
-            """A function whose parameters have the new batch; types are inferred again behind
-            it."""
-            moved = {v: _changed(v, left.pop(v), batch_size) for v in function.params if v in left}
+            """Return a function whose parameters have the new batch, without its result type."""
+            moved = {
+                v: _changed(v, pending.pop(v), batch_size) for v in function.params if v in pending
+            }
             if not moved:
                 return function
             params = tuple(moved.get(v, v) for v in function.params)
@@ -44,10 +54,11 @@ def ChangeBatch(data: Mapping[Var, int], batch_size: int = 16) -> Pass:  # noqa:
                 params=params, body=bind(function.body, moved), ret_type=None
             )
 
-        made = map_functions(module, change)
-        if left:
-            raise CompileError(f"ChangeBatch: no function has the parameter {next(iter(left))}")
-        return InferType()(made)
+        changed = map_functions(module, change)
+        # Parameters were removed as functions with them were met.
+        if pending:
+            raise CompileError(f"ChangeBatch: no function has the parameter {next(iter(pending))}")
+        return InferType()(changed)
 
     return Pass("ChangeBatch", transform, 0, (InferType(),))
 
@@ -55,7 +66,9 @@ def ChangeBatch(data: Mapping[Var, int], batch_size: int = 16) -> Pass:  # noqa:
 def _changed(var: Var, axis: int, batch: int) -> Var:
     kind = var.type_annotation
     if not isinstance(kind, TensorType) or not 0 <= axis < len(kind.shape):
-        got = "no annotation" if kind is None else str(kind)
-        raise CompileError(f"ChangeBatch: %{var.name_hint}: a tensor with axis {axis}, got {got}")
+        actual = "no annotation" if kind is None else str(kind)
+        raise CompileError(
+            f"ChangeBatch: %{var.name_hint}: a tensor with axis {axis}, got {actual}"
+        )
     shape = (*kind.shape[:axis], const(batch, "int64"), *kind.shape[axis + 1 :])
     return Var(var.name_hint, TensorType(shape, kind.dtype), var.span)

@@ -33,8 +33,10 @@ from ekiden.relay.visitor import children, rebuild, type_post_order
 
 
 def _static(call: Call) -> RelayExpr:
-    """A call whose sizes are constants by the function of relay.op, which takes those for
-    attributes; others as they are."""
+    """Return a call whose sizes are constants through the function of relay.op with attributes.
+
+    Other calls stay as they are.
+    """
     assert isinstance(call.op, Op)
     names, sizes = call.op.definition.arguments, call.op.definition.sizes
     if not sizes or not all(isinstance(call.args[i], Constant) for i in sizes):
@@ -43,40 +45,43 @@ def _static(call: Call) -> RelayExpr:
     attrs: Any = call.attrs or {}
     parameters = list(signature(function).parameters)
     if set(names) <= set(parameters):  # in any order
-        given, options = dict(zip(names, call.args, strict=True)), set(parameters) - set(names)
-        made: Call = function(**given, **{n: attrs[n] for n in options if n in attrs})
+        operands, options = dict(zip(names, call.args, strict=True)), set(parameters) - set(names)
+        static: Call = function(**operands, **{n: attrs[n] for n in options if n in attrs})
     else:
-        rest = parameters[len(call.args) :]
-        made = function(*call.args, **{name: attrs[name] for name in rest if name in attrs})
-    return made if made.span is not None else made.with_fields(span=call.span)
+        trailing = parameters[len(call.args) :]
+        static = function(*call.args, **{name: attrs[name] for name in trailing if name in attrs})
+    return static if static.span is not None else static.with_fields(span=call.span)
 
 
 def dynamic_to_static(root: RelayExpr) -> RelayExpr:
-    """The pass over an expression with types; what holds others has to be inferred anew."""
+    """Return an expression with types in static form; everything around it must be
+    inferred again.
+    """
     new: dict[RelayExpr, RelayExpr] = {}
     for expr in evaluation_order(root):
-        made = rebuild(expr, [new.get(c, c) for c in children(expr)])
-        if isinstance(made, Call) and isinstance(made.op, Op):
-            made = infer_here(_static(made))
-            made = fold_call(made) if isinstance(made, Call) else made
-        elif isinstance(made, (Tuple, TupleGetItem)):
-            infer_here(made)
-        new[expr] = made
+        rebuilt = rebuild(expr, [new.get(c, c) for c in children(expr)])
+        if isinstance(rebuilt, Call) and isinstance(rebuilt.op, Op):
+            rebuilt = infer_here(_static(rebuilt))
+            # Folding at once lets a shape that became constant make later ones static.
+            rebuilt = fold_call(rebuilt) if isinstance(rebuilt, Call) else rebuilt
+        elif isinstance(rebuilt, (Tuple, TupleGetItem)):
+            infer_here(rebuilt)
+        new[expr] = rebuilt
     return new[root]
 
 
 def _on_function(function: Function) -> Function:
-    """A result of unknown dimensions is inferred anew."""
-    made = on_body(dynamic_to_static)(function)
-    kinds = type_post_order(made.ret_type) if made.ret_type is not None else []
+    """Return a function in static form; a result of unknown dimensions is inferred again."""
+    static = on_body(dynamic_to_static)(function)
+    kinds = type_post_order(static.ret_type) if static.ret_type is not None else []
     unknown = any(
         isinstance(d, AnyDim) for k in kinds if isinstance(k, TensorType) for d in k.shape
     )
-    return made.with_fields(ret_type=None) if unknown else made
+    return static.with_fields(ret_type=None) if unknown else static
 
 
 def DynamicToStatic() -> Pass:  # noqa: N802
-    """The pass described at the top of this file."""
+    """Return the pass described at the top of this file."""
 
     def transform(module: IRModule, context: PassContext) -> IRModule:
         return infer_type(map_functions(module, _on_function))

@@ -38,24 +38,28 @@ def _at(kind: Type, path: tuple[int, ...]) -> TensorType:
 
 
 def _named(
-    own: Sequence[PrimExpr], said: Sequence[PrimExpr], known: set[SizeVar]
+    own: Sequence[PrimExpr], declared: Sequence[PrimExpr], in_use: set[SizeVar]
 ) -> tuple[PrimExpr, ...] | None:
-    """A shape whose unknown dimensions are those of another; None where that says something else
-    of a dimension that is known, or of an unknown one that it is anything but a new name."""
-    pairs = tuple(zip(own, said, strict=True))
+    """Return a shape with its unknown dimensions taken from a declared one, or None.
+
+    None means that the declared shape contradicts a known dimension, or that an unknown one would
+    become anything but a new name.
+    """
+    pairs = tuple(zip(own, declared, strict=True))
     if any(not (isinstance(o, AnyDim) or isinstance(s, AnyDim) or equal(o, s)) for o, s in pairs):
         return None
+    # Two equal names, or a name in use, would be a check of equal sizes: it must stay in the body.
     new = [s for o, s in pairs if isinstance(o, AnyDim) and not isinstance(s, AnyDim)]
-    if len(set(new)) < len(new) or any(s in known or not isinstance(s, SizeVar) for s in new):
+    if len(set(new)) < len(new) or any(s in in_use or not isinstance(s, SizeVar) for s in new):
         return None
     return tuple(s if isinstance(o, AnyDim) else o for o, s in pairs)
 
 
 def _refined(kind: Type, path: tuple[int, ...], shape: tuple[PrimExpr, ...]) -> Type:
     if isinstance(kind, TupleType):
-        first, *rest = path
+        first, *deeper = path
         fields = list(kind.fields)
-        fields[first] = _refined(fields[first], tuple(rest), shape)
+        fields[first] = _refined(fields[first], tuple(deeper), shape)
         return TupleType(tuple(fields))
     assert isinstance(kind, TensorType)
     return TensorType(shape, kind.dtype)
@@ -73,7 +77,7 @@ class _Hoist:
         self.chain.bindings = [(v, self._binding(v, value)) for v, value in self.chain.bindings]
 
     def _binding(self, variable: Var, value: RelayExpr) -> RelayExpr:
-        """The value of a binding, noting what it says of a parameter."""
+        """Return the value of a binding, after noting the names that it gives a parameter."""
         if isinstance(value, TupleGetItem) and value.tuple_value in self.places:
             param, path = self.places[value.tuple_value]
             self.places[variable] = (param, (*path, value.index))
@@ -82,35 +86,36 @@ class _Hoist:
             self.known.update(size_vars(() if kind is None else (kind,)))
             return value
         assert isinstance(value, Call) and isinstance(value.attrs, MatchShapeAttrs)
-        place = self.places.get(value.args[0])
-        if place is None or place in self.done:
+        position = self.places.get(value.args[0])
+        if position is None or position in self.done:
             return value
-        param, path = place
+        param, path = position
         shape = _named(_at(self.kinds[param], path).shape, value.attrs.shape, self.known)
         if shape is None:
             self.known.update(d for d in value.attrs.shape if isinstance(d, SizeVar))
             return value
         self.known.update(d for d in shape if isinstance(d, SizeVar))
-        self.done.add(place)
+        self.done.add(position)
+        # The match is dropped: the parameter itself has the named type.
         self.kinds[param] = _refined(self.kinds[param], path, shape)
         return value.args[0]
 
     def rewritten(self) -> tuple[dict[RelayExpr, RelayExpr], RelayExpr]:
-        """The new parameters by the old ones, and the body."""
+        """Return the new parameters by the old ones, and the body."""
         new: dict[RelayExpr, RelayExpr] = {}
         for param in {p for p, _ in self.done}:
-            made = Var(param.name_hint, self.kinds[param], param.span)
-            made.set_checked_type(self.kinds[param])
-            new[param] = made
-        kept: list[Binding] = []
+            renamed = Var(param.name_hint, self.kinds[param], param.span)
+            renamed.set_checked_type(self.kinds[param])
+            new[param] = renamed
+        bindings: list[Binding] = []
         for variable, value in self.chain.bindings:
             if isinstance(value, Var) and value in new:
                 new[variable] = new[value]
             else:
-                kept.append((variable, value))
+                bindings.append((variable, value))
         assert self.chain.result is not None
-        body = let_chain(kept, self.chain.result)
-        return new, rewrite_graph(body, lambda old, made: new.get(old, made))
+        body = let_chain(bindings, self.chain.result)
+        return new, rewrite_graph(body, lambda old, rebuilt: new.get(old, rebuilt))
 
 
 def _hoist(function: Function) -> Function:
@@ -131,8 +136,8 @@ def _rewritten(
 
 
 def _renamed(params: tuple[Var, ...], new: dict[RelayExpr, RelayExpr]) -> tuple[Var, ...]:
-    found = (new.get(p, p) for p in params)
-    return tuple(v for v in found if isinstance(v, Var))
+    replaced = (new.get(p, p) for p in params)
+    return tuple(v for v in replaced if isinstance(v, Var))
 
 
 @module_pass(name="HoistDimensions")

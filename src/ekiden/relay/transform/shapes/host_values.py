@@ -84,59 +84,63 @@ def host_places(
     makers: dict[Place, list[Step]] = defaultdict(list)
     readers: dict[Place, list[Step]] = defaultdict(list)
     for step in steps:
-        for place in step.results:
-            makers[place].append(step)
-        for place in step.arguments:
-            readers[place].append(step)
-    given = {place.root() for place in entry}
-    wanted = [place.root() for place in needs]
-    qualified = {p: None for p in every if _may_qualify(p, p in makers or p in given)}
+        for domain in step.results:
+            makers[domain].append(step)
+        for domain in step.arguments:
+            readers[domain].append(step)
+    inputs = {domain_in_entry.root() for domain_in_entry in entry}
+    pending = [domain_in_needs.root() for domain_in_needs in needs]
+    qualified = {p: None for p in every if _may_qualify(p, p in makers or p in inputs)}
 
     def is_unfit(step: Step) -> bool:
-        """Whether it is not cheap, or reads what is computed on a device."""
+        """Return whether a step is not cheap, or reads values computed on a device."""
         return not step.is_cheap or any(
             p not in qualified and not _is_on_host(p) for p in step.arguments
         )
 
+    # Results of unfit steps lose their qualification, which can make their readers unfit in turn.
     waiting = [step for step in steps if is_unfit(step)]
     while waiting:
-        for place in waiting.pop().results:
-            if place in qualified:
-                del qualified[place]
-                waiting += (step for step in readers[place] if is_unfit(step))
-    pinned = {p: None for p in qualified if p.reads_pinned and p not in makers and p not in given}
+        for domain in waiting.pop().results:
+            if domain in qualified:
+                del qualified[domain]
+                waiting += (step for step in readers[domain] if is_unfit(step))
+    pinned = {p: None for p in qualified if p.reads_pinned and p not in makers and p not in inputs}
     visited: set[Place] = set()
-    while wanted:
-        place = wanted.pop()
-        given_by = makers.get(place, [])
-        if place in visited or not (place in qualified or _is_decision(place, given_by, qualified)):
+    # From the values that the host reads back to all that they are computed from.
+    while pending:
+        domain = pending.pop()
+        given_by = makers.get(domain, [])
+        if domain in visited or not (
+            domain in qualified or _is_decision(domain, given_by, qualified)
+        ):
             continue
-        visited.add(place)
-        pinned[place] = None
-        wanted += (p for step in given_by for p in step.arguments)
+        visited.add(domain)
+        pinned[domain] = None
+        pending += (p for step in given_by for p in step.arguments)
     return list(pinned)
 
 
-def _is_decision(place: Place, steps: Sequence[Step], qualified: Container[Place]) -> bool:
+def _is_decision(domain: Place, steps: Sequence[Step], qualified: Container[Place]) -> bool:
     """Return whether integers are computed from few integers alone, some of them of the host."""
     arguments = [p for step in steps for p in step.arguments]
     return (
-        place.where is None
-        and place.is_small
+        domain.where is None
+        and domain.is_small
         and all(step.is_cheap for step in steps)
         and all(p.is_small or _is_on_host(p) for p in arguments)
         and any(p in qualified or _is_on_host(p) for p in arguments)
     )
 
 
-def _may_qualify(place: Place, is_computed: bool) -> bool:
+def _may_qualify(domain: Place, is_computed: bool) -> bool:
     """Return whether a place has no device yet and holds integers, or values of the host alone."""
-    is_copy = place.reads_pinned and not is_computed
-    return place.where is None and (place.is_small or is_copy)
+    is_copy = domain.reads_pinned and not is_computed
+    return domain.where is None and (domain.is_small or is_copy)
 
 
-def _is_on_host(place: Place) -> bool:
-    return place.where == HOST.where
+def _is_on_host(domain: Place) -> bool:
+    return domain.where == HOST.where
 
 
 __all__ = [

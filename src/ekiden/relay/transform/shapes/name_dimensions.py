@@ -32,12 +32,15 @@ Make = Callable[[str, int], PrimExpr]
 
 
 def NameDimensions() -> Pass:  # noqa: N802
-    """The pass described at the top of this file."""
+    """Return the pass described at the top of this file."""
 
     def transform(module: IRModule, context: PassContext) -> IRModule:
-        """The module with `main` over named dimensions, x_0 for the first of parameter x, and its
-        types as they follow; as it was where it has none, too many, or does not type for names. It
-        is tried with a prime for each name first: what types for them needs no equal sizes.
+        """Return the module with `main` over named dimensions, such as x_0 for the first of
+        parameter x.
+
+        It stays as it was if `main` has no unknown dimensions, too many, or does not type with
+        names. A prime is tried for each name first: a program that types for primes needs no equal
+        sizes.
         """
         main = next((f for g, f in module.functions.items() if g.name_hint == "main"), None)
         if not isinstance(main, Function):
@@ -50,8 +53,8 @@ def NameDimensions() -> Pass:  # noqa: N802
             infer_type(
                 module.with_function("main", _filled(main, lambda name, axis: IntImm(next(sizes))))
             )
-            made = _filled(main, lambda name, axis: SizeVar(f"{name}_{axis}"))
-            return infer_type(module.with_function("main", made))
+            named = _filled(main, lambda name, axis: SizeVar(f"{name}_{axis}"))
+            return infer_type(module.with_function("main", named))
         except TypeInferenceError:
             return module
 
@@ -59,6 +62,7 @@ def NameDimensions() -> Pass:  # noqa: N802
 
 
 def _has_structure(main: Function) -> bool:
+    # Tensors of several shapes share one type in function values and data structures.
     return any(
         isinstance(e, (Function, Constructor, Match)) or (isinstance(e, Var) and _is_function(e))
         for e in evaluation_order(main.body)
@@ -71,14 +75,16 @@ def _is_function(var: Var) -> bool:
 
 
 def _count(kind: Type | None) -> int:
-    """How many unknown dimensions a type has."""
-    parts = type_post_order(kind) if kind is not None else []
-    shapes = [t.shape for t in parts if isinstance(t, TensorType)]
+    """Return how many unknown dimensions a type has."""
+    subtypes = type_post_order(kind) if kind is not None else []
+    shapes = [t.shape for t in subtypes if isinstance(t, TensorType)]
     return sum(isinstance(d, AnyDim) for shape in shapes for d in shape)
 
 
 def _filled(function: Function, make: Make) -> Function:
-    """A copy of the function with other dimensions for the unknown ones of its parameters."""
+    """Return a copy of the function with other dimensions for the unknown ones of its
+    parameters.
+    """
     params = tuple(Var(p.name_hint, _fill(p, make), p.span) for p in function.params)
     ret = function.ret_type if not _count(function.ret_type) else None
     new: dict[Var, Expr] = dict(zip(function.params, params, strict=True))
@@ -91,16 +97,17 @@ def _fill(param: Var, make: Make) -> Type | None:
     if kind is None:
         return None
 
-    def replace(each: Type) -> Type:
-        """A tensor type with each unknown dimension named by its axis; nested ones are walked by
-        `map_type`.
+    def replace(kind: Type) -> Type:
+        """Return a tensor type with each unknown dimension named by its axis.
+
+        Nested types are walked by `map_type`.
         """
-        if not isinstance(each, TensorType):
-            return each
+        if not isinstance(kind, TensorType):
+            return kind
         dims = (
             make(param.name_hint, axis) if isinstance(d, AnyDim) else d
-            for axis, d in enumerate(each.shape)
+            for axis, d in enumerate(kind.shape)
         )
-        return TensorType(tuple(dims), each.dtype)
+        return TensorType(tuple(dims), kind.dtype)
 
     return map_type(kind, replace)
