@@ -26,7 +26,7 @@ _L = TypeVar("_L", bound=Hashable)
 
 
 def call(name: str, *args: Expr, attrs: Attrs | None = None) -> Call:
-    """A call of a registered operator."""
+    """Return a call of a registered operator."""
     return Call(get(name), args, attrs)
 
 
@@ -44,7 +44,7 @@ def attempt(name: str, function: Callable[_P, _R], *args: _P.args, **kwargs: _P.
 
 
 def attrs_of(kind: type[_A], attrs: Attrs | None) -> _A:
-    """The attributes, as the class that the operator declares."""
+    """Return the attributes, checked to be of the class that the operator declares."""
     assert isinstance(attrs, kind), f"expected attributes {kind.__name__}, got {attrs!r}"
     return attrs
 
@@ -68,6 +68,7 @@ def check_range(
     does.
     """
     low, high = ends
+    # uint8 values must not wrap around in the comparison with a negative bound.
     wide = values.astype(np.int64)
     wrong = np.argwhere((wide < low) | (wide >= high))
     if len(wrong):
@@ -85,20 +86,28 @@ def check_info(subject: str, info: Array, problem: str) -> None:
 
 
 def tensors(name: str, types: Sequence[Type], count: int | None = None) -> tuple[TensorType, ...]:
-    """The argument types, checked to be `count` tensors."""
+    """Return the argument types, checked to be `count` tensors.
+
+    Raises:
+        TypeInferenceError: Arguments are too many, too few, or no tensors.
+    """
     if count is not None and len(types) != count:
         fail(name, f"expected {count} arguments, got {len(types)}")
-    for position, each in enumerate(types):
-        if not isinstance(each, TensorType):
-            fail(name, f"argument {position} must be a tensor, got {type_text(each)}")
+    for position, kind in enumerate(types):
+        if not isinstance(kind, TensorType):
+            fail(name, f"argument {position} must be a tensor, got {type_text(kind)}")
     return tuple(t for t in types if isinstance(t, TensorType))
 
 
 def tensor_fields(name: str, types: Sequence[Type]) -> tuple[TensorType, ...]:
-    """The fields of the one tuple argument of a variadic operator: at least one tensor."""
+    """Return the fields of the one tuple argument of a variadic operator.
+
+    Raises:
+        TypeInferenceError: The argument is not one tuple of at least one tensor.
+    """
     if len(types) != 1 or not isinstance(types[0], TupleType):
-        got = ", ".join(map(type_text, types))
-        fail(name, f"the argument must be one tuple of tensors, got {got}")
+        actual = ", ".join(map(type_text, types))
+        fail(name, f"the argument must be one tuple of tensors, got {actual}")
     fields = tensors(name, types[0].fields)
     if not fields:
         fail(name, "expected at least one tensor, got an empty tuple")
@@ -119,13 +128,17 @@ _TAKES: dict[Takes, tuple[Callable[[str], bool], str]] = {
 
 def check_dtype(name: str, what: str, dtype: str, takes: Takes) -> None:
     """Check that an argument has elements that an operator can take."""
-    fits, wanted = _TAKES[takes]
+    fits, requirement = _TAKES[takes]
     if not fits(dtype):
-        fail(name, f"{what!r} must be {wanted}, got {dtype}")
+        fail(name, f"{what!r} must be {requirement}, got {dtype}")
 
 
 def one_dtype(name: str, arguments: Sequence[TensorType]) -> str:
-    """The dtype that all arguments have."""
+    """Return the dtype that all arguments have.
+
+    Raises:
+        TypeInferenceError: Arguments have several dtypes.
+    """
     dtypes = [a.dtype for a in arguments]
     if len(set(dtypes)) > 1:
         fail(name, f"arguments must have one dtype, got {', '.join(dtypes)}")
@@ -149,38 +162,48 @@ def rank_is(name: str, argument: TensorType, rank: int, what: str) -> None:
 
 
 def agree(name: str, a: PrimExpr, b: PrimExpr, what: str) -> PrimExpr:
-    """The one value of two dimensions that must be equal."""
-    found = unify_dim(a, b)
-    if found is None:
+    """Return the common value of two dimensions that must be equal.
+
+    Raises:
+        TypeInferenceError: The dimensions are known to differ.
+    """
+    common = unify_dim(a, b)
+    if common is None:
         fail(name, f"{what} must agree, got {prim_text(a)} and {prim_text(b)}")
-    return found
+    return common
 
 
 def along_vector(
     name: str, data: TensorType, axis: int, vector: TensorType, what: str
 ) -> TensorType:
-    """Data along an axis of which a vector has a number each: with the extent that is known of
-    either, as the result has when the vector is spread over the data instead."""
+    """Return the type of data with the extent along an axis that a vector for that axis confirms.
+
+    The extent may be known from either, as if the vector were spread over the data.
+    """
     extent = agree(name, data.shape[axis], vector.shape[0], f"axis {axis} of 'data' and {what}")
     return TensorType((*data.shape[:axis], extent, *data.shape[axis + 1 :]), data.dtype)
 
 
 def summable(data: Array) -> Array:
-    """An array that NumPy can sum products of: float32 for types that it has not itself."""
+    """Return an array whose products NumPy can sum: float32 for dtypes that NumPy lacks."""
     return data.astype(np.float32) if data.dtype.kind == "V" else data
 
 
 def show(shape: Sequence[PrimExpr]) -> str:
-    """A shape for messages."""
+    """Return a shape as text for messages."""
     return shape_text(tuple(shape))
 
 
-def by_layout(layout: _L, known: Mapping[_L, _C]) -> _C:
-    """What computes data of a layout, or of several. Raises ValueError for others."""
-    if layout not in known:
-        names = " or ".join(map(str, known))
+def by_layout(layout: _L, entries: Mapping[_L, _C]) -> _C:
+    """Return the entry for a layout, or for several.
+
+    Raises:
+        ValueError: There is no entry for the layout.
+    """
+    if layout not in entries:
+        names = " or ".join(map(str, entries))
         raise ValueError(f"the layout must be {names}, got {layout}")
-    return known[layout]
+    return entries[layout]
 
 
 def keeps_layout(attrs: Any) -> None:  # noqa: ANN401 - any attributes with two layouts
@@ -194,11 +217,15 @@ def keeps_layout(attrs: Any) -> None:  # noqa: ANN401 - any attributes with two 
 def identity_relation(
     name: str, count: int = 1, takes: Takes = "any"
 ) -> Callable[[Sequence[Type], Attrs | None], Type]:
-    """A relation whose result is the first argument's type; all arguments share its dtype."""
+    """Return a relation whose result is the first argument's type; all arguments share its
+    dtype.
+    """
 
     def relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
-        """The first argument's type. Raises TypeInferenceError for a dtype the operator does not
-        take, or for arguments of several.
+        """Return the first argument's type.
+
+        Raises:
+            TypeInferenceError: The operator does not take the dtype, or arguments have several.
         """
         arguments = tensors(name, types, count)
         check_dtype(name, "data", one_dtype(name, arguments), takes)

@@ -43,7 +43,9 @@ def attach(prefix: str, names: Mapping[str, object]) -> None:
 
 
 def usage(definition: OpDef) -> str:
-    """The signature of an operator, its result, its attributes and how it fuses, as plain text."""
+    """Return the signature of an operator, its result, its attributes and how it fuses, as plain
+    text.
+    """
     lines = [f"Operator: {signature(definition)}"]
     if definition.result:
         lines.append(f"Result: {definition.result}")
@@ -55,13 +57,16 @@ def usage(definition: OpDef) -> str:
 
 
 def signature(definition: OpDef) -> str:
-    """`nn.dense(data, weight)`; the one argument of a variadic operator is a tuple."""
+    """Return the signature of an operator, such as `nn.dense(data, weight)`.
+
+    The one argument of a variadic operator is shown as a tuple.
+    """
     arguments = ", ".join(definition.arguments)
     return f"{definition.name}({f'({arguments}, ...)' if definition.variadic else arguments})"
 
 
 def fields(definition: OpDef) -> list[tuple[str, str, str]]:
-    """(name, type, default) of each attribute."""
+    """Return the name, type and default of each attribute."""
     if definition.attrs is None:
         return []
     every = dataclasses.fields(definition.attrs)  # type: ignore[arg-type]

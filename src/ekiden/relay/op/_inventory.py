@@ -95,63 +95,67 @@ def declare(
     )
 
 
-def _many(found: Tensor | Sequence[Tensor]) -> list[Tensor]:
-    return [found] if isinstance(found, Tensor) else list(found)
+def _many(results: Tensor | Sequence[Tensor]) -> list[Tensor]:
+    return [results] if isinstance(results, Tensor) else list(results)
 
 
 def _relation(
     name: str, arguments: Sequence[str] | None, compute: Compute, takes: Mapping[str, Takes]
 ) -> Relation:
     def relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
-        """The type that the computation itself gives for placeholders of the arguments: shapes are
-        written once, in topi. What it raises becomes a TypeInferenceError of the operator.
+        """Return the type of the computation on placeholders of the arguments.
+
+        Shapes are thus written once, in topi. Errors of the computation become a TypeInferenceError
+        of the operator.
         """
         if arguments is None:
-            given = tensor_fields(name, types)
+            kinds = tensor_fields(name, types)
         else:
-            given = tensors(name, types, len(arguments))
-            for what, kind in zip(arguments, given, strict=True):
+            kinds = tensors(name, types, len(arguments))
+            for what, kind in zip(arguments, kinds, strict=True):
                 check_dtype(name, what, kind.dtype, takes.get(what, "any"))
-        inputs = [te.placeholder(t.shape, t.dtype, f"x{n}") for n, t in enumerate(given)]
+        inputs = [te.placeholder(t.shape, t.dtype, f"x{n}") for n, t in enumerate(kinds)]
         try:
-            found = compute(attrs, *inputs)
+            outputs = compute(attrs, *inputs)
         except (ValueError, TypeError, IndexError) as error:
             fail(name, str(error).removeprefix(f"{name.rpartition('.')[2]}: "))
-        types_of = [TensorType(tuple(t.shape), t.dtype) for t in _many(found)]
-        return types_of[0] if isinstance(found, Tensor) else TupleType(tuple(types_of))
+        types_of = [TensorType(tuple(t.shape), t.dtype) for t in _many(outputs)]
+        return types_of[0] if isinstance(outputs, Tensor) else TupleType(tuple(types_of))
 
     return relation
 
 
 def _numpy(function: Callable[..., Any]) -> Reference:
-    """A function of (attributes, *arrays), whose warnings about special values are expected."""
+    """Return a reference from a function of (attributes, *arrays), without NumPy's warnings."""
 
     def reference(attrs: Attrs | None, *arrays: Array) -> Array | tuple[Array, ...]:
-        """The results as arrays, with no warnings of infinities and not-a-numbers that are
-        meant."""
+        """Return the results as arrays, without warnings about infinities and not-a-numbers."""
         with np.errstate(all="ignore"):
-            found = function(attrs, *arrays)
-        if isinstance(found, (tuple, list)):
-            return tuple(np.asarray(f) for f in found)
-        return np.asarray(found)
+            results = function(attrs, *arrays)
+        if isinstance(results, (tuple, list)):
+            return tuple(np.asarray(f) for f in results)
+        return np.asarray(results)
 
     return reference
 
 
 def _interpreted(compute: Compute) -> Reference:
     def reference(attrs: Attrs | None, *arrays: Array) -> Array | tuple[Array, ...]:
-        """Runs the computation's own loop program in the interpreter, for operators that NumPy has
-        not: it says what is computed, not that it is right; tests compare it with another
+        """Run the computation's own loop program in the interpreter, for operators that NumPy
+        lacks.
+
+        The result shows what is computed, not that it is right: tests compare it with another
         implementation.
         """
         inputs = [te.placeholder(a.shape, str(a.dtype), f"x{n}") for n, a in enumerate(arrays)]
-        found = compute(attrs, *inputs)
-        outputs = _many(found)
+        computed = compute(attrs, *inputs)
+        outputs = _many(computed)
         shapes = [[evaluate(d, {}) for d in t.shape] for t in outputs]
         results = [np.empty(n, to_numpy(t.dtype)) for n, t in zip(shapes, outputs, strict=True)]
+        # A program without any output elements has nothing to run.
         if any(r.size for r in results):
             func = tir_transform.lower(te.create_prim_func([*inputs, *outputs]))
             interpreter.run(func, *(np.array(a, order="C") for a in arrays), *results)
-        return results[0] if isinstance(found, Tensor) else tuple(results)
+        return results[0] if isinstance(computed, Tensor) else tuple(results)
 
     return reference

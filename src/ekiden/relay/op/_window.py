@@ -17,26 +17,32 @@ class WindowAttrs(Attrs):
 
     @classmethod
     def in_full(cls, fields: dict[str, object]) -> dict[str, object]:
-        """One number for all axes, or one width for both borders of each, as all of them."""
+        """Return the fields with one number, or one width for both borders, repeated for
+        all axes.
+        """
         for name, default in _defaults(cls.type_key):
-            many, count = fields.get(name), len(default) if isinstance(default, tuple) else 0
+            numbers, count = fields.get(name), len(default) if isinstance(default, tuple) else 0
             short = (1, count // 2) if name == "padding" else (1,)
-            if count and isinstance(many, tuple) and len(many) in short:
-                fields[name] = many * (count // len(many))
+            if count and isinstance(numbers, tuple) and len(numbers) in short:
+                fields[name] = numbers * (count // len(numbers))
         return fields
 
     def check(self) -> None:
-        """Raises ValueError for a field of too many or too few numbers, for a step, an extent or a
-        count below 1, and for padding below 0."""
+        """Check the numbers of all fields.
+
+        Raises:
+            ValueError: A field has too many or too few numbers, a step, an extent or a count is below 1,
+                or padding is below 0.
+        """
         for name, default in _defaults(self.type_key):
-            many = getattr(self, name)
-            numbers = many if isinstance(many, tuple) else (many,)
+            value = getattr(self, name)
+            numbers = value if isinstance(value, tuple) else (value,)
             if isinstance(default, tuple) and len(numbers) != len(default):
                 raise ValueError(f"{name} must be {len(default)} numbers, got {numbers}")
             if name in COUNTED and any(isinstance(n, int) and n < 1 for n in numbers):
-                raise ValueError(f"{name} must be at least 1, got {many}")
+                raise ValueError(f"{name} must be at least 1, got {value}")
             if name in BORDERS and any(isinstance(n, int) and n < 0 for n in numbers):
-                raise ValueError(f"{name} must not be negative, got {many}; nn.pad crops")
+                raise ValueError(f"{name} must not be negative, got {value}; nn.pad crops")
 
 
 COUNTED = frozenset(

@@ -135,34 +135,34 @@ class FixedPointMultiplyPerAxisAttrs(Attrs):
 
 def _multiplied(data: Array, multiplier: int, shift: int) -> Array:
     """data * multiplier * 2**(shift - 31), rounded half up, in integers."""
-    left, right = max(shift, 0), min(31 - min(shift, 0), 63)
-    scaled = (data.astype(np.int64) << left) * multiplier
-    return np.asarray((scaled + (1 << (right - 1))) >> right).astype(np.int32)
+    left_shift, right_shift = max(shift, 0), min(31 - min(shift, 0), 63)
+    scaled = (data.astype(np.int64) << left_shift) * multiplier
+    return np.asarray((scaled + (1 << (right_shift - 1))) >> right_shift).astype(np.int32)
 
 
 def _einsum(attrs: EinsumAttrs, *arrays: Array) -> Array:
-    found = np.asarray(np.einsum(attrs.equation, *map(summable, arrays)))
-    return found.astype(arrays[0].dtype, copy=False)
+    result = np.asarray(np.einsum(attrs.equation, *map(summable, arrays)))
+    return result.astype(arrays[0].dtype, copy=False)
 
 
 def _dft(attrs: DFTAttrs, re: Array, im: Array) -> tuple[Array, ...]:
-    found = (np.fft.ifft if attrs.inverse else np.fft.fft)(re + 1j * im)
-    return found.real.astype(re.dtype), found.imag.astype(re.dtype)
+    spectrum = (np.fft.ifft if attrs.inverse else np.fft.fft)(re + 1j * im)
+    return spectrum.real.astype(re.dtype), spectrum.imag.astype(re.dtype)
 
 
 def _inverted(attrs: None, data: Array) -> Array:
     check_range("invert_permutation: position", data, (0, len(data)))
-    found = np.zeros_like(data)
-    np.maximum.at(found, data.astype(np.int64), np.arange(len(data)).astype(data.dtype))
-    return found
+    inverse = np.zeros_like(data)
+    np.maximum.at(inverse, data.astype(np.int64), np.arange(len(data)).astype(data.dtype))
+    return inverse
 
 
 def _variance(attrs: VarianceAttrs, data: Array) -> Array:
     axes = reduced_axes("variance", attrs, data.ndim)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # of too few elements
-        found = np.var(data, axis=axes, keepdims=attrs.keepdims, ddof=int(attrs.unbiased))
-    return np.asarray(found).astype(data.dtype)
+        variances = np.var(data, axis=axes, keepdims=attrs.keepdims, ddof=int(attrs.unbiased))
+    return np.asarray(variances).astype(data.dtype)
 
 
 def _unraveled(attrs: None, data: Array, shape: Array) -> Array:
@@ -170,20 +170,22 @@ def _unraveled(attrs: None, data: Array, shape: Array) -> Array:
     if not data.size:  # no kernel is run for nothing
         return np.empty((len(dims), *data.shape), data.dtype)
     check_range("unravel_index: extent", shape, (0, 2**31))
-    count, most = 1, arranging.MOST
+    count, limit = 1, arranging.MOST
+    # The product of the extents is capped, so that it does not overflow.
     for extent in dims:
-        count = count * extent if count <= most // max(extent, 1) else most
+        count = count * extent if count <= limit // max(extent, 1) else limit
     check_range("unravel_index: position", data, (0, count), "{} elements", (count,))
-    rest, found = data.astype(np.int64), []
+    remaining, coordinates = data.astype(np.int64), []
+    # The last axis varies fastest.
     for extent in reversed(dims):
-        found.append(rest % max(extent, 1))
-        rest = rest // max(extent, 1)
-    return np.stack(found[::-1]).astype(data.dtype)
+        coordinates.append(remaining % max(extent, 1))
+        remaining = remaining // max(extent, 1)
+    return np.stack(coordinates[::-1]).astype(data.dtype)
 
 
 def _diagonals(attrs: MatrixSetDiagAttrs) -> str:
     right = (attrs.super_diag_right_align, attrs.sub_diag_right_align)
-    return "_".join("RIGHT" if each else "LEFT" for each in right)
+    return "_".join("RIGHT" if is_right else "LEFT" for is_right in right)
 
 
 def _meshgrid(attrs: MeshgridAttrs, *vectors: Array) -> tuple[Array, ...]:
@@ -193,6 +195,7 @@ def _meshgrid(attrs: MeshgridAttrs, *vectors: Array) -> tuple[Array, ...]:
 def _collapsed(data: Array, shape: Sequence[int]) -> Array:
     extra = data.ndim - len(shape)
     axes = (*range(extra), *(extra + n for n, d in enumerate(shape) if d == 1))
+    # Sums accumulate in the type that the kernel uses.
     wide = data.astype(to_numpy(accumulator(str(data.dtype))))
     return np.asarray(wide.sum(axes, dtype=wide.dtype).reshape(shape)).astype(data.dtype)
 
@@ -307,8 +310,8 @@ declare(
 declare(
     "fixed_point_multiply_per_axis",
     ("x", "y", "lshift", "rshift"),
-    lambda attrs, x, y, left, right: topi.fixed_point_multiply_per_axis(
-        x, y, left, right, attrs.is_lshift_required, attrs.is_rshift_required, attrs.axes
+    lambda attrs, x, y, lshift, right: topi.fixed_point_multiply_per_axis(
+        x, y, lshift, right, attrs.is_lshift_required, attrs.is_rshift_required, attrs.axes
     ),
     "the type of x",
     FixedPointMultiplyPerAxisAttrs,
@@ -317,17 +320,17 @@ declare(
 
 
 def einsum(data: Sequence[Expr] | Expr, equation: str) -> Call:
-    """Einstein's sum over the axes that the equation names: "ij,jk->ik"."""
+    """Return Einstein's sum over the axes that the equation names, such as "ij,jk->ik"."""
     return call("einsum", as_tuple(data), attrs=EinsumAttrs(equation))
 
 
 def det(data: Expr) -> Call:
-    """The determinants of the matrices in the last two axes."""
+    """Return the determinants of the matrices in the last two axes."""
     return call("det", data)
 
 
 def dft(re_data: Expr, im_data: Expr, inverse: bool = False) -> Call:
-    """The real and imaginary parts of the Fourier transform along the last axis."""
+    """Return the real and imaginary components of the Fourier transform along the last axis."""
     return call("dft", re_data, im_data, attrs=DFTAttrs(inverse))
 
 
@@ -340,13 +343,13 @@ def stft(
     normalized: bool = False,
     onesided: bool = True,
 ) -> Call:
-    """Fourier transforms of windowed frames of signals [batch, time]."""
+    """Return Fourier transforms of windowed frames of signals [batch, time]."""
     attrs = StftAttrs(n_fft, hop_length, win_length, normalized, onesided)
     return call("stft", data, window, attrs=attrs)
 
 
 def trilu(data: Expr, k: Expr | int, upper: bool = True) -> Call:
-    """What is above (or below) the k-th diagonal of matrices, and it; 0 elsewhere."""
+    """Return the k-th diagonal of matrices and everything above (or below) it, with 0 elsewhere."""
     at = k if isinstance(k, Expr) else const(k, "int32")
     return call("trilu", data, at, attrs=TriluAttrs(upper))
 
@@ -354,16 +357,16 @@ def trilu(data: Expr, k: Expr | int, upper: bool = True) -> Call:
 def matrix_set_diag(
     data: Expr, diagonal: Expr, k: int | Sequence[int] = 0, align: str = "RIGHT_LEFT"
 ) -> Call:
-    """Matrices with their diagonals from k[0] to k[1] replaced."""
+    """Return matrices with their diagonals from k[0] to k[1] replaced."""
     low, high = (k, k) if isinstance(k, int) else (k[0], k[-1])
-    above, below = (each == "RIGHT" for each in align.split("_"))
+    above, below = (alignment == "RIGHT" for alignment in align.split("_"))
     return call(
         "matrix_set_diag", data, diagonal, attrs=MatrixSetDiagAttrs(low, high, above, below)
     )
 
 
 def logsumexp(data: Expr, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Expr:
-    """log(sum_of(exp(data))) along axes (None: all), by way of the largest element."""
+    """Return log(sum(exp(data))) along axes (None: all), computed from the largest element."""
     largest: Expr = largest_of(data, axis, True)
     largest = where(isinf(largest), zeros_like(largest), largest)  # inf - inf is nan
     total = add(log(sum_of(exp(subtract(data, largest)), axis, True)), largest)
@@ -371,17 +374,17 @@ def logsumexp(data: Expr, axis: int | Sequence[int] | None = None, keepdims: boo
 
 
 def invert_permutation(data: Expr) -> Call:
-    """The positions of 0, 1, 2, ... in a vector that permutes them."""
+    """Return the positions of 0, 1, 2, ... in a vector that permutes them."""
     return call("invert_permutation", data)
 
 
 def unravel_index(indices: Expr, shape: Expr) -> Call:
-    """Flat positions as coordinates in a shape that is data."""
+    """Return flat positions as coordinates in a shape that is data."""
     return call("unravel_index", indices, shape)
 
 
 def meshgrid(data: Sequence[Expr] | Expr, indexing: str = "ij") -> Call:
-    """A tuple of the coordinates of a grid, from those of its axes."""
+    """Return a tuple of the coordinates of a grid, from those of its axes."""
     return call("meshgrid", as_tuple(data), attrs=MeshgridAttrs(indexing))
 
 
@@ -393,8 +396,17 @@ def variance(
     unbiased: bool = False,
     with_mean: Expr | None = None,
 ) -> Call:
-    """The mean of squared distances from the mean over `axis`, or with `exclude` over all others.
-    (`with_mean` is TVM's; the mean is made anyway.)"""
+    """Return the mean of squared distances from the mean over `axis`, or with `exclude` over the
+    complement of `axis`.
+
+    Args:
+        data: The tensor.
+        axis: The axes; None for all.
+        keepdims: Keep reduced axes with extent 1.
+        exclude: Reduce all axes but `axis`.
+        unbiased: Divide by n - 1 rather than n.
+        with_mean: TVM's; the mean is computed anyway.
+    """
     attrs = VarianceAttrs(axes_attr(axis), keepdims, unbiased, exclude)
     return call("variance", data, attrs=attrs)
 
@@ -406,7 +418,7 @@ def std(
     exclude: bool = False,
     unbiased: bool = False,
 ) -> Call:
-    """The square root of `variance`."""
+    """Return the square root of `variance`."""
     return sqrt(variance(data, axis, keepdims, exclude, unbiased))
 
 
@@ -417,7 +429,7 @@ def mean_variance(
     exclude: bool = False,
     unbiased: bool = False,
 ) -> TupleWrapper:
-    """`mean` and `variance` over the same axes, as a tuple."""
+    """Return `mean` and `variance` over the same axes, as a tuple."""
     spread = variance(data, axis, keepdims, exclude, unbiased)
     return TupleWrapper(Tuple((mean(data, axis, keepdims, exclude), spread)), 2)
 
@@ -426,39 +438,39 @@ def mean_std(
     data: Expr, axis: int | Sequence[int] | None = None, keepdims: bool = False,
     exclude: bool = False,
 ) -> TupleWrapper:  # fmt: skip
-    """`mean` and `std` over the same axes, as a tuple."""
+    """Return `mean` and `std` over the same axes, as a tuple."""
     spread = std(data, axis, keepdims, exclude)
     return TupleWrapper(Tuple((mean(data, axis, keepdims, exclude), spread)), 2)
 
 
 def full_like(data: Expr, fill_value: Expr) -> Call:
-    """A scalar in every element of the shape of `data`."""
+    """Return a tensor in the shape of `data` with one scalar in every element."""
     return call("full_like", data, fill_value)
 
 
 def slice_like(data: Expr, shape_like: Expr, axes: Sequence[int] | None = None) -> Call:
-    """The leading part of `data` with the extents of another tensor."""
+    """Return the leading slice of `data` with the extents of another tensor."""
     attrs = SliceLikeAttrs(tuple(axes) if axes else None)
     return call("slice_like", data, shape_like, attrs=attrs)
 
 
 def broadcast_to_like(data: Expr, broadcast_type: Expr) -> Call:
-    """`data` repeated to the shape of another tensor."""
+    """Return `data` repeated to the shape of another tensor."""
     return call("broadcast_to_like", data, broadcast_type)
 
 
 def collapse_sum_like(data: Expr, collapse_type: Expr) -> Call:
-    """The sum over the axes along which another tensor broadcasts to `data`."""
+    """Return the sum over the axes along which another tensor broadcasts to `data`."""
     return call("collapse_sum_like", data, collapse_type)
 
 
 def collapse_sum_to(data: Expr, shape: Sequence[Dim]) -> Call:
-    """The sum over the axes along which a shape broadcasts to that of `data`."""
+    """Return the sum over the axes along which a shape broadcasts to that of `data`."""
     return call("collapse_sum_to", data, attrs=CollapseSumAttrs(as_attr(shape)))
 
 
 def fixed_point_multiply(data: Expr, multiplier: int, shift: int) -> Call:
-    """int32 times multiplier * 2**(shift - 31), rounded half up."""
+    """Return int32 times multiplier * 2**(shift - 31), rounded half up."""
     return call("fixed_point_multiply", data, attrs=FixedPointMultiplyAttrs(multiplier, shift))
 
 
@@ -471,8 +483,10 @@ def fixed_point_multiply_per_axis(
     is_rshift_required: bool,
     axes: Sequence[int],
 ) -> Call:
-    """int32 times y * 2**(lshift - rshift - 31), rounded half up; y and the shifts are vectors
-    along an axis."""
+    """Return int32 times y * 2**(lshift - rshift - 31), rounded half up.
+
+    `y` and the shifts are vectors along an axis.
+    """
     attrs = FixedPointMultiplyPerAxisAttrs(is_lshift_required, is_rshift_required, tuple(axes))
     return call("fixed_point_multiply_per_axis", x, y, lshift, rshift, attrs=attrs)
 

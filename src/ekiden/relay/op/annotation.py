@@ -183,8 +183,10 @@ def _simulated_compute(data: Tensor, scale: Tensor, low: Tensor, high: Tensor) -
 def simulated_quantize(
     data: Expr, dom_scale: Expr, clip_min: Expr, clip_max: Expr, kind: int = 1
 ) -> Call:
-    """float32 data rounded to whole multiples of `dom_scale`, from `clip_min` to `clip_max` of
-    them; all three are float32 scalars.
+    """Return float32 data rounded to multiples of `dom_scale`, from `clip_min` to `clip_max` of
+    them.
+
+    All three are float32 scalars.
     """
     args = data, dom_scale, clip_min, clip_max
     attrs = AnnotatedQuantizeAttrs(kind)
@@ -197,44 +199,46 @@ def on_device(
     constrain_result: bool = False,
     constrain_body: bool = True,
 ) -> Expr:
-    """`body`, computed on a device (`constrain_body`), or with its result there, or both.
+    """Return `body`, computed on a device (`constrain_body`), or with its result there, or both.
 
-    With neither it says that the value may be copied here, to no device in particular. Without a
-    device it is `body` itself. Of a function, it is where its result is.
+    With neither set, the value may be copied to no device in particular. Without a device `body` is
+    returned itself. Of a function, the device is that of its result.
     """
     if device is None:
         return body
     is_free = not (constrain_result or constrain_body)
-    place = ANYWHERE if is_free else virtual_device(device)
-    return call("on_device", body, attrs=OnDeviceAttrs(place, constrain_result, constrain_body))
+    target_device = ANYWHERE if is_free else virtual_device(device)
+    return call(
+        "on_device", body, attrs=OnDeviceAttrs(target_device, constrain_result, constrain_body)
+    )
 
 
 def device_copy(data: Expr, src_device: DeviceLike, dst_device: DeviceLike) -> Call:
-    """`data`, which is on the first device, copied to the second."""
+    """Return `data`, which is on the first device, copied to the second."""
     attrs = DeviceCopyAttrs(virtual_device(src_device), virtual_device(dst_device))
     return call("device_copy", data, attrs=attrs)
 
 
 def stop_fusion(data: Expr) -> Call:
-    """The same value; operators before it are not fused with those after it."""
+    """Return the same value; operators before it are not fused with those after it."""
     return call("annotation.stop_fusion", data)
 
 
 def checkpoint(data: Expr) -> Call:
-    """The same value, a tensor or a tuple; gradients may compute it again."""
+    """Return the same value, a tensor or a tuple, which gradients may compute again."""
     return call("annotation.checkpoint", data)
 
 
 def cast_hint(data: Expr, dtype: str) -> Call:
-    """The same value, with the dtype that it shall have noted."""
+    """Return the same value, with a note of the dtype that it shall have."""
     return call("annotation.cast_hint", data, attrs=CastHintAttrs(dtype))
 
 
 def compiler_begin(data: Expr, compiler: str) -> Call:
-    """A value enters code of an external compiler."""
+    """Return a mark at which a value enters code of an external compiler."""
     return call("annotation.compiler_begin", data, attrs=CompilerAttrs(compiler))
 
 
 def compiler_end(data: Expr, compiler: str) -> Call:
-    """A value leaves code of an external compiler."""
+    """Return a mark at which a value leaves code of an external compiler."""
     return call("annotation.compiler_end", data, attrs=CompilerAttrs(compiler))

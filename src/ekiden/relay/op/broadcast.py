@@ -38,13 +38,17 @@ from ekiden.topi.shape import Shape, broadcast_shape
 
 
 def broadcast_types(name: str, arguments: Sequence[TensorType]) -> Shape:
-    """The shape that arguments broadcast to."""
+    """Return the shape that arguments broadcast to.
+
+    Raises:
+        TypeInferenceError: The shapes do not broadcast.
+    """
     shape: Shape = ()
-    for each in arguments:
-        found = broadcast_shape(shape, each.shape)
-        if found is None:
+    for argument in arguments:
+        joint = broadcast_shape(shape, argument.shape)
+        if joint is None:
             fail(name, f"shapes {' and '.join(show(a.shape) for a in arguments)} do not broadcast")
-        shape = found
+        shape = joint
     return shape
 
 
@@ -52,13 +56,15 @@ def _relation(
     name: str, dtype: str | None, takes: Takes
 ) -> Callable[[Sequence[Type], Attrs | None], Type]:
     def relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
-        """The broadcast shape, in the operator's dtype or the one both arguments share. Raises
-        TypeInferenceError where shapes or dtypes do not fit.
+        """Return the broadcast shape, in the operator's dtype or the one that both arguments share.
+
+        Raises:
+            TypeInferenceError: Shapes or dtypes do not fit.
         """
         arguments = tensors(name, types, 2)
-        found = one_dtype(name, arguments)
-        check_dtype(name, "lhs", found, takes)
-        return TensorType(broadcast_types(name, arguments), dtype or found)
+        operand_dtype = one_dtype(name, arguments)
+        check_dtype(name, "lhs", operand_dtype, takes)
+        return TensorType(broadcast_types(name, arguments), dtype or operand_dtype)
 
     return relation
 
@@ -162,30 +168,33 @@ def _divide(a: Array, b: Array) -> Array:
 
 def _floor_divide(a: Array, b: Array) -> Array:
     """NumPy's; of floats by a quotient, so that what is infinite stays so."""
-    found = np.asarray(np.floor_divide(a, b))
+    quotient = np.asarray(np.floor_divide(a, b))
     if a.dtype.kind in "iub":
-        return found
+        return quotient
     ratio = np.divide(a, b)
-    return np.where(np.isinf(ratio), ratio, found)
+    return np.where(np.isinf(ratio), ratio, quotient)
 
 
 def _trunc_divide(a: Array, b: Array) -> Array:
-    """The quotient without its fraction; 0 for integers by 0. By way of the floor, as a float64
-    holds no integers above 2**53; the least number by -1 wraps around to itself."""
+    """Return the quotient without its fraction, or 0 for integers divided by 0.
+
+    Integers are divided by way of the floor, as a float64 holds no integers above 2**53; the least
+    number by -1 wraps around to itself.
+    """
     if a.dtype.kind not in "iu":
         return np.asarray(np.trunc(a.astype(np.float64) / b))
-    whole = np.floor_divide(a, np.where(b == 0, 1, b))
-    inexact = np.subtract(a, whole * b, dtype=a.dtype) != 0
+    floor = np.floor_divide(a, np.where(b == 0, 1, b))
+    inexact = np.subtract(a, floor * b, dtype=a.dtype) != 0
     toward_zero = inexact & ((a < 0) != (b < 0))
-    return np.where(b == 0, 0, whole + toward_zero.astype(a.dtype)).astype(a.dtype)
+    return np.where(b == 0, 0, floor + toward_zero.astype(a.dtype)).astype(a.dtype)
 
 
 def _power(a: Array, b: Array) -> Array:
     """C's pow: 0 ** 0 is 1, and of integers the ring's, where a negative exponent is 0 but for
     bases of 1 and -1."""
     shape = np.broadcast_shapes(a.shape, b.shape)  # to one exponent of 0.5 NumPy takes roots
-    each = (np.array(np.broadcast_to(x, shape or (1,))) for x in (a, b))
-    return np.asarray(INTRINSICS["pow"].reference(*each)).reshape(shape)
+    operands = (np.array(np.broadcast_to(x, shape or (1,))) for x in (a, b))
+    return np.asarray(INTRINSICS["pow"].reference(*operands)).reshape(shape)
 
 
 FOLLOW, NEVER = Precision.FOLLOW, Precision.NEVER
@@ -250,7 +259,9 @@ register_op(
 
 
 def where(condition: Expr, x: Expr, y: Expr) -> Call:
-    """Elements of `x` where the condition is not 0, of `y` elsewhere; all three broadcast."""
+    """Return elements of `x` where the condition is not 0, and of `y` elsewhere; all three
+    broadcast.
+    """
     return call("where", condition, x, y)
 
 

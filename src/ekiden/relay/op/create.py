@@ -40,9 +40,9 @@ class InitOpAttrs(Attrs):
 
 def _full_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
     (fill_value,) = tensors("full", types, 1)
-    wanted = attrs_of(InitOpAttrs, attrs)
+    settings = attrs_of(InitOpAttrs, attrs)
     rank_is("full", fill_value, 0, "fill_value")
-    return TensorType(as_shape(wanted.shape), wanted.dtype or fill_value.dtype)
+    return TensorType(as_shape(settings.shape), settings.dtype or fill_value.dtype)
 
 
 def _full_reference(attrs: InitOpAttrs, fill_value: Array) -> Array:
@@ -64,19 +64,19 @@ register_op(
 
 
 def full(fill_value: Expr, shape: Sequence[Dim] | Dim | Expr = (), dtype: str = "") -> Call:
-    """A tensor of one value (a scalar expression)."""
-    if (wanted := constant_of(shape)) is None:
+    """Return a tensor of one value (a scalar expression)."""
+    if (known_shape := constant_of(shape)) is None:
         assert isinstance(shape, Expr)
         return dynamic("full", fill_value, shape, attrs=DynamicAttrs(dtype))
-    return call("full", fill_value, attrs=InitOpAttrs(as_attr(wanted), dtype))
+    return call("full", fill_value, attrs=InitOpAttrs(as_attr(known_shape), dtype))
 
 
 def _fill(name: str, value: int) -> Callable[..., Call]:
     def relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
-        """A tensor of the shape and dtype that the attributes say."""
+        """Return a tensor of the shape and dtype in the attributes."""
         tensors(name, types, 0)
-        wanted = attrs_of(InitOpAttrs, attrs)
-        return TensorType(as_shape(wanted.shape), wanted.dtype)
+        settings = attrs_of(InitOpAttrs, attrs)
+        return TensorType(as_shape(settings.shape), settings.dtype)
 
     def reference(attrs: InitOpAttrs) -> Array:
         return np.full(as_ints(attrs.shape), value, to_numpy(attrs.dtype))
@@ -96,10 +96,10 @@ def _fill(name: str, value: int) -> Callable[..., Call]:
     )
 
     def _construct(shape: Sequence[Dim] | Dim | Expr, dtype: str) -> Call:
-        if (wanted := constant_of(shape)) is None:
+        if (known_shape := constant_of(shape)) is None:
             assert isinstance(shape, Expr)
             return dynamic(name, shape, attrs=DynamicAttrs(dtype))
-        return call(name, attrs=InitOpAttrs(as_attr(wanted), dtype))
+        return call(name, attrs=InitOpAttrs(as_attr(known_shape), dtype))
 
     _construct.__name__ = _construct.__qualname__ = name
     _construct.__doc__ = f"A tensor of {name}."
@@ -154,7 +154,11 @@ def _number(value: Number) -> int | float | None:
 
 
 def arange_extent(attrs: ArangeAttrs) -> PrimExpr:
-    """How many numbers there are. Raises ValueError for a step that is 0, or symbolic."""
+    """Return how many numbers a range has.
+
+    Raises:
+        ValueError: The step is 0, or symbolic.
+    """
     start, stop, step = _number(attrs.start), _number(attrs.stop), _number(attrs.step)
     if step is None or step == 0:
         raise ValueError(f"step must be a number other than 0, got {attrs.step!r}")
@@ -168,9 +172,9 @@ def arange_extent(attrs: ArangeAttrs) -> PrimExpr:
 
 def _arange_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
     tensors("arange", types, 0)
-    wanted = attrs_of(ArangeAttrs, attrs)
+    settings = attrs_of(ArangeAttrs, attrs)
     try:
-        return TensorType((arange_extent(wanted),), wanted.dtype)
+        return TensorType((arange_extent(settings),), settings.dtype)
     except ValueError as error:
         fail("arange", str(error))
 
@@ -178,9 +182,10 @@ def _arange_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
 def _arange_reference(attrs: ArangeAttrs) -> Array:
     (count,) = as_ints((arange_extent(attrs),))
     start, step = _number(attrs.start) or 0, _number(attrs.step) or 0
+    # Numbers are computed in a wide type and rounded once.
     exact = np.dtype("float64" if is_float(attrs.dtype) else "int64").type
-    found: Array = exact(start) + np.arange(count).astype(exact) * exact(step)
-    return found.astype(to_numpy(attrs.dtype))
+    numbers: Array = exact(start) + np.arange(count).astype(exact) * exact(step)
+    return numbers.astype(to_numpy(attrs.dtype))
 
 
 register_op(
@@ -222,8 +227,10 @@ def arange(
     step: Number | Expr = 1,
     dtype: str = "float32",
 ) -> Call:
-    """start, start + step, ... below `stop`; with one argument, from 0 to it. Bounds may be
-    symbolic dimensions."""
+    """Return start, start + step, ... below `stop`; with one argument, from 0 to it.
+
+    Bounds may be symbolic dimensions.
+    """
     first, last = (0, start) if stop is None else (start, stop)
     bounds = [b for b in (first, last, step) if not isinstance(b, Constant)]
     if any(isinstance(b, Expr) for b in bounds):
@@ -262,7 +269,7 @@ register_op(
 
 
 def shape_of(data: Expr, dtype: str = "int32") -> Call:
-    """The dimensions of `data` as a vector."""
+    """Return the dimensions of `data` as a vector."""
     return call("shape_of", data, attrs=ShapeOfAttrs(dtype))
 
 
@@ -294,12 +301,12 @@ register_op(
 
 
 def ndarray_size(data: Expr, dtype: str = "int32") -> Call:
-    """How many elements `data` has, as a scalar."""
+    """Return how many elements `data` has, as a scalar."""
     return call("ndarray_size", data, attrs=NdarraySizeAttrs(dtype))
 
 
 def extents(sizes: Expr) -> Call:
-    """A tensor of no elements whose dimensions after the first one, 0, are the elements of a
+    """Return an empty tensor whose dimensions, after a first one of 0, are the elements of a
     vector.
     """
     nothing = relay_const(np.zeros(0, np.uint8))

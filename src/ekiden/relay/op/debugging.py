@@ -25,9 +25,9 @@ class DebugAttrs(Attrs):
 
 def _look(attrs: DebugAttrs, data: Array) -> Array:
     if attrs.debug_func:
-        found = get_global_func(attrs.debug_func)
-        assert found is not None
-        found(new_tensor(data))
+        debugger = get_global_func(attrs.debug_func)
+        assert debugger is not None
+        debugger(new_tensor(data))
     return data
 
 
@@ -47,8 +47,10 @@ register_op(
 
 
 def debug(expr: Expr, debug_func: Callable[..., object] | None = None) -> Call:
-    """`expr`, at which the interpreter (`create_executor("debug")`) calls a function with its
-    value."""
+    """Return `expr`, marked for the interpreter to call a function with its value.
+
+    The interpreter is `create_executor("debug")`.
+    """
     name = "" if debug_func is None else f"debugger_func{next(_NUMBERS)}"
     if debug_func is not None:
         register_func(name, debug_func)

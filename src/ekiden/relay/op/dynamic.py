@@ -64,19 +64,21 @@ def declare_dynamic(
     """
 
     def relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
-        """The type, whose unknown dimensions are the attributes' symbols where the call names them.
-        Where all arguments have known shapes the kernel's computation is made once, so that what it
-        refuses is a TypeInferenceError here and not a failure later.
+        """Return the type, whose unknown dimensions are the attributes' symbols where the call
+        names them.
+
+        Where all arguments have known shapes the kernel's computation is made once, so that its
+        errors are a TypeInferenceError here and not a failure later.
         """
-        given = tensors(name, types, len(arguments))
-        found = kind(attrs, given)
+        inputs_of_call = tensors(name, types, len(arguments))
+        result_type = kind(attrs, inputs_of_call)
         symbols = getattr(attrs, "symbols", ())
         if symbols:
-            return with_dims(found, iter(symbols))
-        if not any(isinstance(d, AnyDim) for t in given for d in t.shape):
-            inputs = [placeholder(t.shape, t.dtype, f"x{n}") for n, t in enumerate(given)]
-            attempt(name, lower, attrs, inputs, with_dims(found, _sizes()))
-        return found
+            return with_dims(result_type, iter(symbols))
+        if not any(isinstance(d, AnyDim) for t in inputs_of_call for d in t.shape):
+            inputs = [placeholder(t.shape, t.dtype, f"x{n}") for n, t in enumerate(inputs_of_call)]
+            attempt(name, lower, attrs, inputs, with_dims(result_type, _sizes()))
+        return result_type
 
     def lowering(attrs: Attrs, inputs: Sequence[Tensor], out: Type) -> Sequence[Tensor]:
         return lower(attrs, inputs, out)
@@ -114,12 +116,16 @@ def _and(names: Sequence[str]) -> str:
 
 
 def unknown_shape(rank: int, dtype: str) -> TensorType:
-    """A tensor of a rank, whose dimensions data say."""
+    """Return a tensor type of a rank, whose dimensions are data."""
     return TensorType(tuple(AnyDim() for _ in range(rank)), dtype)
 
 
 def length_of(name: str, what: str, vector: TensorType) -> int:
-    """How many numbers a vector of the result's shape has: the rank must be known."""
+    """Return how many numbers a vector of the result's shape has: the rank must be known.
+
+    Raises:
+        TypeInferenceError: It is no vector of known length.
+    """
     number = known(vector.shape[0]) if len(vector.shape) == 1 else None
     if number is None:
         fail(name, f"{what!r} must be a vector of known length, got {list(vector.shape)}")
@@ -127,49 +133,55 @@ def length_of(name: str, what: str, vector: TensorType) -> int:
 
 
 def element(buffer: Buffer, *index: int) -> PrimExpr:
-    """An element of an argument as an int64."""
+    """Return an element of an argument as an int64."""
     return cast(buffer[tuple(const(i) for i in index)], "int64")
 
 
 def elements(buffer: Buffer) -> list[PrimExpr]:
-    """All elements of a vector of known length, as int64."""
+    """Return all elements of a vector of known length, as int64."""
     number = known(buffer.shape[0])
     assert number is not None
     return [element(buffer, i) for i in range(number)]
 
 
 def choose(condition: PrimExpr, yes: PrimExpr, no: PrimExpr) -> PrimExpr:
-    """`yes` where a condition holds, else `no`, as int64."""
+    """Return `yes` if a condition holds, else `no`, as int64."""
     return Select(condition, yes, no, "int64")
 
 
 def shape_dims(attrs: Attrs, buffers: Sequence[Buffer]) -> Dims:
-    """The elements of the last argument are the unknown dimensions."""
+    """Return the elements of the last argument as the unknown dimensions."""
     return elements(buffers[-1]), []
 
 
 def not_negative(name: str, what: str, sizes: tuple[int, ...]) -> tuple[int, ...]:
-    """Sizes as they are. Raises InputError for one below 0."""
+    """Return sizes unchanged.
+
+    Raises:
+        InputError: A size is below 0.
+    """
     if min(sizes, default=0) < 0:
         raise InputError(f"run: {name}: {what} is negative; it is {min(sizes)}")
     return sizes
 
 
 def ints(shape: Array) -> tuple[int, ...]:
-    """The elements of a vector."""
+    """Return the elements of a vector."""
     return tuple(int(n) for n in shape)
 
 
 def constant_of(value: object) -> Any:  # noqa: ANN401
-    """The numbers of an argument that is a constant; None for any other expression; itself if it is
-    none."""
+    """Return the numbers of an argument that is a constant, None for any other expression.
+
+    An argument that is no expression is returned itself.
+    """
     if isinstance(value, Constant):
         return value.data.tolist()
     return None if isinstance(value, Expr) else value
 
 
 def dynamic(name: str, *args: Expr, attrs: Attrs) -> Call:
-    """A call of an operator of this file."""
+    """Return a call of an operator of this file."""
     return call(f"dyn.{name}", *args, attrs=attrs)
 
 

@@ -88,6 +88,7 @@ def _arange_dims(attrs: DynamicAttrs, buffers: Sequence[Buffer]) -> Dims:
     first = (b[tuple(const(0) for _ in b.shape)] for b in buffers)
     start, stop, step = (cast(v, dtype) for v in first)
     zero = step.equal(0)
+    # A step of 0 is refused by the check; the division must be valid until then.
     by = Select(zero, const(1, dtype), step, dtype)
     if dtype == "int64":
         count: PrimExpr = const(0) - (start - stop) // by
@@ -97,7 +98,7 @@ def _arange_dims(attrs: DynamicAttrs, buffers: Sequence[Buffer]) -> Dims:
 
 
 def _only(x: Tensor) -> PrimExpr:
-    """The element of a tensor of one."""
+    """Return the element of a tensor of one."""
     return x[tuple(0 for _ in x.shape)]
 
 
@@ -107,8 +108,8 @@ def _arange_reference(attrs: DynamicAttrs, start: Array, stop: Array, step: Arra
     if by == 0:
         raise InputError("run: dyn.arange: the step is 0")
     count = max(0, int(np.ceil((last - first) / by)))
-    made = np.asarray(first + np.arange(count).astype(exact) * by)
-    return made.astype(to_numpy(attrs.dtype) if attrs.dtype else start.dtype)
+    numbers = np.asarray(first + np.arange(count).astype(exact) * by)
+    return numbers.astype(to_numpy(attrs.dtype) if attrs.dtype else start.dtype)
 
 
 declare_dynamic(

@@ -34,8 +34,12 @@ def _pad_dims(attrs: DynPadAttrs, buffers: Sequence[Buffer]) -> Dims:
     dims = [d + a + b for d, (a, b) in zip(data.shape, pairs, strict=True)]
     if attrs.pad_mode == "constant":
         return dims, []
-    left = [d + minimum(a, 0) + minimum(b, 0) for d, (a, b) in zip(data.shape, pairs, strict=True)]
-    return dims, [Wanted(n > 0, "there is nothing that borders show", {"left": n}) for n in left]
+    uncropped = [
+        d + minimum(a, 0) + minimum(b, 0) for d, (a, b) in zip(data.shape, pairs, strict=True)
+    ]
+    return dims, [
+        Wanted(n > 0, "there is nothing that borders show", {"left": n}) for n in uncropped
+    ]
 
 
 def _pad(attrs: DynPadAttrs, inputs: Sequence[Tensor], out: TensorType) -> list[Tensor]:
@@ -50,30 +54,32 @@ no "wrap")."""
 
 
 def padded(data: Array, width: Sequence[Sequence[int]] | Array, mode: str) -> Array:
-    """`data` with borders of a mode that takes no value."""
+    """Return `data` with borders of a mode that takes no value."""
     return np.pad(data, width, mode=mode)  # type: ignore[call-overload,no-any-return]
 
 
 def bordered(
     name: str, data: Array, width: Sequence[Sequence[int]], mode: str, value: Array
 ) -> Array:
-    """`data` with borders of a mode; negative widths crop, beyond what there is too.
+    """Return `data` with borders of a mode; negative widths crop, also by more than the extent.
 
-    Raises InputError where nothing is left of an axis and more is to go.
+    Raises:
+        InputError: An axis has no elements to crop or to repeat.
     """
     pairs = list(zip(data.shape, width, strict=True))
     shape = [d + a + b for d, (a, b) in pairs]
     if min(shape, default=0) < 0:
         raise InputError(f"run: {name}: a dimension of the result is negative; it is {min(shape)}")
-    kept = [slice(max(0, -a), max(0, -a, min(d, d + b))) for d, (a, b) in pairs]
+    cropped = [slice(max(0, -a), max(0, -a, min(d, d + b))) for d, (a, b) in pairs]
     if mode != "constant":
-        if not data[tuple(kept)].size and data.size:
+        if not data[tuple(cropped)].size and data.size:
             raise InputError(f"run: {name}: borders of mode {mode!r} around nothing")
-        return padded(data[tuple(kept)], [(max(0, a), max(0, b)) for _, (a, b) in pairs], mode)
-    found = np.full(shape, value, data.dtype)
-    moved = [slice(k.start + a, k.stop + a) for k, (_, (a, _)) in zip(kept, pairs, strict=True)]
-    found[tuple(moved)] = data[tuple(kept)]
-    return found
+        return padded(data[tuple(cropped)], [(max(0, a), max(0, b)) for _, (a, b) in pairs], mode)
+    bordered_data = np.full(shape, value, data.dtype)
+    # The position of the cropped data within the result.
+    moved = [slice(k.start + a, k.stop + a) for k, (_, (a, _)) in zip(cropped, pairs, strict=True)]
+    bordered_data[tuple(moved)] = data[tuple(cropped)]
+    return bordered_data
 
 
 def _pad_reference(attrs: DynPadAttrs, data: Array, width: Array, value: Array) -> Array:

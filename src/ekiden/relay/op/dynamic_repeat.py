@@ -27,14 +27,14 @@ from ekiden.tir.expr import Buffer
 
 def _broadcast_dims(attrs: DynamicAttrs, buffers: Sequence[Buffer]) -> Dims:
     data, shape = buffers
-    wanted = elements(shape)
+    target_shape = elements(shape)
     checks = []
     for axis, extent in enumerate(data.shape):
-        target = wanted[len(wanted) - len(data.shape) + axis]
+        target = target_shape[len(target_shape) - len(data.shape) + axis]
         fits = ((extent - 1) * (extent - target)).equal(0)
         wrong = f"dimension {axis} of data does not broadcast to the shape"
         checks.append(Wanted(fits, wrong, {"it": extent, "the shape there": target}))
-    return wanted, checks
+    return target_shape, checks
 
 
 def _broadcast_kind(attrs: DynamicAttrs, types: Sequence[TensorType]) -> TensorType:

@@ -42,37 +42,45 @@ class DynReshapeAttrs(Attrs):
 
 def _reshape_dims(attrs: DynReshapeAttrs, buffers: Sequence[Buffer]) -> Dims:
     data, newshape = buffers
-    wanted = elements(newshape)
+    requested = elements(newshape)
     checks = []
     if not attrs.allowzero:
         none = "a 0 stands for a dimension that the data has not"
-        checks = [Wanted(binary(NE, w, 0), none) for w in wanted[len(data.shape) :]]
-        copied = data.shape[: len(wanted)]
-        rest = wanted[len(copied) :]
-        pairs = zip(wanted, copied, strict=False)
-        wanted = [*(choose(w.equal(0), d, w) for w, d in pairs), *rest]
+        checks = [Wanted(binary(NE, w, 0), none) for w in requested[len(data.shape) :]]
+        copied = data.shape[: len(requested)]
+        beyond = requested[len(copied) :]
+        pairs = zip(requested, copied, strict=False)
+        requested = [*(choose(w.equal(0), d, w) for w, d in pairs), *beyond]
     total = product(data.shape)
-    others = product([choose(w.equal(-1), const(1), w) for w in wanted])
-    free = total // choose(others.equal(0), const(1), others)
-    dims = [choose(w.equal(-1), free, w) for w in wanted]
-    wrong, made = "the data has another number of elements", product(dims)
-    shown = {"that of the data": total, "that of the new shape": made}
-    open_ends = sum((choose(w.equal(-1), const(1), const(0)) for w in wanted), const(0))
+    fixed = product([choose(w.equal(-1), const(1), w) for w in requested])
+    # The -1 dimension; a product of 0 is checked below.
+    free = total // choose(fixed.equal(0), const(1), fixed)
+    dims = [choose(w.equal(-1), free, w) for w in requested]
+    wrong, result_size = "the data has another number of elements", product(dims)
+    shown = {"that of the data": total, "that of the new shape": result_size}
+    open_ends = sum((choose(w.equal(-1), const(1), const(0)) for w in requested), const(0))
     once = Wanted(open_ends <= 1, "-1 may stand once", {"the number of them": open_ends})
-    clear = Or(open_ends.equal(0), binary(NE, others, 0), "bool")
+    clear = Or(open_ends.equal(0), binary(NE, fixed, 0), "bool")
     unclear = "what is left is not clear beside a dimension of 0"
-    return dims, [*checks, once, Wanted(made.equal(total), wrong, shown), Wanted(clear, unclear)]
+    return dims, [
+        *checks,
+        once,
+        Wanted(result_size.equal(total), wrong, shown),
+        Wanted(clear, unclear),
+    ]
 
 
 def _reshape_reference(attrs: DynReshapeAttrs, data: Array, newshape: Array) -> Array:
-    wanted = [int(n) for n in newshape]
-    if min(wanted, default=0) < -1:  # to NumPy, any negative number is what is left
-        raise ValueError(f"dyn.reshape: a dimension of the result is negative; it is {min(wanted)}")
+    requested = [int(n) for n in newshape]
+    if min(requested, default=0) < -1:  # to NumPy, any negative number is what is left
+        raise ValueError(
+            f"dyn.reshape: a dimension of the result is negative; it is {min(requested)}"
+        )
     if not attrs.allowzero:
-        if 0 in wanted[data.ndim :]:
+        if 0 in requested[data.ndim :]:
             raise ValueError("dyn.reshape: a 0 stands for a dimension that the data has not")
-        wanted = [data.shape[i] if n == 0 else n for i, n in enumerate(wanted)]
-    return np.reshape(data, wanted)
+        requested = [data.shape[i] if n == 0 else n for i, n in enumerate(requested)]
+    return np.reshape(data, requested)
 
 
 declare_dynamic(
@@ -101,14 +109,14 @@ class DynExpandDimsAttrs(Attrs):
 def _expanded_dims(attrs: DynExpandDimsAttrs, buffers: Sequence[Buffer]) -> Dims:
     data, axis = buffers
     rank, count = len(data.shape), attrs.num_newaxis
-    given = element(axis, *(0 for _ in axis.shape))
-    at = choose(given < 0, given + (rank + 1), given)
+    requested_axis = element(axis, *(0 for _ in axis.shape))
+    at = choose(requested_axis < 0, requested_axis + (rank + 1), requested_axis)
     dims = []
     for i in range(rank + count):
         before = data.shape[i] if i < rank else const(1)
         after = data.shape[i - count] if i >= count else const(1)
         dims.append(choose(at > i, before, choose(at <= i - count, after, const(1))))
-    wrong, shown = "axis is out of range", {"it": given, "the rank": const(rank)}
+    wrong, shown = "axis is out of range", {"it": requested_axis, "the rank": const(rank)}
     return dims, [Wanted(at >= 0, wrong, shown), Wanted(at <= rank, wrong, shown)]
 
 
@@ -121,8 +129,8 @@ def _expanded_type(attrs: DynExpandDimsAttrs, types: Sequence[TensorType]) -> Te
 
 
 def _expanded(attrs: DynExpandDimsAttrs, data: Array, axis: Array) -> Array:
-    given = int(axis.reshape(-1)[0])
-    at = normalize_axis(given, data.ndim + 1, "expand_dims")
+    requested_axis = int(axis.reshape(-1)[0])
+    at = normalize_axis(requested_axis, data.ndim + 1, "expand_dims")
     return data.reshape(*data.shape[:at], *[1] * attrs.num_newaxis, *data.shape[at:])
 
 
@@ -150,10 +158,11 @@ def _squeezed_dims(attrs: DynamicAttrs, buffers: Sequence[Buffer]) -> Dims:
     checks = [Wanted(a >= 0, wrong, s) for a, s in zip(axes, shown, strict=True)]
     checks += [Wanted(a < rank, wrong, s) for a, s in zip(axes, shown, strict=True)]
     for i, extent in enumerate(data.shape):
+        # The number of times that the axis is among those to drop.
         dropped = sum((cast(a.equal(i), "int64") for a in axes), const(0))
         for j in range(len(dims)):
-            here = (position + dropped * rank).equal(j)
-            dims[j] = choose(here, extent, dims[j])
+            is_source = (position + dropped * rank).equal(j)
+            dims[j] = choose(is_source, extent, dims[j])
         checks.append(Wanted(dropped <= 1, f"axis {i} is dropped twice"))
         one = (dropped * (extent - 1)).equal(0)
         wrong = f"dimension {i} of data is dropped and not 1"

@@ -88,18 +88,18 @@ def _topk_dims(attrs: DynTopKAttrs, buffers: Sequence[Buffer]) -> Dims:
     data, number = buffers
     size = data.shape[attrs.axis % len(data.shape)]
     k = element(number, *(0 for _ in number.shape))
-    wanted = choose(k < 1, size, k)
+    count = choose(k < 1, size, k)
     wrong, shown = "k is larger than the extent of the axis", {"k": k, "the extent": size}
     both = 2 if attrs.ret_type == "both" else 1
-    return [wanted] * both, [Wanted(k <= size, wrong, shown)]
+    return [count] * both, [Wanted(k <= size, wrong, shown)]
 
 
 def _topk(attrs: DynTopKAttrs, inputs: Sequence[Tensor], out: Type) -> list[Tensor]:
     first = out.fields[0] if isinstance(out, TupleType) else out
     assert isinstance(first, TensorType)
     k = first.shape[attrs.axis % len(first.shape)]
-    found = topi.topk(inputs[0], k, attrs.axis, attrs.ret_type, attrs.is_ascend, attrs.dtype)
-    return [found] if isinstance(found, Tensor) else list(found)
+    selected = topi.topk(inputs[0], k, attrs.axis, attrs.ret_type, attrs.is_ascend, attrs.dtype)
+    return [selected] if isinstance(selected, Tensor) else list(selected)
 
 
 def _topk_reference(attrs: DynTopKAttrs, data: Array, k: Array) -> tuple[Array, ...] | Array:

@@ -66,8 +66,8 @@ def _slice_dims(attrs: DynStridedSliceAttrs, buffers: Sequence[Buffer]) -> Dims:
     for n, axis in enumerate(axes):
         size, step = data.shape[axis], steps[n] if by_end and n < len(steps) else const(1)
         back = step < 0
-        given = begins[n] if n < len(begins) else choose(back, size - 1, const(0))
-        first = choose(given < 0, given + size, given)
+        requested = begins[n] if n < len(begins) else choose(back, size - 1, const(0))
+        first = choose(requested < 0, requested + size, requested)
         low, high = choose(back, const(-1), const(0)), choose(back, size - 1, size)
         first = maximum(minimum(first, high), low)
         if n >= len(ends):

@@ -122,7 +122,7 @@ def unary(
 
 
 def _sigmoid(x: Array) -> Array:
-    """1 / (1 + exp(-x)) = (tanh(x / 2) + 1) / 2, where exp would overflow for x below -709."""
+    """Return 1 / (1 + exp(-x)) = (tanh(x / 2) + 1) / 2, as exp would overflow for x below -709."""
     return np.asarray(0.5 * (np.tanh(0.5 * x.astype(np.float64)) + 1))
 
 
@@ -214,7 +214,7 @@ register_op(
 
 
 def cast(data: Expr, dtype: str) -> Call:
-    """Each element as `dtype`; floats truncate towards zero, anything but 0 becomes True."""
+    """Return each element as `dtype`; floats truncate towards zero, anything but 0 becomes True."""
     return call("cast", data, attrs=CastAttrs(dtype))
 
 
@@ -241,7 +241,7 @@ register_op(
 
 
 def reinterpret(data: Expr, dtype: str) -> Call:
-    """The bits of each element as a `dtype` of the same size."""
+    """Return the bits of each element as a `dtype` of the same size."""
     return call("reinterpret", data, attrs=CastAttrs(dtype))
 
 
@@ -282,8 +282,10 @@ register_op(
 
 
 def clip(a: Expr, a_min: float, a_max: float) -> Call:
-    """Elements below `a_min` become a_min, then those above `a_max` a_max. Of integers, bounds
-    beyond the ends of the dtype are these."""
+    """Return elements with those below `a_min` set to a_min, then those above `a_max` to a_max.
+
+    Bounds beyond the limits of an integer dtype become these limits.
+    """
     return call("clip", a, attrs=ClipAttrs(float(a_min), float(a_max)))
 
 

@@ -69,49 +69,51 @@ class Resize2DAttrs(Attrs):
 
 
 def resized_shape(shape: Shape, layout: str, size: Dims) -> Shape:
-    """The result's shape."""
-    found: list[PrimExpr] = list(shape)
+    """Return the result's shape."""
+    result_shape: list[PrimExpr] = list(shape)
     for extent, at in zip(size, spatial(layout), strict=True):
-        found[at] = as_dim(extent)
-    return tuple(found)
+        result_shape[at] = as_dim(extent)
+    return tuple(result_shape)
 
 
 def _expect_pixels(name: str, data: TensorType, layout: str) -> None:
     """Data of which every result pixel shows some."""
-    least = [1 if letter in "HW" else None for letter, _ in parse(layout)]
-    attempt(name, expect_least, name, "data", data.shape, least)
+    minimums = [1 if letter in "HW" else None for letter, _ in parse(layout)]
+    attempt(name, expect_least, name, "data", data.shape, minimums)
 
 
-def _expect_resizable(name: str, wanted: Resize2DAttrs, data: TensorType) -> None:
+def _expect_resizable(name: str, settings: Resize2DAttrs, data: TensorType) -> None:
     """Fail for attributes that do not say how pixels are found, and for data without any."""
-    rank_is(name, data, len(attempt(name, parse, wanted.layout)), "data")
-    if wanted.method not in METHODS:
-        fail(name, f"method must be one of {', '.join(METHODS)}, got {wanted.method!r}")
-    mode = wanted.coordinate_transformation_mode
-    attempt(name, rounding_of, wanted.rounding_method, mode)
-    if mode == "tf_crop_and_resize" and len(wanted.roi) != 4:
-        fail(name, f"tf_crop_and_resize needs 4 numbers in roi, got {wanted.roi}")
-    scales: object = wanted.scales
+    rank_is(name, data, len(attempt(name, parse, settings.layout)), "data")
+    if settings.method not in METHODS:
+        fail(name, f"method must be one of {', '.join(METHODS)}, got {settings.method!r}")
+    mode = settings.coordinate_transformation_mode
+    attempt(name, rounding_of, settings.rounding_method, mode)
+    if mode == "tf_crop_and_resize" and len(settings.roi) != 4:
+        fail(name, f"tf_crop_and_resize needs 4 numbers in roi, got {settings.roi}")
+    scales: object = settings.scales
     if scales is not None and not (isinstance(scales, Sequence) and len(scales) == 2):
         fail(name, f"scales must be of height and width, got {scales}")
-    _expect_pixels(name, data, wanted.layout)
+    _expect_pixels(name, data, settings.layout)
 
 
 def _resize_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
     (data,) = tensors("image.resize2d", types, 1)
-    wanted = attrs_of(Resize2DAttrs, attrs)
-    if len(wanted.size) != 2:
-        fail("image.resize2d", f"size must be (height, width), got {wanted.size}")
-    _expect_resizable("image.resize2d", wanted, data)
+    settings = attrs_of(Resize2DAttrs, attrs)
+    if len(settings.size) != 2:
+        fail("image.resize2d", f"size must be (height, width), got {settings.size}")
+    _expect_resizable("image.resize2d", settings, data)
     return TensorType(
-        resized_shape(data.shape, wanted.layout, wanted.size), wanted.out_dtype or data.dtype
+        resized_shape(data.shape, settings.layout, settings.size), settings.out_dtype or data.dtype
     )
 
 
 def _coordinates(
     mode: str, size: int, extent: int, scale: float | None, region: tuple[float, ...]
 ) -> Array:
-    """Where each result pixel lies in the data, in float32 as the kernels compute it."""
+    """Return the position in the data of each result pixel, in float32 as the kernels
+    compute it.
+    """
     x, half = np.arange(extent, dtype=np.float32), np.float32(0.5)
     factor = np.float32(extent / max(size, 1) if scale is None else scale)
     if mode == "tf_crop_and_resize":
@@ -142,7 +144,7 @@ def _nearest(x: Array, rounding: str) -> Array:
 
 
 def _cubic(distance: Array, alpha: float) -> Array:
-    """The cubic convolution kernel."""
+    """Return the cubic convolution kernel at a distance."""
     d = np.abs(distance.astype(np.float64))
     near = ((alpha + 2) * d - (alpha + 3)) * d * d + 1
     far = ((d - 5) * d + 8) * d * alpha - 4 * alpha
@@ -150,12 +152,12 @@ def _cubic(distance: Array, alpha: float) -> Array:
 
 
 def _taps(attrs: Resize2DAttrs, x: Array, size: int) -> list[tuple[Array, Array]]:
-    """(positions, weights) of the pixels of one axis that those at the places x sum."""
+    """Return (positions, weights) of the pixels of one axis that those at the positions x sum."""
     if attrs.method == "nearest_neighbor":
         rounding = rounding_of(attrs.rounding_method, attrs.coordinate_transformation_mode)
         return [(_inside(_nearest(x, rounding), size), np.ones(len(x)))]
     base = np.floor(x)
-    places, weights = [], []
+    positions, weights = [], []
     for offset in range(-1, 3) if attrs.method == "cubic" else range(2):
         distance = (x - base) - offset  # where x is large, base + offset would be base
         weight = (
@@ -164,11 +166,11 @@ def _taps(attrs: Resize2DAttrs, x: Array, size: int) -> list[tuple[Array, Array]
         at = base + offset
         if attrs.method == "cubic" and attrs.cubic_exclude:
             weight = np.where((at < 0) | (at > size - 1), 0, weight)
-        places.append(_inside(at, size))
+        positions.append(_inside(at, size))
         weights.append(weight)
     if attrs.method == "cubic" and attrs.cubic_exclude:
         weights = list(np.stack(weights) / np.sum(weights, axis=0))
-    return list(zip(places, weights, strict=True))
+    return list(zip(positions, weights, strict=True))
 
 
 def _inside(at: Array, size: int) -> Array:
@@ -177,31 +179,32 @@ def _inside(at: Array, size: int) -> Array:
 
 
 def _summed(data: Array, axis: int, taps: Sequence[tuple[Array, Array]]) -> Array:
-    """The weighted sum of pixels along an axis."""
+    """Return the weighted sum of pixels along an axis."""
     shape = [-1 if n == axis else 1 for n in range(data.ndim)]
-    parts = [np.take(data, at, axis) * weight.reshape(shape) for at, weight in taps]
-    return np.asarray(sum(parts[1:], parts[0]))
+    terms = [np.take(data, at, axis) * weight.reshape(shape) for at, weight in taps]
+    return np.asarray(sum(terms[1:], terms[0]))
 
 
 def _resize_reference(attrs: Resize2DAttrs, data: Array) -> Array:
-    found = data.astype(np.float64)
+    resized = data.astype(np.float64)
     for i, (extent, at) in enumerate(zip(as_ints(attrs.size), spatial(attrs.layout), strict=True)):
         size = data.shape[at]
         scale = None if attrs.scales is None else attrs.scales[i]
         mode = attrs.coordinate_transformation_mode
         x = _coordinates(mode, size, extent, scale, attrs.roi[i::2])
-        found = _summed(found, at, _taps(attrs, x, size))
+        resized = _summed(resized, at, _taps(attrs, x, size))
         if mode == "tf_crop_and_resize":
+            # Only this mode reads beyond the data on purpose.
             outside = np.expand_dims(((x < 0) | (x > size - 1)), tuple(range(1, data.ndim - at)))
-            found = np.where(outside, attrs.extrapolation_value, found)
+            resized = np.where(outside, attrs.extrapolation_value, resized)
     dtype = to_numpy(attrs.out_dtype or str(data.dtype))
-    return (np.rint(found) if dtype.kind in "iu" else found).astype(dtype)
+    return (np.rint(resized) if dtype.kind in "iu" else resized).astype(dtype)
 
 
 def resize_lower(
     attrs: Resize2DAttrs, data: Tensor, out: TensorType, scales: Sequence[PrimExpr] | None = None
 ) -> Tensor:
-    """The computation of a resize, by scales that are data if there are such."""
+    """Return the computation of a resize, by scales that are data if there are such."""
     sampling = Sampling(
         attrs.method,
         attrs.coordinate_transformation_mode,
@@ -284,8 +287,8 @@ def _dyn_resize_kind(attrs: DynResize2DAttrs, types: Sequence[TensorType]) -> Te
 
 
 def _dyn_resize_reference(attrs: DynResize2DAttrs, data: Array, size: Array) -> Array:
-    wanted = not_negative("dyn.image.resize2d", "a dimension of the result", tuple(size.tolist()))
-    return _resize_reference(attrs.with_fields(size=wanted), data)
+    extents = not_negative("dyn.image.resize2d", "a dimension of the result", tuple(size.tolist()))
+    return _resize_reference(attrs.with_fields(size=extents), data)
 
 
 declare_dynamic(
@@ -315,18 +318,29 @@ def resize2d(
     out_dtype: str = "",
     scales: Sequence[float] | Expr | None = None,
 ) -> Call:
-    """Images resized to (height, width), which may be symbolic, or an expression; see
-    Resize2DAttrs. `scales` may be an expression too, of a vector, where `size` is none."""
-    wanted = constant_of(size)
-    extents = () if wanted is None else wanted if isinstance(wanted, Sequence) else (wanted, wanted)
-    given = None if scales is None or isinstance(scales, Expr) else tuple(map(float, scales))
+    """Return images resized to (height, width), which may be symbolic, or an expression.
+
+    See Resize2DAttrs for the options. `scales` may be an expression too, of a vector, if `size` is
+    none.
+    """
+    constant_size = constant_of(size)
+    extents = (
+        ()
+        if constant_size is None
+        else constant_size
+        if isinstance(constant_size, Sequence)
+        else (constant_size, constant_size)
+    )
+    constant_scales = (
+        None if scales is None or isinstance(scales, Expr) else tuple(map(float, scales))
+    )
     options = (
         as_attr(extents), layout, method, coordinate_transformation_mode, rounding_method,
         cubic_alpha, bool(cubic_exclude),
-        given, out_dtype, tuple(roi or ()),
+        constant_scales, out_dtype, tuple(roi or ()),
         extrapolation_value,
     )  # fmt: skip
-    if wanted is None:
+    if constant_size is None:
         assert isinstance(size, Expr)
         return dynamic("image.resize2d", data, size, attrs=DynResize2DAttrs(*options))
     if isinstance(scales, Expr):
@@ -353,8 +367,11 @@ UPSAMPLING_METHODS = {
 
 
 def scaled(extent: PrimExpr, factor: float) -> PrimExpr:
-    """An extent times a factor, rounded. Raises ValueError when a symbolic extent meets a factor
-    that is no integer."""
+    """Return an extent times a factor, rounded.
+
+    Raises:
+        ValueError: The extent is symbolic and the factor no integer.
+    """
     number = known(extent)
     if number is not None:
         return as_dim(round(number * factor))
@@ -364,7 +381,7 @@ def scaled(extent: PrimExpr, factor: float) -> PrimExpr:
 
 
 def upsampling_as_resize(attrs: UpSamplingAttrs, shape: Shape) -> Resize2DAttrs:
-    """The resize that an up-sampling of data of that shape is."""
+    """Return the resize that is equal to an up-sampling of data of that shape."""
     rows, columns = (shape[at] for at in spatial(attrs.layout))
     corners = "align_corners" if attrs.align_corners else "asymmetric"
     rounding = "floor" if attrs.method == "nearest_neighbor" and not attrs.align_corners else ""
@@ -376,18 +393,18 @@ def upsampling_as_resize(attrs: UpSamplingAttrs, shape: Shape) -> Resize2DAttrs:
 
 def _upsampling_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
     (data,) = tensors("nn.upsampling", types, 1)
-    wanted = attrs_of(UpSamplingAttrs, attrs)
-    rank_is("nn.upsampling", data, len(attempt("nn.upsampling", parse, wanted.layout)), "data")
-    if wanted.method not in UPSAMPLING_METHODS:
+    settings = attrs_of(UpSamplingAttrs, attrs)
+    rank_is("nn.upsampling", data, len(attempt("nn.upsampling", parse, settings.layout)), "data")
+    if settings.method not in UPSAMPLING_METHODS:
         fail(
             "nn.upsampling",
-            f"method must be one of {', '.join(UPSAMPLING_METHODS)}, got {wanted.method!r}",
+            f"method must be one of {', '.join(UPSAMPLING_METHODS)}, got {settings.method!r}",
         )
     try:
-        size = upsampling_as_resize(wanted, data.shape).size
+        size = upsampling_as_resize(settings, data.shape).size
     except ValueError as error:
         fail("nn.upsampling", str(error))
-    return TensorType(resized_shape(data.shape, wanted.layout, size), data.dtype)
+    return TensorType(resized_shape(data.shape, settings.layout, size), data.dtype)
 
 
 def _upsampling_reference(attrs: UpSamplingAttrs, data: Array) -> Array:
@@ -413,17 +430,17 @@ register_op(
 
 
 def _factor(scale: float | Expr) -> float | None:
-    """A factor that is known; None if it is data."""
+    """Return a factor that is known, or None if it is data."""
     value = constant_of(scale)
     return None if value is None else float(np.asarray(value).reshape(()))
 
 
 def _scaled_size(data: Expr, layout: str, scales: Sequence[float | Expr]) -> Expr:
-    """The extents of images times factors that are data, rounded."""
-    places = const(np.array(spatial(layout), np.int64))
-    extents = cast(take(shape_of(data, "int64"), places), "float32")
-    given = [s if isinstance(s, Expr) else const(np.float32(s)) for s in scales]
-    factors = concatenate([reshape(cast(s, "float32"), (1,)) for s in given], 0)
+    """Return the extents of images times factors that are data, rounded."""
+    spatial_axes = const(np.array(spatial(layout), np.int64))
+    extents = cast(take(shape_of(data, "int64"), spatial_axes), "float32")
+    scale_exprs = [s if isinstance(s, Expr) else const(np.float32(s)) for s in scales]
+    factors = concatenate([reshape(cast(s, "float32"), (1,)) for s in scale_exprs], 0)
     return cast(rounded(multiply(extents, factors)), "int64")
 
 
@@ -435,7 +452,7 @@ def upsampling(
     method: str = "nearest_neighbor",
     align_corners: bool = False,
 ) -> Call:
-    """Images enlarged by factors, which may be scalars of floating point that are data."""
+    """Return images enlarged by factors, which may be scalars of floating point that are data."""
     rows, columns = _factor(scale_h), _factor(scale_w)
     if rows is None or columns is None:
         attrs = UpSamplingAttrs(1.0, 1.0, layout, method, align_corners)

@@ -172,7 +172,7 @@ def resize1d(
     extrapolation_value: float = 0.0,
     out_dtype: str = "",
 ) -> Call:
-    """Signals resized along one axis."""
+    """Return signals resized along one axis."""
     attrs = Resize1DAttrs(
         _extents(size, 1), tuple(roi or ()), layout, method, coordinate_transformation_mode,
         rounding_method, cubic_alpha, cubic_exclude, extrapolation_value, out_dtype,
@@ -193,7 +193,7 @@ def resize3d(
     extrapolation_value: float = 0.0,
     out_dtype: str = "",
 ) -> Call:
-    """Volumes resized along three axes."""
+    """Return volumes resized along three axes."""
     attrs = Resize3DAttrs(
         _extents(size, 3), tuple(roi or ()), layout, method, coordinate_transformation_mode,
         rounding_method, cubic_alpha, cubic_exclude, extrapolation_value, out_dtype,
@@ -211,7 +211,7 @@ def crop_and_resize(
     extrapolation_value: float = 0.0,
     out_dtype: str = "",
 ) -> Call:
-    """Parts of images, given by boxes in [0, 1], at one size."""
+    """Return regions of images, as boxes in [0, 1], at one size."""
     attrs = CropAndResizeAttrs(as_attr(crop_size), layout, method, extrapolation_value, out_dtype)
     return call("image.crop_and_resize", data, boxes, box_indices, attrs=attrs)
 
@@ -224,13 +224,13 @@ def grid_sample(
     padding_mode: str = "zeros",
     align_corners: bool = True,
 ) -> Call:
-    """Images sampled at places in [-1, 1]."""
+    """Return images sampled at positions in [-1, 1]."""
     attrs = GridSampleAttrs(method, layout, padding_mode, align_corners)
     return call("image.grid_sample", data, grid, attrs=attrs)
 
 
 def affine_grid(data: Expr, target_shape: Sequence[Dim]) -> Call:
-    """The places that affine maps [batch, 2, 3] sample."""
+    """Return the positions that affine maps [batch, 2, 3] sample."""
     return call("image.affine_grid", data, attrs=AffineGridAttrs(as_attr(target_shape)))
 
 
@@ -244,7 +244,7 @@ def dilation2d(
     kernel_layout: str = "IHW",
     out_dtype: str = "",
 ) -> Call:
-    """The maximum over windows of data plus weight."""
+    """Return the maximum over windows of data plus weight."""
     sides = tuple(padding) * (2 if len(padding) == 2 else 1)
     attrs = Dilation2DAttrs(
         tuple(strides), sides, tuple(dilations), data_layout, kernel_layout, out_dtype

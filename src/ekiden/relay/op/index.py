@@ -68,25 +68,28 @@ def _check_indices(name: str, indices: TensorType) -> None:
 
 def _take_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
     data, indices = tensors("take", types, 2)
-    wanted = attrs_of(TakeAttrs, attrs)
+    settings = attrs_of(TakeAttrs, attrs)
     _check_indices("take", indices)
-    if wanted.mode not in TAKE_MODES:
-        fail("take", f"mode must be one of {', '.join(TAKE_MODES)}, got {wanted.mode!r}")
-    if wanted.batch_dims != 0:
-        fail("take", f"batch_dims must be 0, got {wanted.batch_dims}")
-    if wanted.axis is None:
+    if settings.mode not in TAKE_MODES:
+        fail("take", f"mode must be one of {', '.join(TAKE_MODES)}, got {settings.mode!r}")
+    if settings.batch_dims != 0:
+        fail("take", f"batch_dims must be 0, got {settings.batch_dims}")
+    if settings.axis is None:
         return TensorType(indices.shape, data.dtype)
-    at = attempt("take", normalize_axis, wanted.axis, len(data.shape), "take")
+    at = attempt("take", normalize_axis, settings.axis, len(data.shape), "take")
     return TensorType((*data.shape[:at], *indices.shape, *data.shape[at + 1 :]), data.dtype)
 
 
 def _take_reference(attrs: TakeAttrs, data: Array, indices: Array) -> Array:
-    """NumPy's take, with indices of 64 bits so that unsigned ones do not wrap. Modes that move
-    indices need an element to move them to; "raise" refuses them all where there is none."""
-    found = indices.astype(np.int64)
+    """Return NumPy's take, with indices of 64 bits so that unsigned ones do not wrap.
+
+    Modes that move indices need an element to move them to; "raise" refuses all indices if there is
+    none.
+    """
+    wide = indices.astype(np.int64)
     at = 0 if attrs.axis is None else attrs.axis % data.ndim
-    rest = () if attrs.axis is None else data.shape
-    shape = (*rest[:at], *indices.shape, *rest[at + 1 :])
+    sliced = () if attrs.axis is None else data.shape
+    shape = (*sliced[:at], *indices.shape, *sliced[at + 1 :])
     if 0 in shape:  # nothing is read
         return np.empty(shape, data.dtype)
     if attrs.mode != "raise":
@@ -95,14 +98,14 @@ def _take_reference(attrs: TakeAttrs, data: Array, indices: Array) -> Array:
         check_range(f"take: extent of 'data'{along}", np.asarray(extent), (1, MOST))
     if attrs.mode == "raise":
         check_indices("take", indices, *_axis_of(data, attrs.axis))
-        return np.asarray(np.take(data, found, axis=attrs.axis))
+        return np.asarray(np.take(data, wide, axis=attrs.axis))
     if attrs.mode == "wrap":  # NumPy's own mode adds the extent until an index is in range
-        found = found % extent
-    return np.asarray(np.take(data, found, axis=attrs.axis, mode="clip"))
+        wide = wide % extent
+    return np.asarray(np.take(data, wide, axis=attrs.axis, mode="clip"))
 
 
 def _axis_of(data: Array, axis: int | None) -> tuple[int, int | None]:
-    """The number of elements along an axis, and which it is."""
+    """Return the number of elements along an axis, and the axis."""
     return (data.size, None) if axis is None else (data.shape[axis], axis % data.ndim)
 
 
@@ -132,7 +135,7 @@ register_op(
 def take(
     data: Expr, indices: Expr, axis: int | None = None, batch_dims: int = 0, mode: str = "clip"
 ) -> Call:
-    """Slices of `data` at `indices` along an axis."""
+    """Return slices of `data` at `indices` along an axis."""
     return call("take", data, indices, attrs=TakeAttrs(batch_dims, axis, mode))
 
 
@@ -163,8 +166,8 @@ def _gather_reference(attrs: GatherAttrs, data: Array, indices: Array) -> Array:
     at = normalize_axis(attrs.axis, data.ndim, "gather")
     check_indices("gather", indices, data.shape[at], at)
     positions: list[Array] = list(np.indices(indices.shape, sparse=True))
-    found = indices.astype(np.int64)
-    positions[at] = np.where(found < 0, found + data.shape[at], found)
+    wide = indices.astype(np.int64)
+    positions[at] = np.where(wide < 0, wide + data.shape[at], wide)
     return np.asarray(data[tuple(positions)])
 
 
@@ -188,8 +191,10 @@ register_op(
 
 
 def gather(data: Expr, axis: int, indices: Expr) -> Call:
-    """`data[i, ..., indices[i, ..., k], ..., k]`: one index per result element; negative ones count
-    from the end."""
+    """Return `data[i, ..., indices[i, ..., k], ..., k]`, with one index per result element.
+
+    Negative indices count from the end.
+    """
     return call("gather", data, indices, attrs=GatherAttrs(axis))
 
 
@@ -204,46 +209,47 @@ class GatherNDAttrs(Attrs):
 
 def _gather_nd_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
     data, indices = tensors("gather_nd", types, 2)
-    wanted = attrs_of(GatherNDAttrs, attrs)
+    settings = attrs_of(GatherNDAttrs, attrs)
     _check_indices("gather_nd", indices)
     rank_at_least("gather_nd", indices, 1, "indices")
-    count = known(indices.shape[0]) if wanted.index_rank is None else wanted.index_rank
+    count = known(indices.shape[0]) if settings.index_rank is None else settings.index_rank
     if count is None:
         fail(
             "gather_nd",
             f"the first extent of 'indices' must be a number, got {show(indices.shape)}",
         )
     attempt("gather_nd", expect_shape, "gather_nd", "indices", indices.shape[:1], (count,))
-    if wanted.batch_dims < 0:
-        fail("gather_nd", f"batch_dims must not be negative, got {wanted.batch_dims}")
-    if wanted.batch_dims >= len(indices.shape):
-        got = f"got {len(indices.shape)} and {wanted.batch_dims}"
-        fail("gather_nd", f"'indices' must have more axes than batch_dims, {got}")
-    if count + wanted.batch_dims > len(data.shape):
+    if settings.batch_dims < 0:
+        fail("gather_nd", f"batch_dims must not be negative, got {settings.batch_dims}")
+    if settings.batch_dims >= len(indices.shape):
+        actual = f"got {len(indices.shape)} and {settings.batch_dims}"
+        fail("gather_nd", f"'indices' must have more axes than batch_dims, {actual}")
+    if count + settings.batch_dims > len(data.shape):
         fail("gather_nd", f"{count} coordinates are too many for {show(data.shape)}")
-    shared = wanted.batch_dims
+    shared = settings.batch_dims
     leading = indices.shape[1 : 1 + shared], data.shape[:shared]
     attempt("gather_nd", extent_checks, "gather_nd", *leading)
     return TensorType((*indices.shape[1:], *data.shape[shared + count :]), data.dtype)
 
 
 def _gather_nd_reference(attrs: GatherNDAttrs, data: Array, indices: Array) -> Array:
-    """With batch_dims b the first b axes behind the coordinates run along the first b of the data:
-    out[n.., m..] = data[n.., i[:, n.., m..]]. No coordinates at all give the whole data each time.
+    """Return out[n.., m..] = data[n.., i[:, n.., m..]], with n the first `batch_dims` axes.
+
+    Without any coordinates the whole data is repeated.
     """
-    found, batch = indices.astype(np.int64), attrs.batch_dims
+    wide, batch = indices.astype(np.int64), attrs.batch_dims
     shape = (*indices.shape[1:], *data.shape[batch + len(indices) :])
     if 0 in shape:  # nothing is read
         return np.empty(shape, data.dtype)
     if not len(indices) and not batch:
         return np.broadcast_to(data, shape)
-    for n, each in enumerate(indices):
-        check_indices("gather_nd", each, data.shape[batch + n], batch + n)
+    for n, coordinate in enumerate(indices):
+        check_indices("gather_nd", coordinate, data.shape[batch + n], batch + n)
     leading = [
-        np.arange(found.shape[1 + i]).reshape((-1,) + (1,) * (found.ndim - 2 - i))
+        np.arange(wide.shape[1 + i]).reshape((-1,) + (1,) * (wide.ndim - 2 - i))
         for i in range(batch)
     ]
-    wrapped = [np.where(f < 0, f + data.shape[batch + i], f) for i, f in enumerate(found)]
+    wrapped = [np.where(f < 0, f + data.shape[batch + i], f) for i, f in enumerate(wide)]
     return np.asarray(data[(*leading, *wrapped)])
 
 
@@ -273,8 +279,10 @@ register_op(
 def gather_nd(
     data: Expr, indices: Expr, batch_dims: int = 0, index_rank: int | None = None
 ) -> Call:
-    """Slices of `data` at coordinates: the first axis of `indices` holds them. Negative ones count
-    from the end."""
+    """Return slices of `data` at coordinates, which the first axis of `indices` holds.
+
+    Negative coordinates count from the end.
+    """
     return call("gather_nd", data, indices, attrs=GatherNDAttrs(batch_dims, index_rank))
 
 
@@ -289,15 +297,15 @@ class OneHotAttrs(Attrs):
 
 def _one_hot_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
     indices, on_value, off_value = tensors("one_hot", types, 3)
-    wanted = attrs_of(OneHotAttrs, attrs)
+    settings = attrs_of(OneHotAttrs, attrs)
     _check_indices("one_hot", indices)
     rank_is("one_hot", on_value, 0, "on_value")
     rank_is("one_hot", off_value, 0, "off_value")
-    if one_dtype("one_hot", (on_value, off_value)) != wanted.dtype:
-        fail("one_hot", f"the values must have dtype {wanted.dtype}, got {on_value.dtype}")
-    at = attempt("one_hot", normalize_axis, wanted.axis, len(indices.shape) + 1, "one_hot")
+    if one_dtype("one_hot", (on_value, off_value)) != settings.dtype:
+        fail("one_hot", f"the values must have dtype {settings.dtype}, got {on_value.dtype}")
+    at = attempt("one_hot", normalize_axis, settings.axis, len(indices.shape) + 1, "one_hot")
     return TensorType(
-        (*indices.shape[:at], as_dim(wanted.depth), *indices.shape[at:]), wanted.dtype
+        (*indices.shape[:at], as_dim(settings.depth), *indices.shape[at:]), settings.dtype
     )
 
 
@@ -342,8 +350,7 @@ def one_hot(
     axis: int = -1,
     dtype: str = "float32",
 ) -> Call:
-    """`on_value` (a scalar) where the position along a new axis is the index, `off_value`
-    elsewhere."""
+    """Return `on_value` at positions along a new axis, and `off_value` elsewhere."""
     number = constant_of(depth)
     if number is None:
         assert isinstance(depth, Expr)

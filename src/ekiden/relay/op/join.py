@@ -59,8 +59,8 @@ def _total(dims: Sequence[PrimExpr]) -> PrimExpr:
     if unknown is not None:
         return unknown
     total = as_dim(0)
-    for each in dims:
-        total = total + each
+    for dim in dims:
+        total = total + dim
     return tidy(total)
 
 
@@ -73,8 +73,8 @@ def _concatenate_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
         "concatenate", normalize_axis, attrs_of(ConcatenateAttrs, attrs).axis, rank, "concatenate"
     )
     shape = list(fields[0].shape)
-    for each in fields[1:]:
-        for i, dim in enumerate(each.shape):
+    for field in fields[1:]:
+        for i, dim in enumerate(field.shape):
             shape[i] = (
                 shape[i] if i == at else agree("concatenate", shape[i], dim, f"extents of axis {i}")
             )
@@ -100,12 +100,12 @@ register_op(
 
 
 def concatenate(data: Sequence[Expr] | Expr, axis: int) -> Call:
-    """Tensors (a sequence, or an expression of tuple type) joined along an axis."""
+    """Return tensors (a sequence, or an expression of tuple type) joined along an axis."""
     return call("concatenate", as_tuple(data), attrs=ConcatenateAttrs(axis))
 
 
 def as_tuple(data: Sequence[Expr] | Expr) -> Expr:
-    """A tuple expression."""
+    """Return a tuple expression."""
     return Tuple(tuple(data)) if isinstance(data, Sequence) else data
 
 
@@ -119,12 +119,12 @@ class StackAttrs(Attrs):
 def _stack_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
     fields = tensor_fields("stack", types)
     dtype, shape = one_dtype("stack", fields), list(fields[0].shape)
-    for each in fields[1:]:
-        if len(each.shape) != len(shape):
+    for field in fields[1:]:
+        if len(field.shape) != len(shape):
             fail("stack", f"ranks must agree, got {', '.join(show(f.shape) for f in fields)}")
         shape = [
             agree("stack", a, b, f"extents of axis {i}")
-            for i, (a, b) in enumerate(zip(shape, each.shape, strict=True))
+            for i, (a, b) in enumerate(zip(shape, field.shape, strict=True))
         ]
     at = attempt("stack", normalize_axis, attrs_of(StackAttrs, attrs).axis, len(shape) + 1, "stack")
     return TensorType((*shape[:at], as_dim(len(fields)), *shape[at:]), dtype)
@@ -147,7 +147,7 @@ register_op(
 
 
 def stack(data: Sequence[Expr] | Expr, axis: int = 0) -> Call:
-    """Tensors of one shape joined along a new axis."""
+    """Return tensors of one shape joined along a new axis."""
     return call("stack", as_tuple(data), attrs=StackAttrs(axis))
 
 
@@ -166,11 +166,11 @@ def _split_count(attrs: Attrs | None) -> int:
 
 def _split_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
     (data,) = tensors("split", types, 1)
-    wanted = attrs_of(SplitAttrs, attrs)
-    at = attempt("split", normalize_axis, wanted.axis, len(data.shape), "split")
-    parts = attempt("split", split_ranges, wanted.indices_or_sections, data.shape[at])
+    settings = attrs_of(SplitAttrs, attrs)
+    at = attempt("split", normalize_axis, settings.axis, len(data.shape), "split")
+    ranges = attempt("split", split_ranges, settings.indices_or_sections, data.shape[at])
     return TupleType(
-        tuple(TensorType(replaced(data.shape, at, extent), data.dtype) for _, extent in parts)
+        tuple(TensorType(replaced(data.shape, at, extent), data.dtype) for _, extent in ranges)
     )
 
 
@@ -182,9 +182,9 @@ def _split_reference(attrs: SplitAttrs, data: Array) -> tuple[Array, ...]:
 
 def _split_boxes(attrs: SplitAttrs, shape: Sequence[PrimExpr]) -> list[list[Range]]:
     at = normalize_axis(attrs.axis, len(shape), "split")
-    whole: list[Range] = [(as_dim(0), 1, d) for d in shape]
-    parts = split_ranges(attrs.indices_or_sections, shape[at])
-    return [[*whole[:at], (b, 1, n), *whole[at + 1 :]] for b, n in parts]
+    full_ranges: list[Range] = [(as_dim(0), 1, d) for d in shape]
+    ranges = split_ranges(attrs.indices_or_sections, shape[at])
+    return [[*full_ranges[:at], (b, 1, n), *full_ranges[at + 1 :]] for b, n in ranges]
 
 
 def _split_lower(attrs: SplitAttrs, inputs: Sequence[Tensor], out: Type) -> list[Tensor]:
@@ -211,7 +211,7 @@ register_op(
 
 
 def split(data: Expr, indices_or_sections: int | Sequence[Dim], axis: int = 0) -> Call:
-    """A tuple of parts of `data` along an axis: equal ones, or cut at positions."""
+    """Return a tuple of sections of `data` along an axis: equal ones, or cut at positions."""
     cuts = indices_or_sections
     return call(
         "split", data, attrs=SplitAttrs(cuts if isinstance(cuts, int) else as_attr(cuts), axis)

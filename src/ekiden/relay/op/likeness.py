@@ -55,7 +55,11 @@ class SlidingWindowAttrs(Attrs):
 
 
 def _part(begin: int, end: int | None, rank: int, side: str) -> tuple[int, int]:
-    """A range of dimensions, counted from the front. Raises ValueError where it is none."""
+    """Return a range of dimensions, counted from the front.
+
+    Raises:
+        ValueError: It is no range of the dimensions.
+    """
     first = begin + rank if begin < 0 else begin
     last = rank if end is None else end + rank if end < 0 else end
     if not 0 <= first <= last <= rank:
@@ -111,7 +115,7 @@ declare("sliding_window", ("data",),
 
 
 def cast_like(data: Expr, dtype_like: Expr) -> Call:
-    """`data` in the dtype of another tensor."""
+    """Return `data` in the dtype of another tensor."""
     return call("cast_like", data, dtype_like)
 
 
@@ -123,29 +127,37 @@ def reshape_like(
     rhs_begin: int = 0,
     rhs_end: int | None = None,
 ) -> Call:
-    """The elements of `data` in order, its dimensions from `lhs_begin` to `lhs_end` replaced by
-    those of another tensor."""
+    """Return the elements of `data` in order, with dimensions of another tensor.
+
+    Dimensions from `lhs_begin` to `lhs_end` are replaced by its dimensions from `rhs_begin` to
+    `rhs_end`.
+    """
     attrs = ReshapeLikeAttrs(lhs_begin, lhs_end, rhs_begin, rhs_end)
     return call("reshape_like", data, shape_like, attrs=attrs)
 
 
 def reverse_reshape(data: Expr, newshape: Sequence[Dim] | Dim) -> Call:
-    """As reshape, numbers below 1 read from the right: (2, 3, 4) by (-1, 0) is (6, 4)."""
-    many = newshape if isinstance(newshape, Sequence) else (newshape,)
-    return call("contrib_reverse_reshape", data, attrs=ReverseReshapeAttrs(as_attr(many)))
+    """Return `data` reshaped, with numbers below 1 read from the right.
+
+    (2, 3, 4) by (-1, 0) is (6, 4).
+    """
+    dims = newshape if isinstance(newshape, Sequence) else (newshape,)
+    return call("contrib_reverse_reshape", data, attrs=ReverseReshapeAttrs(as_attr(dims)))
 
 
 def sliding_window(
     data: Expr, axis: int, window_shape: Sequence[int], strides: Sequence[int]
 ) -> Call:
-    """All windows over the axes from `axis` on, which has as many extents and strides."""
+    """Return all windows over the axes from `axis` on, with one extent and stride for each."""
     attrs = SlidingWindowAttrs(axis, tuple(window_shape), tuple(strides))
     return call("sliding_window", data, attrs=attrs)
 
 
 def segment_sum(data: Expr, segment_ids: Expr, num_segments: int | Expr | None = None) -> Call:
-    """The sums of the slices of `data`, along its first axis, that have one id; of ids from 0 to
-    `num_segments`, or to the largest."""
+    """Return the sums of the slices of `data`, along its first axis, that have one id.
+
+    Ids run from 0 to `num_segments`, or to the largest.
+    """
     count: Expr
     if num_segments is None:
         count = cast(add(largest(segment_ids), cast_like(const(1), segment_ids)), "int64")
@@ -153,8 +165,8 @@ def segment_sum(data: Expr, segment_ids: Expr, num_segments: int | Expr | None =
         count = cast(num_segments, "int64")
     else:
         count = const(np.int64(num_segments))
-    rest = strided_slice(shape_of(data, "int64"), [1], [np.iinfo(np.int32).max])
-    nothing = zeros(concatenate([reshape(count, (1,)), rest], 0), "float32")
+    slice_shape = strided_slice(shape_of(data, "int64"), [1], [np.iinfo(np.int32).max])
+    nothing = zeros(concatenate([reshape(count, (1,)), slice_shape], 0), "float32")
     return scatter_nd(cast_like(nothing, data), expand_dims(segment_ids, 0), data, "add")
 
 

@@ -80,54 +80,68 @@ declare("linalg.matrix_exp", ("data",), lambda attrs, data: topi.linalg.matrix_e
 
 
 def checked(data: Expr, info: Expr, subject: str, problem: str) -> Call:
-    """`data`; a run fails with LinAlgError, "SUBJECT number at position PROBLEM", where an element
-    of `info` is not 0."""
+    """Return `data`, with a check of `info` at run time.
+
+    A run fails with LinAlgError, "SUBJECT number at position PROBLEM", if an element of `info` is
+    not 0.
+    """
     return call("linalg.checked", data, info, attrs=CheckedAttrs(subject, problem))
 
 
 def lu_factor(data: Expr) -> Call:
-    """L and U of rows of matrices that changed places, packed: L below the diagonal. Also the row
-    with which each changed places, the row that each of them is, both from 0, and the number of
-    the first pivot that is 0, from 1, or 0. LAPACK's getrf."""
+    """Return L and U of matrices with exchanged rows, packed, with L below the diagonal.
+
+    Further results are the row that each row was exchanged with, the final order of rows, both from
+    0, and the number of the first pivot that is 0, from 1, or 0. LAPACK's getrf.
+    """
     return call("linalg.lu_factor", data)
 
 
 def cholesky(data: Expr) -> Call:
-    """The lower triangular L of L L', for symmetric matrices of which the lower triangle is read,
-    and the order of the first leading minor that is not positive, or 0; L has not-a-numbers from
-    there on. LAPACK's potrf."""
+    """Return the lower triangular L of L L' for symmetric matrices, and a status.
+
+    Only the lower triangle is read. The status is the order of the first leading minor that is not
+    positive, or 0; L has not-a-numbers from that order on. LAPACK's potrf.
+    """
     return call("linalg.cholesky", data)
 
 
 def solve_triangular(a: Expr, b: Expr, lower: bool = True, unit_diagonal: bool = False) -> Call:
-    """x of a x = b for triangular a [.., n, n] and b [.., n, k] of the same batch."""
+    """Return x of a x = b for triangular a [.., n, n] and b [.., n, k] of the same batch."""
     return call("linalg.solve_triangular", a, b, attrs=SolveTriangularAttrs(lower, unit_diagonal))
 
 
 def geqrf(data: Expr) -> Call:
-    """R, and below its diagonal the vectors of the reflections that give Q, whose factors come
-    second. LAPACK's geqrf."""
+    """Return R with the vectors of the reflections of Q below its diagonal, and their factors.
+
+    LAPACK's geqrf.
+    """
     return call("linalg.geqrf", data)
 
 
 def householder_product(packed: Expr, tau: Expr) -> Call:
-    """The first columns, as many as `packed` has, of the product of reflections. LAPACK's orgqr."""
+    """Return the first columns, as many as `packed` has, of the product of reflections.
+
+    LAPACK's orgqr.
+    """
     return call("linalg.householder_product", packed, tau)
 
 
 def eigh(data: Expr, lower: bool = True) -> Call:
-    """Eigenvalues of symmetric matrices, the least first, and their orthonormal eigenvectors as
-    columns, of either sign."""
+    """Return eigenvalues of symmetric matrices in ascending order, and their eigenvectors.
+
+    Eigenvectors are orthonormal columns, of either sign.
+    """
     return call("linalg.eigh", data, attrs=EighAttrs(lower))
 
 
 def svd(data: Expr, full_matrices: bool = True) -> Call:
-    """U, singular values, the greatest first, and V' of U S V'."""
+    """Return U, singular values in descending order, and V' of U S V'."""
     return call("linalg.svd", data, attrs=SvdAttrs(full_matrices))
 
 
 def matrix_exp(data: Expr) -> Call:
-    """The exponentials of square matrices."""
+    """Return the exponentials of square matrices."""
     return call("linalg.matrix_exp", data)
 
 

@@ -54,8 +54,10 @@ class CallLoweredAttrs(Attrs):
     func: PrimFunc
 
     def calls_out(self) -> bool:
-        """Whether the program calls functions that are not part of it: nothing says that they do
-        the same whenever they are called, or do nothing else."""
+        """Return whether the program calls functions that are not included in it.
+
+        Such functions may have effects, and need not do the same whenever they are called.
+        """
         return any(
             isinstance(e, Intrinsic) and row_of(e.op).calls for e in all_expressions(self.func.body)
         )
@@ -68,7 +70,7 @@ class _Inputs(StmtMutator):
         self.buffers = buffers
 
     def expr(self, expr: PrimExpr) -> PrimExpr:
-        """The expression, with the addresses of the buffers marked."""
+        """Return the expression, with the addresses of the buffers marked."""
         return rewrite(expr, self._address)
 
     def _address(self, e: PrimExpr) -> PrimExpr:
@@ -90,21 +92,23 @@ def _as_called(func: PrimFunc) -> PrimFunc:
 
 
 def result_count(func: PrimFunc) -> int:
-    """How many of its last parameters a loop program writes as its results: what its attribute
-    "num_outputs" says, else those that it writes.
+    """Return how many of its last parameters a loop program writes as its results.
 
-    Raises TypeInferenceError where there is none, and for a parameter that it both reads and
-    writes: values of Relay do not change.
+    The attribute "num_outputs" decides, or else the parameters that are written.
+
+    Raises:
+        TypeInferenceError: There are no results, or a parameter is both read and written: values of
+            Relay do not change.
     """
     written = set(buffers_written(func.body))
-    said = (func.attrs or {}).get("num_outputs")
-    count = said if isinstance(said, int) else len(written.intersection(func.params))
+    declared = (func.attrs or {}).get("num_outputs")
+    count = declared if isinstance(declared, int) else len(written.intersection(func.params))
     params = func.buffers
     inputs, outputs = params[: len(params) - count], params[-count or None :]
     if count == 0 or not written.issuperset(outputs):
         raise TypeInferenceError(f"@{func.name}: its last parameters must be those that it writes")
     changed = [b for b in inputs if b in written]
-    changed += [b for b in outputs if said is None and b in _read_as_given(func)]
+    changed += [b for b in outputs if declared is None and b in _read_as_given(func)]
     if changed:
         raise TypeInferenceError(
             f"@{func.name}: parameter '{changed[0].name}' is read and written, and an argument of a"
@@ -115,7 +119,7 @@ def result_count(func: PrimFunc) -> int:
 
 
 def _read_as_given(func: PrimFunc) -> set[Buffer]:
-    """The buffers that are read elsewhere than in a reduction that sets them first."""
+    """Return the buffers that are read elsewhere than in a reduction that initializes them."""
     begun = {
         buffer
         for s in walk(func.body)
@@ -126,8 +130,11 @@ def _read_as_given(func: PrimFunc) -> set[Buffer]:
 
 
 def relay_type(func: PrimFunc) -> FuncType:
-    """The type of a loop program as a function of Relay. Raises TypeInferenceError as
-    `result_count` does, and for a result with a dimension that no argument has.
+    """Return the type of a loop program as a function of Relay.
+
+    Raises:
+        TypeInferenceError: As in `result_count`, and if a result has a dimension that no argument
+            has.
     """
     func = _as_called(func)
     count = result_count(func)
@@ -147,45 +154,47 @@ def relay_type(func: PrimFunc) -> FuncType:
 
 
 def as_function(func: PrimFunc) -> Function:
-    """A function of Relay that calls a loop program; to be inlined."""
+    """Return a function of Relay that calls a loop program; to be inlined."""
     kind = relay_type(func)
     func = _as_called(func)
     inputs = zip(func.params, kind.arg_types, strict=False)
-    params = tuple(RelayVar(b.name, each) for b, each in inputs)
+    params = tuple(RelayVar(b.name, param_type) for b, param_type in inputs)
     return Function(params, call_lowered(func, params), kind.ret_type, attrs={"Inline": 1})
 
 
 def call_lowered(func: PrimFunc, args: Sequence[Expr]) -> Call:
-    """A call of a loop program that gives its results."""
+    """Return a call of a loop program that returns its results."""
     attrs = CallLoweredAttrs(_as_called(func))
     return Call(get("call_lowered"), (Tuple(tuple(args)),), attrs)
 
 
 def _relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
     assert isinstance(attrs, CallLoweredAttrs) and isinstance(types[0], TupleType)
-    kind, name, given = relay_type(attrs.func), attrs.func.name, types[0].fields
-    if len(given) != len(kind.arg_types):
-        wanted = f"{len(kind.arg_types)} arguments"
-        raise TypeInferenceError(f"call of @{name}: expected {wanted}, got {len(given)}")
+    kind, name, arg_types = relay_type(attrs.func), attrs.func.name, types[0].fields
+    if len(arg_types) != len(kind.arg_types):
+        expected = f"{len(kind.arg_types)} arguments"
+        raise TypeInferenceError(f"call of @{name}: expected {expected}, got {len(arg_types)}")
     flexible = set(size_vars(kind.arg_types))
     dims: dict[Var, PrimExpr] = {}
-    for param, arg in zip(kind.arg_types, given, strict=True):
+    for param, arg in zip(kind.arg_types, arg_types, strict=True):
         match_dims(param, arg, flexible, dims)
-    for at, (param, arg) in enumerate(zip(kind.arg_types, given, strict=True)):
+    for at, (param, arg) in enumerate(zip(kind.arg_types, arg_types, strict=True)):
         wanted_type = substitute_dims(param, dims)
         if not _may_agree(wanted_type, arg):
-            wanted = f"{type_text(wanted_type)}, got {type_text(arg)}"
-            raise TypeInferenceError(f"call of @{name}: argument {at}: expected {wanted}")
+            expected = f"{type_text(wanted_type)}, got {type_text(arg)}"
+            raise TypeInferenceError(f"call of @{name}: argument {at}: expected {expected}")
     return substitute_dims(kind.ret_type, dims)
 
 
-def _may_agree(wanted: Type, got: Type) -> bool:
-    """Whether a tensor may have the wanted type: sizes that are not numbers are the caller's."""
-    if not isinstance(wanted, TensorType) or not isinstance(got, TensorType):
+def _may_agree(expected: Type, actual: Type) -> bool:
+    """Return whether a tensor may have the expected type; sizes that are no numbers are not
+    compared.
+    """
+    if not isinstance(expected, TensorType) or not isinstance(actual, TensorType):
         return False
-    if wanted.dtype != got.dtype or len(wanted.shape) != len(got.shape):
+    if expected.dtype != actual.dtype or len(expected.shape) != len(actual.shape):
         return False
-    pairs = zip(wanted.shape, got.shape, strict=True)
+    pairs = zip(expected.shape, actual.shape, strict=True)
     sizes = [(getattr(a, "value", None), getattr(b, "value", None)) for a, b in pairs]
     return all(a == b for a, b in sizes if a is not None and b is not None)
 
@@ -193,14 +202,15 @@ def _may_agree(wanted: Type, got: Type) -> bool:
 def _lowering(
     attrs: CallLoweredAttrs, inputs: Sequence[te.Tensor], out: Type
 ) -> Sequence[te.Tensor]:
-    """The loop program's statements over the tensors of a kernel."""
+    """Return the tensors that the loop program's statements compute in a kernel."""
     func = attrs.func
-    made = out.fields if isinstance(out, TupleType) else (out,)
-    kinds = [each for each in made if isinstance(each, TensorType)]
+    fields = out.fields if isinstance(out, TupleType) else (out,)
+    kinds = [field for field in fields if isinstance(field, TensorType)]
 
     def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
-        """The body over the kernel's buffers: its symbolic sizes become those of the buffers, the
-        first buffer that has one deciding.
+        """Return the body over the kernel's buffers.
+
+        Symbolic sizes become those of the buffers; the first buffer that has one decides.
         """
         real = (*ins, *outs)
         pairs = ((b.shape, r.shape) for b, r in zip(func.buffers, real, strict=True))
@@ -215,11 +225,11 @@ def _lowering(
 def _reference(attrs: CallLoweredAttrs, *arrays: Array) -> Array | tuple[Array, ...]:
     kinds = tuple(tensor_type(a.shape, str(a.dtype)) for a in arrays)
     result = _relation([TupleType(kinds)], attrs)
-    made = result.fields if isinstance(result, TupleType) else (result,)
+    fields = result.fields if isinstance(result, TupleType) else (result,)
     outputs = [
-        np.zeros(each.concrete_shape, to_numpy(each.dtype))
-        for each in made
-        if isinstance(each, TensorType)
+        np.zeros(field.concrete_shape, to_numpy(field.dtype))
+        for field in fields
+        if isinstance(field, TensorType)
     ]
     func = tir_transform.lower(attrs.func)
     interpreter.run(func, *(np.asarray(a, order="C") for a in arrays), *outputs)

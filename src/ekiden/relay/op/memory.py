@@ -48,7 +48,7 @@ def _tensor_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
 
 
 def unit_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
-    """Any arguments -> ()."""
+    """Return (), for any arguments."""
     return TupleType(())
 
 
@@ -116,14 +116,14 @@ register_op(
 def alloc_storage(
     size: PrimExpr, alignment: int = 64, arena: bool = False, device: int = 0
 ) -> Call:
-    """A buffer of `size` bytes."""
+    """Return the allocation of a buffer of `size` bytes."""
     return Call(get("memory.alloc_storage"), (), AllocStorageAttrs(size, alignment, arena, device))
 
 
 def alloc_tensor(
     storage: Expr, offset: PrimExpr, shape: tuple[PrimExpr, ...], dtype: str = "float32"
 ) -> Call:
-    """The tensor at byte `offset` of `storage`."""
+    """Return the tensor at byte `offset` of `storage`."""
     return Call(get("memory.alloc_tensor"), (storage,), AllocTensorAttrs(offset, shape, dtype))
 
 
@@ -133,5 +133,5 @@ def kill(value: Expr) -> Call:
 
 
 def own(data: Expr, device: int = 0) -> Call:
-    """`data`, or a copy of it where something else refers to it, on a device."""
+    """Return `data`, or a copy of it if something else refers to it, on a device."""
     return Call(get("memory.own"), (data,), OwnAttrs(device))

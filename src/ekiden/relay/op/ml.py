@@ -55,13 +55,13 @@ def tree_leaves(
     missing: Expr,
     depth: int,
 ) -> Call:
-    """The node at which each tree ends for each row; see ekiden.topi.ml.tree_leaves."""
+    """Return the node at which each tree ends for each row; see ekiden.topi.ml.tree_leaves."""
     attrs = TreeLeavesAttrs(depth)
     return call("ml.tree_leaves", data, roots, features, limits, children, missing, attrs=attrs)
 
 
 def couple(pairs: Expr) -> Call:
-    """Probabilities of classes; see ekiden.topi.ml.couple."""
+    """Return probabilities of classes; see ekiden.topi.ml.couple."""
     return call("ml.couple", pairs)
 
 

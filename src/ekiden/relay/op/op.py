@@ -42,16 +42,23 @@ def register_fake_quantization_to_integer(
     mixes: bool = False,
     biases: bool = False,
 ) -> Callable[[QuantizationRule], QuantizationRule]:
-    """Give an operator its rule of FakeQuantizationToInteger; without one, a decorator.
+    """Register the rule of an operator for FakeQuantizationToInteger.
 
-    keeps: its results are among its first argument's values, in their scale; alone: what its
-    results stand for follows from its arguments, without loss; mixes: of bytes its results are in
-    the steps of the rounding below; biases: it takes sums of 32 bits as they are where its other
-    argument is constant. Raises KeyError when there is no such operator.
+    Args:
+        op_name: The operator.
+        func: The rule; without it, a decorator is returned.
+        level: TVM's priority; not used.
+        keeps: Results are among the first argument's values, in their scale.
+        alone: The scale of results follows from the arguments, without loss.
+        mixes: Results of bytes are in the steps of the rounding below.
+        biases: Sums of 32 bits are taken as they are if the second argument is constant.
+
+    Raises:
+        KeyError: There is no such operator.
     """
 
     def register(rule: QuantizationRule) -> QuantizationRule:
-        """Sets the rule and its columns; of several rules the latest counts, whatever its level."""
+        """Set the rule and its columns; of several rules the latest counts, whatever its level."""
         register_op_attr(op_name, RULES, rule, level)
         columns = {KEEPS: keeps, ALONE: alone, MIXES: mixes, BIASES: biases}
         for attribute, value in columns.items():
@@ -79,13 +86,20 @@ register_optional_fake_quantization_to_integer = registrar(
 
 
 def register_pattern(op_name: str, pattern: OpPattern, level: int = 10) -> None:
-    """How a program's own operator fuses. Raises ValueError for one of Ekiden's."""
+    """Set how a program's own operator fuses.
+
+    Raises:
+        ValueError: The operator is one of Ekiden's.
+    """
     set_pattern(op_name, pattern)
 
 
 def register_stateful(op_name: str, stateful: bool, level: int = 10) -> None:
-    """Whether calls of a program's own operator must all be made. Raises ValueError for one of
-    Ekiden's."""
+    """Set whether calls of a program's own operator must all be made.
+
+    Raises:
+        ValueError: The operator is one of Ekiden's.
+    """
     set_stateful(op_name, stateful)
 
 

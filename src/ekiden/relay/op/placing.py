@@ -81,8 +81,8 @@ def _adv_index(attrs: None, data: Array, *indices: Array) -> Array:
     shape = (*joint, *data.shape[len(indices) :])
     if 0 in shape:  # nothing is read
         return np.empty(shape, data.dtype)
-    for n, each in enumerate(indices):
-        check_indices("adv_index", each, data.shape[n], n, f"index {n}")
+    for n, index in enumerate(indices):
+        check_indices("adv_index", index, data.shape[n], n, f"index {n}")
     return np.asarray(data[tuple(i.astype(np.int64) for i in indices)])
 
 
@@ -109,8 +109,8 @@ declare(
 declare(
     "sparse_to_dense",
     ("sparse_indices", "sparse_values", "default_value"),
-    lambda attrs, places, values, default: topi.sparse_to_dense(
-        places, as_shape(attrs.output_shape), values, default
+    lambda attrs, indices, values, default: topi.sparse_to_dense(
+        indices, as_shape(attrs.output_shape), values, default
     ),
     "`output_shape`, with the dtype of the values",
     SparseToDenseAttrs,
@@ -119,18 +119,18 @@ declare(
 
 
 def _densely(
-    attrs: DynamicAttrs, places: Array, values: Array, default: Array, shape: Array
+    attrs: DynamicAttrs, indices: Array, values: Array, default: Array, shape: Array
 ) -> Array:
     sizes = not_negative("dyn.sparse_to_dense", "a dimension", ints(shape))
-    found = np.full(sizes, default, values.dtype)
-    if not found.size or not found.ndim:  # no place, or no position of it
-        return found
-    at = places.reshape(-1, found.ndim)
-    for n, extent in enumerate(found.shape):
+    dense = np.full(sizes, default, values.dtype)
+    if not dense.size or not dense.ndim:  # no place, or no position of it
+        return dense
+    at = indices.reshape(-1, dense.ndim)
+    for n, extent in enumerate(dense.shape):
         check_indices("sparse_to_dense", at[:, n], extent, n)
-    for place, value in zip(at, np.broadcast_to(values, len(at)), strict=True):
-        found[tuple(place)] = value
-    return found
+    for position, value in zip(at, np.broadcast_to(values, len(at)), strict=True):
+        dense[tuple(position)] = value
+    return dense
 
 
 declare_dynamic(
@@ -180,14 +180,17 @@ def _reverse_sequence(attrs: ReverseSequenceAttrs, data: Array, lengths: Array) 
         return data
     subject = "reverse_sequence: length"
     check_range(subject, lengths, (0, size + 1), bound_text(along), (size,))
-    found = data.copy()
-    rows, moved = np.moveaxis(data, attrs.batch_axis, 0), np.moveaxis(found, attrs.batch_axis, 0)
+    reversed_data = data.copy()
+    rows, moved = (
+        np.moveaxis(data, attrs.batch_axis, 0),
+        np.moveaxis(reversed_data, attrs.batch_axis, 0),
+    )
     axis = attrs.seq_axis % data.ndim
     axis -= attrs.batch_axis % data.ndim < axis
     for row, target, length in zip(rows, moved, lengths, strict=True):
-        part = (slice(None),) * axis + (slice(0, int(length)),)
-        target[part] = np.flip(row[part], axis)
-    return found
+        prefix = (slice(None),) * axis + (slice(0, int(length)),)
+        target[prefix] = np.flip(row[prefix], axis)
+    return reversed_data
 
 
 declare(
@@ -207,13 +210,13 @@ declare(
 def scatter_elements(
     data: Expr, indices: Expr, updates: Expr, axis: int = 0, reduction: str = "update"
 ) -> Call:
-    """`data` with data[i, ..., indices[i, ..., k], ..., k] taking in updates[i, ..., k]."""
+    """Return `data` with data[i, ..., indices[i, ..., k], ..., k] updated by updates[i, ..., k]."""
     attrs = ScatterElementsAttrs(axis, reduction)
     return call("scatter_elements", data, indices, updates, attrs=attrs)
 
 
 def scatter_nd(data: Expr, indices: Expr, updates: Expr, mode: str = "update") -> Call:
-    """`data` with slices at coordinates, along the first axis of `indices`, taking in updates."""
+    """Return `data` with slices at coordinates, along the first axis of `indices`, updated."""
     return call("scatter_nd", data, indices, updates, attrs=ScatterNDAttrs(mode))
 
 
@@ -224,39 +227,43 @@ def sparse_to_dense(
     default_value: Expr | float = 0,
     dtype: str = "",
 ) -> Call:
-    """A tensor with values at coordinates and a default elsewhere, of the values' dtype. The shape
-    may be data."""
+    """Return a tensor with values at coordinates and a default elsewhere, of the values' dtype.
+
+    The shape may be data.
+    """
     if isinstance(default_value, Expr):
         default = default_value
     else:
         default = const(default_value, dtype or None)
     if (shape := constant_of(output_shape)) is None:
         assert isinstance(output_shape, Expr)
-        given = sparse_indices, sparse_values, default, output_shape
-        return dynamic("sparse_to_dense", *given, attrs=DynamicAttrs())
+        operands = sparse_indices, sparse_values, default, output_shape
+        return dynamic("sparse_to_dense", *operands, attrs=DynamicAttrs())
     attrs = SparseToDenseAttrs(as_attr(shape))
     return call("sparse_to_dense", sparse_indices, sparse_values, default, attrs=attrs)
 
 
 def strided_set(data: Expr, v: Expr, begin: Expr, end: Expr, strides: Expr | None = None) -> Call:
-    """`data` with the slice begin:end:strides of its leading axes replaced by `v`; without strides
-    they are 1."""
+    """Return `data` with the slice begin:end:strides of its leading axes replaced by `v`.
+
+    Without strides they are 1.
+    """
     steps = call("ones_like", begin) if strides is None else strides
     return call("strided_set", data, v, begin, end, steps)
 
 
 def adv_index(inputs: Sequence[Expr] | Expr) -> Call:
-    """`data[i0, i1, ...]`, for the tuple (data, i0, i1, ...), as NumPy indexes."""
+    """Return `data[i0, i1, ...]`, for the tuple (data, i0, i1, ...), as NumPy indexes."""
     return call("adv_index", as_tuple(inputs))
 
 
 def sequence_mask(data: Expr, valid_length: Expr, mask_value: float = 0.0, axis: int = 0) -> Call:
-    """`data` with elements at or beyond a batch's length along `axis` replaced."""
+    """Return `data` with elements at or beyond a batch's length along `axis` replaced."""
     return call("sequence_mask", data, valid_length, attrs=SequenceMaskAttrs(mask_value, axis))
 
 
 def reverse_sequence(data: Expr, seq_lengths: Expr, seq_axis: int = 1, batch_axis: int = 0) -> Call:
-    """The first elements of each batch, as many as its length says, backwards."""
+    """Return `data` with the first elements of each batch, as many as its length, reversed."""
     attrs = ReverseSequenceAttrs(seq_axis, batch_axis)
     return call("reverse_sequence", data, seq_lengths, attrs=attrs)
 

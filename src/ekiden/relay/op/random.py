@@ -87,13 +87,13 @@ def _constrain(
     attrs: Attrs | None, logits: Array, history: Array, rows: Array, lengths: Array,
     penalties: Array, moves: Array, states: Array,
 ) -> Array:  # fmt: skip
-    found = logits.copy()
-    if not found.size:
-        return found
+    constrained = logits.copy()
+    if not constrained.size:
+        return constrained
     check_range("constrain: row", rows, (0, len(history)))
     check_range("constrain: length", lengths, (0, history.shape[1] + 1))
     check_range("constrain: state", states, (-(2**31), len(moves)))
-    for n, out in enumerate(found):
+    for n, out in enumerate(constrained):
         past = np.unique(history[rows[n], : lengths[n]])
         past = past[(past >= 0) & (past < len(out))]
         if penalties[n] != 1:
@@ -101,13 +101,13 @@ def _constrain(
             out[past] = np.where(out[past] > 0, out[past] / by, out[past] * by)
         if states[n] >= 0:
             out[moves[states[n]] < 0] = -np.inf
-    return found
+    return constrained
 
 
 declare(
     "random.contrib_constrain",
     ("logits", "history", "rows", "lengths", "penalties", "moves", "states"),
-    lambda attrs, *given: topi.sampling.constrain_logits(*given),
+    lambda attrs, *operands: topi.sampling.constrain_logits(*operands),
     "logits [n, tokens], those of tokens that came before smaller and those that an automaton does"
     " not take -inf",
     reference=_constrain,
@@ -116,7 +116,7 @@ declare(
 declare(
     "random.contrib_draw",
     ("weights", "settings", "seeds", "places"),
-    lambda attrs, *given: topi.sampling.draw_token(*given),
+    lambda attrs, *operands: topi.sampling.draw_token(*operands),
     "int32 [n]: a token drawn by each row of weights [n, tokens], which begin at 0 and end at 1; -1"
     " where none is above 0",
 )
@@ -126,29 +126,32 @@ def contrib_constrain(
     logits: Expr, history: Expr, rows: Expr, lengths: Expr, penalties: Expr, moves: Expr,
     states: Expr,
 ) -> Call:  # fmt: skip
-    """Logits with what a text makes less likely or an automaton forbids; see
-    ekiden.topi.sampling.constrain_logits."""
-    given = (logits, history, rows, lengths, penalties, moves, states)
-    return call("random.contrib_constrain", *given)
+    """Return logits reduced where a text makes them less likely, and -inf where an automaton
+    forbids.
+
+    See ekiden.topi.sampling.constrain_logits.
+    """
+    operands = (logits, history, rows, lengths, penalties, moves, states)
+    return call("random.contrib_constrain", *operands)
 
 
 def contrib_draw(weights: Expr, settings: Expr, seeds: Expr, places: Expr) -> Call:
-    """A token for each row of weights; see ekiden.topi.sampling.draw_token."""
+    """Return a token for each row of weights; see ekiden.topi.sampling.draw_token."""
     return call("random.contrib_draw", weights, settings, seeds, places)
 
 
 def threefry_key(seed: int) -> Constant:
-    """A new generator."""
+    """Return a new generator."""
     return const(np.array(key_words(seed), np.uint64))
 
 
 def threefry_generate(key: Expr, shape: Sequence[Dim]) -> Call:
-    """A tuple of the generator afterwards and random words."""
+    """Return a tuple of the generator afterwards and random words."""
     return call("random.threefry_generate", key, attrs=ThreefryGenerateAttrs(as_attr(shape)))
 
 
 def threefry_split(key: Expr) -> Call:
-    """A tuple of two generators that are independent of each other."""
+    """Return a tuple of two independent generators."""
     return call("random.threefry_split", key)
 
 
@@ -163,7 +166,7 @@ def uniform(
     low: Expr | float = 0.0,
     high: Expr | float = 1.0,
 ) -> Call:
-    """A tuple of the generator afterwards and numbers in [low, high)."""
+    """Return a tuple of the generator afterwards and numbers in [low, high)."""
     bounds = (_scalar(v, dtype) for v in (low, high))
     return call("random.uniform", key, *bounds, attrs=UniformAttrs(as_attr(shape), dtype))
 
@@ -175,13 +178,15 @@ def normal(
     mean: Expr | float = 0.0,
     scale: Expr | float = 1.0,
 ) -> Call:
-    """A tuple of the generator afterwards and normally distributed numbers."""
+    """Return a tuple of the generator afterwards and normally distributed numbers."""
     moments = (_scalar(v, dtype) for v in (mean, scale))
     return call("random.normal", key, *moments, attrs=NormalAttrs(as_attr(shape), dtype))
 
 
 def multinomial(key: Expr, probs: Expr, num_samples: Dim) -> Call:
-    """A tuple of the generator afterwards and indices drawn by the weights in the last axis."""
+    """Return a tuple of the generator afterwards and indices drawn by the weights in the
+    last axis.
+    """
     return call("random.multinomial", key, probs, attrs=MultinomialAttrs(num_samples))
 
 

@@ -59,13 +59,17 @@ class Reduces(Protocol):
 
 
 def reduced_axes(name: str, attrs: Reduces, rank: int) -> tuple[int, ...]:
-    """The axes that go, from the front, in order. Raises ValueError when one is out of range."""
+    """Return the axes that are reduced, from the front, in order.
+
+    Raises:
+        ValueError: An axis is out of range.
+    """
     axes = normalize_axes(attrs.axis, rank, name)
     return tuple(a for a in range(rank) if a not in axes) if attrs.exclude else axes
 
 
 def reduced_shape(shape: Shape, axes: tuple[int, ...], keepdims: bool) -> Shape:
-    """The shape without `axes`, or with 1 there."""
+    """Return the shape without `axes`, or with 1 for them."""
     one = as_dim(1)
     return tuple(one if i in axes else d for i, d in enumerate(shape) if keepdims or i not in axes)
 
@@ -74,14 +78,16 @@ def _relation(
     name: str, kind: type[Attrs], dtype: str | None
 ) -> Callable[[Sequence[Type], Attrs | None], Type]:
     def relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
-        """The shape without the reduced axes, or with 1 in their places. Raises TypeInferenceError
-        for axes that the data have not.
+        """Return the shape without the reduced axes, or with 1 for them.
+
+        Raises:
+            TypeInferenceError: The data does not have the axes.
         """
         (data,) = tensors(name, types, 1)
-        found = attrs_of(kind, attrs)
-        assert isinstance(found, (ReduceAttrs, ArgReduceAttrs))
-        axes = attempt(name, reduced_axes, name, found, len(data.shape))
-        return TensorType(reduced_shape(data.shape, axes, found.keepdims), dtype or data.dtype)
+        settings = attrs_of(kind, attrs)
+        assert isinstance(settings, (ReduceAttrs, ArgReduceAttrs))
+        axes = attempt(name, reduced_axes, name, settings, len(data.shape))
+        return TensorType(reduced_shape(data.shape, axes, settings.keepdims), dtype or data.dtype)
 
     return relation
 
@@ -90,8 +96,10 @@ def _reference(
     name: str, function: Callable[..., Array], dtype: str | None
 ) -> Callable[..., Array]:
     def reference(attrs: ReduceAttrs, data: Array) -> Array:
-        """The reduction by NumPy, of narrow floats in float32; sums of nothing and overflows are
-        meant, and give no warning."""
+        """Return the reduction by NumPy, of narrow floats in float32.
+
+        Sums of nothing and overflows are intended, and cause no warning.
+        """
         axes = reduced_axes(name, attrs, data.ndim)
         is_narrow = is_float(str(data.dtype)) and data.dtype.itemsize < 4
         wide = data.astype(np.float32) if is_narrow else data
@@ -104,8 +112,7 @@ def _reference(
 
 
 def _ends(data: Array) -> tuple[Any, Any]:
-    """The least and the greatest value of a dtype: what the greatest and the least of nothing
-    are."""
+    """Return the least and the greatest value of a dtype, the results of max and min of nothing."""
     if data.dtype.kind == "b":
         return False, True
     if data.dtype.kind in "iu":
@@ -124,14 +131,17 @@ def _min(data: Array, axis: tuple[int, ...], keepdims: bool) -> Array:
 
 def _arg_reference(name: str, function: Callable[..., Array]) -> Callable[..., Array]:
     def reference(attrs: ArgReduceAttrs, data: Array) -> Array:
-        """Positions count along the reduced axes in their order, as of a row that they are
-        flattened to; the last of equals is found from the row's end.
+        """Return positions along the reduced axes in their order, as in a row flattened from them.
+
+        The last of equal elements is searched from the row's end.
         """
         axes = reduced_axes(name, attrs, data.ndim)
-        kept = tuple(i for i in range(data.ndim) if i not in axes)
+        outer_axes = tuple(i for i in range(data.ndim) if i not in axes)
         count = int(np.prod([data.shape[a] for a in axes], dtype=np.int64))
-        rows = data.transpose(kept + axes).reshape([data.shape[k] for k in kept] + [count])
-        found = (
+        rows = data.transpose(outer_axes + axes).reshape(
+            [data.shape[k] for k in outer_axes] + [count]
+        )
+        positions = (
             count - 1 - function(rows[..., ::-1], axis=-1)
             if attrs.select_last_index
             else function(rows, axis=-1)
@@ -141,7 +151,7 @@ def _arg_reference(name: str, function: Callable[..., Array]) -> Callable[..., A
             for i, d in enumerate(data.shape)
             if attrs.keepdims or i not in axes
         ]
-        return np.asarray(found, dtype=np.int32).reshape(shape)
+        return np.asarray(positions, dtype=np.int32).reshape(shape)
 
     return reference
 
@@ -196,18 +206,21 @@ def reduction(
 
 
 def _arg_relation(name: str) -> Relation:
-    """As of a reduction; of nothing no position can be found."""
+    """Return the relation of a reduction that also refuses empty axes, which have no position."""
     plain = _relation(name, ArgReduceAttrs, "int32")
 
     def relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
-        """As of a reduction. Raises TypeInferenceError where a reduced axis is known to be
-        empty."""
-        found = plain(types, attrs)
+        """Return the type of a reduction.
+
+        Raises:
+            TypeInferenceError: A reduced axis is known to be empty.
+        """
+        result_type = plain(types, attrs)
         (data,) = tensors(name, types, 1)
         axes = reduced_axes(name, attrs_of(ArgReduceAttrs, attrs), len(data.shape))
-        least = [1 if at in axes else None for at in range(len(data.shape))]
-        attempt(name, expect_least, name, "data", data.shape, least)
-        return found
+        minimums = [1 if at in axes else None for at in range(len(data.shape))]
+        attempt(name, expect_least, name, "data", data.shape, minimums)
+        return result_type
 
     return relation
 
@@ -259,9 +272,9 @@ def _mean(data: Array, axis: tuple[int, ...], keepdims: bool) -> Array:
     wide = np.uint64 if data.dtype == np.uint64 else np.int64
     total = np.sum(data, axis=axis, keepdims=keepdims, dtype=wide)
     count = data.size // (total.size or 1) or 1
-    whole = np.floor_divide(total, count)
-    toward_zero = (total < 0) & (whole * count != total)
-    return np.asarray(whole + toward_zero.astype(total.dtype))
+    floor = np.floor_divide(total, count)
+    toward_zero = (total < 0) & (floor * count != total)
+    return np.asarray(floor + toward_zero.astype(total.dtype))
 
 
 # fmt: off

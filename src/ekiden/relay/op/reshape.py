@@ -81,18 +81,21 @@ def _declare(
 
 
 def _reshape_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
-    """`newshape` with its signs read. That both hold as many elements is proved, or, of symbols,
-    noted as an assumption that is checked when the function is entered."""
+    """Return the type of `newshape` with its special numbers resolved.
+
+    Equal numbers of elements are proved, or, of symbols, noted as an assumption that is checked
+    when the function is entered.
+    """
     (data,) = tensors("reshape", types, 1)
-    wanted = attrs_of(ReshapeAttrs, attrs)
+    settings = attrs_of(ReshapeAttrs, attrs)
     try:
-        shape = infer_reshape(data.shape, wanted.newshape, wanted.allowzero)
+        shape = infer_reshape(data.shape, settings.newshape, settings.allowzero)
         before, after = product(data.shape), product(shape)
         if before is not after:
             assume(lambda: before.equal(after), (before, after))
         return TensorType(shape, data.dtype)
     except ValueError as error:
-        fail("reshape", f"{show(data.shape)} to {show(as_shape(wanted.newshape))}: {error}")
+        fail("reshape", f"{show(data.shape)} to {show(as_shape(settings.newshape))}: {error}")
 
 
 def _reshape_reference(attrs: ReshapeAttrs, data: Array) -> Array:
@@ -111,15 +114,16 @@ _declare(
 
 
 def reshape(data: Expr, newshape: Sequence[Dim] | Dim | Expr, allowzero: bool = False) -> Call:
-    """The elements of `data` in order, in another shape; see ReshapeAttrs for numbers below 1.
+    """Return the elements of `data` in order, in another shape; see ReshapeAttrs for numbers below
+    1.
 
     A `newshape` that is data may hold 0 and -1 alone: its length is the result's rank.
     """
-    if (wanted := constant_of(newshape)) is None:
+    if (constant_shape := constant_of(newshape)) is None:
         assert isinstance(newshape, Expr)
         return dynamic("reshape", data, newshape, attrs=dynamic_reshape.DynReshapeAttrs(allowzero))
-    many = wanted if isinstance(wanted, Sequence) else (wanted,)
-    return call("reshape", data, attrs=ReshapeAttrs(as_attr(many), allowzero))
+    dims = constant_shape if isinstance(constant_shape, Sequence) else (constant_shape,)
+    return call("reshape", data, attrs=ReshapeAttrs(as_attr(dims), allowzero))
 
 
 @node("relay.attrs.ExpandDimsAttrs")
@@ -136,11 +140,13 @@ def _expanded(attrs: ExpandDimsAttrs, rank: int) -> int:
 
 def _expand_dims_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
     (data,) = tensors("expand_dims", types, 1)
-    wanted = attrs_of(ExpandDimsAttrs, attrs)
-    at = attempt("expand_dims", _expanded, wanted, len(data.shape))
-    attempt("expand_dims", expect_result_rank, len(data.shape) + wanted.num_newaxis, "num_newaxis")
+    settings = attrs_of(ExpandDimsAttrs, attrs)
+    at = attempt("expand_dims", _expanded, settings, len(data.shape))
+    attempt(
+        "expand_dims", expect_result_rank, len(data.shape) + settings.num_newaxis, "num_newaxis"
+    )
     return TensorType(
-        (*data.shape[:at], *(as_dim(1),) * wanted.num_newaxis, *data.shape[at:]), data.dtype
+        (*data.shape[:at], *(as_dim(1),) * settings.num_newaxis, *data.shape[at:]), data.dtype
     )
 
 
@@ -164,7 +170,9 @@ def _one(value: int | Sequence[int]) -> tuple[int]:
 
 
 def expand_dims(data: Expr, axis: int | Expr, num_newaxis: int = 1) -> Call:
-    """New axes of extent 1 before `axis` (counted in the result when negative)."""
+    """Return `data` with new axes of extent 1 before `axis` (counted in the result when
+    negative).
+    """
     if (at := constant_of(axis)) is None:
         assert isinstance(axis, Expr)
         return dynamic(
@@ -182,19 +190,19 @@ class SqueezeAttrs(Attrs):
 
 def _squeeze_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
     (data,) = tensors("squeeze", types, 1)
-    wanted = attrs_of(SqueezeAttrs, attrs).axis
-    if wanted is None:
+    dropped = attrs_of(SqueezeAttrs, attrs).axis
+    if dropped is None:
         if any(known(d) is None for d in data.shape):  # the rank of the result cannot wait
             fail(
                 "squeeze", f"'axis' is needed where dimensions are symbols, got {show(data.shape)}"
             )
         return TensorType(tuple(d for d in data.shape if not is_const(d, 1)), data.dtype)
-    axes = attempt("squeeze", normalize_axes, wanted, len(data.shape), "squeeze")
-    if len(axes) < len(wanted):
-        fail("squeeze", f"an axis is there twice, got {wanted}")
-    for each in axes:
-        if known(data.shape[each]) not in (None, 1):
-            fail("squeeze", f"axis {each} must have extent 1, got {show(data.shape)}")
+    axes = attempt("squeeze", normalize_axes, dropped, len(data.shape), "squeeze")
+    if len(axes) < len(dropped):
+        fail("squeeze", f"an axis is there twice, got {dropped}")
+    for axis in axes:
+        if known(data.shape[axis]) not in (None, 1):
+            fail("squeeze", f"axis {axis} must have extent 1, got {show(data.shape)}")
     return TensorType(tuple(d for i, d in enumerate(data.shape) if i not in axes), data.dtype)
 
 
@@ -212,7 +220,7 @@ _declare(
 
 
 def squeeze(data: Expr, axis: int | Sequence[int] | Expr | None = None) -> Call:
-    """`data` without some axes of extent 1."""
+    """Return `data` without some axes of extent 1."""
     axes = constant_of(axis)
     if isinstance(axis, Expr) and axes is None:
         return dynamic("squeeze", data, axis, attrs=DynamicAttrs())
@@ -239,7 +247,7 @@ _declare(
 
 
 def batch_flatten(data: Expr) -> Call:
-    """All axes but the first as one."""
+    """Return `data` with all axes but the first as one."""
     return call("nn.batch_flatten", data)
 
 

@@ -38,14 +38,15 @@ class ScanAttrs(Attrs):
 
 def _relation(name: str) -> Relation:
     def relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
-        """The data's shape, or one axis of all elements without an axis, in the attributes'
-        dtype."""
+        """Return the data's shape, or one axis of all elements without an axis, in the attributes'
+        dtype.
+        """
         (data,) = tensors(name, types, 1)
-        wanted = attrs_of(ScanAttrs, attrs)
-        dtype = wanted.dtype or data.dtype
-        if wanted.axis is None:
+        settings = attrs_of(ScanAttrs, attrs)
+        dtype = settings.dtype or data.dtype
+        if settings.axis is None:
             return TensorType((product(data.shape),), dtype)
-        attempt(name, normalize_axis, wanted.axis, len(data.shape), name)
+        attempt(name, normalize_axis, settings.axis, len(data.shape), name)
         return TensorType(data.shape, dtype)
 
     return relation
@@ -55,17 +56,18 @@ def _reference(
     function: Callable[..., Array], identity: int
 ) -> Callable[[ScanAttrs, Array], Array]:
     def reference(attrs: ScanAttrs, data: Array) -> Array:
-        """Running results; `exclusive` ones are those of the element before, the first the
-        identity.
+        """Return running results; `exclusive` ones are those of the element before.
+
+        The first of these is the identity.
         """
         dtype = str(attrs.dtype or data.dtype)
         wide = to_numpy(accumulator(dtype) if is_float(dtype) else dtype)
-        found = function(data.astype(wide), attrs.axis, dtype=wide).astype(to_numpy(dtype))
+        running = function(data.astype(wide), attrs.axis, dtype=wide).astype(to_numpy(dtype))
         if not attrs.exclusive:
-            return np.asarray(found)
+            return np.asarray(running)
         axis = attrs.axis or 0
-        before = found.take(range(max(found.shape[axis] - 1, 0)), axis)
-        first = np.full_like(found.take(range(min(found.shape[axis], 1)), axis), identity)
+        before = running.take(range(max(running.shape[axis] - 1, 0)), axis)
+        first = np.full_like(running.take(range(min(running.shape[axis], 1)), axis), identity)
         return np.concatenate([first, before], axis)
 
     return reference
@@ -100,14 +102,18 @@ _declare("cumprod", np.cumprod, 1, topi.cumprod)
 
 
 def cumsum(data: Expr, axis: int | None = None, dtype: str = "", exclusive: bool = False) -> Call:
-    """Running sums along an axis (None: of the flattened data); `exclusive` leaves out the element
-    itself."""
+    """Return running sums along an axis (None: of the flattened data).
+
+    `exclusive` leaves out the element itself.
+    """
     return call("cumsum", data, attrs=ScanAttrs(axis, dtype, exclusive))
 
 
 def cumprod(data: Expr, axis: int | None = None, dtype: str = "", exclusive: bool = False) -> Call:
-    """Running products along an axis (None: of the flattened data); `exclusive` leaves out the
-    element itself."""
+    """Return running products along an axis (None: of the flattened data).
+
+    `exclusive` leaves out the element itself.
+    """
     return call("cumprod", data, attrs=ScanAttrs(axis, dtype, exclusive))
 
 

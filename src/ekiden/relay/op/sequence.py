@@ -36,7 +36,7 @@ Elements: TypeAlias = "list[Array]"
 
 
 def list_type(element: Type) -> TypeCall:
-    """The type of a sequence of such tensors."""
+    """Return the type of a sequence of such tensors."""
     return TypeCall(_HEADER, (element,))
 
 
@@ -66,20 +66,20 @@ class SequenceSplitAttrs(Attrs):
 
 
 def elements(value: object) -> Elements:
-    """The tensors of an interpreted sequence, the first one first."""
-    found = []
+    """Return the tensors of an interpreted sequence, the first one first."""
+    reversed_elements = []
     while isinstance(value, ConstructorValue) and value.fields:
-        found.append(value.fields[0])
+        reversed_elements.append(value.fields[0])
         value = value.fields[1]
-    return [np.asarray(e) for e in reversed(found)]
+    return [np.asarray(e) for e in reversed(reversed_elements)]
 
 
 def from_elements(arrays: Iterable[Array]) -> ConstructorValue:
-    """An interpreted sequence."""
-    made = ConstructorValue(NIL)
-    for each in arrays:
-        made = ConstructorValue(CONS, (each, made))
-    return made
+    """Return an interpreted sequence of tensors."""
+    sequence_value = ConstructorValue(NIL)
+    for array in arrays:
+        sequence_value = ConstructorValue(CONS, (array, sequence_value))
+    return sequence_value
 
 
 def _element(name: str, kind: Type) -> TensorType:
@@ -97,27 +97,27 @@ def _place(position: object, length: int, is_end: bool = False) -> int:
 
 
 def _at(attrs: Attrs | None, value: object, position: object) -> Array:
-    found = elements(value)
-    return found[_place(position, len(found))]
+    tensors = elements(value)
+    return tensors[_place(position, len(tensors))]
 
 
 def _insert(attrs: Attrs | None, value: object, new: Array, position: object) -> ConstructorValue:
-    found = elements(value)
-    found.insert(_place(position, len(found), True), new)
-    return from_elements(found)
+    tensors = elements(value)
+    tensors.insert(_place(position, len(tensors), True), new)
+    return from_elements(tensors)
 
 
 def _erase(attrs: Attrs | None, value: object, position: object) -> ConstructorValue:
-    found = elements(value)
-    del found[_place(position, len(found))]
-    return from_elements(found)
+    tensors = elements(value)
+    del tensors[_place(position, len(tensors))]
+    return from_elements(tensors)
 
 
 def _stack(attrs: SequenceStackAttrs, value: object, dims: Array, like: Array) -> Array:
-    found = elements(value)
+    tensors = elements(value)
     if attrs.reverse:
-        found.reverse()
-    return np.stack(found) if found else np.zeros((0, *map(int, dims)), like.dtype)
+        tensors.reverse()
+    return np.stack(tensors) if tensors else np.zeros((0, *map(int, dims)), like.dtype)
 
 
 def _stack_type(types: Sequence[Type], attrs: Attrs | None) -> Type:
@@ -128,31 +128,33 @@ def _stack_type(types: Sequence[Type], attrs: Attrs | None) -> Type:
 
 def _concat_type(types: Sequence[Type], attrs: Attrs | None) -> Type:
     inner = _element("sequence.concat", types[0])
-    wanted = attrs_of(SequenceConcatAttrs, attrs).axis
+    requested_axis = attrs_of(SequenceConcatAttrs, attrs).axis
     name = "sequence.concat"
-    axis = attempt(name, normalize_axis, wanted, len(inner.shape), name)
+    axis = attempt(name, normalize_axis, requested_axis, len(inner.shape), name)
     return TensorType((*inner.shape[:axis], AnyDim(), *inner.shape[axis + 1 :]), inner.dtype)
 
 
 def _split_type(types: Sequence[Type], attrs: Attrs | None) -> Type:
-    data, wanted = types[0], attrs_of(SequenceSplitAttrs, attrs)
+    data, settings = types[0], attrs_of(SequenceSplitAttrs, attrs)
     name = "sequence.split"
     if not isinstance(data, TensorType):
         fail(name, f"expected a tensor, got {type_text(data)}")
-    axis = attempt(name, normalize_axis, wanted.axis, len(data.shape), name)
-    extent = AnyDim() if wanted.extent is None else wanted.extent
-    kept = (extent,) if wanted.keepdims else ()
-    return list_type(TensorType((*data.shape[:axis], *kept, *data.shape[axis + 1 :]), data.dtype))
+    axis = attempt(name, normalize_axis, settings.axis, len(data.shape), name)
+    extent = AnyDim() if settings.extent is None else settings.extent
+    axis_extent = (extent,) if settings.keepdims else ()
+    return list_type(
+        TensorType((*data.shape[:axis], *axis_extent, *data.shape[axis + 1 :]), data.dtype)
+    )
 
 
 def _split(attrs: SequenceSplitAttrs, data: Array, sizes: Array) -> ConstructorValue:
     if sizes.sum() != data.shape[attrs.axis] or (sizes < 0).any():
         extent = data.shape[attrs.axis]
         raise RunError(f"sequence: parts of {sizes.tolist()} of an axis of extent {extent}")
-    parts = np.split(data, np.cumsum(sizes)[:-1], attrs.axis) if sizes.size else []
+    sections = np.split(data, np.cumsum(sizes)[:-1], attrs.axis) if sizes.size else []
     if not attrs.keepdims:
-        parts = [p.squeeze(attrs.axis) for p in parts]
-    return from_elements(parts)
+        sections = [p.squeeze(attrs.axis) for p in sections]
+    return from_elements(sections)
 
 
 _INTEGERS = {"position": 0, "dims": 1, "sizes": 1}
@@ -160,7 +162,7 @@ _INTEGERS = {"position": 0, "dims": 1, "sizes": 1}
 
 
 def _check_integers(name: str, what: str, kind: Type) -> None:
-    """Refuses what the host does not read as a number or a vector of them."""
+    """Check that the host reads an argument as a number or a vector of numbers."""
     fits = isinstance(kind, TensorType) and kind.dtype in ("int32", "int64")
     if fits and isinstance(kind, TensorType):
         rank, known_one = len(kind.shape), all(is_const(d, 1) for d in kind.shape)
@@ -183,7 +185,7 @@ def _declare(
     names = tuple(arguments.split())
 
     def checked(types: Sequence[Type], attrs: Attrs | None) -> Type:
-        """The relation, behind a check that positions and axes are integers."""
+        """Return the result of the relation, after a check that positions and axes are integers."""
         for what, kind in zip(names, types, strict=True):
             if what in _INTEGERS:
                 _check_integers(f"sequence.{name}", what, kind)
@@ -226,54 +228,59 @@ _declare("split", "data sizes", _split_type, _split,
 
 
 def empty(element: Type | None = None) -> Call:
-    """A sequence without elements; of that type, where nothing else says it."""
+    """Return a sequence without elements, of that type if nothing else determines it."""
     return Call(NIL, (), None, () if element is None else (element,))
 
 
 def append(sequence: Expr, value: Expr) -> Call:
-    """The sequence with a last element more."""
+    """Return the sequence with one more element at its end."""
     return Call(CONS, (value, sequence))
 
 
 def length(sequence: Expr) -> Call:
-    """How many elements there are."""
+    """Return how many elements a sequence has."""
     return call("sequence.length", sequence)
 
 
 def at(sequence: Expr, position: Expr) -> Call:
-    """One element."""
+    """Return the element at a position."""
     return call("sequence.at", sequence, position)
 
 
 def insert(sequence: Expr, value: Expr, position: Expr) -> Call:
-    """The sequence with an element more before a position; its length means at the end."""
+    """Return the sequence with an element inserted before a position; its length means at
+    the end.
+    """
     return call("sequence.insert", sequence, value, position)
 
 
 def erase(sequence: Expr, position: Expr) -> Call:
-    """The sequence without an element."""
+    """Return the sequence without an element."""
     return call("sequence.erase", sequence, position)
 
 
 def stack(
     sequence: Expr, dims: Expr, like: Expr, length: PrimExpr | None = None, reverse: bool = False
 ) -> Call:
-    """The elements along a new first axis, in turn or the last first. `dims` is the shape of an
-    element and `like` a tensor of its dtype, for where there is none.
+    """Return the elements along a new first axis, in order or the last first.
+
+    `dims` is the shape of an element and `like` a tensor of its dtype, for an empty sequence.
     """
     attrs = SequenceStackAttrs(length, reverse)
     return call("sequence.stack", sequence, dims, like, attrs=attrs)
 
 
 def concat(sequence: Expr, axis: int) -> Call:
-    """The elements one after the other along an axis; there must be one."""
+    """Return the elements one after the other along an axis; there must be one."""
     return call("sequence.concat", sequence, attrs=SequenceConcatAttrs(axis))
 
 
 def split(
     data: Expr, sizes: Expr, axis: int, keepdims: bool = True, extent: PrimExpr | None = None
 ) -> Call:
-    """Parts of a tensor along an axis; `extent` is that of all of them, where they have one."""
+    """Return sections of a tensor along an axis; `extent` is their common extent, if they
+    have one.
+    """
     return call("sequence.split", data, sizes, attrs=SequenceSplitAttrs(axis, keepdims, extent))
 
 

@@ -39,20 +39,25 @@ def register_shape_func(
     shape_func: ShapeFunc | None = None,
     level: int = 10,
 ) -> Callable[[ShapeFunc], ShapeFunc]:
-    """Say how large the results of a program's own operator are; without a function, a decorator.
-    `data_dependent`, of all arguments or of each: whether it reads their elements; `level` says
-    nothing, as there is one such function.
+    """Register how large the results of a program's own operator are.
 
-    Raises ValueError for an operator of Ekiden's, whose shapes follow from its types, KeyError for
-    none.
+    Args:
+        op_name: The operator.
+        data_dependent: Whether the function reads elements, of all arguments or of each.
+        shape_func: The function; without it, a decorator is returned.
+        level: Not used, as there is one such function.
+
+    Raises:
+        ValueError: The operator is one of Ekiden's, whose shapes follow from its types.
+        KeyError: There is no such operator.
     """
     get(op_name)
 
-    def register(given: ShapeFunc) -> ShapeFunc:
-        """Sets the function, and has it remembered as the user's own; gives it as it is."""
-        note_extension(given)
-        set_dims(op_name, _dims_of(op_name, data_dependent, given))
-        return given
+    def register(function: ShapeFunc) -> ShapeFunc:
+        """Set the function, note it as the user's own, and return it."""
+        note_extension(function)
+        set_dims(op_name, _dims_of(op_name, data_dependent, function))
+        return function
 
     if shape_func is not None:
         register(shape_func)
@@ -61,9 +66,13 @@ def register_shape_func(
 
 def _dims_of(name: str, data_dependent: bool | Sequence[bool], shape_func: ShapeFunc) -> DimsOf:
     def dims(attrs: Attrs, buffers: Sequence[Buffer]) -> tuple[list[PrimExpr], list[Wanted]]:
-        """(the unknown dimensions of the results, what must hold of the known ones), as expressions
-        over the arguments' shapes and, where the function reads them, their elements. Raises
-        CompileError for a function of another number of arguments or results.
+        """Return the unknown dimensions of the results, and the conditions on the known ones.
+
+        Both are expressions over the arguments' shapes and, if the function reads them, their
+        elements.
+
+        Raises:
+            CompileError: The function is for another number of arguments or results.
         """
         reads = (
             [bool(data_dependent)] * len(buffers)
@@ -81,22 +90,22 @@ def _dims_of(name: str, data_dependent: bool | Sequence[bool], shape_func: Shape
                 f"{name}: its shape function gives {len(shapes)} shapes for {len(kinds)} results"
             )
         reader = _Reader(name, dict(zip(inputs, zip(buffers, reads, strict=True), strict=True)))
-        found: list[PrimExpr] = []
+        unknown: list[PrimExpr] = []
         checks: list[Wanted] = []
         for shape, kind in zip(shapes, kinds, strict=True):
-            _add(reader.elements(shape), kind, found, checks)
-        return found, checks
+            _add(reader.elements(shape), kind, unknown, checks)
+        return unknown, checks
 
     return dims
 
 
 def _add(
-    shape: Sequence[PrimExpr], kind: TensorType, found: list[PrimExpr], checks: list[Wanted]
+    shape: Sequence[PrimExpr], kind: TensorType, unknown: list[PrimExpr], checks: list[Wanted]
 ) -> None:
-    """The unknown dimensions of a result, and that what is known is as the function says."""
+    """Add the unknown dimensions of a result, and checks that the known ones are the function's."""
     for size, dim in zip(shape, kind.shape, strict=True):
         if isinstance(dim, AnyDim):
-            found.append(size)
+            unknown.append(size)
             checks.append(Wanted(size >= 0, "a dimension is negative", {"it": size}))
         else:
             what = "its shape function says another size than its type"
@@ -111,10 +120,10 @@ def _input(buffer: Buffer, by_data: bool) -> Tensor:
 
 def _leaves(name: str, kind: Type) -> list[TensorType]:
     fields = kind.fields if isinstance(kind, TupleType) else (kind,)
-    found = [f for f in fields if isinstance(f, TensorType)]
-    if len(found) != len(fields):
+    leaves = [f for f in fields if isinstance(f, TensorType)]
+    if len(leaves) != len(fields):
         raise CompileError(f"{name}: a shape function is of tensors, not of {kind}")
-    return found
+    return leaves
 
 
 class _Reader:
@@ -126,14 +135,14 @@ class _Reader:
         """Buffers that scripts read -> what they stand for."""
 
     def elements(self, shape: Tensor) -> list[PrimExpr]:
-        """All elements of a vector."""
+        """Return all elements of a vector."""
         if len(shape.shape) != 1 or not isinstance(shape.shape[0], IntImm):
             raise CompileError(f"{self.name}: its shape function must give vectors, got {shape}")
         count = int(shape.shape[0].value)
         return [cast(simplify(self.element(shape, (const(n),))), "int64") for n in range(count)]
 
     def element(self, tensor: Tensor, at: tuple[PrimExpr, ...]) -> PrimExpr:
-        """One element of an argument, or of what is computed from them."""
+        """Return an element of an argument, or of a tensor that is computed from arguments."""
         if tensor in self.inputs:
             buffer, by_data = self.inputs[tensor]
             return BufferLoad(buffer, at, buffer.dtype) if by_data else self._dim(buffer, at)
@@ -149,64 +158,66 @@ class _Reader:
         return buffer.shape[self._number(at[0])]
 
     def _number(self, index: PrimExpr) -> int:
-        found = simplify(index)
-        if not isinstance(found, IntImm):
+        number = simplify(index)
+        if not isinstance(number, IntImm):
             raise CompileError(
-                f"{self.name}: its shape function reads at {found}, which is no constant"
+                f"{self.name}: its shape function reads at {number}, which is no constant"
             )
-        return int(found.value)
+        return int(number.value)
 
-    def _read(self, value: PrimExpr, known: dict[tuple[Buffer, int], PrimExpr]) -> PrimExpr:
-        """An expression with elements in the place of loads; `known` are those of results."""
+    def _read(self, value: PrimExpr, stored: dict[tuple[Buffer, int], PrimExpr]) -> PrimExpr:
+        """Return an expression with elements substituted for loads; `known` are those of
+        results.
+        """
 
         def load(e: PrimExpr) -> PrimExpr:
-            """An element of an argument, or of a result that is computed before."""
+            """Return an element of an argument, or of a result that is computed before."""
             if isinstance(e, ProducerLoad):
                 return self.element(e.producer, e.indices)
             if isinstance(e, BufferLoad) and e.buffer in self.sources:
                 return self.element(self.sources[e.buffer], e.indices)
             if isinstance(e, BufferLoad) and len(e.indices) == 1:
-                return known.get((e.buffer, self._number(e.indices[0])), e)
+                return stored.get((e.buffer, self._number(e.indices[0])), e)
             return e
 
         return rewrite(value, load)
 
     def _scripted(self, op: ExternOp, number: int, at: tuple[PrimExpr, ...]) -> PrimExpr:
-        """An element of what statements compute."""
-        known: dict[tuple[Buffer, int], PrimExpr] = {}
+        """Return an element of the result of statements."""
+        stored: dict[tuple[Buffer, int], PrimExpr] = {}
         self.sources |= dict(zip(op.input_buffers, op.inputs, strict=True))
-        self._run(op.body, {}, known)
-        wanted = op.output_buffers[number], self._number(at[0])
-        if wanted not in known:
-            raise CompileError(f"{self.name}: its shape function leaves element {wanted[1]} open")
-        return known[wanted]
+        self._run(op.body, {}, stored)
+        target = op.output_buffers[number], self._number(at[0])
+        if target not in stored:
+            raise CompileError(f"{self.name}: its shape function leaves element {target[1]} open")
+        return stored[target]
 
     def _run(
         self,
         body: Stmt,
         values: dict[Var, PrimExpr],
-        known: dict[tuple[Buffer, int], PrimExpr],
+        stored: dict[tuple[Buffer, int], PrimExpr],
     ) -> None:
         match body:
-            case SeqStmt(seq=parts):
-                for each in parts:
-                    self._run(each, values, known)
+            case SeqStmt(seq=statements):
+                for statement in statements:
+                    self._run(statement, values, stored)
             case BufferStore(buffer=buffer, value=value, indices=(index,)):
-                place = self._number(substitute(index, values))
-                known[buffer, place] = self._read(substitute(value, values), known)
+                position = self._number(substitute(index, values))
+                stored[buffer, position] = self._read(substitute(value, values), stored)
             case For(loop_var=var, min=low, extent=extent, body=inner):
                 first, count = (self._number(substitute(e, values)) for e in (low, extent))
                 for n in range(first, first + count):
-                    self._run(inner, {**values, var: const(n, var.dtype)}, known)
+                    self._run(inner, {**values, var: const(n, var.dtype)}, stored)
             case IfThenElse(condition=condition, then_case=yes, else_case=no):
-                test = self._read(substitute(condition, values), known)
-                sides = [dict(known), dict(known)]
+                test = self._read(substitute(condition, values), stored)
+                sides = [dict(stored), dict(stored)]
                 self._run(yes, values, sides[0])
                 if no is not None:
                     self._run(no, values, sides[1])
                 for key in sides[0].keys() & sides[1].keys():
                     a, b = sides[0][key], sides[1][key]
-                    known[key] = a if a is b else Select(test, a, b, a.dtype)
+                    stored[key] = a if a is b else Select(test, a, b, a.dtype)
             case _:
                 raise CompileError(
                     f"{self.name}: its shape function has a {type(body).__name__}, which no"

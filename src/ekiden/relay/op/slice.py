@@ -42,8 +42,11 @@ class StridedSliceAttrs(Attrs):
 
 
 def sliced(attrs: StridedSliceAttrs, shape: Shape) -> list[tuple[PrimExpr, int, PrimExpr]]:
-    """(first index, stride, extent) for every axis. Raises ValueError for axes out of range or
-    stride 0."""
+    """Return (first index, stride, extent) for every axis.
+
+    Raises:
+        ValueError: An axis is out of range, or a stride is 0.
+    """
     return slice_ranges(shape, attrs.begin, attrs.end, attrs.strides, attrs.axes, attrs.slice_mode)
 
 
@@ -79,13 +82,13 @@ register_op(
 
 def _dynamic_slice(
     data: Expr,
-    given: Sequence[Sequence[Dim] | Expr | None],
+    bounds: Sequence[Sequence[Dim] | Expr | None],
     axes: tuple[int, ...] | None,
     slice_mode: str,
 ) -> Call:
     begin, end, strides = (
         b if b is None or isinstance(b, Expr) else const(np.array(as_ints(b), np.int64))
-        for b in given
+        for b in bounds
     )
     assert begin is not None and end is not None
     steps = ones_like(begin) if strides is None else strides
@@ -101,12 +104,14 @@ def strided_slice(
     axes: Sequence[int] | None = None,
     slice_mode: str = "end",
 ) -> Call:
-    """A slice per axis; see StridedSliceAttrs. Where bounds are expressions that are no constants,
-    the result's shape is data."""
-    given = begin, end, strides
-    if any(isinstance(b, Expr) and not isinstance(b, Constant) for b in given):
-        return _dynamic_slice(data, given, None if axes is None else tuple(axes), slice_mode)
-    first, last, by = map(constant_of, given)
+    """Return a slice per axis; see StridedSliceAttrs.
+
+    If bounds are expressions that are no constants, the result's shape is data.
+    """
+    bounds = begin, end, strides
+    if any(isinstance(b, Expr) and not isinstance(b, Constant) for b in bounds):
+        return _dynamic_slice(data, bounds, None if axes is None else tuple(axes), slice_mode)
+    first, last, by = map(constant_of, bounds)
     steps = (1,) * len(first) if by is None else tuple(by)
     chosen = None if axes is None else tuple(axes)
     attrs = StridedSliceAttrs(as_attr(first), as_attr(last), steps, slice_mode, chosen)

@@ -80,10 +80,10 @@ def _topk(attrs: TopKAttrs, data: Array) -> tuple[Array, ...] | Array:
 
 def _searchsorted(attrs: SearchSortedAttrs, rows: Array, values: Array) -> Array:
     side: Literal["left", "right"] = "right" if attrs.right else "left"
-    found = np.empty(values.shape, to_numpy(attrs.dtype))
+    positions = np.empty(values.shape, to_numpy(attrs.dtype))
     for at in np.ndindex(values.shape[:-1]):
-        found[at] = np.searchsorted(rows if rows.ndim == 1 else rows[at], values[at], side)
-    return found
+        positions[at] = np.searchsorted(rows if rows.ndim == 1 else rows[at], values[at], side)
+    return positions
 
 
 declare(
@@ -121,7 +121,7 @@ declare(
     lambda attrs, data: topi.row_ranks(data),
     "int64 [n]: how many rows stand before each one of [n, m]",
     reference=lambda attrs, data: np.array(
-        [sum(tuple(other) < tuple(row) for other in data) for row in data], np.int64
+        [sum(tuple(rival) < tuple(row) for rival in data) for row in data], np.int64
     ),
 )
 declare(
@@ -178,34 +178,43 @@ register_op(
 
 
 def argwhere(condition: Expr) -> Call:
-    """The coordinates of the elements that are not 0, in order; as many rows as there are."""
+    """Return the coordinates of the elements that are not 0, in order; as many rows as
+    there are.
+    """
     return call("argwhere", condition)
 
 
 def argwhere_padded(condition: Expr) -> Call:
-    """The coordinates of the elements that are not 0 and then rows of 0, one row for each element;
-    and how many coordinates there are."""
+    """Return the coordinates of the elements that are not 0 and then rows of 0, and their number.
+
+    There is one row for each element.
+    """
     return call("argwhere_padded", condition)
 
 
 def unique(data: Expr, is_sorted: bool = True, return_counts: bool = False) -> Call:
-    """A tuple (distinct elements of a vector, their first positions, which of them each element is,
-    how many there are, counts where asked for), padded with 0 to the length of the vector."""
+    """Return a tuple (distinct elements of a vector, first positions, indices, number, counts).
+
+    The indices are those of the distinct element of each element. Counts are present if asked for.
+    All are padded with 0 to the length of the vector.
+    """
     return call("unique", data, attrs=UniqueAttrs(is_sorted, return_counts))
 
 
 def sort(data: Expr, axis: int = -1, is_ascend: bool = True) -> Call:
-    """Elements in order along an axis."""
+    """Return elements in order along an axis."""
     return call("sort", data, attrs=ArgsortAttrs(axis, bool(is_ascend)))
 
 
 def row_ranks(data: Expr) -> Call:
-    """How many rows of [n, m] stand before each one in order: int64 [n]; see topi.row_ranks."""
+    """Return how many rows of [n, m] come before each row in order: int64 [n]; see
+    topi.row_ranks.
+    """
     return call("row_ranks", data)
 
 
 def argsort(data: Expr, axis: int = -1, is_ascend: bool = True, dtype: str = "int32") -> Call:
-    """Positions of the elements in order along an axis; equal elements keep theirs."""
+    """Return positions of the elements in order along an axis; equal elements keep their order."""
     return call("argsort", data, attrs=ArgsortAttrs(axis, bool(is_ascend), dtype))
 
 
@@ -217,7 +226,7 @@ def topk(
     is_ascend: bool = False,
     dtype: str = "int32",
 ) -> Call:
-    """The k largest (or smallest) elements along an axis and their positions, in order."""
+    """Return the k largest (or smallest) elements along an axis and their positions, in order."""
     if (number := constant_of(k)) is None:
         assert isinstance(k, Expr)
         attrs = DynTopKAttrs(axis, ret_type, bool(is_ascend), dtype)
@@ -229,7 +238,9 @@ def topk(
 def searchsorted(
     sorted_sequence: Expr, values: Expr, right: bool = False, dtype: str = "int32"
 ) -> Call:
-    """Where values would be inserted to keep a vector, or each of several rows, sorted."""
+    """Return the positions at which to insert values to keep a vector, or each of several rows,
+    sorted.
+    """
     return call("searchsorted", sorted_sequence, values, attrs=SearchSortedAttrs(right, dtype))
 
 

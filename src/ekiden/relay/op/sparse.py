@@ -20,19 +20,21 @@ from ekiden.relay.op.sorting import argsort, argwhere
 
 
 def sparse_reshape(sparse_indices: Expr, prev_shape: Expr, new_shape: Expr) -> TupleWrapper:
-    """Coordinates [n, ranks] of a tensor of one shape as those of the same elements in another,
-    which may hold one -1; and that shape. Shapes are vectors of the coordinates' dtype."""
+    """Return coordinates [n, ranks] of the same elements in another shape, and that shape.
+
+    The new shape may hold one -1. Shapes are vectors of the coordinates' dtype.
+    """
     one = cast_like(const(1), new_shape)
     is_free = equal(new_shape, cast_like(const(-1), new_shape))
-    others = prod(where(is_free, one, new_shape))
-    shape = where(is_free, floor_divide(prod(prev_shape), others), new_shape)
+    fixed_product = prod(where(is_free, one, new_shape))
+    shape = where(is_free, floor_divide(prod(prev_shape), fixed_product), new_shape)
     flat = total(multiply(sparse_indices, _steps(prev_shape)), axis=[1], keepdims=True)
-    found = floor_mod(floor_divide(flat, _steps(shape)), shape)
-    return TupleWrapper(Tuple((found, shape)), 2)
+    new_indices = floor_mod(floor_divide(flat, _steps(shape)), shape)
+    return TupleWrapper(Tuple((new_indices, shape)), 2)
 
 
 def _steps(shape: Expr) -> Expr:
-    """How many elements lie between two along each axis."""
+    """Return how many elements lie between two neighbours along each axis."""
     backwards = strided_slice(shape, [-1], [-(1 << 30)], [-1])
     products = cumprod(backwards, 0, exclusive=True)
     return strided_slice(products, [-1], [-(1 << 30)], [-1])
@@ -41,9 +43,12 @@ def _steps(shape: Expr) -> Expr:
 def sparse_fill_empty_rows(
     sparse_indices: Expr, sparse_values: Expr, dense_shape: Expr, default_value: Expr
 ) -> TupleWrapper:
-    """Coordinates [n, rank] in order of their rows, and values [n], with an element in every row of
-    a tensor of `dense_shape`: those without one get `default_value` in their first column. And
-    which rows those are (bool)."""
+    """Return coordinates [n, rank] in order of rows, values [n], and the rows that were empty
+    (bool).
+
+    Every row of a tensor of `dense_shape` has an element in the result: empty ones get
+    `default_value` in their first column.
+    """
     count = reshape(strided_slice(dense_shape, [0], [1]), ())
     rows = reshape(strided_slice(sparse_indices, [0], [1], axes=[1]), (-1,))
     no_row = full(const(True), reshape(count, (1,)), "bool")
@@ -52,13 +57,15 @@ def sparse_fill_empty_rows(
     rank = reshape(strided_slice(shape_of(sparse_indices, "int64"), [1], [2]), ())
     first = arange(const(0, "int64"), rank, const(1, "int64"), "int64")
     first = cast_like(equal(first, const(0, "int64")), sparse_indices)
-    places = concatenate([sparse_indices, multiply(missing, first)], 0)
+    coordinates = concatenate([sparse_indices, multiply(missing, first)], 0)
     flat = cast_like(reshape(missing, (-1,)), default_value)
     defaults = full_like(flat, reshape(default_value, ()))
     values = concatenate([sparse_values, defaults], 0)
-    order = argsort(reshape(strided_slice(places, [0], [1], axes=[1]), (-1,)), 0, True, "int64")
-    made = take(places, order, 0), take(values, order, 0), empty
-    return TupleWrapper(Tuple(made), 3)
+    order = argsort(
+        reshape(strided_slice(coordinates, [0], [1], axes=[1]), (-1,)), 0, True, "int64"
+    )
+    results = take(coordinates, order, 0), take(values, order, 0), empty
+    return TupleWrapper(Tuple(results), 3)
 
 
 __all__ = ["sparse_fill_empty_rows", "sparse_reshape"]

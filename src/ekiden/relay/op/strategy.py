@@ -56,7 +56,7 @@ class SpecializedCondition:
         self.clauses = tuple(itertools.chain(*flat))
 
     def holds(self) -> bool:
-        """Whether all clauses are known to hold."""
+        """Return whether all clauses are known to hold."""
         prove = Analyzer().can_prove
         return all(c if isinstance(c, bool) else prove(c) for c in self.clauses)
 
@@ -95,34 +95,37 @@ class OpImplementation:
     def compute(
         self, attrs: Attrs | None, inputs: Sequence[Tensor], out_type: Type
     ) -> list[Tensor]:
-        """Return the tensors of the result; one that the computation gives alone is the only one.
+        """Return the tensors of the result; a single tensor stands for a list of one.
 
-        Raises CompileError where it raises or gives anything else, or tensors of another number,
-        dtype or shape than `out_type` says.
+        Raises:
+            CompileError: The computation raises, or returns anything but tensors of the number, dtype
+                and shape of `out_type`.
         """
         try:
-            given: object = self.fcompute(own_attrs(attrs), inputs, out_type)
+            computed: object = self.fcompute(own_attrs(attrs), inputs, out_type)
         except EkidenError:
             raise
         except Exception as error:
             reason = f"{type(error).__name__}: {error}"
             raise CompileError(f"compute '{self.name}' raised {reason}") from error
-        tensors = [given] if isinstance(given, Tensor) else given
+        tensors = [computed] if isinstance(computed, Tensor) else computed
         if not isinstance(tensors, Sequence) or not all(isinstance(t, Tensor) for t in tensors):
             raise CompileError(
-                f"compute '{self.name}': expected a list of tensors (te.Tensor), got {given!r:.100}"
+                f"compute '{self.name}': expected a list of tensors (te.Tensor), got {computed!r:.100}"
             )
         kinds = out_type.fields if isinstance(out_type, TupleType) else (out_type,)
         if len(tensors) != len(kinds) or not all(map(_is_of, tensors, kinds)):
-            got = ", ".join(f"{t.dtype} of shape {shape_text(t.shape)}" for t in tensors)
+            actual = ", ".join(f"{t.dtype} of shape {shape_text(t.shape)}" for t in tensors)
             raise CompileError(
                 f"compute '{self.name}': expected {type_text(out_type)}, as the type relation says,"
-                f" got {got or 'no tensor'}"
+                f" got {actual or 'no tensor'}"
             )
         return list(tensors)
 
     def schedule(self, attrs: Attrs | None, outs: Sequence[Tensor], target: Target) -> Any:  # noqa: ANN401
-        """The schedule of a kernel with these results; None where a family chooses."""
+        """Return the schedule of a kernel with these results, or None if a family of kernels
+        chooses.
+        """
         if self.fschedule is None:
             return None
         return self.fschedule(own_attrs(attrs), outs, target)
@@ -149,17 +152,17 @@ class OpStrategy:
         name: str = "default",
         plevel: int = 10,
     ) -> None:
-        """Add one, under the innermost SpecializedCondition that is entered."""
+        """Add an implementation, under the innermost SpecializedCondition that is entered."""
         entered = SpecializedCondition.entered
         condition = entered[-1] if entered else None
-        found = next((s for s in self.specializations if s.condition is condition), None)
-        if found is None:
-            found = OpSpecialization(condition)
-            self.specializations.append(found)
-        found.implementations.append(OpImplementation(compute, schedule, name, plevel))
+        group = next((s for s in self.specializations if s.condition is condition), None)
+        if group is None:
+            group = OpSpecialization(condition)
+            self.specializations.append(group)
+        group.implementations.append(OpImplementation(compute, schedule, name, plevel))
 
     def valid(self) -> list[OpImplementation]:
-        """Those whose condition holds."""
+        """Return the implementations whose condition holds."""
         return [
             i
             for s in self.specializations
@@ -168,13 +171,12 @@ class OpStrategy:
         ]
 
     def best(self) -> OpImplementation | None:
-        """Of those whose condition holds the one of the highest level, the latest of several."""
+        """Return the valid implementation of the highest level, the latest of several."""
         return max(reversed(self.valid()), key=lambda i: i.plevel, default=None)
 
 
 def _count_version(op_name: str) -> None:
-    """A new function is a new version of the operator: kernels cached for the old one are not
-    taken."""
+    """Note a new version of the operator: kernels cached for an old one are not used."""
     _versions[op_name] = next(_VERSIONS)
 
 
@@ -198,20 +200,22 @@ register_schedule = registrar(
 def strategy_of(
     name: str, attrs: Attrs | None, inputs: Sequence[Tensor], out_type: Type, target: Target | None
 ) -> OpStrategy | None:
-    """What the strategy of an operator gives for a call; None if it has none. Raises CompileError
-    if it gives no OpStrategy."""
+    """Return the result of an operator's strategy for a call, or None if it has none.
+
+    Raises:
+        CompileError: The result is no OpStrategy.
+    """
     strategy: Any = OP_ATTRS.get(STRATEGY, {}).get(name)
     if strategy is None:
         return None
-    made = strategy(own_attrs(attrs), inputs, out_type, target)
-    if not isinstance(made, OpStrategy):
-        raise CompileError(f"{name}: its strategy gave {made!r}, expected an OpStrategy")
-    return made
+    chosen = strategy(own_attrs(attrs), inputs, out_type, target)
+    if not isinstance(chosen, OpStrategy):
+        raise CompileError(f"{name}: its strategy gave {chosen!r}, expected an OpStrategy")
+    return chosen
 
 
 def own_lowering(name: str) -> OpImplementation | None:
-    """Ekiden's own computation of an operator, which has one schedule of many; None for one that
-    has no kernel."""
+    """Return Ekiden's own computation of an operator, or None if it has no kernel."""
     lower = get(name).definition.lower
     if lower is None:
         return None
@@ -225,8 +229,11 @@ def own_lowering(name: str) -> OpImplementation | None:
 def implementation_of(
     name: str, attrs: Attrs | None, inputs: Sequence[Tensor], out_type: Type, target: Target | None
 ) -> OpImplementation | None:
-    """What a user wants an operator computed by; None for its own lowering. Raises CompileError for
-    a schedule of an operator that has no kernel."""
+    """Return the user's implementation of an operator, or None for its own lowering.
+
+    Raises:
+        CompileError: A schedule is registered for an operator that has no kernel.
+    """
     strategy = strategy_of(name, attrs, inputs, out_type, target)
     if strategy is not None:
         return strategy.best()
@@ -243,7 +250,9 @@ def implementation_of(
 
 
 def version_of(name: str) -> int | None:
-    """A number that changes whenever an operator is given something here; None if it never was."""
+    """Return a number that changes whenever an operator is given an implementation, or None if it
+    has none.
+    """
     has_any = any(name in OP_ATTRS.get(key, {}) for key in (STRATEGY, COMPUTE, SCHEDULE))
     return _versions.setdefault(name, next(_VERSIONS)) if has_any else None
 

@@ -39,22 +39,26 @@ def _concat(attrs: Attrs | None, first: Array, second: Array) -> Array:
 
 
 def _find(attrs: Attrs | None, text: Array, keys: Array) -> Array:
-    places = {k: i for i, k in enumerate(decode(keys))}
-    return np.array([places.get(t, -1) for t in decode(text)], np.int64)
+    positions = {k: i for i, k in enumerate(decode(keys))}
+    return np.array([positions.get(t, -1) for t in decode(text)], np.int64)
 
 
 def _match(attrs: Attrs | None, text: Array, moves: Array, kinds: Array, accepts: Array) -> Array:
-    found = np.zeros(len(text), np.bool_)
+    accepted = np.zeros(len(text), np.bool_)
     for i, row in enumerate(text):
         state = 0
         for byte in row[row != END]:
             state = moves[state, kinds[byte]]
-        found[i] = accepts[state]
-    return found
+        accepted[i] = accepts[state]
+    return accepted
 
 
-def _change(attrs: Attrs | None, text: Array, letters: Array, sizes: Array, others: Array) -> Array:
-    table = {chr(p): bytes(o[:s]).decode() for p, s, o in zip(letters, sizes, others, strict=True)}
+def _change(
+    attrs: Attrs | None, text: Array, letters: Array, sizes: Array, replacements: Array
+) -> Array:
+    table = {
+        chr(p): bytes(o[:s]).decode() for p, s, o in zip(letters, sizes, replacements, strict=True)
+    }
     changed = ["".join(table.get(c, c) for c in t) for t in decode(text)]
     return encode(changed, text.shape[-1] * GROWTH)
 
@@ -64,27 +68,27 @@ def _parts(attrs: TextSplitAttrs, text: Array) -> list[list[str]]:
 
 
 def _split(attrs: TextSplitAttrs, text: Array, slots: Array) -> Array:
-    made = np.full((len(text), slots.size), "", object)
-    for i, parts in enumerate(_parts(attrs, text)):
-        made[i, : len(parts)] = parts
-    return encode(made, text.shape[-1])
+    slots_of_text = np.full((len(text), slots.size), "", object)
+    for i, pieces in enumerate(_parts(attrs, text)):
+        slots_of_text[i, : len(pieces)] = pieces
+    return encode(slots_of_text, text.shape[-1])
 
 
 def _number_parts(attrs: Attrs | None, text: Array) -> Array:
     """See topi.text.number_parts; digits beyond those that are read are cut off there."""
     rows = []
-    for each in decode(text):
-        word = each.strip().lower()
+    for source in decode(text):
+        word = source.strip().lower()
         if word.lstrip("+-").startswith(("i", "n")):
             sign = INFINITE if "i" in word else NO_NUMBER
             rows.append((-sign if word.startswith("-") and sign == INFINITE else sign, 0, 0))
             continue
         mantissa, _, exponent = word.lstrip("+-").partition("e")
-        whole, _, part = mantissa.partition(".")
-        digits = (whole + part).lstrip("0")
-        most = digits[:MAX_DIGITS]
-        power = len(digits) - len(most) - len(part) + int(exponent or 0)
-        rows.append((-1 if word.startswith("-") else 1, int(most or 0), power))
+        integer, _, fraction = mantissa.partition(".")
+        digits = (integer + fraction).lstrip("0")
+        read_digits = digits[:MAX_DIGITS]
+        power = len(digits) - len(read_digits) - len(fraction) + int(exponent or 0)
+        rows.append((-1 if word.startswith("-") else 1, int(read_digits or 0), power))
     return np.array(rows, np.int64).reshape(len(text), 3)
 
 
@@ -108,15 +112,15 @@ def _written(attrs: TextWrittenAttrs, signs: Array, digits: Array, exponents: Ar
 
 
 def _general(value: Decimal, attrs: TextWrittenAttrs) -> str:
-    """A decimal as %g writes it; a float would be rounded to binary first."""
+    """Return a decimal as %g writes it; a float would be rounded to binary first."""
     first = value.adjusted()
     digits = "".join(map(str, value.normalize().as_tuple().digits))
     if first < -4 or first >= attrs.precision:
         return f"{digits[0]}{'.' if digits[1:] else ''}{digits[1:]}e{first:+03d}"
     if first < 0:
         return f"0.{'0' * (-1 - first)}{digits}"
-    whole, part = digits[: first + 1].ljust(first + 1, "0"), digits[first + 1 :]
-    return f"{whole}.{part}" if part else whole
+    integer, fraction = digits[: first + 1].ljust(first + 1, "0"), digits[first + 1 :]
+    return f"{integer}.{fraction}" if fraction else integer
 
 
 # fmt: off
@@ -125,10 +129,10 @@ declare("text.concat", ("first", "second"), lambda attrs, a, b: topi.text.concat
 declare("text.find", ("text", "keys"), lambda attrs, text, keys: topi.text.find(text, keys),
         "int64 [n]: which of the sorted keys each text is, -1 for none", reference=_find)
 declare("text.match", ("text", "moves", "kinds", "accepts"),
-        lambda attrs, *given: topi.text.match(*given),
+        lambda attrs, *operands: topi.text.match(*operands),
         "bool [n]: whether the automaton accepts each text", reference=_match)
 declare("text.change_case", ("text", "letters", "sizes", "others"),
-        lambda attrs, *given: topi.text.change_case(*given),
+        lambda attrs, *operands: topi.text.change_case(*operands),
         "texts [n, 3 * width] with letters replaced", reference=_change)
 declare("text.count_parts", ("text",),
         lambda attrs, text: topi.text.count_parts(text, attrs.delimiter, attrs.maxsplit),
@@ -150,48 +154,52 @@ declare("text.split", ("text", "slots"),
 
 
 def concat(first: Expr, second: Expr) -> Call:
-    """Each text with another behind it; both are [n, width]."""
+    """Return each text followed by another; both are [n, width]."""
     return call("text.concat", first, second)
 
 
 def find(text: Expr, keys: Expr) -> Call:
-    """Which of the keys (distinct, sorted by their bytes) each text is: int64 [n], -1 for none."""
+    """Return which of the keys (distinct, sorted by their bytes) each text is: int64 [n], -1 for
+    none.
+    """
     return call("text.find", text, keys)
 
 
 def match(text: Expr, moves: Expr, kinds: Expr, accepts: Expr) -> Call:
-    """Whether an automaton accepts each whole text; see ekiden.topi.text.match."""
+    """Return whether an automaton accepts each whole text; see ekiden.topi.text.match."""
     return call("text.match", text, moves, kinds, accepts)
 
 
 def change_case(text: Expr, letters: Expr, sizes: Expr, others: Expr) -> Call:
-    """Texts with letters replaced; see ekiden.topi.text.change_case."""
+    """Return texts with letters replaced; see ekiden.topi.text.change_case."""
     return call("text.change_case", text, letters, sizes, others)
 
 
 def count_parts(text: Expr, delimiter: str = "", maxsplit: int = -1) -> Call:
-    """Into how many parts each text is cut: int64 [n]."""
+    """Return into how many pieces each text is cut: int64 [n]."""
     return call("text.count_parts", text, attrs=TextSplitAttrs(delimiter, maxsplit))
 
 
 def split(text: Expr, slots: Expr, delimiter: str = "", maxsplit: int = -1) -> Call:
-    """The parts of each text [n, slots, width]; `slots` is a vector of that length."""
+    """Return the pieces of each text [n, slots, width]; `slots` is a vector of that length."""
     return call("text.split", text, slots, attrs=TextSplitAttrs(delimiter, maxsplit))
 
 
 def whole_number(text: Expr) -> Call:
-    """The whole number that each text is: int64 [n], modulo 2**64."""
+    """Return each text as a whole number: int64 [n], modulo 2**64."""
     return call("text.whole_number", text)
 
 
 def number_parts(text: Expr) -> Call:
-    """Sign, digits and exponent of the number that each text is; see
-    ekiden.topi.text.number_parts."""
+    """Return sign, digits and exponent of the number that each text is.
+
+    See ekiden.topi.text.number_parts.
+    """
     return call("text.number_parts", text)
 
 
 def written(signs: Expr, digits: Expr, exponents: Expr, precision: int = 0) -> Call:
-    """Numbers as texts; see ekiden.topi.text.written."""
+    """Return numbers as texts; see ekiden.topi.text.written."""
     return call("text.written", signs, digits, exponents, attrs=TextWrittenAttrs(precision))
 
 

@@ -48,7 +48,11 @@ class TransposeAttrs(Attrs):
 
 
 def transposed_axes(attrs: TransposeAttrs, rank: int) -> tuple[int, ...]:
-    """The permutation, counted from the front. Raises ValueError when it is none."""
+    """Return the permutation, counted from the front.
+
+    Raises:
+        ValueError: The axes are no permutation.
+    """
     if attrs.axes is None:
         return tuple(reversed(range(rank)))
     axes = tuple(normalize_axis(a, rank, "transpose") for a in attrs.axes)
@@ -82,7 +86,7 @@ register_op(
 
 
 def transpose(data: Expr, axes: Sequence[int] | None = None) -> Call:
-    """`data` with its axes permuted."""
+    """Return `data` with its axes permuted."""
     return call("transpose", data, attrs=TransposeAttrs(None if axes is None else tuple(axes)))
 
 
@@ -95,10 +99,10 @@ class BroadcastAttrs(Attrs):
 
 def _broadcast_to_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
     (data,) = tensors("broadcast_to", types, 1)
-    wanted = as_shape(attrs_of(BroadcastAttrs, attrs).shape)
-    if not broadcasts_to(data.shape, wanted):
-        fail("broadcast_to", f"{show(data.shape)} does not broadcast to {show(wanted)}")
-    return TensorType(wanted, data.dtype)
+    target_shape = as_shape(attrs_of(BroadcastAttrs, attrs).shape)
+    if not broadcasts_to(data.shape, target_shape):
+        fail("broadcast_to", f"{show(data.shape)} does not broadcast to {show(target_shape)}")
+    return TensorType(target_shape, data.dtype)
 
 
 register_op(
@@ -118,11 +122,11 @@ register_op(
 
 
 def broadcast_to(data: Expr, shape: Sequence[Dim] | Expr) -> Call:
-    """`data` repeated along axes of extent 1 and new leading axes."""
-    if (wanted := constant_of(shape)) is None:
+    """Return `data` repeated along axes of extent 1 and new leading axes."""
+    if (constant_shape := constant_of(shape)) is None:
         assert isinstance(shape, Expr)
         return dynamic("broadcast_to", data, shape, attrs=DynamicAttrs())
-    return call("broadcast_to", data, attrs=BroadcastAttrs(as_attr(wanted)))
+    return call("broadcast_to", data, attrs=BroadcastAttrs(as_attr(constant_shape)))
 
 
 @node("relay.attrs.TileAttrs")
@@ -161,7 +165,7 @@ register_op(
 
 
 def tile(data: Expr, reps: Sequence[Dim] | Expr) -> Call:
-    """`data` repeated as a whole along each axis."""
+    """Return `data` repeated as one block along each axis."""
     if (times := constant_of(reps)) is None:
         assert isinstance(reps, Expr)
         return dynamic("tile", data, reps, attrs=DynamicAttrs())
@@ -178,11 +182,12 @@ class RepeatAttrs(Attrs):
 
 def _repeat_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
     (data,) = tensors("repeat", types, 1)
-    wanted = attrs_of(RepeatAttrs, attrs)
-    at = attempt("repeat", normalize_axis, wanted.axis, len(data.shape), "repeat")
+    settings = attrs_of(RepeatAttrs, attrs)
+    at = attempt("repeat", normalize_axis, settings.axis, len(data.shape), "repeat")
     size = data.shape[at]
     return TensorType(
-        replaced(data.shape, at, size if is_any(size) else tidy(size * wanted.repeats)), data.dtype
+        replaced(data.shape, at, size if is_any(size) else tidy(size * settings.repeats)),
+        data.dtype,
     )
 
 
@@ -204,7 +209,7 @@ register_op(
 
 
 def repeat(data: Expr, repeats: int, axis: int) -> Call:
-    """Each element repeated along an axis."""
+    """Return each element repeated along an axis."""
     return call("repeat", data, attrs=RepeatAttrs(repeats, axis))
 
 
@@ -217,10 +222,10 @@ class ReverseAttrs(Attrs):
 
 def _reverse_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
     (data,) = tensors("reverse", types, 1)
-    wanted = attrs_of(ReverseAttrs, attrs).axis
-    axes = attempt("reverse", normalize_axes, wanted, len(data.shape), "reverse")
-    if len(axes) < len(wanted):
-        fail("reverse", f"an axis is there twice, got {wanted}")
+    requested = attrs_of(ReverseAttrs, attrs).axis
+    axes = attempt("reverse", normalize_axes, requested, len(data.shape), "reverse")
+    if len(axes) < len(requested):
+        fail("reverse", f"an axis is there twice, got {requested}")
     return data
 
 
@@ -240,7 +245,7 @@ register_op(
 
 
 def reverse(data: Expr, axis: int | Sequence[int]) -> Call:
-    """`data` backwards along axes."""
+    """Return `data` backwards along axes."""
     return call("reverse", data, attrs=ReverseAttrs(axes_attr(axis) or ()))
 
 
@@ -254,9 +259,9 @@ class LayoutTransformAttrs(Attrs):
 
 def _layout_transform_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
     (data,) = tensors("layout_transform", types, 1)
-    wanted = attrs_of(LayoutTransformAttrs, attrs)
+    settings = attrs_of(LayoutTransformAttrs, attrs)
     shape = attempt(
-        "layout_transform", transform_shape, data.shape, wanted.src_layout, wanted.dst_layout
+        "layout_transform", transform_shape, data.shape, settings.src_layout, settings.dst_layout
     )
     return TensorType(shape, data.dtype)
 
@@ -279,7 +284,7 @@ register_op(
 
 
 def layout_transform(data: Expr, src_layout: str, dst_layout: str) -> Call:
-    """`data` from one layout to another; an inner factor must divide its axis."""
+    """Return `data` from one layout to another; an inner factor must divide its axis."""
     return call("layout_transform", data, attrs=LayoutTransformAttrs(src_layout, dst_layout))
 
 

@@ -121,11 +121,11 @@ declare(
 declare(
     "vision.non_max_suppression",
     ("data", "valid_count", "indices", "max_output_size", "iou_threshold"),
-    lambda attrs, data, valid_count, indices, most, overlap: topi.vision.non_max_suppression(
+    lambda attrs, data, valid_count, indices, max_boxes, overlap: topi.vision.non_max_suppression(
         data,
         valid_count,
         indices,
-        most,
+        max_boxes,
         overlap,
         attrs.force_suppress,
         attrs.top_k,
@@ -142,8 +142,10 @@ declare(
 declare(
     "vision.all_class_non_max_suppression",
     ("boxes", "scores", "max_output_boxes_per_class", "iou_threshold", "score_threshold"),
-    lambda attrs, boxes, scores, most, overlap, score: topi.vision.all_class_non_max_suppression(
-        boxes, scores, most, overlap, score, attrs.output_format
+    lambda attrs, boxes, scores, max_boxes, overlap, score: (
+        topi.vision.all_class_non_max_suppression(
+            boxes, scores, max_boxes, overlap, score, attrs.output_format
+        )
     ),
     "a tuple of (batch, class, box) rows and their number, or per batch with scores",
     AllClassNonMaximumSuppressionAttrs,
@@ -240,8 +242,11 @@ def _number(value: Expr | float, dtype: str) -> Expr:
 def get_valid_counts(
     data: Expr, score_threshold: Expr | float, id_index: int = 0, score_index: int = 1
 ) -> Call:
-    """A tuple: how many boxes of a batch have a score above the threshold, those first, and where
-    they were."""
+    """Return a tuple: the number of boxes with a score above the threshold, the boxes, their
+    positions.
+
+    The boxes that count come first in each batch; the positions are those that they had.
+    """
     attrs = GetValidCountsAttrs(id_index, score_index)
     return call("vision.get_valid_counts", data, _number(score_threshold, "float32"), attrs=attrs)
 
@@ -260,13 +265,13 @@ def non_max_suppression(
     return_indices: bool = True,
     invalid_to_bottom: bool = False,
 ) -> Call:
-    """Boxes that stay, from highest score, where overlapping ones suppress each other."""
+    """Return remaining boxes, from highest score, where overlapping ones suppress each other."""
     attrs = NonMaximumSuppressionAttrs(
         force_suppress, top_k, coord_start, score_index, id_index, return_indices, invalid_to_bottom
     )
-    most, overlap = _number(max_output_size, "int32"), _number(iou_threshold, "float32")
+    max_boxes, overlap = _number(max_output_size, "int32"), _number(iou_threshold, "float32")
     name = "vision.non_max_suppression"
-    return call(name, data, valid_count, indices, most, overlap, attrs=attrs)
+    return call(name, data, valid_count, indices, max_boxes, overlap, attrs=attrs)
 
 
 def all_class_non_max_suppression(
@@ -277,12 +282,12 @@ def all_class_non_max_suppression(
     score_threshold: Expr | float = -1.0,
     output_format: str = "onnx",
 ) -> Call:
-    """Per class, the boxes with the highest scores that do not overlap."""
+    """Return, per class, the boxes with the highest scores that do not overlap."""
     attrs = AllClassNonMaximumSuppressionAttrs(output_format)
     bounds = (_number(v, "float32") for v in (iou_threshold, score_threshold))
-    most = _number(max_output_boxes_per_class, "int64")
+    max_boxes = _number(max_output_boxes_per_class, "int64")
     name = "vision.all_class_non_max_suppression"
-    return call(name, boxes, scores, most, *bounds, attrs=attrs)
+    return call(name, boxes, scores, max_boxes, *bounds, attrs=attrs)
 
 
 def multibox_prior(
@@ -293,7 +298,7 @@ def multibox_prior(
     offsets: Sequence[float] = (0.5, 0.5),
     clip: bool = False,
 ) -> Call:
-    """Anchor boxes around every pixel."""
+    """Return anchor boxes around every pixel."""
     size, ratio, step, offset = (tuple(map(float, v)) for v in (sizes, ratios, steps, offsets))
     attrs = MultiBoxPriorAttrs(size, ratio, step, offset, clip)
     return call("vision.multibox_prior", data, attrs=attrs)
@@ -308,7 +313,7 @@ def multibox_transform_loc(
     variances: Sequence[float] = (0.1, 0.1, 0.2, 0.2),
     keep_background: bool = False,
 ) -> Call:
-    """A tuple: class, score and box of the anchors that show something, and their number."""
+    """Return class, score and box of the anchors that show something, and their number."""
     attrs = MultiBoxTransformLocAttrs(clip, threshold, tuple(variances), keep_background)
     return call("vision.multibox_transform_loc", cls_prob, loc_pred, anchor, attrs=attrs)
 
@@ -323,7 +328,7 @@ def roi_align(
     mode: str = "avg",
     aligned: bool = False,
 ) -> Call:
-    """Regions sampled between pixels, at one size."""
+    """Return regions sampled between pixels, at one size."""
     size = tuple(pooled_size)
     attrs = ROIAlignAttrs(size, spatial_scale, sample_ratio, layout, mode, aligned)
     return call("vision.roi_align", data, rois, attrs=attrs)
@@ -332,7 +337,7 @@ def roi_align(
 def roi_pool(
     data: Expr, rois: Expr, pooled_size: Sequence[int], spatial_scale: float, layout: str = "NCHW"
 ) -> Call:
-    """The maxima of bins of regions, at one size."""
+    """Return the maxima of bins of regions, at one size."""
     attrs = ROIPoolAttrs(tuple(pooled_size), spatial_scale, layout)
     return call("vision.roi_pool", data, rois, attrs=attrs)
 
@@ -350,7 +355,7 @@ def proposal(
     rpn_min_size: int,
     iou_loss: bool,
 ) -> Call:
-    """Regions for the second stage of a detector."""
+    """Return regions for the second stage of a detector."""
     attrs = ProposalAttrs(
         tuple(map(float, scales)), tuple(map(float, ratios)), feature_stride, threshold,
         rpn_pre_nms_top_n, rpn_post_nms_top_n, rpn_min_size, iou_loss,
@@ -359,7 +364,7 @@ def proposal(
 
 
 def yolo_reorg(data: Expr, stride: int) -> Call:
-    """Pixels `stride` apart as channels, in Darknet's order."""
+    """Return pixels `stride` apart as channels, in Darknet's order."""
     return call("vision.yolo_reorg", data, attrs=YoloReorgAttrs(stride))
 
 

@@ -76,12 +76,16 @@ class PrefixAttrs(Attrs):
 
 
 def _within(name: str, is_part: bool) -> Relation:
-    """The relation of vm.prefix, and of vm.part, where the result is the larger tensor: refuses
-    what is known not to lie inside."""
+    """Return the relation of vm.prefix, and of vm.part, where the result is the larger tensor.
+
+    It refuses tensors that are known not to lie inside.
+    """
 
     def relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
-        """A tensor of the attributes' shape and the whole's dtype. Raises TypeInferenceError for
-        another rank, and for an extent known to be greater than the whole's.
+        """Return a tensor type of the attributes' shape and the dtype of the larger tensor.
+
+        Raises:
+            TypeInferenceError: The ranks differ, or an extent is known to be too large.
         """
         assert isinstance(attrs, PrefixAttrs) and isinstance(types[0], TensorType)
         inner, outer = attrs.shape, types[0].shape
@@ -89,9 +93,9 @@ def _within(name: str, is_part: bool) -> Relation:
             inner, outer = outer, inner
         if len(inner) != len(outer):
             fail(name, f"a part of rank {len(inner)} of a whole of rank {len(outer)}")
-        for own, whole in zip(inner, outer, strict=True):
-            if isinstance(own, IntImm) and isinstance(whole, IntImm) and own.value > whole.value:
-                fail(name, f"a part of extent {own.value} of a whole of {whole.value}")
+        for own, limit in zip(inner, outer, strict=True):
+            if isinstance(own, IntImm) and isinstance(limit, IntImm) and own.value > limit.value:
+                fail(name, f"a part of extent {own.value} of a whole of {limit.value}")
         return TensorType(attrs.shape, types[0].dtype)
 
     return relation
@@ -113,8 +117,8 @@ def _part_lowering(
     attrs: PrefixAttrs, inputs: Sequence[te.Tensor], out: TensorType
 ) -> Sequence[te.Tensor]:
     (data,) = inputs
-    whole: dict[str, object] = {"whole": out.shape}
-    return [te.compute(data.shape, lambda *at: data[at], "part", "injective", attrs=whole)]
+    attributes: dict[str, object] = {"whole": out.shape}
+    return [te.compute(data.shape, lambda *at: data[at], "part", "injective", attrs=attributes)]
 
 
 def _shape_of_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
@@ -229,25 +233,28 @@ register_op(
 def invoke_tvm_op(
     func: Expr, inputs: Sequence[Expr], outputs: Sequence[Expr], device: int = 0
 ) -> Call:
-    """Call the kernel `func`, whose inputs and outputs are on one device. A fourth operand, bytes,
-    is where its working memory lies, as far as it fits.
+    """Return a call of the kernel `func`, whose inputs and outputs are on one device.
+
+    A fourth operand, bytes, is where its working memory lies, as far as it fits.
     """
     args = func, Tuple(tuple(inputs)), Tuple(tuple(outputs))
     return Call(get("vm.invoke_tvm_op"), args, InvokeAttrs(device))
 
 
 def reshape_tensor(data: Expr, shape: tuple[PrimExpr, ...]) -> Call:
-    """A view of `data` under `shape`."""
+    """Return a view of `data` under `shape`."""
     return Call(get("vm.reshape_tensor"), (data,), ReshapeTensorAttrs(shape))
 
 
 def match_shape(data: Expr, shape: tuple[PrimExpr, ...], place: str = "") -> Call:
-    """`data`, whose dimensions are called `shape` from here on; `place` is what declares them."""
+    """Return `data`, whose dimensions are called `shape` from here on; `place` is what declares
+    them.
+    """
     return Call(get("vm.match_shape"), (data,), MatchShapeAttrs(shape, place))
 
 
 def forget_shape(data: Expr, shape: tuple[PrimExpr, ...]) -> Call:
-    """`data` under a type that says less."""
+    """Return `data` under a type that says less."""
     return Call(get("vm.forget_shape"), (data,), MatchShapeAttrs(shape))
 
 
@@ -258,16 +265,16 @@ def bind_dims(
     operator: str = "",
     attrs: Attrs | None = None,
 ) -> Call:
-    """`data`, after `symbols` got the values that the sources say."""
+    """Return `data`, after `symbols` were bound to the values in the sources."""
     args = (data, Tuple(tuple(sources)))
     return Call(get("vm.bind_dims"), args, BindDimsAttrs(symbols, operator, attrs))
 
 
 def prefix(data: Expr, shape: tuple[PrimExpr, ...]) -> Call:
-    """The first elements of `data` along each axis."""
+    """Return the first elements of `data` along each axis."""
     return Call(get("vm.prefix"), (data,), PrefixAttrs(shape))
 
 
 def part(data: Expr, shape: tuple[PrimExpr, ...]) -> Call:
-    """`data` as the first elements along each axis of a tensor of `shape`."""
+    """Return `data` as the first elements along each axis of a tensor of `shape`."""
     return Call(get("vm.part"), (data,), PrefixAttrs(shape))

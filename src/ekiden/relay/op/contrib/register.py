@@ -23,9 +23,9 @@ def register_pattern_table(compiler: str, table: Maker | None = None) -> Callabl
     decorator.
     """
 
-    def register(made: Maker) -> Maker:
-        _TABLES[compiler] = made
-        return made
+    def register(maker: Maker) -> Maker:
+        _TABLES[compiler] = maker
+        return maker
 
     if table is not None:
         register(table)
@@ -33,9 +33,9 @@ def register_pattern_table(compiler: str, table: Maker | None = None) -> Callabl
 
 
 def get_pattern_table(compiler: str) -> Table | None:
-    """The table of a compiler, None if it has none."""
-    found = _TABLES.get(compiler)
-    return None if found is None else found()
+    """Return the table of a compiler, or None if it has none."""
+    maker = _TABLES.get(compiler)
+    return None if maker is None else maker()
 
 
 __all__ = ["get_pattern_table", "register_pattern_table"]

@@ -19,10 +19,13 @@ Types = Sequence[Type | None]
 
 
 def vectors_along(axis: int = 1) -> Solve:
-    """Every argument but the first is a vector of the extent of the attribute `axis` (or this)."""
+    """Return a Solve that makes all arguments but the first vectors.
+
+    They have the extent of the axis in the attribute `axis`, or by default in the argument.
+    """
 
     def solve(types: Types, attrs: Attrs | None) -> Types:
-        """The types with unknown vectors filled in; as they are while the data's is unknown."""
+        """Return the types with unknown vectors filled in, unless the data's type is unknown."""
         data, *vectors = types
         at = getattr(attrs, "axis", axis)
         if not isinstance(data, TensorType) or not -len(data.shape) <= at < len(data.shape):
@@ -34,7 +37,7 @@ def vectors_along(axis: int = 1) -> Solve:
 
 
 def matrix(types: Types, attrs: Attrs | None) -> Types:
-    """The weight of a dense layer or the second matrix of a product, of `units` results."""
+    """Return the types with the weight of a dense layer or product filled in, from `units`."""
     data, weight = types
     units = getattr(attrs, "units", None)
     if weight is not None or units is None or not isinstance(data, TensorType) or not data.shape:
@@ -46,18 +49,25 @@ def matrix(types: Types, attrs: Attrs | None) -> Types:
 
 
 def window(types: Types, attrs: Attrs | None) -> Types:
-    """The weight of a convolution, of `channels` results and a window of `kernel_size`."""
+    """Return the types with the weight of a convolution filled in, from `channels` and
+    `kernel_size`.
+    """
     return _window(types, attrs, "I")
 
 
 def window_transposed(types: Types, attrs: Attrs | None) -> Types:
-    """The weight of a transposed convolution, which divides its results among the groups."""
+    """Return the types with the weight of a transposed convolution filled in.
+
+    It divides its results among the groups.
+    """
     return _window(types, attrs, "O")
 
 
 def deformed(types: Types, attrs: Attrs | None) -> Types:
-    """The weight of a deformable convolution, and how far each tap of each result moves: down and
-    right."""
+    """Return the types with the weight and the offsets of a deformable convolution filled in.
+
+    The offsets are the distances, down and right, that each tap of each result moves.
+    """
     data, offset, weight = types
     data, weight = window((data, weight), attrs)
     layout, kernel_layout = (str(getattr(attrs, n)) for n in ("data_layout", "kernel_layout"))
@@ -80,24 +90,30 @@ def deformed(types: Types, attrs: Attrs | None) -> Types:
 
 
 def _window(types: Types, attrs: Attrs | None, divided: str) -> Types:
-    """`divided` is the letter of the kernel's layout for channels that groups divide."""
+    """Return the types with a weight filled in.
+
+    Args:
+        types: The types of data and weight.
+        attrs: The attributes of the convolution.
+        divided: The letter of the kernel's layout for channels that groups divide.
+    """
     data, weight = types
     size, channels = getattr(attrs, "kernel_size", None), getattr(attrs, "channels", None)
     data_layout = str(getattr(attrs, "data_layout", ""))
     kernel_layout = str(getattr(attrs, "kernel_layout", ""))
-    known = size is not None and channels is not None and isinstance(data, TensorType)
+    is_known = size is not None and channels is not None and isinstance(data, TensorType)
     is_packed = not kernel_layout.isalpha() and not is_blocked(kernel_layout)
-    if weight is not None or not known or is_packed:
+    if weight is not None or not is_known or is_packed:
         return types
     assert isinstance(data, TensorType) and size is not None and channels is not None
     if len(data.shape) != len(parse(data_layout)) or "C" not in data_layout:
         return types
     groups = int(getattr(attrs, "groups", 1))
     plain = whole(data_layout)
-    given: PrimExpr = transform_shape(data.shape, data_layout, plain)[plain.index("C")]
-    made = as_dim(channels)
-    extents = {"I": given // groups if divided == "I" else given}
-    extents["O"] = made // groups if divided == "O" else made
+    input_channels: PrimExpr = transform_shape(data.shape, data_layout, plain)[plain.index("C")]
+    output_channels = as_dim(channels)
+    extents = {"I": input_channels // groups if divided == "I" else input_channels}
+    extents["O"] = output_channels // groups if divided == "O" else output_channels
     extents |= dict(zip("DHW"[3 - len(size) :], map(as_dim, size), strict=True))
     flat = whole(kernel_layout)
     shape = transform_shape(tuple(extents[letter] for letter in flat), flat, kernel_layout)

@@ -15,18 +15,25 @@ Dims = Sequence[PrimExpr]
 
 
 def product(dims: Dims) -> PrimExpr:
-    """The product of dimensions as it stands: a figure is simplified by who asks for it."""
+    """Return the product of dimensions, not simplified."""
     return math.prod(dims, start=as_dim(1))
 
 
 def of_product(attrs: Any, shapes: Shapes, result: Dims) -> PrimExpr:  # noqa: ANN401
-    """A row of the first argument for each element of the result."""
+    """Return the multiply-adds of a matrix product: a row of the first argument per result
+    element.
+    """
     return product(result) * shapes[0][-2 if getattr(attrs, "transpose_a", False) else -1]
 
 
 def of_convolution(weight: int = 1) -> Callable[[Any, Shapes, Dims], PrimExpr]:
-    """A window of the channels of one group for each element of the result; which argument is the
-    weight."""
+    """Return the function that counts the multiply-adds of a convolution.
+
+    Each element of the result takes a window of the channels of one group.
+
+    Args:
+        weight: The position of the weight among the arguments.
+    """
 
     def macs(attrs: Any, shapes: Shapes, result: Dims) -> PrimExpr:  # noqa: ANN401
         """Multiply-adds of a call, as an expression over its dimensions."""
@@ -39,7 +46,10 @@ def of_convolution(weight: int = 1) -> Callable[[Any, Shapes, Dims], PrimExpr]:
 
 
 def of_transposed(attrs: Any, shapes: Shapes, result: Dims) -> PrimExpr:  # noqa: ANN401
-    """Each element of the data goes to a window of the channels of its group."""
+    """Return the multiply-adds of a transposed convolution.
+
+    Each element of the data goes to a window of the channels of its group.
+    """
     data, weight = shapes
     _, *window = conv_transpose_weight_shape(
         weight, attrs.kernel_layout, attrs.channels, attrs.groups

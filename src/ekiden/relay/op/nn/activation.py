@@ -49,7 +49,7 @@ register_op(
 
 
 def relu(data: Expr) -> Call:
-    """The larger of each element and 0."""
+    """Return the larger of each element and 0."""
     return call("nn.relu", data)
 
 
@@ -81,7 +81,7 @@ register_op(
 
 
 def leaky_relu(data: Expr, alpha: float = 0.25) -> Call:
-    """Elements below 0 times `alpha`."""
+    """Return data with elements below 0 multiplied by `alpha`."""
     return call("nn.leaky_relu", data, attrs=LeakyReluAttrs(alpha))
 
 
@@ -100,7 +100,7 @@ class BiasAddAttrs(Attrs):
 
 
 def along(values: Array, axis: int, rank: int) -> Array:
-    """A vector shaped to broadcast along one axis of a tensor of that rank."""
+    """Return a vector shaped to broadcast along one axis of a tensor of that rank."""
     shape = [1] * rank
     shape[axis] = -1
     return values.reshape(shape)
@@ -110,13 +110,16 @@ def _per_channel(
     name: str, kind: type[PReluAttrs] | type[BiasAddAttrs]
 ) -> Callable[[Sequence[Type], Attrs | None], Type]:
     def relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
-        """The data's type. Raises TypeInferenceError for other than a vector as long as the
-        axis."""
+        """Return the data's type.
+
+        Raises:
+            TypeInferenceError: The second argument is no vector as long as the axis.
+        """
         data, vector = tensors(name, types, 2)
         one_dtype(name, (data, vector))
         rank_is(name, vector, 1, "alpha" if kind is PReluAttrs else "bias")
-        wanted: PReluAttrs | BiasAddAttrs = attrs_of(kind, attrs)
-        axis = attempt(name, normalize_axis, wanted.axis, len(data.shape), name)
+        settings: PReluAttrs | BiasAddAttrs = attrs_of(kind, attrs)
+        axis = attempt(name, normalize_axis, settings.axis, len(data.shape), name)
         return along_vector(name, data, axis, vector, "the vector")
 
     return relation
@@ -144,7 +147,7 @@ register_op(
 
 
 def prelu(data: Expr, alpha: Expr, axis: int = 1) -> Call:
-    """Elements below 0 times their channel's `alpha`."""
+    """Return data with elements below 0 multiplied by the `alpha` of their channel."""
     return call("nn.prelu", data, alpha, attrs=PReluAttrs(axis))
 
 
@@ -169,7 +172,7 @@ register_op(
 
 
 def bias_add(data: Expr, bias: Expr, axis: int = 1) -> Call:
-    """A vector added along one axis."""
+    """Return data plus a vector along one axis."""
     return call("nn.bias_add", data, bias, attrs=BiasAddAttrs(axis))
 
 
@@ -182,7 +185,11 @@ class SoftmaxAttrs(Attrs):
 
 def _softmax_relation(name: str) -> Callable[[Sequence[Type], Attrs | None], Type]:
     def relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
-        """The data's type. Raises TypeInferenceError for an axis it does not have."""
+        """Return the data's type.
+
+        Raises:
+            TypeInferenceError: The data does not have the axis.
+        """
         (data,) = tensors(name, types, 1)
         attempt(name, normalize_axis, attrs_of(SoftmaxAttrs, attrs).axis, len(data.shape), name)
         return data
@@ -244,17 +251,17 @@ _declare_softmax("nn.log_softmax", _log_softmax_reference, topi.nn.log_softmax, 
 
 
 def softmax(data: Expr, axis: int = -1) -> Call:
-    """exp(x - max) over its sum along an axis."""
+    """Return exp(x - max) over its sum along an axis."""
     return call("nn.softmax", data, attrs=SoftmaxAttrs(axis))
 
 
 def fast_softmax(data: Expr, axis: int = -1) -> Call:
-    """softmax, as exact as the fastest exponential is."""
+    """Return softmax, as exact as the fastest exponential is."""
     return call("nn.fast_softmax", data, attrs=SoftmaxAttrs(axis))
 
 
 def log_softmax(data: Expr, axis: int = -1) -> Call:
-    """The logarithm of softmax, computed without it."""
+    """Return the logarithm of softmax, computed directly."""
     return call("nn.log_softmax", data, attrs=SoftmaxAttrs(axis))
 
 
@@ -290,12 +297,12 @@ register_op(
 
 
 def dropout_raw(data: Expr, rate: float = 0.5) -> Call:
-    """In inference, a tuple of the data and a mask of ones."""
+    """Return a tuple of the data and a mask of ones, as in inference."""
     return call("nn.dropout", data, attrs=DropoutAttrs(rate))
 
 
 def dropout(data: Expr, rate: float = 0.5) -> Expr:
-    """In inference, the data."""
+    """Return the data, as in inference."""
     return TupleGetItem(dropout_raw(data, rate), 0)
 
 

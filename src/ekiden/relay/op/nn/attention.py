@@ -42,17 +42,17 @@ class AttentionAttrs(Attrs):
 
     @property
     def heads(self) -> Heads:
-        """The same, as the kernel takes it."""
+        """Return the same attributes as the kernel takes them."""
         layouts = (self.query_layout, self.key_layout, self.value_layout, self.out_layout)
         return Heads(layouts, self.scale, self.causal, self.softcap, self.nan_as_zero)
 
 
-def _check(heads: Heads, given: Sequence[TensorType]) -> None:
-    if len(given) not in (3, 4):
-        fail(_NAME, f"expected query, key, value and perhaps a bias, got {len(given)} tensors")
-    if one_dtype(_NAME, given) != "float32":
-        fail(_NAME, f"tensors must be float32, got {given[0].dtype}")
-    for what, kind in zip(("query", "key", "value", "bias"), given, strict=False):
+def _check(heads: Heads, operands: Sequence[TensorType]) -> None:
+    if len(operands) not in (3, 4):
+        fail(_NAME, f"expected query, key, value and perhaps a bias, got {len(operands)} tensors")
+    if one_dtype(_NAME, operands) != "float32":
+        fail(_NAME, f"tensors must be float32, got {operands[0].dtype}")
+    for what, kind in zip(("query", "key", "value", "bias"), operands, strict=False):
         rank_is(_NAME, kind, 4, what)
     for layout in heads.layouts:
         if sorted(layout) != sorted("bhsd"):
@@ -62,35 +62,38 @@ def _check(heads: Heads, given: Sequence[TensorType]) -> None:
 
 
 def _relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
-    heads, given = attrs_of(AttentionAttrs, attrs).heads, tensor_fields(_NAME, types)
-    _check(heads, given)
+    heads, operands = attrs_of(AttentionAttrs, attrs).heads, tensor_fields(_NAME, types)
+    _check(heads, operands)
     query, key, value = (
         dict(zip(layout, kind.shape, strict=True))
-        for layout, kind in zip(heads.layouts[:3], given[:3], strict=True)
+        for layout, kind in zip(heads.layouts[:3], operands[:3], strict=True)
     )
     agree(_NAME, query["b"], key["b"], "the batches of 'query' and 'key'")
     agree(_NAME, query["d"], key["d"], "the depths of 'query' and 'key'")
     for axis, what in (("b", "batches"), ("h", "heads"), ("s", "lengths")):
         agree(_NAME, key[axis], value[axis], f"the {what} of 'key' and 'value'")
-    many, few = query["h"], key["h"]
-    if isinstance(many, IntImm) and isinstance(few, IntImm):
-        if few.value == 0 or many.value % few.value:
-            fail(_NAME, f"{many.value} heads of 'query' are no multiple of {few.value} of 'key'")
+    query_heads, few = query["h"], key["h"]
+    if isinstance(query_heads, IntImm) and isinstance(few, IntImm):
+        if few.value == 0 or query_heads.value % few.value:
+            fail(
+                _NAME,
+                f"{query_heads.value} heads of 'query' are no multiple of {few.value} of 'key'",
+            )
     else:
-        agree(_NAME, many, few, "the heads of 'query' and 'key'")
+        agree(_NAME, query_heads, few, "the heads of 'query' and 'key'")
     if not isinstance(value["d"], IntImm):
         fail(_NAME, "the depth of 'value' must be a number")
     if heads.scale is None and not isinstance(query["d"], IntImm):
         fail(_NAME, "the depth of 'query' must be a number where no scale is given")
     if heads.scale is None and is_const(query["d"], 0):
         fail(_NAME, "a scale must be given where the depth of 'query' is 0")
-    if len(given) == 4:
+    if len(operands) == 4:
         dims = (query["b"], query["h"], query["s"], key["s"])
-        for got, wanted in zip(given[3].shape, dims, strict=True):
-            if not is_const(got, 1):
-                agree(_NAME, got, wanted, "the shape of 'bias' and that of the scores")
-    shape = attention_shape(heads, given[0].shape, given[2].shape)
-    return TensorType(shape, given[0].dtype)
+        for actual, expected in zip(operands[3].shape, dims, strict=True):
+            if not is_const(actual, 1):
+                agree(_NAME, actual, expected, "the shape of 'bias' and that of the scores")
+    shape = attention_shape(heads, operands[0].shape, operands[2].shape)
+    return TensorType(shape, operands[0].dtype)
 
 
 def _reference(attrs: AttentionAttrs, *arrays: Array) -> Array:
@@ -99,6 +102,7 @@ def _reference(attrs: AttentionAttrs, *arrays: Array) -> Array:
         array.transpose([layout.index(axis) for axis in "bhsd"])
         for array, layout in zip(arrays[:3], heads.layouts[:3], strict=True)
     )
+    # Neighbouring query heads share one head of key and value.
     groups = query.shape[1] // key.shape[1]
     key, value = (np.repeat(array, groups, axis=1) for array in (key, value))
     scale = heads.scale if heads.scale is not None else 1 / math.sqrt(query.shape[-1])
@@ -110,8 +114,8 @@ def _reference(attrs: AttentionAttrs, *arrays: Array) -> Array:
     rows, columns = scores.shape[-2:]
     if heads.causal:
         shift = columns - rows if heads.causal == "end" else 0
-        seen = np.tri(rows, columns, shift, dtype=bool)
-        scores = np.where(seen, scores, np.float32(-np.inf))
+        visible = np.tri(rows, columns, shift, dtype=bool)
+        scores = np.where(visible, scores, np.float32(-np.inf))
     with np.errstate(invalid="ignore"):
         shares = np.exp(scores - scores.max(-1, keepdims=True, initial=-np.inf))
         total = shares.sum(-1, keepdims=True)
@@ -124,7 +128,7 @@ def _reference(attrs: AttentionAttrs, *arrays: Array) -> Array:
 
 
 def _macs(attrs: AttentionAttrs, shapes: Shapes, result: Sequence[PrimExpr]) -> PrimExpr:
-    """Of every score, and of the values it weighs; what a mask leaves out counts too."""
+    """Return the multiply-adds of the scores and of the weighted values, masked ones included."""
     layouts = attrs.heads.layouts[:3]
     pairs = zip(layouts, shapes, strict=False)
     query, key, value = (dict(zip(layout, shape, strict=True)) for layout, shape in pairs)
@@ -159,17 +163,25 @@ def attention(
     layouts: tuple[str, str, str, str] = ("bhsd", "bhsd", "bhsd", "bhsd"),
     nan_as_zero: bool = False,
 ) -> Call:
-    """softmax(query * key^T * scale + bias) * value for each head, of float32, in one kernel.
+    """Return softmax(query * key^T * scale + bias) * value for each head, of float32, in one
+    kernel.
 
-    query [b, h, s, d], key [b, g, t, d] and value [b, g, t, e] give [b, h, s, e]; h is a multiple
-    of g, and neighbouring heads share a key. bias broadcasts to [b, h, s, t]. `causal` hides keys:
-    "start" those with j > i, "end" those with j > i + t - s. `softcap` bends scores before the
-    bias. `layouts` are the orders of axes of query, key, value and result. A row without keys is
-    NaN, or 0 with `nan_as_zero`.
+    query [b, h, s, d], key [b, g, t, d] and value [b, g, t, e] give [b, h, s, e].
+
+    Args:
+        query: The queries; h must be a multiple of g.
+        key: The keys; neighbouring query heads share a key head.
+        value: The values.
+        bias: Broadcasts to [b, h, s, t].
+        scale: The factor of scores; 1 / sqrt(d) by default.
+        causal: Hides keys: "start" those with j > i, "end" those with j > i + t - s.
+        softcap: Bends scores before the bias.
+        layouts: The orders of axes of query, key, value and result.
+        nan_as_zero: Make a row without keys 0 rather than NaN.
     """
-    given = (query, key, value, *(() if bias is None else (bias,)))
+    operands = (query, key, value, *(() if bias is None else (bias,)))
     attrs = AttentionAttrs(scale, causal, softcap, *layouts, nan_as_zero)
-    return call(_NAME, Tuple(given), attrs=attrs)
+    return call(_NAME, Tuple(operands), attrs=attrs)
 
 
 __all__ = ["attention"]

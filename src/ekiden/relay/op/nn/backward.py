@@ -48,12 +48,12 @@ class Conv2DBackwardWeightAttrs(Conv2DAttrs):
 def _check_gradient(
     name: str, grad: TensorType, data: TensorType, extents: Sequence[PrimExpr]
 ) -> None:
-    """The gradient has the type of the operator's result for such data."""
+    """Check that the gradient has the type of the operator's result for such data."""
     if grad.dtype != data.dtype:
         fail(name, f"the gradient must be {data.dtype} as the data, got {grad.dtype}")
     rank_is(name, grad, len(extents), "out_grad")
-    for at, (given, extent) in enumerate(zip(grad.shape, extents, strict=True)):
-        agree(name, given, extent, f"axis {at} of the gradient and of the result")
+    for at, (actual, extent) in enumerate(zip(grad.shape, extents, strict=True)):
+        agree(name, actual, extent, f"axis {at} of the gradient and of the result")
         if known(extent) == 0:
             fail(name, f"axis {at} of the result has no elements")
 
@@ -62,29 +62,35 @@ def _like_data(
     name: str, kind: type[MaxPool2DAttrs | AvgPool2DAttrs]
 ) -> Callable[[Sequence[Type], Attrs | None], Type]:
     def relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
-        """The data's type. Raises TypeInferenceError for another layout than NCHW, for windows
-        rounded up, and for a gradient of another shape than the pooling's result.
+        """Return the data's type.
+
+        Raises:
+            TypeInferenceError: The layout is not NCHW, windows are rounded up, or the gradient has
+                another shape than the pooling's result.
         """
         grad, data = tensors(name, types, 2)
-        wanted = attrs_of(kind, attrs)
-        if wanted.layout != "NCHW" or wanted.ceil_mode:
-            fail(name, f"layout {wanted.layout}, ceil_mode {wanted.ceil_mode}: only NCHW floor is")
+        settings = attrs_of(kind, attrs)
+        if settings.layout != "NCHW" or settings.ceil_mode:
+            fail(
+                name,
+                f"layout {settings.layout}, ceil_mode {settings.ceil_mode}: only NCHW floor is",
+            )
         rank_is(name, data, 4, "data")
-        _check_gradient(name, grad, data, attempt(name, pool_shape, name, wanted, data.shape))
+        _check_gradient(name, grad, data, attempt(name, pool_shape, name, settings, data.shape))
         return data
 
     return relation
 
 
 def _windows(attrs: MaxPool2DAttrs | AvgPool2DAttrs, grad: Array) -> Iterator[tuple[int, ...]]:
-    """(row and column of the gradient, first row and column of its window)."""
-    (sh, sw), (top, left, _, _) = attrs.strides, attrs.padding
+    """Yield row and column of the gradient, and first row and column of its window."""
+    (sh, sw), (top, left_pad, _, _) = attrs.strides, attrs.padding
     for i, j in product(*map(range, grad.shape[2:])):
-        yield i, j, i * sh - top, j * sw - left
+        yield i, j, i * sh - top, j * sw - left_pad
 
 
 def _max_reference(attrs: MaxPool2DAttrs, grad: Array, data: Array) -> Array:
-    made = np.zeros_like(data)
+    data_grad = np.zeros_like(data)
     (kh, kw), (dh, dw) = attrs.pool_size, attrs.dilation
     for i, j, y, x in _windows(attrs, grad):
         rows = [r for r in range(y, y + kh * dh, dh) if 0 <= r < data.shape[2]]
@@ -93,64 +99,66 @@ def _max_reference(attrs: MaxPool2DAttrs, grad: Array, data: Array) -> Array:
         best = window.argmax(-1)
         for n, c in np.ndindex(*data.shape[:2]):
             row, column = divmod(int(best[n, c]), len(columns))
-            made[n, c, rows[row], columns[column]] += grad[n, c, i, j]
-    return made
+            data_grad[n, c, rows[row], columns[column]] += grad[n, c, i, j]
+    return data_grad
 
 
 def _avg_reference(attrs: AvgPool2DAttrs, grad: Array, data: Array) -> Array:
-    made = np.zeros_like(data)
+    data_grad = np.zeros_like(data)
     (kh, kw), (dh, dw) = attrs.pool_size, attrs.dilation
     for i, j, y, x in _windows(attrs, grad):
         rows = [r for r in range(y, y + kh * dh, dh) if 0 <= r < data.shape[2]]
         columns = [c for c in range(x, x + kw * dw, dw) if 0 <= c < data.shape[3]]
         count = kh * kw if attrs.count_include_pad else len(rows) * len(columns)
         for r, c in product(rows, columns):
-            made[:, :, r, c] += grad[:, :, i, j] / count
-    return made
+            data_grad[:, :, r, c] += grad[:, :, i, j] / count
+    return data_grad
 
 
 def _weight_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
     name = "nn.conv2d_backward_weight"
     grad, data = tensors(name, types, 2)
-    wanted = attrs_of(Conv2DBackwardWeightAttrs, attrs)
-    layouts = wanted.grad_layout, wanted.data_layout, wanted.kernel_layout
+    settings = attrs_of(Conv2DBackwardWeightAttrs, attrs)
+    layouts = settings.grad_layout, settings.data_layout, settings.kernel_layout
     if layouts != ("NCHW", "NCHW", "OIHW"):
         fail(name, f"layouts must be NCHW, NCHW and OIHW, got {', '.join(layouts)}")
-    if wanted.kernel_size is None:
+    if settings.kernel_size is None:
         fail(name, "'kernel_size' must be given")
-    for each, what in ((grad, "grad"), (data, "data")):
-        rank_is(name, each, 4, what)
-    channels = grad.shape[1] if wanted.channels is None else as_dim(wanted.channels)
+    for kind, what in ((grad, "grad"), (data, "data")):
+        rank_is(name, kind, 4, what)
+    channels = grad.shape[1] if settings.channels is None else as_dim(settings.channels)
     for count in (known(channels), known(data.shape[1])):
-        if count is not None and count % wanted.groups:
-            fail(name, f"channels must be multiples of groups, got {count} and {wanted.groups}")
-    kernel, sides_of = tuple(map(as_dim, wanted.kernel_size)), wanted.padding
+        if count is not None and count % settings.groups:
+            fail(name, f"channels must be multiples of groups, got {count} and {settings.groups}")
+    kernel, sides_of = tuple(map(as_dim, settings.kernel_size)), settings.padding
     extents = [
-        attempt(name, window_extent, data.shape[2 + i], kernel[i], wanted.strides[i], sides_of[i],
-                sides_of[i + 2], wanted.dilation[i])
+        attempt(name, window_extent, data.shape[2 + i], kernel[i], settings.strides[i], sides_of[i],
+                sides_of[i + 2], settings.dilation[i])
         for i in range(2)
     ]  # fmt: skip
     _check_gradient(name, grad, data, (data.shape[0], channels, *extents))
-    shape = (channels, data.shape[1] // wanted.groups, *kernel)
-    return TensorType(shape, wanted.out_dtype or data.dtype)
+    shape = (channels, data.shape[1] // settings.groups, *kernel)
+    return TensorType(shape, settings.out_dtype or data.dtype)
 
 
 def _weight_reference(attrs: Conv2DBackwardWeightAttrs, grad: Array, data: Array) -> Array:
     assert attrs.kernel_size is not None
     (kh, kw), (sh, sw), (dh, dw) = attrs.kernel_size, attrs.strides, attrs.dilation
-    top, left, bottom, right = attrs.padding
-    around = np.pad(data, ((0, 0), (0, 0), (top, bottom), (left, right)))
+    top, left_pad, bottom, right = attrs.padding
+    around = np.pad(data, ((0, 0), (0, 0), (top, bottom), (left_pad, right)))
     rows, columns = grad.shape[2:]
-    given = (np.split(summable(each), attrs.groups, 1) for each in (grad, around))
-    parts = zip(*given, strict=True)
-    made = []
-    for out, read in parts:
+    split_tensors = (np.split(summable(array), attrs.groups, 1) for array in (grad, around))
+    groups = zip(*split_tensors, strict=True)
+    weights = []
+    for out, read in groups:
+        # For each position in the window, the data under it at all positions of the window is one
+        # slice.
         taps = np.empty((out.shape[1], read.shape[1], kh, kw), out.dtype)
         for y, x in np.ndindex(kh, kw):
-            seen = read[:, :, y * dh :: sh, x * dw :: sw][:, :, :rows, :columns]
-            taps[:, :, y, x] = np.einsum("nohw,nihw->oi", out, seen)
-        made.append(taps)
-    return np.concatenate(made).astype(attrs.out_dtype or data.dtype)
+            shifted = read[:, :, y * dh :: sh, x * dw :: sw][:, :, :rows, :columns]
+            taps[:, :, y, x] = np.einsum("nohw,nihw->oi", out, shifted)
+        weights.append(taps)
+    return np.concatenate(weights).astype(attrs.out_dtype or data.dtype)
 
 
 register_op(
@@ -199,8 +207,11 @@ def max_pool2d_grad(
     out_layout: str = "",
     ceil_mode: bool = False,
 ) -> Call:
-    """The gradient of nn.max_pool2d: the first place of each window that holds its maximum takes
-    that of the window. NCHW, windows that fit."""
+    """Return the gradient of nn.max_pool2d.
+
+    The first position of each window that holds its maximum takes the gradient of the window. NCHW,
+    without windows rounded up.
+    """
     attrs = MaxPool2DAttrs(
         pool_size=spread(pool_size, 2), strides=spread(strides, 2), padding=sides(padding, 2),
         layout=layout, out_layout=out_layout, ceil_mode=ceil_mode,
@@ -219,8 +230,10 @@ def avg_pool2d_grad(
     ceil_mode: bool = False,
     count_include_pad: bool = False,
 ) -> Call:
-    """The gradient of nn.avg_pool2d: all places of a window share that of the window. NCHW, windows
-    that fit."""
+    """Return the gradient of nn.avg_pool2d.
+
+    All positions of a window share the gradient of the window. NCHW, without windows rounded up.
+    """
     attrs = AvgPool2DAttrs(
         pool_size=spread(pool_size, 2), strides=spread(strides, 2), padding=sides(padding, 2),
         layout=layout, out_layout=out_layout, ceil_mode=ceil_mode,
@@ -243,7 +256,9 @@ def conv2d_backward_weight(
     kernel_layout: str = "OIHW",
     out_dtype: str = "",
 ) -> Call:
-    """The gradient of nn.conv2d for its weight, from that of its result and its data. NCHW."""
+    """Return the gradient of nn.conv2d for its weight, from that of its result and its
+    data. NCHW.
+    """
     attrs = Conv2DBackwardWeightAttrs(
         spread(strides, 2), sides(padding, 2), spread(dilation, 2), groups, channels,
         window_size(kernel_size, 2), data_layout, kernel_layout, "", out_dtype, grad_layout,

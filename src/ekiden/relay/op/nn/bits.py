@@ -31,13 +31,13 @@ class BitPackAttrs(Attrs):
 
 
 def _packed(attrs: BitPackAttrs, data: Array) -> Array:
-    """Each word's bits as numbers of their place, summed."""
+    """Return the bits of each word summed with the weights of their positions."""
     width = int(attrs.pack_type[4:])
     planes = []
     for bit in range(attrs.bits):
         ones = np.moveaxis(data >> bit & 1, attrs.pack_axis, -1).astype(attrs.pack_type)
-        places = np.arange(width - 1, -1, -1).astype(attrs.pack_type)
-        words = (ones.reshape(*ones.shape[:-1], -1, width) << places).sum(-1, attrs.pack_type)
+        shifts = np.arange(width - 1, -1, -1).astype(attrs.pack_type)
+        words = (ones.reshape(*ones.shape[:-1], -1, width) << shifts).sum(-1, attrs.pack_type)
         planes.append(np.moveaxis(words, -1, attrs.pack_axis))
     return np.stack(planes, attrs.bit_axis)
 
@@ -64,7 +64,7 @@ def bitpack(
     pack_type: str = "uint32",
     name: str = "BitPack",
 ) -> Call:
-    """The lowest bits of integers, each in a plane of its own, packed into words."""
+    """Return the lowest bits of integers, each in a plane of its own, packed into words."""
     attrs = BitPackAttrs(bits, pack_axis, bit_axis, pack_type, name)
     return call("nn.bitpack", data, attrs=attrs)
 
@@ -84,15 +84,29 @@ def bitserial_conv2d(
     out_dtype: str = "int16",
     unipolar: bool = True,
 ) -> Call:
-    """A convolution of the lowest bits of integers, made of other operators: kernels multiply
-    integers, so that `pack_dtype`, the words of TVM's kernels, changes nothing.
+    """Return a convolution of the lowest bits of integers, made of other operators.
 
-    `unipolar`: a bit of the weight stands for 1 or -1, else for 1 or 0.
+    Kernels multiply integers, so `pack_dtype`, the word type of TVM's kernels, changes nothing.
+
+    Args:
+        data: The data.
+        weight: The weight.
+        strides: The distance of windows.
+        padding: The widths of borders.
+        channels: The number of results.
+        kernel_size: The extents of a window.
+        activation_bits: How many bits of the data count.
+        weight_bits: How many bits of the weight count.
+        data_layout: The layout of the data.
+        kernel_layout: The layout of the weight.
+        pack_dtype: Not used.
+        out_dtype: The dtype of the result.
+        unipolar: A bit of the weight stands for 1 or -1, else for 1 or 0.
     """
-    given = _lowest(data, activation_bits, out_dtype)
+    lowest_bits = _lowest(data, activation_bits, out_dtype)
     numbers = _numbers(weight, weight_bits, out_dtype, unipolar)
     return conv2d(
-        given, numbers, strides, padding, 1, 1, channels, kernel_size, data_layout, kernel_layout,
+        lowest_bits, numbers, strides, padding, 1, 1, channels, kernel_size, data_layout, kernel_layout,
         "", out_dtype,
     )  # fmt: skip
 
@@ -107,9 +121,12 @@ def bitserial_dense(
     out_dtype: str = "int16",
     unipolar: bool = True,
 ) -> Call:
-    """The same for a dense layer, of a weight with a row for each unit."""
-    given = _lowest(data, data_bits, out_dtype)
-    return dense(given, _numbers(weight, weight_bits, out_dtype, unipolar), units, out_dtype)
+    """Return a dense layer of the lowest bits of integers; the weight has a row for each unit.
+
+    The options are those of `bitserial_conv2d`.
+    """
+    lowest_bits = _lowest(data, data_bits, out_dtype)
+    return dense(lowest_bits, _numbers(weight, weight_bits, out_dtype, unipolar), units, out_dtype)
 
 
 def _lowest(data: Expr, bits: int, dtype: str) -> Expr:
@@ -117,7 +134,7 @@ def _lowest(data: Expr, bits: int, dtype: str) -> Expr:
 
 
 def _numbers(weight: Expr, bits: int, dtype: str, unipolar: bool) -> Expr:
-    """What the bits of a weight stand for."""
+    """Return the numbers that the bits of a weight stand for."""
     plain = _lowest(weight, bits, dtype)
     if not unipolar:
         return plain

@@ -64,13 +64,13 @@ def _check_activations(name: str, activations: str) -> None:
         fail(name, f"activations must be {' or '.join(ACTIVATIONS)}, got {activations!r}")
 
 
-def _takes(name: str, what: str, given: TensorType, dtype: str) -> None:
-    if given.dtype != dtype:
-        fail(name, f"'{what}' must be {dtype}, got {given.dtype}")
+def _takes(name: str, what: str, kind: TensorType, dtype: str) -> None:
+    if kind.dtype != dtype:
+        fail(name, f"'{what}' must be {dtype}, got {kind.dtype}")
 
 
 def _depth(name: str, weight: TensorType, format: str) -> PrimExpr:
-    """The numbers of a row of a plain weight, which is checked."""
+    """Return the length of a row of a plain weight, which is checked."""
     row = _row(name, format)
     _takes(name, "weight", weight, "uint8")
     rank_is(name, weight, 3, "weight")
@@ -80,11 +80,11 @@ def _depth(name: str, weight: TensorType, format: str) -> PrimExpr:
 
 def _dense_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
     data, weight = tensors(_DENSE, types, 2)
-    wanted = attrs_of(DenseBlocksAttrs, attrs)
+    settings = attrs_of(DenseBlocksAttrs, attrs)
     _takes(_DENSE, "data", data, "float32")
     rank_at_least(_DENSE, data, 1, "data")
-    depth = _depth(_DENSE, weight, wanted.format)
-    _check_activations(_DENSE, wanted.activations)
+    depth = _depth(_DENSE, weight, settings.format)
+    _check_activations(_DENSE, settings.activations)
     agree(_DENSE, data.shape[-1], depth, "the numbers of a row of 'data' and of 'weight'")
     return TensorType((*data.shape[:-1], weight.shape[0]), "float32")
 
@@ -109,7 +109,7 @@ register_op(
 
 
 def dense_blocks(data: Expr, weight: Expr, format: str = "q4_0", activations: str = "int8") -> Call:
-    """data[..., k] times the transpose of a weight in blocks of a format of GGUF files.
+    """Return data[..., k] times the transpose of a weight in blocks of a format of GGUF files.
 
     Unless activations are "float32", processors that multiply bytes take data rounded to 8 bits in
     blocks of 32: each number is wrong by at most 1/254 of the largest of its block.
@@ -151,8 +151,10 @@ register_op(
 
 
 def take_blocks(weight: Expr, indices: Expr, format: str = "q4_0") -> Call:
-    """Rows of a weight in blocks of a format of GGUF files, as float32. Negative indices count from
-    the end; those out of range are refused."""
+    """Return rows of a weight in blocks of a format of GGUF files, as float32.
+
+    Negative indices count from the end; those out of range are refused.
+    """
     return call(_TAKE, weight, indices, attrs=BlocksAttrs(format))
 
 
@@ -168,29 +170,29 @@ class DenseBlocksPackAttrs(Attrs):
     activations: str = "int8"
 
 
-def _packed_depth(name: str, weight: TensorType, wanted: DenseBlocksPackAttrs) -> PrimExpr:
-    """The numbers of a row of a packed weight, which is checked."""
-    row = _row(name, wanted.format)
-    if wanted.panel < 1:
-        fail(name, f"panel must be positive, got {wanted.panel}")
-    _check_activations(name, wanted.activations)
+def _packed_depth(name: str, weight: TensorType, settings: DenseBlocksPackAttrs) -> PrimExpr:
+    """Return the length of a row of a packed weight, which is checked."""
+    row = _row(name, settings.format)
+    if settings.panel < 1:
+        fail(name, f"panel must be positive, got {settings.panel}")
+    _check_activations(name, settings.activations)
     _takes(name, "weight", weight, "uint8")
     rank_is(name, weight, 3, "weight")
-    size = Packed(row, wanted.panel).size
+    size = Packed(row, settings.panel).size
     agree(name, weight.shape[2], as_dim(size), "the bytes of a block of a panel")
-    panels = as_dim(-(-wanted.units // wanted.panel))
+    panels = as_dim(-(-settings.units // settings.panel))
     agree(name, panels, weight.shape[0], "the panels of 'units'")
     return tidy(weight.shape[1] * row.values)
 
 
 def _packed_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
     data, weight = tensors(_PACKED, types, 2)
-    wanted = attrs_of(DenseBlocksPackAttrs, attrs)
+    settings = attrs_of(DenseBlocksPackAttrs, attrs)
     _takes(_PACKED, "data", data, "float32")
     rank_at_least(_PACKED, data, 1, "data")
-    depth = _packed_depth(_PACKED, weight, wanted)
+    depth = _packed_depth(_PACKED, weight, settings)
     agree(_PACKED, data.shape[-1], depth, "the numbers of a row of 'data' and of 'weight'")
-    return TensorType((*data.shape[:-1], as_dim(wanted.units)), "float32")
+    return TensorType((*data.shape[:-1], as_dim(settings.units)), "float32")
 
 
 def _packed_reference(attrs: DenseBlocksPackAttrs, data: Array, weight: Array) -> Array:
@@ -200,8 +202,8 @@ def _packed_reference(attrs: DenseBlocksPackAttrs, data: Array, weight: Array) -
 
 def _packed_lower(attrs: DenseBlocksPackAttrs, inputs: Sequence[Tensor], out: Type) -> list[Tensor]:
     data, weight = inputs
-    given = attrs.format, attrs.units, attrs.panel, attrs.activations
-    return [topi.nn.dense_blocks_pack(data, weight, *given)]
+    options = attrs.format, attrs.units, attrs.panel, attrs.activations
+    return [topi.nn.dense_blocks_pack(data, weight, *options)]
 
 
 register_op(
@@ -222,7 +224,7 @@ register_op(
 def contrib_dense_blocks_pack(
     data: Expr, weight: Expr, format: str, units: int, panel: int, activations: str = "int8"
 ) -> Call:
-    """`dense_blocks` with a weight as `topi.nn.blocks` packs it."""
+    """Return `dense_blocks` with a weight that `topi.nn.blocks` packed."""
     attrs = DenseBlocksPackAttrs(format, units, panel, activations)
     return call(_PACKED, data, weight, attrs=attrs)
 
@@ -269,7 +271,7 @@ register_op(
 def contrib_take_blocks_pack(
     weight: Expr, indices: Expr, format: str, units: int, panel: int
 ) -> Call:
-    """`take_blocks` of a weight as `topi.nn.blocks` packs it."""
+    """Return `take_blocks` of a weight that `topi.nn.blocks` packed."""
     attrs = DenseBlocksPackAttrs(format, units, panel)
     return call(_TAKE_PACKED, weight, indices, attrs=attrs)
 

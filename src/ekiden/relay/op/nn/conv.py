@@ -78,10 +78,10 @@ from ekiden.topi.shape import as_dim, expect_multiple, transposed_extent, window
 
 
 def as_conv2d(attrs: Conv1DAttrs | Conv1DTransposeAttrs) -> Conv2DAttrs:
-    """The 2-D convolution of height 1 that a 1-D one is."""
-    left, right = attrs.padding
+    """Return a 1-D convolution as the 2-D one of height 1."""
+    left_pad, right_pad = attrs.padding
     return Conv2DAttrs(
-        (1, *attrs.strides), (0, left, 0, right), (1, *attrs.dilation), attrs.groups,
+        (1, *attrs.strides), (0, left_pad, 0, right_pad), (1, *attrs.dilation), attrs.groups,
         attrs.channels,
         None if attrs.kernel_size is None else (1, *attrs.kernel_size),
         attrs.data_layout.replace("W", "HW"), attrs.kernel_layout.replace("W", "HW"),
@@ -90,7 +90,7 @@ def as_conv2d(attrs: Conv1DAttrs | Conv1DTransposeAttrs) -> Conv2DAttrs:
 
 
 def as_conv2d_transpose(attrs: Conv1DTransposeAttrs) -> Conv2DTransposeAttrs:
-    """The 2-D transposed convolution of height 1 that a 1-D one is."""
+    """Return a 1-D transposed convolution as the 2-D one of height 1."""
     flat = as_conv2d(attrs)
     return Conv2DTransposeAttrs(
         flat.strides, flat.padding, flat.dilation, flat.groups, flat.channels, flat.kernel_size,
@@ -102,14 +102,14 @@ def as_conv2d_transpose(attrs: Conv1DTransposeAttrs) -> Conv2DTransposeAttrs:
 def _conv_shape(
     name: str, attrs: Conv2DAttrs, data: Sequence[PrimExpr], weight: Sequence[PrimExpr]
 ) -> tuple[PrimExpr, ...]:
-    """The result shape in the result's layout."""
+    """Return the result shape in the result's layout."""
     plain = plain_conv(attrs)
     if plain is not None:
         data = attempt(name, transform_shape, data, attrs.data_layout, plain.data_layout)
         weight = attempt(name, transform_shape, weight, attrs.kernel_layout, plain.kernel_layout)
-        found = _conv_shape(name, plain, data, weight)
-        wanted = attrs.out_layout or attrs.data_layout
-        return attempt(name, transform_shape, found, plain.data_layout, wanted)
+        plain_shape = _conv_shape(name, plain, data, weight)
+        out_layout = attrs.out_layout or attrs.data_layout
+        return attempt(name, transform_shape, plain_shape, plain.data_layout, out_layout)
     n, c, h, w = attempt(name, permute, data, attrs.data_layout, "NCHW")
     out, per_group, kh, kw = attempt(
         name, conv_weight_shape, weight, attrs.kernel_layout, attrs.channels, attrs.groups
@@ -117,9 +117,9 @@ def _conv_shape(
     agree(name, c, per_group * attrs.groups, "channels of 'data' and 'weight'")
     attempt(name, check_weight, attrs, out, (kh, kw))
     attempt(name, expect_multiple, "output channels", out, attrs.groups, "groups")
-    top, left, bottom, right = attrs.padding
+    top, left_pad, bottom, right = attrs.padding
     rows = window_extent(h, kh, attrs.strides[0], top, bottom, attrs.dilation[0])
-    columns = window_extent(w, kw, attrs.strides[1], left, right, attrs.dilation[1])
+    columns = window_extent(w, kw, attrs.strides[1], left_pad, right, attrs.dilation[1])
     return permute((n, out, rows, columns), "NCHW", attrs.data_layout)
 
 
@@ -127,34 +127,37 @@ _Conv = TypeVar("_Conv", bound=Conv2DAttrs | Conv3DAttrs)
 
 
 def plain_conv(attrs: _Conv) -> _Conv | None:
-    """The convolution in layouts without inner axes, whose result has that of its data; None where
-    it is such a one."""
+    """Return the convolution in layouts without inner axes, with a result in the layout of the
+    data.
+
+    None if it is such a convolution already.
+    """
     keeps = attrs.out_layout in ("", attrs.data_layout)
     if keeps and not any(map(is_blocked, (attrs.data_layout, attrs.kernel_layout))):
         return None
     kernel = attrs.kernel_layout
-    made = attrs.with_fields(
+    plain = attrs.with_fields(
         data_layout=whole(attrs.data_layout),
         kernel_layout=whole(kernel) if is_blocked(kernel) else kernel,
         out_layout="",
     )
-    return cast(_Conv, made)
+    return cast(_Conv, plain)
 
 
 def by_plain_conv(
     attrs: _Conv, inputs: Sequence[Tensor], compute: Callable[[_Conv, Sequence[Tensor]], Tensor]
 ) -> Tensor:
-    """A convolution by kernels that are for whole axes, and give results like the data."""
+    """Return a convolution through kernels for whole axes, whose results have the data's layout."""
     plain = plain_conv(attrs)
     if plain is None:
         return compute(attrs, inputs)
     moves = (attrs.data_layout, plain.data_layout), (attrs.kernel_layout, plain.kernel_layout)
     flat = [
-        each if source == target else topi.layout_transform(each, source, target)
-        for each, (source, target) in zip(inputs, moves, strict=True)
+        operand if source == target else topi.layout_transform(operand, source, target)
+        for operand, (source, target) in zip(inputs, moves, strict=True)
     ]
-    found = compute(plain, flat)
-    return topi.layout_transform(found, plain.data_layout, attrs.out_layout or attrs.data_layout)
+    result = compute(plain, flat)
+    return topi.layout_transform(result, plain.data_layout, attrs.out_layout or attrs.data_layout)
 
 
 MIXED = (
@@ -167,48 +170,51 @@ MIXED = (
 
 def _conv2d_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
     data, weight = tensors("nn.conv2d", types, 2)
-    wanted = attrs_of(Conv2DAttrs, attrs)
-    rank_is("nn.conv2d", data, len(parse(wanted.data_layout)), "data")
-    is_mixed = (data.dtype, weight.dtype, wanted.out_dtype) in MIXED
-    dtype = wanted.out_dtype if is_mixed else one_dtype("nn.conv2d", (data, weight))
+    settings = attrs_of(Conv2DAttrs, attrs)
+    rank_is("nn.conv2d", data, len(parse(settings.data_layout)), "data")
+    is_mixed = (data.dtype, weight.dtype, settings.out_dtype) in MIXED
+    dtype = settings.out_dtype if is_mixed else one_dtype("nn.conv2d", (data, weight))
     return TensorType(
-        _conv_shape("nn.conv2d", wanted, data.shape, weight.shape), wanted.out_dtype or dtype
+        _conv_shape("nn.conv2d", settings, data.shape, weight.shape), settings.out_dtype or dtype
     )
 
 
 def conv2d_nchw(data: Array, weight: Array, attrs: Conv2DAttrs) -> Array:
-    """The convolution in NCHW and OIHW, as one matrix product per group over windows."""
-    top, left, bottom, right = attrs.padding
+    """Return the convolution in NCHW and OIHW, as one matrix product per group over windows."""
+    top, left_pad, bottom, right = attrs.padding
     reach = [(k - 1) * d + 1 for k, d in zip(weight.shape[2:], attrs.dilation, strict=True)]
+    # Data smaller than a window is padded to one window, which is dropped again below.
     low = max(0, reach[0] - data.shape[2] - top - bottom)
-    narrow = max(0, reach[1] - data.shape[3] - left - right)
-    padded = np.pad(data, ((0, 0), (0, 0), (top, bottom + low), (left, right + narrow)))
+    narrow = max(0, reach[1] - data.shape[3] - left_pad - right)
+    padded = np.pad(data, ((0, 0), (0, 0), (top, bottom + low), (left_pad, right + narrow)))
     windows = np.lib.stride_tricks.sliding_window_view(padded, reach, axis=(2, 3))
     windows = windows[:, :, : 0 if low else None, : 0 if narrow else None]  # too few lines: none
     windows = windows[
         :, :, :: attrs.strides[0], :: attrs.strides[1], :: attrs.dilation[0], :: attrs.dilation[1]
     ]
-    parts = [
+    groups = [
         np.einsum("nchwyx,ocyx->nohw", summable(rows), summable(kernel), optimize=True)
         for rows, kernel in zip(
             np.split(windows, attrs.groups, 1), np.split(weight, attrs.groups, 0), strict=True
         )
     ]
-    return np.concatenate(parts, axis=1)
+    return np.concatenate(groups, axis=1)
 
 
 def _conv2d_reference(attrs: Conv2DAttrs, data: Array, weight: Array) -> Array:
-    """Both operands in the result's dtype before they are multiplied: of uint8 and int8 in int32,
-    which holds their sums to 65,793 products."""
+    """Return the convolution of operands that are converted to the result's dtype first.
+
+    uint8 and int8 are multiplied in int32, which holds their sums up to 65,793 products.
+    """
     dtype = to_numpy(attrs.out_dtype or str(data.dtype))
     if is_blocked(attrs.kernel_layout):
         plain = transform_array(weight, attrs.kernel_layout, "OIHW")
     else:
         plain = unpack_conv_weight(weight, attrs.kernel_layout, attrs.channels, attrs.groups)
-    found = conv2d_nchw(
+    result = conv2d_nchw(
         transform_array(data, attrs.data_layout, "NCHW").astype(dtype), plain.astype(dtype), attrs
     )
-    return transform_array(found, "NCHW", attrs.out_layout or attrs.data_layout).astype(
+    return transform_array(result, "NCHW", attrs.out_layout or attrs.data_layout).astype(
         dtype, copy=False
     )
 
@@ -263,9 +269,10 @@ def conv2d(
     out_layout: str = "",
     out_dtype: str = "",
 ) -> Call:
-    """2-D convolution (correlation), of one dtype, or of uint8 and int8 with out_dtype int32, or of
-    uint8 and float32 with out_dtype float32.
-    `channels` is needed where the weight is packed and padded.
+    """Return a 2-D convolution (correlation).
+
+    Operands are of one dtype, or uint8 and int8 with out_dtype int32, or uint8 and float32 with
+    out_dtype float32. `channels` is needed where the weight is packed and padded.
     """
     attrs = Conv2DAttrs(
         spread(strides, 2), sides(padding, 2), spread(dilation, 2), groups, channels,
@@ -288,8 +295,10 @@ def contrib_conv2d_nchwc(
     out_layout: str = "",
     out_dtype: str = "",
 ) -> Call:
-    """`conv2d` of data and weights in blocks of channels, `NCHW8c` and `OIHW8i8o` for example; with
-    `groups` as many as channels, `OIHW1i8o` (TVM's name)."""
+    """Return `conv2d` of data and weights in blocks of channels, such as `NCHW8c` and `OIHW8i8o`.
+
+    With `groups` as many as channels the weight is `OIHW1i8o` (TVM's name).
+    """
     return conv2d(
         data, kernel, strides, padding, dilation, groups, channels, kernel_size,
         data_layout, kernel_layout, out_layout, out_dtype,
@@ -301,19 +310,19 @@ contrib_depthwise_conv2d_nchwc = contrib_conv2d_nchwc
 
 def _conv1d_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
     data, weight = tensors("nn.conv1d", types, 2)
-    wanted = attrs_of(Conv1DAttrs, attrs)
+    settings = attrs_of(Conv1DAttrs, attrs)
     rank_is("nn.conv1d", data, 3, "data")
     rank_is("nn.conv1d", weight, 3, "weight")
     dtype = one_dtype("nn.conv1d", (data, weight))
-    flat = as_conv2d(wanted)
+    flat = as_conv2d(settings)
     shape = _conv_shape(
         "nn.conv1d",
         flat,
-        _with_height(data.shape, wanted.data_layout),
-        _with_height(weight.shape, wanted.kernel_layout),
+        _with_height(data.shape, settings.data_layout),
+        _with_height(weight.shape, settings.kernel_layout),
     )
     height = (flat.out_layout or flat.data_layout).index("H")
-    return TensorType((*shape[:height], *shape[height + 1 :]), wanted.out_dtype or dtype)
+    return TensorType((*shape[:height], *shape[height + 1 :]), settings.out_dtype or dtype)
 
 
 def _with_height(shape: Sequence[PrimExpr], layout: str) -> tuple[PrimExpr, ...]:
@@ -325,8 +334,8 @@ def _conv1d_reference(attrs: Conv1DAttrs, data: Array, weight: Array) -> Array:
     flat = as_conv2d(attrs)
     rows = np.expand_dims(data, attrs.data_layout.index("W"))
     kernel = np.expand_dims(weight, attrs.kernel_layout.index("W"))
-    found = _conv2d_reference(flat, rows, kernel)
-    return found.squeeze((flat.out_layout or flat.data_layout).index("H"))
+    result = _conv2d_reference(flat, rows, kernel)
+    return result.squeeze((flat.out_layout or flat.data_layout).index("H"))
 
 
 register_op(
@@ -376,7 +385,7 @@ def conv1d(
     out_layout: str = "",
     out_dtype: str = "",
 ) -> Call:
-    """1-D convolution (correlation); padding is one number or (left, right)."""
+    """Return a 1-D convolution (correlation); padding is one number or (left, right)."""
     attrs = Conv1DAttrs(
         spread(strides, 1), sides(padding, 1), spread(dilation, 1), groups, channels,
         window_size(kernel_size, 1), data_layout, kernel_layout, out_layout, out_dtype,
@@ -387,42 +396,45 @@ def conv1d(
 def _transpose_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
     name = "nn.conv2d_transpose"
     data, weight = tensors(name, types, 2)
-    wanted = attrs_of(Conv2DTransposeAttrs, attrs)
+    settings = attrs_of(Conv2DTransposeAttrs, attrs)
     rank_is(name, data, 4, "data")
     dtype = one_dtype(name, (data, weight))
-    n, c, h, w = attempt(name, permute, data.shape, wanted.data_layout, "NCHW")
-    if not packed_tile(wanted.kernel_layout):
+    n, c, h, w = attempt(name, permute, data.shape, settings.data_layout, "NCHW")
+    if not packed_tile(settings.kernel_layout):
         rank_is(name, weight, 4, "weight")
     channels, per_group, kh, kw = attempt(
         name,
         conv_transpose_weight_shape,
         weight.shape,
-        wanted.kernel_layout,
-        wanted.channels,
-        wanted.groups,
+        settings.kernel_layout,
+        settings.channels,
+        settings.groups,
     )
     agree(name, c, channels, "channels of 'data' and 'weight'")
-    attempt(name, expect_multiple, "channels", c, wanted.groups, "groups")
-    out = per_group * wanted.groups
-    attempt(name, check_weight, wanted, out, (kh, kw))
-    attempt(name, check_output_padding, wanted)
-    (top, left, bottom, right), (sh, sw) = wanted.padding, wanted.strides
-    rows = transposed_extent(h, kh, sh, top, bottom, wanted.dilation[0], wanted.output_padding[0])
-    columns = transposed_extent(
-        w, kw, sw, left, right, wanted.dilation[1], wanted.output_padding[1]
+    attempt(name, expect_multiple, "channels", c, settings.groups, "groups")
+    out = per_group * settings.groups
+    attempt(name, check_weight, settings, out, (kh, kw))
+    attempt(name, check_output_padding, settings)
+    (top, left_pad, bottom, right), (sh, sw) = settings.padding, settings.strides
+    rows = transposed_extent(
+        h, kh, sh, top, bottom, settings.dilation[0], settings.output_padding[0]
     )
-    shape = permute((n, out, rows, columns), "NCHW", wanted.out_layout or wanted.data_layout)
-    return TensorType(shape, wanted.out_dtype or dtype)
+    columns = transposed_extent(
+        w, kw, sw, left_pad, right, settings.dilation[1], settings.output_padding[1]
+    )
+    shape = permute((n, out, rows, columns), "NCHW", settings.out_layout or settings.data_layout)
+    return TensorType(shape, settings.out_dtype or dtype)
 
 
 def _scatter(attrs: Conv2DTransposeAttrs, data: Array, weight: Array) -> Array:
-    """Each input pixel adds its multiple of the kernel to the (uncropped) result."""
+    """Return the uncropped result: every input pixel adds its multiple of the kernel."""
     (kh, kw), (sh, sw), (dh, dw) = weight.shape[2:], attrs.strides, attrs.dilation
     n, _c, h, w = data.shape
     full = np.zeros(
         (n, weight.shape[1], max((h - 1) * sh + (kh - 1) * dh + 1 + attrs.output_padding[0], 0),
          max((w - 1) * sw + (kw - 1) * dw + 1 + attrs.output_padding[1], 0)), data.dtype,
     )  # fmt: skip
+    # For one position in the kernel, the contributions of all pixels are one strided slice.
     for y in range(kh if h and w else 0):
         for x in range(kw if w else 0):
             tap = summable(weight[:, :, y, x])
@@ -444,8 +456,8 @@ def _transpose_reference(attrs: Conv2DTransposeAttrs, data: Array, weight: Array
     ).astype(dtype)
     groups = zip(np.split(plain, attrs.groups, 1), np.split(kernel, attrs.groups, 0), strict=True)
     full = np.concatenate([_scatter(attrs, d, w) for d, w in groups], axis=1)
-    top, left, bottom, right = attrs.padding
-    width = [(0, 0), (0, 0), (-top, -bottom), (-left, -right)]
+    top, left_pad, bottom, right = attrs.padding
+    width = [(0, 0), (0, 0), (-top, -bottom), (-left_pad, -right)]
     cropped = bordered("nn.conv2d_transpose", full, width, "constant", np.zeros((), dtype))
     return transform_array(cropped, "NCHW", attrs.out_layout or attrs.data_layout)
 
@@ -498,8 +510,10 @@ def conv2d_transpose(
     output_padding: Ints = (0, 0),
     out_dtype: str = "",
 ) -> Call:
-    """The gradient of a convolution with respect to its data; weight is (in, out / groups, height,
-    width)."""
+    """Return the gradient of a convolution with respect to its data.
+
+    The weight is (in, out / groups, height, width).
+    """
     attrs = Conv2DTransposeAttrs(
         spread(strides, 2), sides(padding, 2), spread(dilation, 2), groups, channels,
         window_size(kernel_size, 2), data_layout, kernel_layout, out_layout, out_dtype,

@@ -61,25 +61,26 @@ class DenseAttrs(Attrs):
 
 def _dense_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
     data, weight = tensors("nn.dense", types, 2)
-    wanted = attrs_of(DenseAttrs, attrs)
+    settings = attrs_of(DenseAttrs, attrs)
     rank_at_least("nn.dense", data, 1, "data")
     rank_is("nn.dense", weight, 2, "weight")
-    is_bytes = (data.dtype, weight.dtype, wanted.out_dtype) == ("uint8", "int8", "int32")
+    is_bytes = (data.dtype, weight.dtype, settings.out_dtype) == ("uint8", "int8", "int32")
     dtype = "int32" if is_bytes else one_dtype("nn.dense", (data, weight))
     agree("nn.dense", data.shape[-1], weight.shape[1], "the last dimensions of 'data' and 'weight'")
-    if wanted.units is not None:
+    if settings.units is not None:
         agree(
             "nn.dense",
-            as_dim(wanted.units),
+            as_dim(settings.units),
             weight.shape[0],
             "attribute 'units' and rows of 'weight'",
         )
-    return TensorType((*data.shape[:-1], weight.shape[0]), wanted.out_dtype or dtype)
+    return TensorType((*data.shape[:-1], weight.shape[0]), settings.out_dtype or dtype)
 
 
 def _product(out_dtype: str, a: Array, b: Array) -> Array:
-    """The product as kernels sum it: of 16-bit floats in float32, of all else in the result's
-    type."""
+    """Return the product as kernels sum it: 16-bit floats in float32, all else in the result's
+    type.
+    """
     dtype = to_numpy(out_dtype or str(a.dtype))
     wide = np.dtype("float32") if dtype.itemsize == 2 and dtype.kind in "fV" else dtype
     return np.asarray(np.matmul(a.astype(wide), b.astype(wide))).astype(dtype, copy=False)
@@ -106,8 +107,9 @@ register_op(
 
 
 def dense(data: Expr, weight: Expr, units: int | None = None, out_dtype: str = "") -> Call:
-    """data[..., k] times the transpose of weight[units, k]; of one dtype, or of uint8 and int8 with
-    int32 results.
+    """Return data[..., k] times the transpose of weight[units, k].
+
+    Operands are of one dtype, or uint8 and int8 with int32 results.
     """
     return call("nn.dense", data, weight, attrs=DenseAttrs(units, out_dtype))
 
@@ -124,17 +126,17 @@ class MatmulAttrs(Attrs):
 
 def _matmul_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
     a, b = tensors("nn.matmul", types, 2)
-    wanted = attrs_of(MatmulAttrs, attrs)
-    rank_at_least("nn.matmul", a, 2 if wanted.transpose_a else 1, "tensor_a")
+    settings = attrs_of(MatmulAttrs, attrs)
+    rank_at_least("nn.matmul", a, 2 if settings.transpose_a else 1, "tensor_a")
     rank_is("nn.matmul", b, 2, "tensor_b")
     dtype = one_dtype("nn.matmul", (a, b))
-    rows = (*a.shape[:-2], a.shape[-1]) if wanted.transpose_a else a.shape[:-1]
-    inner = a.shape[-2] if wanted.transpose_a else a.shape[-1]
-    columns, depth = b.shape if wanted.transpose_b else b.shape[::-1]
+    rows = (*a.shape[:-2], a.shape[-1]) if settings.transpose_a else a.shape[:-1]
+    inner = a.shape[-2] if settings.transpose_a else a.shape[-1]
+    columns, depth = b.shape if settings.transpose_b else b.shape[::-1]
     agree("nn.matmul", inner, depth, "the summed dimensions")
-    if wanted.units is not None:
-        agree("nn.matmul", as_dim(wanted.units), columns, "attribute 'units' and 'tensor_b'")
-    return TensorType((*rows, columns), wanted.out_dtype or dtype)
+    if settings.units is not None:
+        agree("nn.matmul", as_dim(settings.units), columns, "attribute 'units' and 'tensor_b'")
+    return TensorType((*rows, columns), settings.out_dtype or dtype)
 
 
 def _swap(array: Array, transposed: bool) -> Array:
@@ -178,7 +180,7 @@ def matmul(
     transpose_a: bool = False,
     transpose_b: bool = False,
 ) -> Call:
-    """The product of tensor_a[..., m, k] and the matrix tensor_b[k, n]."""
+    """Return the product of tensor_a[..., m, k] and the matrix tensor_b[k, n]."""
     return call(
         "nn.matmul",
         tensor_a,
@@ -199,16 +201,16 @@ class BatchMatmulAttrs(Attrs):
 def _batch_matmul_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
     name = "nn.batch_matmul"
     x, y = tensors(name, types, 2)
-    wanted = attrs_of(BatchMatmulAttrs, attrs)
+    settings = attrs_of(BatchMatmulAttrs, attrs)
     rank_is(name, x, 3, "tensor_a")
     rank_is(name, y, 3, "tensor_b")
-    is_bytes = (x.dtype, y.dtype, wanted.out_dtype) == WORDS[0]
+    is_bytes = (x.dtype, y.dtype, settings.out_dtype) == WORDS[0]
     dtype = "int32" if is_bytes else one_dtype(name, (x, y))
-    rows, inner = x.shape[:0:-1] if wanted.transpose_a else x.shape[1:]
-    columns, depth = y.shape[1:] if wanted.transpose_b else y.shape[:0:-1]
+    rows, inner = x.shape[:0:-1] if settings.transpose_a else x.shape[1:]
+    columns, depth = y.shape[1:] if settings.transpose_b else y.shape[:0:-1]
     agree(name, inner, depth, "the summed dimensions")
     batch = broadcast_types(name, (TensorType(x.shape[:1]), TensorType(y.shape[:1])))
-    return TensorType((*batch, rows, columns), wanted.out_dtype or dtype)
+    return TensorType((*batch, rows, columns), settings.out_dtype or dtype)
 
 
 register_op(
@@ -243,8 +245,10 @@ def batch_matmul(
     transpose_a: bool = False,
     transpose_b: bool = True,
 ) -> Call:
-    """A matrix product per batch: tensor_a[b, m, k] times tensor_b[b, n, k] transposed; a batch of
-    1 broadcasts."""
+    """Return a matrix product per batch: tensor_a[b, m, k] times tensor_b[b, n, k] transposed.
+
+    A batch of 1 broadcasts.
+    """
     return call(
         "nn.batch_matmul",
         tensor_a,
@@ -268,8 +272,8 @@ WORDS = (("uint8", "int8", "int32"), ("bfloat16", "bfloat16", "float32"))
 
 def _dense_pack_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
     name = "nn.contrib_dense_pack"
-    data, weight, *places = tensors(name, types, len(types))
-    wanted = attrs_of(DensePackAttrs, attrs)
+    data, weight, *word_indices = tensors(name, types, len(types))
+    settings = attrs_of(DensePackAttrs, attrs)
     rank_at_least(name, data, 1, "data")
     dtypes = {"data": data.dtype, "weight": weight.dtype}
     is_batched = len(weight.shape) == 5
@@ -278,37 +282,37 @@ def _dense_pack_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
         agree(name, data.shape[0], weight.shape[0], "the batches of 'data' and of 'weight'")
         weight = TensorType(weight.shape[1:], weight.dtype)
     if len(weight.shape) == 4:
-        if (data.dtype, weight.dtype, wanted.out_dtype) not in WORDS:
+        if (data.dtype, weight.dtype, settings.out_dtype) not in WORDS:
             takes = " or ".join(f"{a} and {b} to {c}" for a, b, c in WORDS)
             fail(name, f"a weight of words takes {takes}, got {dtypes}")
         word = WORD_OF[weight.dtype]
         agree(name, as_dim(word), weight.shape[3], "the elements of a word")
-        depth = tidy((weight.shape[1] - _listed(name, weight, places)) * word)
+        depth = tidy((weight.shape[1] - _listed(name, weight, word_indices)) * word)
     else:
         rank_is(name, weight, 3, "weight")
-        if places:
+        if word_indices:
             fail(name, "'places' are of a weight of words, not one of rank 3")
         one_dtype(name, (data, weight))
         depth = weight.shape[1]
-    if is_batched and places:
+    if is_batched and word_indices:
         fail(name, "'places' are of one weight, not of a batch")
     agree(name, data.shape[-1], depth, "the summed dimensions")
-    tiles = as_dim(-(-wanted.units // wanted.tile))
+    tiles = as_dim(-(-settings.units // settings.tile))
     agree(name, tiles, weight.shape[0], "the tiles of attribute 'units' and of 'weight'")
     agree(
         name,
-        as_dim(wanted.tile),
+        as_dim(settings.tile),
         weight.shape[2],
         "attribute 'tile' and the third dimension of 'weight'",
     )
-    return TensorType((*data.shape[:-1], as_dim(wanted.units)), wanted.out_dtype or data.dtype)
+    return TensorType((*data.shape[:-1], as_dim(settings.units)), settings.out_dtype or data.dtype)
 
 
-def _listed(name: str, weight: TensorType, places: Sequence[TensorType]) -> PrimExpr:
-    """How many rows of a tile have their places listed."""
-    if not places:
+def _listed(name: str, weight: TensorType, word_indices: Sequence[TensorType]) -> PrimExpr:
+    """Return how many rows of a tile have their word indices listed."""
+    if not word_indices:
         return as_dim(0)
-    (listed,) = places
+    (listed,) = word_indices
     rank_is(name, listed, 2, "places")
     if listed.dtype != "int32" or weight.dtype != "int8":
         dtypes = f"{listed.dtype} and {weight.dtype}"
@@ -318,12 +322,12 @@ def _listed(name: str, weight: TensorType, places: Sequence[TensorType]) -> Prim
 
 
 def _dense_pack_reference(
-    attrs: DensePackAttrs, data: Array, weight: Array, places: Array | None = None
+    attrs: DensePackAttrs, data: Array, weight: Array, word_indices: Array | None = None
 ) -> Array:
     if weight.ndim == 5:
-        each = np.stack([unpack_dense_weight(part, attrs.units) for part in weight])
-        return _product(attrs.out_dtype, data, each.swapaxes(1, 2))
-    plain = unpack_dense_weight(weight, attrs.units, places)
+        unpacked = np.stack([unpack_dense_weight(matrix, attrs.units) for matrix in weight])
+        return _product(attrs.out_dtype, data, unpacked.swapaxes(1, 2))
+    plain = unpack_dense_weight(weight, attrs.units, word_indices)
     return _product(attrs.out_dtype, data, plain.T)
 
 
@@ -361,11 +365,18 @@ def contrib_dense_pack(
     out_dtype: str = "",
     places: Expr | None = None,
 ) -> Call:
-    """`dense` with a weight packed by `contrib_pack_weight` into `[ceil(units/tile)][k][tile]`.
+    """Return `dense` with a weight that `contrib_pack_weight` packed:
+    `[ceil(units/tile)][k][tile]`.
 
-    With `places`, `int32[ceil(units/tile)][r]` (of bytes), the last r rows of a tile are multiplied
-    with the words of data that those are the numbers of; and then every sum of the products of two
-    neighbours fits int16, which is not checked.
+    Args:
+        data: The data.
+        weight: The packed weight.
+        units: The true number of results per row.
+        tile: The width of a tile.
+        out_dtype: The dtype of the result.
+        places: `int32[ceil(units/tile)][r]`, for weights of bytes. The last r rows of a tile are
+            multiplied with the words of data that these numbers select. Every sum of the products of
+            two neighbours must then fit int16, which is not checked.
     """
     args = (data, weight) if places is None else (data, weight, places)
     return call("nn.contrib_dense_pack", *args, attrs=DensePackAttrs(units, tile, out_dtype))
@@ -384,12 +395,14 @@ class PackWeightAttrs(Attrs):
 def _pack_weight_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
     name = "nn.contrib_pack_weight"
     (weight,) = tensors(name, types, 1)
-    wanted = attrs_of(PackWeightAttrs, attrs)
-    if wanted.kind not in KINDS:
-        fail(name, f"kind must be one of {', '.join(KINDS)}, got {wanted.kind!r}")
-    if wanted.kind.startswith("dense") or len(weight.shape) != 5:
-        rank_is(name, weight, 2 if wanted.kind.startswith("dense") else 4, "weight")
-    shape = attempt(name, pack_weight_shape, weight.shape, wanted.kind, wanted.tile, wanted.groups)
+    settings = attrs_of(PackWeightAttrs, attrs)
+    if settings.kind not in KINDS:
+        fail(name, f"kind must be one of {', '.join(KINDS)}, got {settings.kind!r}")
+    if settings.kind.startswith("dense") or len(weight.shape) != 5:
+        rank_is(name, weight, 2 if settings.kind.startswith("dense") else 4, "weight")
+    shape = attempt(
+        name, pack_weight_shape, weight.shape, settings.kind, settings.tile, settings.groups
+    )
     return TensorType(shape, weight.dtype)
 
 
@@ -410,8 +423,10 @@ register_op(
 
 
 def contrib_pack_weight(weight: Expr, kind: str, tile: int, groups: int = 1) -> Call:
-    """A weight ([N, K], OIHW or OIDHW) in the layout of the packed kernels; meant to be folded when
-    it is constant."""
+    """Return a weight ([N, K], OIHW or OIDHW) in the layout of the packed kernels.
+
+    It is meant to be folded when the weight is constant.
+    """
     return call("nn.contrib_pack_weight", weight, attrs=PackWeightAttrs(kind, tile, groups))
 
 

@@ -50,22 +50,22 @@ def _kind(attrs: DynResize3DAttrs, types: Sequence[TensorType]) -> TensorType:
 
 def _lower(attrs: DynResize3DAttrs, inputs: Sequence[Tensor], out: TensorType) -> list[Tensor]:
     size = [out.shape[axis] for axis in spatial(attrs.layout)]
-    made = topi.image.resize3d(
+    resized = topi.image.resize3d(
         inputs[0], attrs.roi or None, size, attrs.layout, attrs.method,
         attrs.coordinate_transformation_mode, attrs.rounding_method, attrs.cubic_alpha,
         attrs.cubic_exclude, attrs.extrapolation_value, attrs.out_dtype or None,
     )  # fmt: skip
-    return [made]
+    return [resized]
 
 
 def _reference(attrs: DynResize3DAttrs, data: Array, size: Array) -> Array:
-    wanted = not_negative(_NAME, "a dimension of the result", tuple(size.tolist()))
+    extents = not_negative(_NAME, "a dimension of the result", tuple(size.tolist()))
     fields = {name: getattr(attrs, name) for name in Resize3DAttrs.__dataclass_fields__}
     reference = OPS["image.resize3d"].reference
     assert reference is not None
-    found = reference(Resize3DAttrs(**{**fields, "size": wanted}), data)
-    assert isinstance(found, np.ndarray)
-    return found
+    resized = reference(Resize3DAttrs(**{**fields, "size": extents}), data)
+    assert isinstance(resized, np.ndarray)
+    return resized
 
 
 declare_dynamic(
@@ -90,7 +90,7 @@ def upsampling3d(
     method: str = "nearest_neighbor",
     coordinate_transformation_mode: str = "half_pixel",
 ) -> Call:
-    """Volumes enlarged by factors, which may be scalars of floating point that are data."""
+    """Return volumes enlarged by factors, which may be scalars of floating point that are data."""
     scales = (scale_d, scale_h, scale_w)
     factors = [constant_of(scale) for scale in scales]
     mode = coordinate_transformation_mode
@@ -107,11 +107,11 @@ def upsampling3d(
 
 
 def _size(data: Expr, layout: str, scales: Sequence[float | Expr]) -> Expr:
-    """The extents of volumes times factors, rounded."""
-    places = const(np.array(spatial(layout), np.int64))
-    extents = cast(take(shape_of(data, "int64"), places), "float32")
-    given = [s if isinstance(s, Expr) else const(np.float32(s)) for s in scales]
-    factors = concatenate([reshape(cast(s, "float32"), (1,)) for s in given], 0)
+    """Return the extents of volumes times factors, rounded."""
+    spatial_axes = const(np.array(spatial(layout), np.int64))
+    extents = cast(take(shape_of(data, "int64"), spatial_axes), "float32")
+    scale_exprs = [s if isinstance(s, Expr) else const(np.float32(s)) for s in scales]
+    factors = concatenate([reshape(cast(s, "float32"), (1,)) for s in scale_exprs], 0)
     return cast(rounded(multiply(extents, factors)), "int64")
 
 

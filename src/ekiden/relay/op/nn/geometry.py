@@ -20,24 +20,26 @@ Ints = int | Sequence[int]
 
 
 def spread(value: Ints, rank: int) -> tuple[int, ...]:
-    """One number per spatial axis, from one for all or one each."""
+    """Return one number per spatial axis, from one for all axes or from one for every axis."""
     return (value,) * rank if isinstance(value, int) else tuple(value)
 
 
 def sides(padding: Ints, rank: int) -> tuple[int, ...]:
-    """Padding before every axis, then after every one, from one number, one or two per axis.
+    """Return padding before every axis, then after every axis, from one number, one or two per
+    axis.
 
-    Raises ValueError for another number of them.
+    Raises:
+        ValueError: There is any other number of paddings.
     """
-    many = (padding,) if isinstance(padding, int) else tuple(padding)
-    if len(many) not in (1, rank, 2 * rank):
+    widths = (padding,) if isinstance(padding, int) else tuple(padding)
+    if len(widths) not in (1, rank, 2 * rank):
         counts = "1 or 2" if rank == 1 else f"1, {rank} or {2 * rank}"
-        raise ValueError(f"padding must be {counts} numbers, got {many}")
-    return many * (2 * rank // len(many))
+        raise ValueError(f"padding must be {counts} numbers, got {widths}")
+    return widths * (2 * rank // len(widths))
 
 
 def window_size(kernel_size: Ints | None, rank: int) -> tuple[int, ...] | None:
-    """The window's extent on every spatial axis; None where the weight alone says it."""
+    """Return the window's extent on every spatial axis, or None if only the weight has it."""
     return None if kernel_size is None else spread(kernel_size, rank)
 
 

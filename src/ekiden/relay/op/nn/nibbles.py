@@ -21,21 +21,23 @@ _NAME = "nn.contrib_dense_nibbles"
 _PACKED = "nn.contrib_dense_nibbles_pack"
 
 
-def _takes(name: str, given: Sequence[TensorType], dtypes: Sequence[str]) -> None:
-    found = [t.dtype for t in given]
-    if found != list(dtypes):
-        fail(name, f"takes {', '.join(dtypes)}, got {', '.join(found)}")
+def _takes(name: str, kinds: Sequence[TensorType], dtypes: Sequence[str]) -> None:
+    actual = [t.dtype for t in kinds]
+    if actual != list(dtypes):
+        fail(name, f"takes {', '.join(dtypes)}, got {', '.join(actual)}")
 
 
 def _relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
-    data, weight, scale, point = given = tensors(_NAME, types, 4)
-    _takes(_NAME, given, ("float32", "uint8", "float32", "uint8"))
+    data, weight, scale, point = kinds = tensors(_NAME, types, 4)
+    _takes(_NAME, kinds, ("float32", "uint8", "float32", "uint8"))
     rank_at_least(_NAME, data, 1, "data")
     rank_is(_NAME, weight, 3, "weight")
-    for each, what in ((scale, "scale"), (point, "point")):
-        rank_is(_NAME, each, 2, what)
+    for parameter, what in ((scale, "scale"), (point, "point")):
+        rank_is(_NAME, parameter, 2, what)
         for at in range(2):
-            agree(_NAME, each.shape[at], weight.shape[at], f"'{what}' and the blocks of 'weight'")
+            agree(
+                _NAME, parameter.shape[at], weight.shape[at], f"'{what}' and the blocks of 'weight'"
+            )
     block = weight.shape[2] * 2
     blocks = tidy((data.shape[-1] + (block - 1)) // block)
     agree(_NAME, blocks, weight.shape[1], "the blocks of 'data' and of 'weight'")
@@ -64,8 +66,10 @@ register_op(
 
 
 def contrib_dense_nibbles(data: Expr, weight: Expr, scale: Expr, point: Expr) -> Call:
-    """data[..., k] times the transpose of (weight - point) * scale; where processors multiply
-    bytes, of data rounded to 8 bits for each block."""
+    """Return data[..., k] times the transpose of (weight - point) * scale.
+
+    On processors that multiply bytes, data is rounded to 8 bits for each block.
+    """
     return call(_NAME, data, weight, scale, point)
 
 
@@ -77,15 +81,15 @@ class DenseNibblesPackAttrs(Attrs):
 
 
 def _packed_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
-    given = tensors(_PACKED, types, 6)
-    data, step, total, weight = given[:4]
-    _takes(_PACKED, given, ("int8", "float32", "int32", "int32", "float32", "uint8"))
+    kinds = tensors(_PACKED, types, 6)
+    data, step, total, weight = kinds[:4]
+    _takes(_PACKED, kinds, ("int8", "float32", "int32", "int32", "float32", "uint8"))
     rank_is(_PACKED, weight, 4, "weight")
     agree(_PACKED, as_dim(PANEL), weight.shape[3], "the rows of a panel of 'weight'")
     depth = tidy(weight.shape[1] * weight.shape[2] * GROUP)
     agree(_PACKED, data.shape[-1], depth, "the summed dimensions")
-    for each, what in ((step, "step"), (total, "total")):
-        agree(_PACKED, each.shape[-1], weight.shape[1], f"'{what}' and the blocks of 'weight'")
+    for parameter, what in ((step, "step"), (total, "total")):
+        agree(_PACKED, parameter.shape[-1], weight.shape[1], f"'{what}' and the blocks of 'weight'")
     units = attrs_of(DenseNibblesPackAttrs, attrs).units
     agree(_PACKED, as_dim(-(-units // PANEL)), weight.shape[0], "the panels of 'units'")
     return TensorType((*data.shape[:-1], as_dim(units)), "float32")
@@ -126,8 +130,10 @@ register_op(
 def contrib_dense_nibbles_pack(
     data: Expr, step: Expr, total: Expr, weight: Expr, scale: Expr, point: Expr, units: int
 ) -> Call:
-    """`contrib_dense_nibbles` of int8 data with a step for each block, and their sums, with a
-    weight as `topi.nn.nibbles` packs it."""
+    """Return `contrib_dense_nibbles` of int8 data with a weight that `topi.nn.nibbles` packed.
+
+    `step` and `total` are the step of each block of the data, and its sum.
+    """
     attrs = DenseNibblesPackAttrs(units)
     return call(_PACKED, data, step, total, weight, scale, point, attrs=attrs)
 

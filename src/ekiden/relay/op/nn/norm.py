@@ -48,19 +48,26 @@ from ekiden.topi.shape import known, normalize_axis
 def _with_vectors(
     name: str, data: TensorType, vectors: Sequence[TensorType], axis: int
 ) -> tuple[TensorType, int]:
-    """Check that vectors have the extent of an axis; gives the type of the result, with what is
-    known of that extent by any of them, and the axis from the front."""
+    """Check that vectors have the extent of an axis.
+
+    Returns:
+        The type of the result, with an extent of the axis that is known from any of the vectors, and
+        the axis counted from the front.
+    """
     one_dtype(name, (data, *vectors))
     at = attempt(name, normalize_axis, axis, len(data.shape), name)
-    for position, each in enumerate(vectors, 1):
-        rank_is(name, each, 1, f"argument {position}")
-        data = along_vector(name, data, at, each, f"argument {position}")
+    for position, vector in enumerate(vectors, 1):
+        rank_is(name, vector, 1, f"argument {position}")
+        data = along_vector(name, data, at, vector, f"argument {position}")
     return data, at
 
 
 def _standardize(data: Array, axes: tuple[int, ...], epsilon: float) -> Array:
-    """By two passes, the mean first: the difference of E[x^2] and E[x]^2 would lose all digits
-    where the mean is large beside the deviation."""
+    """Return data with mean 0 and variance 1 along axes, by two passes, the mean first.
+
+    The difference of E[x^2] and E[x]^2 would lose all digits if the mean is large beside the
+    deviation.
+    """
     wide = data.astype(np.float64)
     centred = wide - wide.mean(axes, keepdims=True)
     return np.asarray(centred / np.sqrt((centred * centred).mean(axes, keepdims=True) + epsilon))
@@ -91,8 +98,10 @@ class BatchNormAttrs(Attrs):
 
 def _batch_norm_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
     data, *vectors = tensors("nn.batch_norm", types, 5)
-    found, _ = _with_vectors("nn.batch_norm", data, vectors, attrs_of(BatchNormAttrs, attrs).axis)
-    return TupleType((found, vectors[2], vectors[3]))
+    result_type, _ = _with_vectors(
+        "nn.batch_norm", data, vectors, attrs_of(BatchNormAttrs, attrs).axis
+    )
+    return TupleType((result_type, vectors[2], vectors[3]))
 
 
 def _batch_norm_reference(
@@ -135,13 +144,13 @@ def batch_norm(
     data: Expr, gamma: Expr, beta: Expr, moving_mean: Expr, moving_var: Expr,
     axis: int = 1, epsilon: float = 1e-5, center: bool = True, scale: bool = True,
 ) -> Call:  # fmt: skip
-    """In inference, a tuple: the normalised data and the two moving statistics unchanged."""
+    """Return a tuple of the normalised data and the two moving statistics, as in inference."""
     attrs = BatchNormAttrs(axis, epsilon, center, scale)
     return call("nn.batch_norm", data, gamma, beta, moving_mean, moving_var, attrs=attrs)
 
 
 def _others(axis: int, rank: int) -> list[int]:
-    """The axes but the first and that of the channels."""
+    """Return all axes but the first and that of the channels."""
     return [n for n in range(1, rank) if n != axis % rank]
 
 
@@ -198,7 +207,9 @@ def layer_norm(
     center: bool = True,
     scale: bool = True,
 ) -> Call:
-    """Each row along `axis` with mean 0 and variance 1, then times gamma plus beta."""
+    """Return data with each row along `axis` scaled to mean 0 and variance 1, times gamma plus
+    beta.
+    """
     return call(
         "nn.layer_norm", data, gamma, beta, attrs=LayerNormAttrs(axis, epsilon, center, scale)
     )
@@ -242,7 +253,9 @@ register_op(
 
 
 def rms_norm(data: Expr, weight: Expr, axis: int = -1, epsilon: float = 1e-5) -> Call:
-    """data / sqrt(mean of squares along `axis` + epsilon) * weight, a vector for that axis."""
+    """Return data / sqrt(mean of squares along `axis` + epsilon) * weight, a vector for
+    that axis.
+    """
     return call("nn.rms_norm", data, weight, attrs=RMSNormAttrs(axis, epsilon))
 
 
@@ -259,10 +272,10 @@ class InstanceNormAttrs(Attrs):
 def _instance_norm_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
     data, *vectors = tensors("nn.instance_norm", types, 3)
     axis = attrs_of(InstanceNormAttrs, attrs).axis
-    found, at = _with_vectors("nn.instance_norm", data, vectors, axis)
+    result_type, at = _with_vectors("nn.instance_norm", data, vectors, axis)
     if at == 0:
         fail("nn.instance_norm", "axis must not be the batch axis 0")
-    return found
+    return result_type
 
 
 def _instance_norm_reference(
@@ -306,7 +319,9 @@ def instance_norm(
     center: bool = True,
     scale: bool = True,
 ) -> Call:
-    """Each channel of each sample with mean 0 and variance 1, then times gamma plus beta."""
+    """Return data with each channel of each sample at mean 0 and variance 1, times gamma
+    plus beta.
+    """
     return call(
         "nn.instance_norm", data, gamma, beta, attrs=InstanceNormAttrs(axis, epsilon, center, scale)
     )
@@ -325,15 +340,19 @@ class GroupNormAttrs(Attrs):
 
 def _group_norm_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
     data, *vectors = tensors("nn.group_norm", types, 3)
-    wanted = attrs_of(GroupNormAttrs, attrs)
-    found, at = _with_vectors("nn.group_norm", data, vectors, wanted.axis)
-    channels = known(found.shape[at])
-    if wanted.num_groups < 1 or at == 0 or (channels is not None and channels % wanted.num_groups):
+    settings = attrs_of(GroupNormAttrs, attrs)
+    result_type, at = _with_vectors("nn.group_norm", data, vectors, settings.axis)
+    channels = known(result_type.shape[at])
+    if (
+        settings.num_groups < 1
+        or at == 0
+        or (channels is not None and channels % settings.num_groups)
+    ):
         fail(
             "nn.group_norm",
-            f"{channels} channels on axis {at} do not form {wanted.num_groups} groups",
+            f"{channels} channels on axis {at} do not form {settings.num_groups} groups",
         )
-    return found
+    return result_type
 
 
 def _group_norm_reference(attrs: GroupNormAttrs, data: Array, gamma: Array, beta: Array) -> Array:
@@ -374,9 +393,11 @@ def group_norm(
     data: Expr, gamma: Expr, beta: Expr, num_groups: int,
     axis: int = 1, epsilon: float = 1e-5, center: bool = True, scale: bool = True,
 ) -> Call:  # fmt: skip
-    """Each group of channels of a sample with mean 0, variance 1, then times gamma plus beta, which
-    are vectors of channels. One group is layer normalisation over all axes but the first, as many
-    as channels instance normalisation."""
+    """Return data with each group of channels at mean 0 and variance 1, times gamma plus beta.
+
+    gamma and beta are vectors of channels. One group is layer normalisation over all axes but the
+    first, as many groups as channels is instance normalisation.
+    """
     return call(
         "nn.group_norm",
         data,
@@ -403,13 +424,13 @@ MAX_LRN_WINDOW = 2**10
 
 def _lrn_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
     (data,) = tensors("nn.lrn", types, 1)
-    wanted = attrs_of(LRNAttrs, attrs)
-    attempt("nn.lrn", normalize_axis, wanted.axis, len(data.shape), "nn.lrn")
-    if wanted.size < 1:
-        fail("nn.lrn", f"size must be at least 1, got {wanted.size}")
-    if known(data.shape[wanted.axis]) is None and wanted.size > MAX_LRN_WINDOW:
+    settings = attrs_of(LRNAttrs, attrs)
+    attempt("nn.lrn", normalize_axis, settings.axis, len(data.shape), "nn.lrn")
+    if settings.size < 1:
+        fail("nn.lrn", f"size must be at least 1, got {settings.size}")
+    if known(data.shape[settings.axis]) is None and settings.size > MAX_LRN_WINDOW:
         fail("nn.lrn", f"size must be at most {MAX_LRN_WINDOW} over channels whose number is not"
-             f" known, got {wanted.size}")  # fmt: skip
+             f" known, got {settings.size}")  # fmt: skip
     return data
 
 
@@ -452,8 +473,10 @@ def lrn(
     alpha: float = 1e-5,
     beta: float = 0.75,
 ) -> Call:
-    """Local response normalisation: x / (bias + alpha / size * sum of squares of `size` channels)
-    ** beta."""
+    """Return local response normalisation: x / (bias + alpha / size * squares) ** beta.
+
+    squares is the sum of squares of `size` neighbouring channels.
+    """
     return call("nn.lrn", data, attrs=LRNAttrs(size, axis, bias, alpha, beta))
 
 

@@ -32,16 +32,16 @@ class PadAttrs(Attrs):
 
 def _pad_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
     data, pad_value = tensors("nn.pad", types, 2)
-    wanted = attrs_of(PadAttrs, attrs)
+    settings = attrs_of(PadAttrs, attrs)
     rank_is("nn.pad", pad_value, 0, "pad_value")
-    if len(wanted.pad_width) != len(data.shape):
-        fail("nn.pad", f"pad_width must have {len(data.shape)} pairs, got {wanted.pad_width}")
-    if any(len(pair) != 2 for pair in wanted.pad_width):
-        fail("nn.pad", f"pad_width must have pairs (before, after), got {wanted.pad_width}")
-    if wanted.pad_mode not in PAD_MODES:
-        fail("nn.pad", f"pad_mode must be one of {', '.join(PAD_MODES)}, got {wanted.pad_mode!r}")
-    pairs = [as_shape(p) for p in wanted.pad_width]
-    if wanted.pad_mode != "constant":
+    if len(settings.pad_width) != len(data.shape):
+        fail("nn.pad", f"pad_width must have {len(data.shape)} pairs, got {settings.pad_width}")
+    if any(len(pair) != 2 for pair in settings.pad_width):
+        fail("nn.pad", f"pad_width must have pairs (before, after), got {settings.pad_width}")
+    if settings.pad_mode not in PAD_MODES:
+        fail("nn.pad", f"pad_mode must be one of {', '.join(PAD_MODES)}, got {settings.pad_mode!r}")
+    pairs = [as_shape(p) for p in settings.pad_width]
+    if settings.pad_mode != "constant":
         attempt("nn.pad", expect_shown, "nn.pad", data.shape, pairs)
     shape = tuple(
         d if is_any(d) else tidy(d + a + b) for d, (a, b) in zip(data.shape, pairs, strict=True)
@@ -82,8 +82,11 @@ def pad(
     pad_mode: str = "constant",
     dtype: str = "float32",
 ) -> Call:
-    """`data` with borders of a value, which is converted to the data's dtype; negative widths
-    crop. A number as `pad_value` takes `dtype` first; a constant of one element is its element."""
+    """Return `data` with borders of a value, which is converted to the data's dtype.
+
+    Negative widths crop. A number as `pad_value` takes `dtype` first; a constant of one element is
+    its element.
+    """
     value = pad_value if isinstance(pad_value, Expr) else const(pad_value, dtype)
     if isinstance(value, Constant) and value.data.ndim and value.data.size == 1:
         value = Constant(value.data.reshape(()))

@@ -46,47 +46,49 @@ class PagedAttentionAttrs(Attrs):
 
     @property
     def pages(self) -> Pages:
-        """The same, as the kernel takes it."""
+        """Return the same attributes as the kernel takes them."""
         return Pages(self.page, self.scale, self.softcap, self.window)
 
 
-def _check(name: str, page: int, cache: Array, plane: Plane, places: Sequence[Array]) -> None:
-    """Raise IndexRangeError for a place out of range, as the kernels do (topi.nn.pages)."""
-    layer, tables, sequences, positions = places
+def _check(name: str, page: int, cache: Array, plane: Plane, token_slots: Sequence[Array]) -> None:
+    """Raise IndexRangeError for a slot out of range, as the kernels do (topi.nn.pages)."""
+    layer, tables, sequences, positions = token_slots
     check_range(f"{name}: layer", layer, (0, cache.shape[1]))
     check_range(f"{name}: page", tables, (0, cache.shape[0] * (cache.shape[4] // plane.size)))
     check_range(f"{name}: sequence", sequences, (0, tables.shape[0]))
     check_range(f"{name}: position", positions, (-1, tables.shape[1] * page))
 
 
-def _write(attrs: WritePagesAttrs, cache: Array, projected: Array, *places: Array) -> Array:
+def _write(attrs: WritePagesAttrs, cache: Array, projected: Array, *token_slots: Array) -> Array:
     if not cache.size:  # no kernel runs for a result without elements
         return cache
     page, groups = attrs.page, cache.shape[3]
     plane = Plane(page, projected.shape[-1], str(cache.dtype))
-    _check("write_pages", page, cache, plane, places)
-    layer, tables, sequences, positions = places
-    found = cache.copy()
-    blocks = plane.planes(found, layer[0])
+    _check("write_pages", page, cache, plane, token_slots)
+    layer, tables, sequences, positions = token_slots
+    new_cache = cache.copy()
+    blocks = plane.planes(new_cache, layer[0])
     keys, values = projected[:, -2 * groups : -groups], projected[:, -groups:]
     for k, v, s, p in zip(keys, values, sequences, positions, strict=True):
         if p < 0:
             continue
         block, inside = divmod(tables[s, p // page], blocks.shape[3])
-        for which, given in enumerate((k, v)):
-            plane.write(blocks[block, which, :, inside], p % page, given, which)
-    return found
+        for which, row in enumerate((k, v)):
+            plane.write(blocks[block, which, :, inside], p % page, row, which)
+    return new_cache
 
 
-def _attend(attrs: PagedAttentionAttrs, projected: Array, cache: Array, *places: Array) -> Array:
-    layer, tables, sequences, positions = places
+def _attend(
+    attrs: PagedAttentionAttrs, projected: Array, cache: Array, *token_slots: Array
+) -> Array:
+    layer, tables, sequences, positions = token_slots
     query = projected[:, : -2 * cache.shape[3]]
     if not query.size:
         return query
     _, heads, depth = query.shape
-    found, page = np.zeros_like(query), attrs.page
+    attended, page = np.zeros_like(query), attrs.page
     plane, groups = Plane(page, depth, str(cache.dtype)), cache.shape[3]
-    _check("paged_attention", page, cache, plane, places)
+    _check("paged_attention", page, cache, plane, token_slots)
     blocks = np.moveaxis(plane.planes(cache, layer[0]), 3, 1)
     pages = blocks.reshape(-1, *blocks.shape[2:])
     keys, values = (plane.read(pages[:, which], which).transpose(0, 2, 1, 3) for which in (0, 1))
@@ -95,18 +97,18 @@ def _attend(attrs: PagedAttentionAttrs, projected: Array, cache: Array, *places:
     scale = 1 / math.sqrt(depth) if attrs.scale is None else attrs.scale
     for n, (sequence, position) in enumerate(zip(sequences, positions, strict=True)):
         first = max(0, position - attrs.window + 1) if attrs.window else 0
-        seen = range(first, position + 1)
-        if not seen:
+        visible = range(first, position + 1)
+        if not visible:
             continue
-        at = [(tables[sequence, i // page], i % page) for i in seen]
+        at = [(tables[sequence, i // page], i % page) for i in visible]
         own = [np.repeat(np.stack([x[i] for i in at]), heads // groups, 1) for x in (keys, values)]
         scores = np.einsum("hd,thd->ht", query[n], own[0]) * np.float32(scale)
         if attrs.softcap:
             scores = np.tanh(scores / np.float32(attrs.softcap)) * np.float32(attrs.softcap)
         shares = np.exp(scores - scores.max(-1, keepdims=True))
         shares /= shares.sum(-1, keepdims=True)
-        found[n] = np.einsum("ht,thd->hd", shares, own[1])
-    return found
+        attended[n] = np.einsum("ht,thd->hd", shares, own[1])
+    return attended
 
 
 def rounded(query: Array) -> Array:
@@ -119,8 +121,8 @@ def rounded(query: Array) -> Array:
 declare(
     "nn.contrib_write_pages",
     ("cache", "projected", *PLACES),
-    lambda attrs, cache, projected, *places: topi.nn.write_pages(
-        cache, projected, places, attrs.page
+    lambda attrs, cache, projected, *token_slots: topi.nn.write_pages(
+        cache, projected, token_slots, attrs.page
     ),
     "the cache [blocks, layers, 2, groups, pages of a block * page * depth] with the keys and"
     " values of `projected` [n, heads + 2 * groups, depth] at the places of n tokens; position -1"
@@ -132,8 +134,8 @@ declare(
 declare(
     "nn.contrib_paged_attention",
     ("projected", "cache", *PLACES),
-    lambda attrs, projected, cache, *places: topi.nn.paged_attention(
-        projected, cache, places, attrs.pages
+    lambda attrs, projected, cache, *token_slots: topi.nn.paged_attention(
+        projected, cache, token_slots, attrs.pages
     ),
     "[n, heads, depth] for `projected` [n, heads + 2 * groups, depth]: a token sees the keys"
     " of its sequence up to its own position",
@@ -147,20 +149,26 @@ def contrib_write_pages(
     cache: Expr, projected: Expr, layer: Expr, tables: Expr, sequences: Expr, positions: Expr,
     page: int,
 ) -> Call:  # fmt: skip
-    """The cache with keys and values of one layer at the places of n tokens. It is changed where it
-    lies if nothing else refers to it."""
-    places = (layer, tables, sequences, positions)
-    return call("nn.contrib_write_pages", cache, projected, *places, attrs=WritePagesAttrs(page))
+    """Return the cache with keys and values of one layer written to the slots of n tokens.
+
+    It is changed in place if nothing else refers to it.
+    """
+    token_slots = (layer, tables, sequences, positions)
+    return call(
+        "nn.contrib_write_pages", cache, projected, *token_slots, attrs=WritePagesAttrs(page)
+    )
 
 
 def contrib_paged_attention(
     projected: Expr, cache: Expr, layer: Expr, tables: Expr, sequences: Expr, positions: Expr,
     page: int, scale: float | None = None, softcap: float = 0.0, window: int = 0,
 ) -> Call:  # fmt: skip
-    """softmax(query * keys * scale) * values for each head of n tokens, over their sequences."""
-    places = (layer, tables, sequences, positions)
+    """Return softmax(query * keys * scale) * values for each head of n tokens, over their
+    sequences.
+    """
+    token_slots = (layer, tables, sequences, positions)
     attrs = PagedAttentionAttrs(page, scale, softcap, window)
-    return call("nn.contrib_paged_attention", projected, cache, *places, attrs=attrs)
+    return call("nn.contrib_paged_attention", projected, cache, *token_slots, attrs=attrs)
 
 
 __all__ = ["contrib_paged_attention", "contrib_write_pages"]

@@ -58,16 +58,16 @@ PoolAttrs = MaxPoolAttrs | AvgPoolAttrs
 
 
 def pool_shape(name: str, attrs: PoolAttrs, shape: Shape) -> Shape:
-    """The shape of a pooled tensor, in its own layout."""
+    """Return the shape of a pooled tensor, in its own layout."""
     extent = window_extent_ceil if attrs.ceil_mode else window_extent
-    found, axes = list(shape), spatial(attrs.layout)
+    pooled, axes = list(shape), spatial(attrs.layout)
     count = len(axes)
     for i, at in enumerate(axes):
         before, after = attrs.padding[i], attrs.padding[i + count]
-        found[at] = extent(
+        pooled[at] = extent(
             shape[at], attrs.pool_size[i], attrs.strides[i], before, after, attrs.dilation[i]
         )
-    return tuple(found)
+    return tuple(pooled)
 
 
 def _reach(attrs: PoolAttrs, i: int) -> int:
@@ -78,23 +78,27 @@ def _pool_relation(
     name: str, kind: type[PoolAttrs]
 ) -> Callable[[Sequence[Type], Attrs | None], Type]:
     def relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
-        """The pooled shape. Raises TypeInferenceError for data of another rank than the
-        layout's."""
+        """Return the pooled shape.
+
+        Raises:
+            TypeInferenceError: The data has another rank than the layout.
+        """
         (data,) = tensors(name, types, 1)
-        wanted = attrs_of(kind, attrs)
-        rank_is(name, data, len(attempt(name, parse, wanted.layout)), "data")
-        attempt(name, keeps_layout, wanted)
-        return TensorType(pool_shape(name, wanted, data.shape), data.dtype)
+        settings = attrs_of(kind, attrs)
+        rank_is(name, data, len(attempt(name, parse, settings.layout)), "data")
+        attempt(name, keeps_layout, settings)
+        return TensorType(pool_shape(name, settings, data.shape), data.dtype)
 
     return relation
 
 
 def _windows(attrs: PoolAttrs, data: Array, fill: float | int, extents: Sequence[int]) -> Array:
-    """The windows of `data` as trailing axes, with `fill` outside."""
+    """Return the windows of `data` as trailing axes, with `fill` outside."""
     axes = spatial(attrs.layout)
     reach = [_reach(attrs, i) for i in range(len(axes))]
     width = [(0, 0)] * data.ndim
     for i, at in enumerate(axes):
+        # The last window may reach beyond the padding, with `ceil_mode`.
         needed = (max(1, extents[i]) - 1) * attrs.strides[i] + reach[i]
         width[at] = (attrs.padding[i], max(0, needed - data.shape[at] - attrs.padding[i]))
     padded = np.pad(data, width, constant_values=fill)
@@ -115,7 +119,7 @@ def _extents(name: str, attrs: PoolAttrs, data: Array) -> list[int]:
 
 
 def lowest(dtype: np.dtype[Any]) -> float | int:
-    """The smallest value of a dtype: what the maximum of nothing is."""
+    """Return the smallest value of a dtype, the maximum of no elements."""
     start = identity("max", str(dtype))
     assert isinstance(start, (IntImm, FloatImm))
     return start.value
@@ -131,8 +135,9 @@ def _max_reference(name: str) -> Callable[[MaxPoolAttrs, Array], Array]:
 
 def _avg_reference(name: str) -> Callable[[AvgPoolAttrs, Array], Array]:
     def reference(attrs: AvgPoolAttrs, data: Array) -> Array:
-        """Sums divided by how many elements of each window count: the same windows are summed over
-        ones, of the padded extent where the padding counts.
+        """Return sums divided by how many elements of each window count.
+
+        The same windows are summed over ones, of the padded extent where the padding counts.
         """
         extents = _extents(name, attrs, data)
         windows = _windows(attrs, data, 0, extents)
@@ -211,7 +216,7 @@ def max_pool1d(
     data: Expr, pool_size: Ints = 1, strides: Ints = 1, dilation: Ints = 1, padding: Ints = 0,
     layout: str = "NCW", out_layout: str = "", ceil_mode: bool = False,
 ) -> Call:  # fmt: skip
-    """The maximum of each window over one axis."""
+    """Return the maximum of each window over one axis."""
     attrs = MaxPool1DAttrs(
         spread(pool_size, 1), spread(strides, 1), spread(dilation, 1), sides(padding, 1),
         layout, out_layout, ceil_mode,
@@ -223,7 +228,7 @@ def max_pool2d(
     data: Expr, pool_size: Ints = 1, strides: Ints = 1, dilation: Ints = 1, padding: Ints = 0,
     layout: str = "NCHW", out_layout: str = "", ceil_mode: bool = False,
 ) -> Call:  # fmt: skip
-    """The maximum of each window over two axes."""
+    """Return the maximum of each window over two axes."""
     attrs = MaxPool2DAttrs(
         spread(pool_size, 2), spread(strides, 2), spread(dilation, 2), sides(padding, 2),
         layout, out_layout, ceil_mode,
@@ -235,7 +240,7 @@ def max_pool3d(
     data: Expr, pool_size: Ints = 1, strides: Ints = 1, dilation: Ints = 1, padding: Ints = 0,
     layout: str = "NCDHW", out_layout: str = "", ceil_mode: bool = False,
 ) -> Call:  # fmt: skip
-    """The maximum of each window over three axes."""
+    """Return the maximum of each window over three axes."""
     attrs = MaxPool3DAttrs(
         spread(pool_size, 3), spread(strides, 3), spread(dilation, 3), sides(padding, 3),
         layout, out_layout, ceil_mode,
@@ -248,7 +253,7 @@ def avg_pool1d(
     layout: str = "NCW", out_layout: str = "", ceil_mode: bool = False,
     count_include_pad: bool = False,
 ) -> Call:  # fmt: skip
-    """The mean of each window over one axis."""
+    """Return the mean of each window over one axis."""
     attrs = AvgPool1DAttrs(
         spread(pool_size, 1), spread(strides, 1), spread(dilation, 1), sides(padding, 1),
         layout, out_layout, ceil_mode,
@@ -262,7 +267,7 @@ def avg_pool2d(
     layout: str = "NCHW", out_layout: str = "", ceil_mode: bool = False,
     count_include_pad: bool = False,
 ) -> Call:  # fmt: skip
-    """The mean of each window over two axes."""
+    """Return the mean of each window over two axes."""
     attrs = AvgPool2DAttrs(
         spread(pool_size, 2), spread(strides, 2), spread(dilation, 2), sides(padding, 2),
         layout, out_layout, ceil_mode,
@@ -276,7 +281,7 @@ def avg_pool3d(
     layout: str = "NCDHW", out_layout: str = "", ceil_mode: bool = False,
     count_include_pad: bool = False,
 ) -> Call:  # fmt: skip
-    """The mean of each window over three axes."""
+    """Return the mean of each window over three axes."""
     attrs = AvgPool3DAttrs(
         spread(pool_size, 3), spread(strides, 3), spread(dilation, 3), sides(padding, 3),
         layout, out_layout, ceil_mode,
@@ -304,7 +309,7 @@ class AdaptivePool2DAttrs(Attrs):
 
 def _global_relation(name: str) -> Callable[[Sequence[Type], Attrs | None], Type]:
     def relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
-        """The data's shape with 1 in the place of each spatial axis."""
+        """Return the data's shape with 1 for each spatial axis."""
         (data,) = tensors(name, types, 1)
         layout = attrs_of(GlobalPool2DAttrs, attrs).layout
         axes = attempt(name, spatial, layout)
@@ -321,7 +326,7 @@ def _global_reference(
     function: Callable[..., Array],
 ) -> Callable[[GlobalPool2DAttrs, Array], Array]:
     def reference(attrs: GlobalPool2DAttrs, data: Array) -> Array:
-        """The reduction over the spatial axes, in the data's dtype."""
+        """Return the reduction over the spatial axes, in the data's dtype."""
         return np.asarray(function(data, axis=spatial(attrs.layout), keepdims=True)).astype(
             data.dtype
         )
@@ -353,8 +358,8 @@ def _declare_global(
 
 def _largest(data: Array, axis: Sequence[int], keepdims: bool) -> Array:
     """NumPy's max; of nothing it is the least number."""
-    least = lowest(data.dtype)
-    return np.asarray(np.max(data, axis=tuple(axis), keepdims=keepdims, initial=least))
+    lowest_value = lowest(data.dtype)
+    return np.asarray(np.max(data, axis=tuple(axis), keepdims=keepdims, initial=lowest_value))
 
 
 _declare_global("nn.global_avg_pool2d", np.mean, topi.mean, Precision.NEVER)
@@ -362,74 +367,78 @@ _declare_global("nn.global_max_pool2d", _largest, topi.max, Precision.FOLLOW)
 
 
 def global_avg_pool2d(data: Expr, layout: str = "NCHW", out_layout: str = "") -> Call:
-    """The mean of each channel; spatial extents become 1."""
+    """Return the mean of each channel; spatial extents become 1."""
     return call("nn.global_avg_pool2d", data, attrs=GlobalPool2DAttrs(layout, out_layout))
 
 
 def global_max_pool2d(data: Expr, layout: str = "NCHW", out_layout: str = "") -> Call:
-    """The maximum of each channel; spatial extents become 1."""
+    """Return the maximum of each channel; spatial extents become 1."""
     return call("nn.global_max_pool2d", data, attrs=GlobalPool2DAttrs(layout, out_layout))
 
 
 def global_avg_pool1d(data: Expr, layout: str = "NCW", out_layout: str = "") -> Call:
-    """The mean of each channel; the spatial extent becomes 1."""
+    """Return the mean of each channel; the spatial extent becomes 1."""
     return _global(data, layout, out_layout, mean)
 
 
 def global_max_pool1d(data: Expr, layout: str = "NCW", out_layout: str = "") -> Call:
-    """The maximum of each channel; the spatial extent becomes 1."""
+    """Return the maximum of each channel; the spatial extent becomes 1."""
     return _global(data, layout, out_layout, largest)
 
 
 def global_avg_pool3d(data: Expr, layout: str = "NCDHW", out_layout: str = "") -> Call:
-    """The mean of each channel; spatial extents become 1."""
+    """Return the mean of each channel; spatial extents become 1."""
     return _global(data, layout, out_layout, mean)
 
 
 def global_max_pool3d(data: Expr, layout: str = "NCDHW", out_layout: str = "") -> Call:
-    """The maximum of each channel; spatial extents become 1."""
+    """Return the maximum of each channel; spatial extents become 1."""
     return _global(data, layout, out_layout, largest)
 
 
 def _global(data: Expr, layout: str, out_layout: str, reduce: Callable[..., Call]) -> Call:
-    """A reduction of all spatial axes, in the layout of the data."""
+    """Return a reduction of all spatial axes, in the layout of the data.
+
+    Raises:
+        ValueError: The result is asked for in another layout.
+    """
     if out_layout not in ("", layout):
         raise ValueError(f"global pooling: out_layout must be {layout}, got {out_layout}")
     return reduce(data, axis=list(spatial(layout)), keepdims=True)
 
 
 def adaptive_shape(attrs: AdaptivePool2DAttrs, shape: Shape) -> Shape:
-    """The result's shape, in the data's layout."""
-    found: list[PrimExpr] = list(shape)
+    """Return the result's shape, in the data's layout."""
+    result_shape: list[PrimExpr] = list(shape)
     for extent, at in zip(attrs.output_size or (), spatial(attrs.layout), strict=False):
-        found[at] = as_dim(extent)
-    return tuple(found)
+        result_shape[at] = as_dim(extent)
+    return tuple(result_shape)
 
 
 def _adaptive_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
     (data,) = tensors("nn.adaptive_avg_pool2d", types, 1)
-    wanted = attrs_of(AdaptivePool2DAttrs, attrs)
-    rank = len(attempt("nn.adaptive_avg_pool2d", parse, wanted.layout))
+    settings = attrs_of(AdaptivePool2DAttrs, attrs)
+    rank = len(attempt("nn.adaptive_avg_pool2d", parse, settings.layout))
     rank_is("nn.adaptive_avg_pool2d", data, rank, "data")
     attempt("nn.adaptive_avg_pool2d", keeps_layout, attrs)
     if not is_float(data.dtype):
         fail("nn.adaptive_avg_pool2d", f"'data' must be floating point, got {data.dtype}")
-    least: list[int | None] = [None] * rank
-    for at in spatial(wanted.layout):
-        least[at] = 1
+    minimums: list[int | None] = [None] * rank
+    for at in spatial(settings.layout):
+        minimums[at] = 1
     name = "nn.adaptive_avg_pool2d"
-    attempt(name, expect_least, name, "data", data.shape, least)
-    return TensorType(adaptive_shape(wanted, data.shape), data.dtype)
+    attempt(name, expect_least, name, "data", data.shape, minimums)
+    return TensorType(adaptive_shape(settings, data.shape), data.dtype)
 
 
 def _adaptive_reference(attrs: AdaptivePool2DAttrs, data: Array) -> Array:
-    found = data.astype(np.float64)
+    pooled = data.astype(np.float64)
     for extent, at in zip(attrs.output_size or (), spatial(attrs.layout), strict=False):
         size = data.shape[at]
         bounds = [(i * size // extent, -(-(i + 1) * size // extent)) for i in range(extent)]
-        parts = [np.take(found, range(a, b), axis=at).mean(at, keepdims=True) for a, b in bounds]
-        found = np.concatenate(parts or [found[(slice(None),) * at + (slice(0, 0),)]], axis=at)
-    return found.astype(data.dtype)
+        means = [np.take(pooled, range(a, b), axis=at).mean(at, keepdims=True) for a, b in bounds]
+        pooled = np.concatenate(means or [pooled[(slice(None),) * at + (slice(0, 0),)]], axis=at)
+    return pooled.astype(data.dtype)
 
 
 register_op(
@@ -453,7 +462,7 @@ register_op(
 def adaptive_avg_pool2d(
     data: Expr, output_size: Ints | None = None, layout: str = "NCHW", out_layout: str = ""
 ) -> Call:
-    """The mean over windows that divide the data into `output_size`."""
+    """Return the mean over windows that divide the data into `output_size`."""
     size = None if output_size is None else spread(output_size, 2)
     return call("nn.adaptive_avg_pool2d", data, attrs=AdaptivePool2DAttrs(size, layout, out_layout))
 

@@ -69,10 +69,11 @@ class RecurrentAttrs(Attrs):
 
     @property
     def cell(self) -> Cell:
-        """The same, as the kernel takes it."""
+        """Return the same attributes as the kernel takes them."""
         names = self.activations or DEFAULTS[self.kind]
         alphas, betas = (
-            tuple(given) + (0.0,) * (len(names) - len(given)) for given in (self.alphas, self.betas)
+            tuple(values) + (0.0,) * (len(names) - len(values))
+            for values in (self.alphas, self.betas)
         )
         return Cell(
             self.kind,
@@ -85,33 +86,33 @@ class RecurrentAttrs(Attrs):
         )
 
 
-def _check(wanted: RecurrentAttrs, count: int) -> None:
-    if wanted.kind not in GATES:
-        fail(_NAME, f"kind must be one of {', '.join(GATES)}, got {wanted.kind!r}")
-    unknown = [n for n in wanted.given if n not in EXTRAS]
-    if unknown or len(set(wanted.given)) < len(wanted.given):
-        fail(_NAME, f"given must name some of {', '.join(EXTRAS)} once, got {wanted.given}")
-    if count != 2 + len(wanted.given):
-        fail(_NAME, f"expected data, weight and {wanted.given}, got {count} tensors")
-    unknown = [n for n in wanted.activations if n not in ACTIVATIONS]
+def _check(settings: RecurrentAttrs, count: int) -> None:
+    if settings.kind not in GATES:
+        fail(_NAME, f"kind must be one of {', '.join(GATES)}, got {settings.kind!r}")
+    unknown = [n for n in settings.given if n not in EXTRAS]
+    if unknown or len(set(settings.given)) < len(settings.given):
+        fail(_NAME, f"given must name some of {', '.join(EXTRAS)} once, got {settings.given}")
+    if count != 2 + len(settings.given):
+        fail(_NAME, f"expected data, weight and {settings.given}, got {count} tensors")
+    unknown = [n for n in settings.activations if n not in ACTIVATIONS]
     if unknown:
         fail(_NAME, f"activations are {', '.join(ACTIVATIONS)}; got {', '.join(unknown)}")
-    if len(wanted.activations) not in (0, len(DEFAULTS[wanted.kind])):
-        needed = len(DEFAULTS[wanted.kind])
-        fail(_NAME, f"{wanted.kind} takes {needed} activations, got {len(wanted.activations)}")
+    if len(settings.activations) not in (0, len(DEFAULTS[settings.kind])):
+        needed = len(DEFAULTS[settings.kind])
+        fail(_NAME, f"{settings.kind} takes {needed} activations, got {len(settings.activations)}")
 
 
 def _relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
-    wanted = attrs_of(RecurrentAttrs, attrs)
-    given = tensor_fields(_NAME, types)
-    _check(wanted, len(given))
-    data, weight = given[:2]
+    settings = attrs_of(RecurrentAttrs, attrs)
+    operands = tensor_fields(_NAME, types)
+    _check(settings, len(operands))
+    data, weight = operands[:2]
     rank_is(_NAME, data, 3, "data")
-    packed = 4 if "scale" in wanted.given else 3
+    packed = 4 if "scale" in settings.given else 3
     if len(weight.shape) not in (2, packed):
         rank = len(weight.shape)
         fail(_NAME, f"'weight' must have 2 dimensions, or {packed} if packed, got {rank}")
-    gates, rows = GATES[wanted.kind], data.shape[2]
+    gates, rows = GATES[settings.kind], data.shape[2]
     if not isinstance(rows, IntImm) or rows.value % gates:
         fail(_NAME, f"the last dimension of 'data' must be a multiple of {gates}")
     hidden = as_dim(rows.value // gates)
@@ -120,7 +121,7 @@ def _relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
     if len(weight.shape) < 4:
         agree(_NAME, weight.shape[1], hidden, "columns of 'weight' and hidden")
     steps, batch = data.shape[:2]
-    extras = dict(zip(wanted.given, given[2:], strict=True))
+    extras = dict(zip(settings.given, operands[2:], strict=True))
     shapes: Mapping[str, tuple[PrimExpr, ...]] = {
         "bias": (rows,),
         "initial_h": (batch, hidden),
@@ -135,26 +136,26 @@ def _relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
         fail(_NAME, "places come with a packed weight of int8")
     for name, kind in extras.items():
         rank_is(_NAME, kind, len(shapes[name]), name)
-        for got, expected in zip(kind.shape, shapes[name], strict=True):
-            agree(_NAME, got, expected, f"the shape of {name!r}")
+        for actual, expected in zip(kind.shape, shapes[name], strict=True):
+            agree(_NAME, actual, expected, f"the shape of {name!r}")
     for name in INTEGERS:
         if name in extras and extras[name].dtype != "int32":
             fail(_NAME, f"{name!r} must be int32, got {extras[name].dtype}")
     if ("scale" in extras) != ("sums" in extras) or ("scale" in extras) != (weight.dtype == "int8"):
         fail(_NAME, f"scale and sums come with a weight of int8, got {weight.dtype}")
-    others = [kind for name, kind in extras.items() if name not in INTEGERS]
-    floats = (data, *([] if "scale" in extras else [weight]), *others)
+    float_extras = [kind for name, kind in extras.items() if name not in INTEGERS]
+    floats = (data, *([] if "scale" in extras else [weight]), *float_extras)
     if one_dtype(_NAME, floats) != "float32":
         fail(_NAME, f"'data' must be float32, got {data.dtype}")
     state = TensorType((batch, hidden), data.dtype)
     every = TensorType((steps, batch, hidden), data.dtype)
-    return TupleType((every, state, *([state] if wanted.kind == "lstm" else [])))
+    return TupleType((every, state, *([state] if settings.kind == "lstm" else [])))
 
 
-def _unpacked(weight: Array, gates: int, hidden: int, places: Array | None) -> Array:
-    """[gates * hidden, hidden] of a packed weight."""
+def _unpacked(weight: Array, gates: int, hidden: int, word_indices: Array | None) -> Array:
+    """Return a packed weight as [gates * hidden, hidden]."""
     if weight.ndim == 4:
-        weight = whole_words(weight, places)
+        weight = whole_words(weight, word_indices)
         weight = weight.transpose(0, 1, 3, 2).reshape(len(weight), -1, weight.shape[2])
     panels, depth, width = weight.shape
     tiles = weight.reshape(panels, depth, gates, width // gates).transpose(2, 0, 3, 1)
@@ -166,11 +167,13 @@ Multiply = Callable[[Array], Array]
 
 
 def _quantized(weight: Array, scale: Array, sums: Array) -> Multiply:
-    """The product of states that are quantised first, all together."""
+    """Return the product for states that are quantised first, all together."""
 
     def multiply(states: Array) -> Array:
-        """The product of float32 states [batch, hidden] by way of bytes of one scale for all of
-        them, as ONNX DynamicQuantizeLinear makes them.
+        """Return the product of float32 states [batch, hidden], quantised with one scale for all of
+        them.
+
+        They are rounded as ONNX DynamicQuantizeLinear does.
         """
         low, high = np.minimum(states.min(), 0), np.maximum(states.max(), 0)
         step = np.float32((high - low) / np.float32(255)) if high > low else np.float32(1)
@@ -192,21 +195,22 @@ def _reference(attrs: RecurrentAttrs, *arrays: Array) -> tuple[Array, ...]:
     zeros = np.zeros((batch, hidden), np.float32)
     state = {name: np.array(extras.get(f"initial_{name}", zeros)) for name in ("h", "c")}
     peephole = extras.get("peephole", np.zeros(3 * hidden, np.float32))
-    known = dict(zip(("p_i", "p_f", "p_o"), np.split(peephole, 3), strict=True))
+    peepholes = dict(zip(("p_i", "p_f", "p_o"), np.split(peephole, 3), strict=True))
     lengths = extras.get("lengths", np.full(batch, steps))
     check_range("recurrent: length", lengths, (0, steps + 1))
     products: Multiply = lambda states: states @ weight.T  # noqa: E731
     if "scale" in extras:
         products = _quantized(weight, extras["scale"], extras["sums"])
-    made = np.zeros((steps, batch, hidden), np.float32)
+    outputs = np.zeros((steps, batch, hidden), np.float32)
     for t in range(steps):
+        # A sequence that runs backwards starts at its own last step.
         at = [n - 1 - t if cell.reverse and t < n else t for n in lengths]
         x = data[at, np.arange(batch)]
-        now = _step(cell, x, products, extras.get("bias"), state, known)
-        there = (t < lengths)[:, None]
-        state = {name: np.where(there, now[name], state[name]) for name in state}
-        made[at, np.arange(batch)] = np.where(there, now["h"], 0)
-    return (made, *(state[n] for n in ("h", "c")[: 2 if cell.kind == "lstm" else 1]))
+        stepped = _step(cell, x, products, extras.get("bias"), state, peepholes)
+        is_running = (t < lengths)[:, None]
+        state = {name: np.where(is_running, stepped[name], state[name]) for name in state}
+        outputs[at, np.arange(batch)] = np.where(is_running, stepped["h"], 0)
+    return (outputs, *(state[n] for n in ("h", "c")[: 2 if cell.kind == "lstm" else 1]))
 
 
 def _step(
@@ -215,18 +219,18 @@ def _step(
     multiply: Multiply,
     bias: Array | None,
     state: Mapping[str, Array],
-    known: Mapping[str, Array],
+    peepholes: Mapping[str, Array],
 ) -> dict[str, Array]:
-    """The states of all sequences after a step."""
-    now = {**state, **known}
+    """Return the states of all sequences after a step."""
+    values = {**state, **peepholes}
     inputs = np.split(x, cell.gates, axis=-1)
     for phase, gates in enumerate(cell.phases):
-        total = multiply(now["reset"] if phase else state["h"])
-        parts = np.split(total if bias is None else total + bias, cell.gates, axis=-1)
-        now |= cell.step(
-            ArrayMaths(), phase, [inputs[g] for g in gates], [parts[g] for g in gates], now
+        total = multiply(values["reset"] if phase else state["h"])
+        products = np.split(total if bias is None else total + bias, cell.gates, axis=-1)
+        values |= cell.step(
+            ArrayMaths(), phase, [inputs[g] for g in gates], [products[g] for g in gates], values
         )
-    return {name: now[name] for name in ("h", "c")}
+    return {name: values[name] for name in ("h", "c")}
 
 
 register_op(
@@ -256,17 +260,17 @@ class PackRecurrentAttrs(Attrs):
 
 def _pack_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
     (weight,) = tensors(_PACK, types, 1)
-    wanted = attrs_of(PackRecurrentAttrs, attrs)
+    settings = attrs_of(PackRecurrentAttrs, attrs)
     rank_is(_PACK, weight, 2, "weight")
-    attempt(_PACK, expect_positive, _PACK, gates=wanted.gates, lanes=wanted.lanes)
+    attempt(_PACK, expect_positive, _PACK, gates=settings.gates, lanes=settings.lanes)
     hidden = weight.shape[1]
-    attempt(_PACK, expect_shape, _PACK, "weight", weight.shape, (hidden * wanted.gates, hidden))
-    shape = packed_shape(weight.shape, wanted.gates, wanted.lanes, weight.dtype)
+    attempt(_PACK, expect_shape, _PACK, "weight", weight.shape, (hidden * settings.gates, hidden))
+    shape = packed_shape(weight.shape, settings.gates, settings.lanes, weight.dtype)
     return TensorType(shape, weight.dtype)
 
 
 def packed_recurrent(attrs: PackRecurrentAttrs, weight: Array) -> Array:
-    """A recurrent weight as `contrib_pack_recurrent` gives it."""
+    """Return a recurrent weight as `contrib_pack_recurrent` packs it."""
     hidden, lanes = weight.shape[1], attrs.lanes
     panels, word = -(-hidden // lanes), WORD if weight.dtype == np.int8 else 1
     depth = -(-hidden // word) * word
@@ -293,8 +297,9 @@ register_op(
 
 
 def contrib_pack_recurrent(weight: Expr, gates: int, lanes: int) -> Call:
-    """A recurrent weight [gates * hidden, hidden] in panels of `lanes` hidden units; float32 or
-    int8.
+    """Return a recurrent weight [gates * hidden, hidden] in panels of `lanes` hidden units.
+
+    The weight is float32 or int8.
     """
     return call(_PACK, weight, attrs=PackRecurrentAttrs(gates, lanes))
 
@@ -312,14 +317,28 @@ def recurrent(
     input_forget: bool = False,
     clip: float = 0.0,
 ) -> Call:
-    """The loop over time of a layer: data [steps, batch, gates * hidden] are projected inputs with
-    their biases, weight is [gates * hidden, hidden]; gates in the order i, f, g, o (lstm) or r, z,
-    n (gru). See RecurrentAttrs for the rest.
+    """Return the loop over time of a recurrent layer.
+
+    See RecurrentAttrs for the other options.
+
+    Args:
+        data: Projected inputs [steps, batch, gates * hidden] with their biases.
+        weight: The recurrent weight [gates * hidden, hidden], with gates in the order i, f, g, o
+            (lstm) or r, z, n (gru).
+        kind: "lstm", "gru" or "rnn".
+        extras: Further tensors by name; None for absent ones.
+        activations: The names of the activations.
+        alphas: A first parameter for each activation.
+        betas: A second parameter for each activation.
+        reverse: Run from the last step to the first.
+        reset_first: Multiply the state, not the product, by the reset gate (gru).
+        input_forget: Make the forget gate 1 - input gate (lstm).
+        clip: The limit of inputs of activations, 0 for none.
     """
-    given = {k: v for k, v in (extras or {}).items() if v is not None}
+    present = {k: v for k, v in (extras or {}).items() if v is not None}
     attrs = RecurrentAttrs(
         kind,
-        tuple(given),
+        tuple(present),
         tuple(activations),
         tuple(alphas),
         tuple(betas),
@@ -328,7 +347,7 @@ def recurrent(
         input_forget,
         clip,
     )
-    return call(_NAME, Tuple((data, weight, *given.values())), attrs=attrs)
+    return call(_NAME, Tuple((data, weight, *present.values())), attrs=attrs)
 
 
 def _layer(
@@ -341,12 +360,15 @@ def _layer(
     extras: Mapping[str, Expr | None],
     **options: object,
 ) -> Call:
-    """A layer of plain weights; a recurrent bias that only adds is added to the projection."""
+    """Return a layer of plain weights.
+
+    A recurrent bias that is only added is added to the projection.
+    """
     projected = dense(data, weight_i)
-    kept = bias_h if kind == "gru" else None
+    loop_bias = bias_h if kind == "gru" else None
     for bias in (bias_i, None if kind == "gru" else bias_h):
         projected = projected if bias is None else add(projected, bias)
-    return recurrent(projected, weight_h, kind, {"bias": kept, **extras}, **options)  # type: ignore[arg-type]
+    return recurrent(projected, weight_h, kind, {"bias": loop_bias, **extras}, **options)  # type: ignore[arg-type]
 
 
 def lstm(
@@ -361,9 +383,11 @@ def lstm(
     peephole: Expr | None = None,
     **options: object,
 ) -> Call:
-    """An LSTM layer over [steps, batch, inputs]: all hidden states, the last one, the last cell
-    state. Weights and biases as PyTorch has them (gates i, f, g, o); peephole: [3 * hidden] for i,
-    f, o; the options of `recurrent`.
+    """Return all hidden states of an LSTM layer over [steps, batch, inputs], the last one, and the
+    last cell state.
+
+    Weights and biases are as PyTorch has them (gates i, f, g, o); `peephole` is [3 * hidden] for i,
+    f, o. The options are those of `recurrent`.
     """
     extras = {
         "initial_h": initial_h,
@@ -384,7 +408,10 @@ def gru(
     lengths: Expr | None = None,
     **options: object,
 ) -> Call:
-    """A GRU layer: all hidden states and the last one. Gates r, z, n as PyTorch has them."""
+    """Return all hidden states of a GRU layer and the last one.
+
+    Gates are r, z, n as PyTorch has them.
+    """
     extras = {"initial_h": initial_h, "lengths": lengths}
     return _layer("gru", data, weight_i, weight_h, bias_i, bias_h, extras, **options)
 
@@ -399,7 +426,7 @@ def rnn(
     lengths: Expr | None = None,
     **options: object,
 ) -> Call:
-    """A plain recurrent layer (tanh unless told otherwise): all hidden states and the last one."""
+    """Return all hidden states of a plain recurrent layer (tanh by default) and the last one."""
     extras = {"initial_h": initial_h, "lengths": lengths}
     return _layer("rnn", data, weight_i, weight_h, bias_i, bias_h, extras, **options)
 

@@ -278,12 +278,12 @@ declare(
 
 
 def depth_to_space(data: Expr, block_size: int, layout: str = "NCHW", mode: str = "DCR") -> Call:
-    """Channels as blocks of pixels."""
+    """Return channels as blocks of pixels."""
     return call("nn.depth_to_space", data, attrs=SubPixelAttrs(block_size, layout, mode))
 
 
 def space_to_depth(data: Expr, block_size: int, layout: str = "NCHW") -> Call:
-    """Blocks of pixels as channels."""
+    """Return blocks of pixels as channels."""
     return call("nn.space_to_depth", data, attrs=SubPixelAttrs(block_size, layout))
 
 
@@ -297,7 +297,7 @@ def space_to_batch_nd(
     paddings: Sequence[Sequence[Dim]],
     pad_value: float = 0,
 ) -> Call:
-    """Padded axes cut into blocks whose positions become batches."""
+    """Return padded axes cut into blocks whose positions become batches."""
     attrs = SpaceToBatchNDAttrs(tuple(block_shape), _pairs(paddings), float(pad_value))
     return call("nn.space_to_batch_nd", data, attrs=attrs)
 
@@ -305,28 +305,30 @@ def space_to_batch_nd(
 def batch_to_space_nd(
     data: Expr, block_shape: Sequence[int], crops: Sequence[Sequence[Dim]]
 ) -> Call:
-    """Batches as positions in blocks, then cropped."""
+    """Return batches as positions in blocks, then cropped."""
     attrs = BatchToSpaceNDAttrs(tuple(block_shape), _pairs(crops))
     return call("nn.batch_to_space_nd", data, attrs=attrs)
 
 
 def dilate(data: Expr, strides: Sequence[int], dilation_value: float = 0.0) -> Call:
-    """Elements `strides` apart, a value between them."""
+    """Return elements `strides` apart, with a value between them."""
     return call("nn.dilate", data, attrs=DilateAttrs(tuple(strides), dilation_value))
 
 
 def fifo_buffer(data: Expr, buffer: Expr, axis: int) -> Call:
-    """A buffer that moves along an axis to take in `data` at its end."""
+    """Return a buffer moved along an axis to take in `data` at its end."""
     return call("nn.fifo_buffer", data, buffer, attrs=FIFOBufferAttrs(axis))
 
 
 def mirror_pad(data: Expr, pad_width: Sequence[Sequence[Dim]], mode: str = "SYMMETRIC") -> Call:
-    """`data` with mirrored borders."""
+    """Return `data` with mirrored borders."""
     return call("nn.mirror_pad", data, attrs=MirrorPadAttrs(mode, _pairs(pad_width)))
 
 
 def l2_normalize(data: Expr, eps: float, axis: Sequence[int] | None = None) -> Call:
-    """`data` divided by the root of the sum of squares along axes, at least the root of eps."""
+    """Return `data` divided by the root of the sum of squares along axes, at least the
+    root of eps.
+    """
     attrs = L2NormalizeAttrs(eps, None if axis is None else tuple(axis))
     return call("nn.l2_normalize", data, attrs=attrs)
 
@@ -338,36 +340,36 @@ Size = Dim | Sequence[Dim] | None
 def _size(output_size: Size, rank: int) -> Dims:
     if output_size is None:
         return ()
-    many = (output_size,) * rank if isinstance(output_size, Dim) else output_size
-    return as_attr(many)
+    extents = (output_size,) * rank if isinstance(output_size, Dim) else output_size
+    return as_attr(extents)
 
 
 def adaptive_avg_pool1d(data: Expr, output_size: Size = None, layout: str = "NCW") -> Call:
-    """The mean of windows that divide one axis."""
+    """Return the mean of windows that divide one axis."""
     attrs = AdaptivePool1DAttrs(_size(output_size, 1), layout)
     return call("nn.adaptive_avg_pool1d", data, attrs=attrs)
 
 
 def adaptive_max_pool1d(data: Expr, output_size: Size = None, layout: str = "NCW") -> Call:
-    """The maximum of windows that divide one axis."""
+    """Return the maximum of windows that divide one axis."""
     attrs = AdaptivePool1DAttrs(_size(output_size, 1), layout)
     return call("nn.adaptive_max_pool1d", data, attrs=attrs)
 
 
 def adaptive_max_pool2d(data: Expr, output_size: Size = None, layout: str = "NCHW") -> Call:
-    """The maximum of windows that divide two axes."""
+    """Return the maximum of windows that divide two axes."""
     attrs = AdaptiveMaxPool2DAttrs(_size(output_size, 2), layout)
     return call("nn.adaptive_max_pool2d", data, attrs=attrs)
 
 
 def adaptive_avg_pool3d(data: Expr, output_size: Size = None, layout: str = "NCDHW") -> Call:
-    """The mean of windows that divide three axes."""
+    """Return the mean of windows that divide three axes."""
     attrs = AdaptivePool3DAttrs(_size(output_size, 3), layout)
     return call("nn.adaptive_avg_pool3d", data, attrs=attrs)
 
 
 def adaptive_max_pool3d(data: Expr, output_size: Size = None, layout: str = "NCDHW") -> Call:
-    """The maximum of windows that divide three axes."""
+    """Return the maximum of windows that divide three axes."""
     attrs = AdaptivePool3DAttrs(_size(output_size, 3), layout)
     return call("nn.adaptive_max_pool3d", data, attrs=attrs)
 
@@ -379,18 +381,18 @@ def nll_loss(
     reduction: str = "mean",
     ignore_index: int = -100,
 ) -> Call:
-    """The negative log-likelihood of targets under log-probabilities, weighted by class."""
+    """Return the negative log-likelihood of targets under log-probabilities, weighted by class."""
     attrs = NLLLossAttrs(reduction, ignore_index)
     return call("nn.nll_loss", predictions, targets, weights, attrs=attrs)
 
 
 def cross_entropy(predictions: Expr, targets: Expr) -> Call:
-    """-sum(targets * log(predictions)) / batch."""
+    """Return -sum(targets * log(predictions)) / batch."""
     return call("nn.cross_entropy", predictions, targets)
 
 
 def cross_entropy_with_logits(predictions: Expr, targets: Expr) -> Call:
-    """-sum(targets * predictions) / batch, for log-probabilities."""
+    """Return -sum(targets * predictions) / batch, for log-probabilities."""
     return call("nn.cross_entropy_with_logits", predictions, targets)
 
 

@@ -81,32 +81,37 @@ declare("nn.sparse_conv2d", ("dense_data", *_PARTS),
 
 
 def _parts(matrix: Matrix | Sequence[Expr]) -> tuple[Expr, Expr, Expr]:
-    """(data, indices, indptr) as expressions."""
+    """Return (data, indices, indptr) as expressions."""
     if isinstance(matrix, Sequence):
         data, indices, indptr = matrix
         return data, indices, indptr
-    found = (matrix.data, matrix.indices, matrix.indptr)
-    data, indices, indptr = (Constant(each) for each in found)  # type: ignore[arg-type]
+    arrays = (matrix.data, matrix.indices, matrix.indptr)
+    data, indices, indptr = (Constant(array) for array in arrays)  # type: ignore[arg-type]
     return data, indices, indptr
 
 
 def sparse_dense(
     dense_mat: Expr, sparse_mat: Matrix | Sequence[Expr], sparse_lhs: bool = False
 ) -> Call:
-    """dense [m, k] times the transpose of a sparse matrix [n, k], which is (data, indices, indptr)
-    or SciPy's; with `sparse_lhs` the sparse matrix times the transpose of the dense one. Rows may
-    be compressed (CSR), or blocks of them (BSR)."""
+    """Return dense [m, k] times the transpose of a sparse matrix [n, k].
+
+    Args:
+        dense_mat: The dense matrix.
+        sparse_mat: (data, indices, indptr) or SciPy's matrix, in compressed rows (CSR) or blocks of
+            them (BSR).
+        sparse_lhs: Multiply the sparse matrix with the transpose of the dense one instead.
+    """
     attrs = SparseDenseAttrs(sparse_lhs)
     return call("nn.sparse_dense", dense_mat, *_parts(sparse_mat), attrs=attrs)
 
 
 def sparse_transpose(x: Matrix | Sequence[Expr]) -> TupleWrapper:
-    """(data, indices, indptr) of the transpose of a square matrix in compressed rows."""
+    """Return (data, indices, indptr) of the transpose of a square matrix in compressed rows."""
     return TupleWrapper(call("nn.sparse_transpose", *_parts(x), attrs=SparseTransposeAttrs()), 3)
 
 
 def sparse_add(dense_mat: Expr, sparse_mat: Matrix | Sequence[Expr]) -> Call:
-    """A dense matrix plus a sparse one in compressed rows."""
+    """Return a dense matrix plus a sparse one in compressed rows."""
     return call("nn.sparse_add", dense_mat, *_parts(sparse_mat), attrs=SparseAddAttrs())
 
 
@@ -116,9 +121,11 @@ def sparse_conv2d(
     layout: str = "NHWC",
     kernel_size: int | tuple[int, ...] = 1,
 ) -> Call:
-    """The convolution with a sparse weight, a matrix [channels, in_channels], or of windows of 3
-    [channels, 3 * 3 * in_channels] (the channels of one tap are neighbours; data NHWC); see the
-    row."""
+    """Return the convolution with a sparse weight, a matrix [channels, in_channels].
+
+    For windows of 3 the weight is [channels, 3 * 3 * in_channels], in which the channels of one tap
+    are neighbours; data is NHWC.
+    """
     attrs = SparseConv2DAttrs(layout, kernel_size)
     return call("nn.sparse_conv2d", dense_mat, *_parts(sparse_mat), attrs=attrs)
 

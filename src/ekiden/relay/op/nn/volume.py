@@ -74,14 +74,14 @@ def _transposed(
     channels, per_group, *window = conv_transpose_weight_shape(
         weight.shape, attrs.kernel_layout, attrs.channels, attrs.groups
     )
-    given = data.shape[channel(attrs.data_layout)]
-    if unify_dim(given, channels) is None:
+    input_channels = data.shape[channel(attrs.data_layout)]
+    if unify_dim(input_channels, channels) is None:
         raise ValueError(
-            f"channels of 'data' and 'weight' must agree, got {prim_text(given)} and"
+            f"channels of 'data' and 'weight' must agree, got {prim_text(input_channels)} and"
             f" {prim_text(channels)}"
         )
     check_weight(attrs, tidy(per_group * attrs.groups), window)
-    expect_multiple("channels", given, attrs.groups, "groups")
+    expect_multiple("channels", input_channels, attrs.groups, "groups")
     check_output_padding(attrs)
     return topi.nn.conv_transpose(
         data, weight, attrs.strides, attrs.padding, attrs.output_padding, attrs.dilation,
@@ -98,12 +98,12 @@ def _deformable(
     mask: Tensor | None = None,
 ) -> Tensor:
     layouts = attrs.data_layout, attrs.kernel_layout, attrs.out_layout or attrs.data_layout
-    known: dict[tuple[str, ...], Callable[..., Tensor]] = {
+    computations: dict[tuple[str, ...], Callable[..., Tensor]] = {
         ("NCHW", "OIHW", "NCHW"): topi.nn.deformable_conv2d_nchw
     }
     if mask is None:
-        known["NHWC", "HWIO", "NHWC"] = topi.nn.deformable_conv2d_nhwc
-    compute = by_layout(layouts, known)
+        computations["NHWC", "HWIO", "NHWC"] = topi.nn.deformable_conv2d_nhwc
+    compute = by_layout(layouts, computations)
     out, _, *window = conv_weight_shape(weight.shape, layouts[1], attrs.channels, attrs.groups)
     check_weight(attrs, out, window)
     return compute(
@@ -206,7 +206,7 @@ def conv3d(
     out_layout: str = "",
     out_dtype: str = "",
 ) -> Call:
-    """A convolution over three axes."""
+    """Return a convolution over three axes."""
     layout = kernel_layout or ("OIDHW" if data_layout == "NCDHW" else "DHWIO")
     attrs = Conv3DAttrs(
         spread(strides, 3), sides(padding, 3), spread(dilation, 3), groups, channels,
@@ -230,7 +230,7 @@ def conv1d_transpose(
     output_padding: Ints = (0,),
     out_dtype: str = "",
 ) -> Call:
-    """A transposed convolution over one axis."""
+    """Return a transposed convolution over one axis."""
     attrs = Conv1DTransposeAttrs(
         spread(strides, 1), sides(padding, 1), spread(dilation, 1), groups, channels,
         window_size(kernel_size, 1), data_layout, kernel_layout, out_layout, out_dtype,
@@ -254,7 +254,7 @@ def conv3d_transpose(
     output_padding: Ints = (0, 0, 0),
     out_dtype: str = "",
 ) -> Call:
-    """A transposed convolution over three axes."""
+    """Return a transposed convolution over three axes."""
     attrs = Conv3DTransposeAttrs(
         spread(strides, 3), sides(padding, 3), spread(dilation, 3), groups, channels,
         window_size(kernel_size, 3), data_layout, kernel_layout, out_layout, out_dtype,
@@ -281,8 +281,10 @@ def deformable_conv2d(
     mask: Expr | None = None,
     border: str = "inside",
 ) -> Call:
-    """A convolution whose taps are moved by offsets and sampled between pixels; with `mask`, times
-    a factor for each tap (NCHW alone; TVM has none). `border` "inside" or "zeros": see the row.
+    """Return a convolution whose taps are moved by offsets and sampled between pixels.
+
+    With `mask`, each tap is multiplied by a factor (NCHW alone; TVM has none). `border` is "inside"
+    or "zeros"; see DeformableConv2DAttrs.
     """
     attrs = DeformableConv2DAttrs(
         spread(strides, 2), sides(padding, 2), spread(dilation, 2), groups, channels,
@@ -305,7 +307,7 @@ def correlation(
     is_multiply: bool,
     layout: str = "NCHW",
 ) -> Call:
-    """How patches of one image match those of another, displaced."""
+    """Return how patches of one image match those of another, displaced."""
     attrs = CorrelationAttrs(
         kernel_size, max_displacement, stride1, stride2, sides(padding, 2), is_multiply, layout
     )

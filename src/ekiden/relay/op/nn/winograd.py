@@ -47,37 +47,37 @@ def _check_size(name: str, size: int) -> int:
 
 def _weight_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
     (weight,) = tensors(_WEIGHT, types, 1)
-    wanted = attrs_of(WinogradWeightAttrs, attrs)
+    settings = attrs_of(WinogradWeightAttrs, attrs)
     rank_is(_WEIGHT, weight, 4, "weight")
-    products = _check_size(_WEIGHT, wanted.tile_size)
+    products = _check_size(_WEIGHT, settings.tile_size)
     for dim in weight.shape[2:]:
         agree(_WEIGHT, dim, as_dim(TAPS), "the kernel size of 'weight' and 3")
     out, channels = weight.shape[:2]
-    panels = tidy(ceil_div(out, wanted.tile))
+    panels = tidy(ceil_div(out, settings.tile))
     if weight.dtype == "int8":
         words = tidy(ceil_div(channels, PAIR))
-        paired = (as_dim(products), panels, words, as_dim(wanted.tile), as_dim(PAIR))
+        paired = (as_dim(products), panels, words, as_dim(settings.tile), as_dim(PAIR))
         return TensorType(paired, "int16")
-    return TensorType((as_dim(products), panels, channels, as_dim(wanted.tile)), weight.dtype)
+    return TensorType((as_dim(products), panels, channels, as_dim(settings.tile)), weight.dtype)
 
 
 def _conv_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
     data, weight = tensors(_CONV, types, 2)
-    wanted = attrs_of(WinogradAttrs, attrs)
+    settings = attrs_of(WinogradAttrs, attrs)
     rank_is(_CONV, data, 4, "data")
     is_integer = weight.dtype == "int16"
     rank_is(_CONV, weight, 5 if is_integer else 4, "weight")
     if is_integer and data.dtype != "uint8":
         fail(_CONV, f"'data' must be uint8 beside a 'weight' of int16, got {data.dtype}")
     dtype = "int32" if is_integer else one_dtype(_CONV, (data, weight))
-    products = as_dim(_check_size(_CONV, wanted.tile_size))
+    products = as_dim(_check_size(_CONV, settings.tile_size))
     agree(_CONV, products, weight.shape[0], "attribute 'tile_size' and 'weight'")
     depth = tidy(ceil_div(data.shape[3], PAIR)) if is_integer else data.shape[3]
     agree(_CONV, depth, weight.shape[2], "the channels of 'data' and 'weight'")
-    top, left, bottom, right = wanted.padding
+    top, left_pad, bottom, right = settings.padding
     rows = tidy(data.shape[1] + (top + bottom - TAPS + 1))
-    columns = tidy(data.shape[2] + (left + right - TAPS + 1))
-    return TensorType((data.shape[0], rows, columns, as_dim(wanted.channels)), dtype)
+    columns = tidy(data.shape[2] + (left_pad + right - TAPS + 1))
+    return TensorType((data.shape[0], rows, columns, as_dim(settings.channels)), dtype)
 
 
 register_op(
@@ -121,14 +121,14 @@ register_op(
 
 
 def contrib_conv2d_winograd_weight_transform(weight: Expr, tile_size: int, tile: int) -> Call:
-    """A constant OIHW weight in the form that the operator below takes."""
+    """Return a constant OIHW weight in the form that the operator below takes."""
     return call(_WEIGHT, weight, attrs=WinogradWeightAttrs(tile_size, tile))
 
 
 def contrib_conv2d_winograd_without_weight_transform(
     data: Expr, weight: Expr, tile_size: int, channels: int, padding: tuple[int, int, int, int]
 ) -> Call:
-    """A 3x3 convolution of NHWC data with a transformed weight."""
+    """Return a 3x3 convolution of NHWC data with a transformed weight."""
     return call(_CONV, data, weight, attrs=WinogradAttrs(tile_size, channels, padding))
 
 
