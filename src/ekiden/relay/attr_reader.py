@@ -18,18 +18,22 @@ Given = Mapping[str, tuple[object, int]]
 """Name -> value and where it stands."""
 
 
-def read_attrs(source: Source, callee: Expr, given: Given, at: int) -> Attrs | None:
-    """The attributes of a call of `callee`: of the class its operator declares, or of the one that
-    `attrs_type_key` names. Raises ParseError.
+def read_attrs(source: Source, callee: Expr, entries: Given, at: int) -> Attrs | None:
+    """Return the attributes of a call of `callee`.
+
+    They are of the class its operator declares, or of the one that `attrs_type_key` names.
+
+    Raises:
+        ParseError: A value, a name or the class is wrong.
     """
-    values = dict(given)
+    values = dict(entries)
     kind = OPS[callee.name].attrs if isinstance(callee, Op) else None
     if "attrs_type_key" in values:
-        key, place = values.pop("attrs_type_key")
-        found = NODE_TYPES.get(str(key))
-        if found is None or not issubclass(found, Attrs):
-            source.fail(place, f"no attribute class {key!r}")
-        kind = found
+        key, offset = values.pop("attrs_type_key")
+        named = NODE_TYPES.get(str(key))
+        if named is None or not issubclass(named, Attrs):
+            source.fail(offset, f"no attribute class {key!r}")
+        kind = named
     if kind is None:
         if values:
             source.fail(next(iter(values.values()))[1], "this call takes no attributes")
@@ -38,54 +42,56 @@ def read_attrs(source: Source, callee: Expr, given: Given, at: int) -> Attrs | N
 
 
 def _make(source: Source, kind: type[Attrs], values: Given, at: int) -> Attrs:
-    known = list(getattr(kind, "__dataclass_fields__", ()))
+    field_names = list(getattr(kind, "__dataclass_fields__", ()))
     classes = field_classes(kind.type_key)
     prims = expression_fields(kind.type_key)
     sequences = sequence_fields(kind.type_key)
-    made: dict[str, object] = {}
-    for name, (value, place) in values.items():
-        if name not in known:
-            what = f"{kind.__name__} has no attribute {name!r}; it has {', '.join(known)}"
-            source.fail(place, what)
+    fields: dict[str, object] = {}
+    for name, (value, offset) in values.items():
+        if name not in field_names:
+            what = f"{kind.__name__} has no attribute {name!r}; it has {', '.join(field_names)}"
+            source.fail(offset, what)
         if isinstance(value, str) and PrimFunc in classes[name]:
-            value = _loop_program(source, value, place)
+            value = _loop_program(source, value, offset)
         if isinstance(value, tuple) and Attrs in classes[name]:
-            value = _nested(source, value, place)
+            value = _nested(source, value, offset)
         if not _fits(value, classes[name]):
-            source.fail(place, f"{kind.__name__}: {name} cannot be {value!r}")
+            source.fail(offset, f"{kind.__name__}: {name} cannot be {value!r}")
         if name in sequences and isinstance(value, (int, float, PrimExpr)):
             value = (value,)  # TVM's text has a number alone for several of them
-        made[name] = _to_prim(value) if name in prims else value
+        fields[name] = _to_prim(value) if name in prims else value
     try:
-        return kind(**kind.in_full(made))
+        return kind(**kind.in_full(fields))
     except TypeError as error:
         missing = str(error).partition("required positional argument")[2].lstrip("s: ")
         source.fail(at, f"{kind.__name__}: the call lacks {missing}" if missing else str(error))
 
 
-def _nested(source: Source, values: tuple[object, ...], place: int) -> Attrs:
+def _nested(source: Source, values: tuple[object, ...], offset: int) -> Attrs:
     """Return the attributes of a list of their class, then names and values. Raises ParseError."""
-    key, *rest = values or ("",)
+    key, *entries = values or ("",)
     kind = NODE_TYPES.get(str(key))
-    if kind is None or not issubclass(kind, Attrs) or len(rest) % 2:
-        source.fail(place, f"expected an attribute class, then names and values, got {values!r}")
-    pairs = {str(name): (value, place) for name, value in zip(rest[::2], rest[1::2], strict=True)}
-    return _make(source, kind, pairs, place)
+    if kind is None or not issubclass(kind, Attrs) or len(entries) % 2:
+        source.fail(offset, f"expected an attribute class, then names and values, got {values!r}")
+    pairs = {
+        str(name): (value, offset) for name, value in zip(entries[::2], entries[1::2], strict=True)
+    }
+    return _make(source, kind, pairs, offset)
 
 
-def _loop_program(source: Source, text: str, place: int) -> PrimFunc:
+def _loop_program(source: Source, text: str, offset: int) -> PrimFunc:
     """Return the loop program of a text. Raises ParseError where it is none."""
     try:
-        made = from_source(text, name=f"{source.name}: a loop program")
+        program = from_source(text, name=f"{source.name}: a loop program")
     except ParseError as error:
-        source.fail(place, f"a loop program cannot be read: {error}")
-    if not isinstance(made, PrimFunc):
-        source.fail(place, "expected one loop program, got a module")
-    return made
+        source.fail(offset, f"a loop program cannot be read: {error}")
+    if not isinstance(program, PrimFunc):
+        source.fail(offset, "expected one loop program, got a module")
+    return program
 
 
 def _fits(value: object, classes: frozenset[object]) -> bool:
-    """Whether a field of these classes may hold a value."""
+    """Return whether a field of these classes may hold a value."""
     match value:
         case tuple():
             return tuple in classes or all(_fits(v, classes) for v in value)
@@ -99,7 +105,7 @@ def _fits(value: object, classes: frozenset[object]) -> bool:
 
 
 def _to_prim(value: object) -> object:
-    """The numbers in an attribute's value as int64 constants."""
+    """Return the numbers in an attribute's value as int64 constants."""
     if isinstance(value, tuple):
         return tuple(map(_to_prim, value))
     return IntImm(value) if isinstance(value, int) and not isinstance(value, bool) else value

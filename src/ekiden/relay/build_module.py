@@ -13,14 +13,16 @@ from ekiden.runtime.errors import CompileError
 
 
 def bind_params_by_name(func: Function, params: Mapping[str, object]) -> Function:
-    """The function with constants for the parameters of those names; others stay parameters. Raises
-    CompileError for a name that two parameters have.
+    """Return the function with constants for the parameters of those names.
+
+    Raises:
+        CompileError: Two parameters have one of the names.
     """
     by_name: dict[str, Var] = {}
-    for each in func.params:
-        if each.name_hint in params and each.name_hint in by_name:
-            raise CompileError(f"bind: two parameters are named {each.name_hint!r}")
-        by_name[each.name_hint] = each
+    for param in func.params:
+        if param.name_hint in params and param.name_hint in by_name:
+            raise CompileError(f"bind: two parameters are named {param.name_hint!r}")
+        by_name[param.name_hint] = param
     values = {by_name[n]: _constant(v) for n, v in params.items() if n in by_name}
     bound = bind(func, values)
     assert isinstance(bound, Function)
@@ -32,7 +34,7 @@ def _constant(value: object) -> Constant:
 
 
 def bind_params_in_module(mod: IRModule, params: Mapping[str, object]) -> IRModule:
-    """The module whose `main` has constants for the parameters of those names."""
+    """Return the module whose `main` has constants for the parameters of those names."""
     main = mod["main"]
     assert isinstance(main, Function)
     return mod.with_function("main", bind_params_by_name(main, params))
@@ -44,7 +46,7 @@ def build_config(
     disabled_pass: Iterable[str] | None = None,
     instruments: Iterable[PassInstrument] | None = None,
 ) -> PassContext:
-    """The PassContext of these options: the name that programs before TVM 0.8 use."""
+    """Return the PassContext of these options, by the name from before TVM 0.8."""
     return PassContext(opt_level, required_pass, disabled_pass, instruments)
 
 

@@ -38,12 +38,12 @@ class CallTypes:
         """Named dimensions of the function being inferred: its callees may not choose them."""
 
     def type_of(self, expr: Expr) -> Type:
-        """The type found for an expression, at the top not a solved hole."""
+        """Return the type inferred for an expression, not a solved hole at its top."""
         kind = self.types[expr]
         return self.unifier.shallow(kind) if type(kind) is IncompleteType else kind
 
     def _written(self, kind: Type, at: Expr, what: str) -> Type:
-        """Return a type that stands in the program, checked; note whether it has holes."""
+        """Return a type written in the program, after a check of its kind."""
         if type(kind) is TensorType:
             return kind
         try:
@@ -55,7 +55,9 @@ class CallTypes:
         return kind
 
     def call(self, expr: Call) -> Type | None:
-        """An operator's relation, or the instantiated type of what is called."""
+        """Return the result of an operator's relation, or of the instantiated type of the
+        callee.
+        """
         if isinstance(expr.op, Op):
             return self._operator(expr, expr.op.name)
         callee = self.type_of(expr.op)
@@ -78,8 +80,8 @@ class CallTypes:
         definition = OPS.get(name)
         if definition is None:
             self.fail(expr, f"{name}: no such operator")
-        wanted = len(definition.arguments)
-        if not wanted - definition.optional <= len(expr.args) <= wanted:
+        arity = len(definition.arguments)
+        if not arity - definition.optional <= len(expr.args) <= arity:
             names = ", ".join(definition.arguments)
             self.fail(
                 expr,
@@ -89,6 +91,7 @@ class CallTypes:
         kinds = [self.type_of(a) for a in expr.args]
         if self.unifier.has_holes:
             kinds = [self.unifier.resolve(k) for k in kinds]
+            # Types that the arguments leave open may follow from the others.
             if any(map(self.unifier.is_open, kinds)):
                 kinds = self._solve_arguments(expr, definition, kinds)
             if any(map(self.unifier.is_open, kinds)):
@@ -96,9 +99,9 @@ class CallTypes:
         try:
             if expr.attrs is not None:
                 attempt(name, expr.attrs.check)
-            found = definition.relation(kinds, expr.attrs)
-            _check_result(name, found)
-            return found
+            result = definition.relation(kinds, expr.attrs)
+            _check_result(name, result)
+            return result
         except TypeInferenceError as error:
             raise TypeInferenceError(f"{error}{_place(expr)}", expr.span) from None
         except (ArithmeticError, AssertionError, LookupError, TypeError, ValueError) as error:
@@ -109,12 +112,14 @@ class CallTypes:
             ) from error
 
     def _solve_arguments(self, expr: Call, definition: OpDef, kinds: list[Type]) -> list[Type]:
-        """The argument types with those that follow from the others and the attributes."""
+        """Return the argument types, with those filled in that follow from the attributes and each
+        other.
+        """
         if definition.solve is None:
             return kinds
-        given = [None if isinstance(k, IncompleteType) else k for k in kinds]
-        found = definition.solve(given, expr.attrs)
-        for name, kind, solved in zip(definition.arguments, kinds, found, strict=True):
+        partial = [None if isinstance(k, IncompleteType) else k for k in kinds]
+        solution = definition.solve(partial, expr.attrs)
+        for name, kind, solved in zip(definition.arguments, kinds, solution, strict=True):
             if isinstance(kind, IncompleteType) and solved is not None:
                 self._agree(kind, solved, expr, f"{definition.name}: {name}")
         return [self.unifier.resolve(k) for k in kinds]
@@ -137,11 +142,11 @@ class CallTypes:
         return substitute_dims(one.ret_type, dims)
 
     def _one_use(self, expr: Call, callee: FuncType, name: str) -> FuncType:
-        """The type of a polymorphic function in this call."""
+        """Return the type of a polymorphic function in this call."""
         args = expr.type_args or tuple(self.unifier.hole() for _ in callee.type_params)
         if len(args) != len(callee.type_params):
-            wanted = count(len(callee.type_params), "type argument")
-            self.fail(expr, f"call of {name}: expected {wanted}, got {len(args)}")
+            expected = count(len(callee.type_params), "type argument")
+            self.fail(expr, f"call of {name}: expected {expected}, got {len(args)}")
         for number, kind in enumerate(expr.type_args):
             self._written(kind, expr, f"call of {name}: type argument {number}")
         if args and not expr.type_args:
@@ -149,9 +154,11 @@ class CallTypes:
         return self.unifier.instantiate(callee, args)
 
     def _dims(self, expr: Call, callee: FuncType, kinds: list[Type]) -> dict[PrimVar, PrimExpr]:
-        """What the callee's own named dimensions are in this call: the first argument that shows
-        one decides it, the others must agree. A function value defined inside of another shares the
-        names of that, which are not its to choose."""
+        """Return the values of the callee's own named dimensions in this call.
+
+        The first argument that shows a dimension decides it, all others must agree. A function
+        value defined inside of another shares the names of that, which it may not choose.
+        """
         dims: dict[PrimVar, PrimExpr] = {}
         flexible = set(size_vars(callee.arg_types))
         if not isinstance(expr.op, GlobalVar):
@@ -162,20 +169,20 @@ class CallTypes:
         return {v: d for v, d in dims.items() if v is not d}
 
     def _agree(
-        self, expected: Type, got: Type, at: Expr, what: str, how: Unify | None = None
+        self, expected: Type, actual: Type, at: Expr, what: str, how: Unify | None = None
     ) -> Type:
         try:
-            return (how or self.unifier.unify)(expected, got)
+            return (how or self.unifier.unify)(expected, actual)
         except MismatchError as error:
             reason = f" ({error})" if str(error) else ""
-        self.fail(at, f"{what}: expected {self.text(expected)}, got {self.text(got)}{reason}")
+        self.fail(at, f"{what}: expected {self.text(expected)}, got {self.text(actual)}{reason}")
 
     def fail(self, at: Expr, message: str) -> NoReturn:
-        """Raise TypeInferenceError with the place of an expression."""
+        """Raise TypeInferenceError with the position of an expression."""
         raise TypeInferenceError(message + _place(at), at.span)
 
     def text(self, kind: Type) -> str:
-        """A type for a message."""
+        """Return a type as text for a message."""
         return type_text(self.unifier.resolve(kind))
 
     def _name(self, expr: Expr) -> str:
@@ -195,15 +202,15 @@ def count(number: int, what: str) -> str:
     return f"{number} {what}{'' if number == 1 else 's'}"
 
 
-def _check_result(name: str, found: Type) -> None:
+def _check_result(name: str, result: Type) -> None:
     """Raise TypeInferenceError for a result that no tensor can be."""
-    for each in found.fields if isinstance(found, TupleType) else (found,):
-        if not isinstance(each, TensorType):
+    for kind in result.fields if isinstance(result, TupleType) else (result,):
+        if not isinstance(kind, TensorType):
             continue
-        if each.dtype not in SCALAR_BITS:
-            raise TypeInferenceError(f"{name}: the result cannot have dtype {each.dtype!r}")
-        if any(isinstance(d, IntImm) and d.value < 0 for d in each.shape):
-            shape = shape_text(each.shape)
+        if kind.dtype not in SCALAR_BITS:
+            raise TypeInferenceError(f"{name}: the result cannot have dtype {kind.dtype!r}")
+        if any(isinstance(d, IntImm) and d.value < 0 for d in kind.shape):
+            shape = shape_text(kind.shape)
             raise TypeInferenceError(f"{name}: the result cannot have shape {shape}")
 
 

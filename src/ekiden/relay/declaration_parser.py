@@ -51,7 +51,9 @@ class DeclarationParser(TypeParser):
         return attrs
 
     def _find_items(self) -> list[int]:
-        """Where the definitions begin; makes the global names, so that order does not matter."""
+        """Return the positions of definitions, and create the global names, so that order does not
+        matter.
+        """
         begins: list[int] = []
         while self.token.kind != "end":
             word = self.token
@@ -76,14 +78,14 @@ class DeclarationParser(TypeParser):
         return begins
 
     def _skip_type_params(self) -> None:
-        """The body of an extern type ends with its type parameters."""
+        """Skip type parameters, with which an extern type ends."""
         with self.type_params():
             pass
 
-    def _declare(self, names: dict[str, typing.Any], token: Token, made: Node, what: str) -> None:
+    def _declare(self, names: dict[str, typing.Any], token: Token, node: Node, what: str) -> None:
         if token.text in names:
             self.source.fail(token.at, f"{what}{token.text} is defined twice")
-        names[token.text] = made
+        names[token.text] = node
 
     def _skip_body(self, start: Token) -> None:
         depth = 0
@@ -96,7 +98,7 @@ class DeclarationParser(TypeParser):
         self.source.fail(start.at, f"{start.text!r} has no body that ends with '}}'")
 
     def _is_note(self) -> bool:
-        """Whether the bracket just taken ends TVM's note of a device behind a parameter."""
+        """Return whether the bracket just read ends TVM's note of a device behind a parameter."""
         return self.next_is(":") or self.next_is(",") or self.next_is(")")
 
     def _type_data(self) -> TypeData:
@@ -104,16 +106,16 @@ class DeclarationParser(TypeParser):
         self.expect("type")
         header = self.global_types[self.expect_kind("name", "a name").text]
         with self.type_params() as params:
-            made: list[Constructor] = []
+            constructors: list[Constructor] = []
             if is_extern:
                 return TypeData(header, params, ())
             self.expect("{")
             while not self.take("}"):
                 name = self.expect_kind("name", "a constructor")
                 inputs = self.types_in_parentheses() if self.next_is("(") else ()
-                constructor = Constructor(name.text, inputs, header, len(made))
+                constructor = Constructor(name.text, inputs, header, len(constructors))
                 self._declare(self.constructors, name, constructor, "constructor ")
-                made.append(constructor)
+                constructors.append(constructor)
                 if not self.next_is("}"):
                     self.expect(",")
-        return TypeData(header, params, tuple(made))
+        return TypeData(header, params, tuple(constructors))

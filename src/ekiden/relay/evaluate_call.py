@@ -14,10 +14,12 @@ from ekiden.runtime.errors import RunError
 def evaluate_call(
     op: Op | str, attrs: Attrs | None, arrays: Sequence[object]
 ) -> Array | tuple[Array, ...]:
-    """The result of an operator on NumPy arrays (a tuple of arrays for a tuple argument), by its
-    reference semantics.
+    """Return the result of an operator on NumPy arrays, by its reference semantics.
 
-    Raises RunError for an operator that has none.
+    A tuple argument is a tuple of arrays.
+
+    Raises:
+        RunError: The operator has no reference semantics.
     """
     name = op if isinstance(op, str) else op.name
     reference = OPS[name].reference

@@ -76,7 +76,7 @@ class ConstantData(np.ndarray[tuple[int, ...], np.dtype[np.generic]]):
     """The bytes of the constants that it was folded from, below 0 for one that was not."""
 
     def numpy(self) -> Array:
-        """The plain array, sharing memory."""
+        """Return the plain array, sharing memory."""
         return self.view(np.ndarray)
 
     def __array_wrap__(  # type: ignore[override]
@@ -87,16 +87,16 @@ class ConstantData(np.ndarray[tuple[int, ...], np.dtype[np.generic]]):
 
 
 def _binary(name: str) -> Callable[[ExprWithOp, object], Call]:
-    def method(self: ExprWithOp, other: object) -> Call:
-        return Call(get(name), (self, _operand(other, self)))
+    def method(self: ExprWithOp, operand: object) -> Call:
+        return Call(get(name), (self, _operand(operand, self)))
 
     method.__doc__ = f"`{name}(self, other)`"
     return method
 
 
 def _reflected(name: str) -> Callable[[ExprWithOp, object], Call]:
-    def method(self: ExprWithOp, other: object) -> Call:
-        return Call(get(name), (_operand(other, self), self))
+    def method(self: ExprWithOp, operand: object) -> Call:
+        return Call(get(name), (_operand(operand, self), self))
 
     method.__doc__ = f"`{name}(other, self)`"
     return method
@@ -125,13 +125,15 @@ class ExprWithOp(RelayExpr):
         return Call(get("negative"), (self,))
 
     def astype(self, dtype: str) -> Call:
-        """`cast(self, dtype)`"""
+        """Return `cast(self, dtype)`."""
         attrs = cast(Callable[..., Attrs], OPS["cast"].attrs)
         return Call(get("cast"), (self,), attrs(dtype=dtype))
 
     def __getitem__(self, index: int) -> RelayExpr:
-        """A field of a tuple; where the number of fields is known, an index beyond it raises
-        IndexError.
+        """Return a field of a tuple.
+
+        Raises:
+            IndexError: The number of fields is known, and the index is beyond it.
         """
         count, index = _field_count(self), operator.index(index)
         if count is not None and not -count <= index < count:
@@ -143,7 +145,11 @@ class ExprWithOp(RelayExpr):
         return self.fields[index] if isinstance(self, Tuple) else TupleGetItem(self, index)
 
     def __iter__(self) -> Iterator[RelayExpr]:
-        """The fields of a tuple of a known number of fields. Raises TypeError for others."""
+        """Yield the fields of a tuple of a known number of fields.
+
+        Raises:
+            TypeError: The expression is not known to be a tuple.
+        """
         count = _field_count(self)
         if count is None:
             raise TypeError(
@@ -154,8 +160,10 @@ class ExprWithOp(RelayExpr):
 
 
 def _field_count(expr: ExprWithOp) -> int | None:
-    """How many fields a tuple has, None where that is not known. Raises TypeError for what is known
-    to be no tuple.
+    """Return how many fields a tuple has, or None if that is not known.
+
+    Raises:
+        TypeError: The expression is known to be no tuple.
     """
     if isinstance(expr, Tuple):
         return len(expr.fields)
@@ -166,36 +174,41 @@ def _field_count(expr: ExprWithOp) -> int | None:
 
 
 def _known_count(expr: ExprWithOp) -> int | None:
-    known = _known_type(expr)
-    if known is None:
+    kind = _known_type(expr)
+    if kind is None:
         return None
-    if not isinstance(known, TupleType):
-        raise TypeError(f"expected a tuple to take a field of, got {known!r}")
-    return len(known.fields)
+    if not isinstance(kind, TupleType):
+        raise TypeError(f"expected a tuple to take a field of, got {kind!r}")
+    return len(kind.fields)
 
 
 def _known_type(expr: RelayExpr) -> Type | None:
-    known = expr.checked_type_or_none()
-    return expr.type_annotation if known is None and isinstance(expr, Var) else known
+    checked = expr.checked_type_or_none()
+    return expr.type_annotation if checked is None and isinstance(expr, Var) else checked
 
 
 def _operand(value: object, beside: RelayExpr) -> RelayExpr:
-    """An operand: an expression, or a number that takes the dtype of the one beside it."""
+    """Return an operand: an expression, or a number in the dtype of the expression beside it.
+
+    Raises:
+        TypeError: The value is no operand, or the dtype is not known or does not fit.
+    """
     if isinstance(value, RelayExpr):
         return value
     if not isinstance(value, (Number, np.ndarray)):
         raise TypeError(f"expected an expression or a number as an operand, got {value!r}")
-    known = _known_type(beside)
-    if known is None:
+    kind = _known_type(beside)
+    if kind is None:
+        # An expression without a type is inferred here, if it can be inferred alone.
         with suppress(TypeInferenceError):
-            known = type_infer.infer_expr_type(beside)
-    if not isinstance(known, TensorType):
+            kind = type_infer.infer_expr_type(beside)
+    if not isinstance(kind, TensorType):
         raise TypeError(
             f"the dtype beside {value!r} is not known here: make it a constant with relay.const"
         )
-    if isinstance(value, float) and not is_float(known.dtype):
-        raise TypeError(f"expected a number of dtype {known.dtype} as an operand, got {value!r}")
-    return const(value, known.dtype)
+    if isinstance(value, float) and not is_float(kind.dtype):
+        raise TypeError(f"expected a number of dtype {kind.dtype} as an operand, got {value!r}")
+    return const(value, kind.dtype)
 
 
 @node("relay.Var")
@@ -208,7 +221,7 @@ class Var(ExprWithOp):
 
     @property
     def vid(self) -> Var:
-        """What tells variables apart (TVM's name): the variable itself."""
+        """Return the identity of the variable (TVM's name): the variable itself."""
         return self
 
 
@@ -220,7 +233,7 @@ class Constant(ExprWithOp):
     span: Span | None = ignored(default=None)
 
     def __post_init__(self) -> None:
-        """An array is kept as a view of itself that has TVM's `numpy()`."""
+        """Keep an array as a view of itself that has TVM's `numpy()`."""
         if type(self.data) is not ConstantData:
             data = self.data.numpy() if hasattr(self.data, "numpy") else np.asarray(self.data)
             hold_array(data)
@@ -235,7 +248,7 @@ class Tuple(ExprWithOp):
     span: Span | None = ignored(default=None)
 
     def __post_init__(self) -> None:
-        """The fields may be any sequence."""
+        """Accept any sequence for the fields."""
         if type(self.fields) is not tuple:
             freeze(self, fields=tuple(self.fields))
         _unwrap_all(self, "fields")
@@ -256,7 +269,7 @@ class TupleGetItem(ExprWithOp):
     span: Span | None = ignored(default=None)
 
     def __post_init__(self) -> None:
-        """The tuple may be wrapped."""
+        """Accept a wrapped tuple."""
         _unwrap(self, "tuple_value")
 
 
@@ -271,7 +284,7 @@ class Call(ExprWithOp):
     span: Span | None = ignored(default=None)
 
     def __post_init__(self) -> None:
-        """The arguments may be any sequence, and no type arguments may be None."""
+        """Accept any sequence for the arguments, and None for no type arguments."""
         if type(self.args) is not tuple:
             freeze(self, args=tuple(self.args))
         if type(self.type_args) is not tuple:
@@ -279,12 +292,14 @@ class Call(ExprWithOp):
         _unwrap_all(self, "args")
 
     def astuple(self) -> Call:
-        """The call itself: operators with several results give one tuple (TVM's TupleWrapper)."""
+        """Return the call itself: operators with several results return one tuple (TVM's
+        TupleWrapper).
+        """
         return self
 
     @property
     def tuple_value(self) -> Call:
-        """The same, as `TupleWrapper` has it."""
+        """Return the call itself, as `TupleWrapper` has it."""
         return self
 
 
@@ -298,7 +313,7 @@ class Let(ExprWithOp):
     span: Span | None = ignored(default=None)
 
     def __post_init__(self) -> None:
-        """Value and body may be wrapped tuples."""
+        """Accept wrapped tuples for value and body."""
         _unwrap(self, "value")
         _unwrap(self, "body")
 
@@ -313,7 +328,7 @@ class If(ExprWithOp):
     span: Span | None = ignored(default=None)
 
     def __post_init__(self) -> None:
-        """The branches may be wrapped tuples."""
+        """Accept wrapped tuples for the branches."""
         _unwrap(self, "true_branch")
         _unwrap(self, "false_branch")
 
@@ -330,37 +345,38 @@ class Function(BaseFunc):
     span: Span | None = ignored(default=None)
 
     def __post_init__(self) -> None:
-        """Parameters may be any sequences, the body a wrapped tuple."""
+        """Accept any sequences for the parameters, and a wrapped tuple for the body."""
         _unwrap(self, "body")
         if type(self.params) is not tuple:
             freeze(self, params=tuple(self.params))
         if type(self.type_params) is not tuple:
             freeze(self, type_params=tuple(self.type_params or ()))
         if self.attrs and any(isinstance(v, PrimExpr) for v in self.attrs.values()):
+            # Attributes from Python code may be scalar constants; they are kept as plain numbers.
             plain = {k: getattr(v, "value", v) for k, v in self.attrs.items()}
             freeze(self, attrs=plain)
 
     def attr(self, key: str) -> object:
-        """An attribute of the function, None if it has none of that key."""
+        """Return an attribute of the function, or None if it has none of that key."""
         return (self.attrs or {}).get(key)
 
     @property
     def virtual_device_(self) -> object:
-        """Where the result is, by the pass PlanDevices; None where nobody said (TVM's name)."""
+        """Return the device of the result according to PlanDevices, or None (TVM's name)."""
         return self.attr(RESULT_PLACE)
 
     def with_attr(
         self, attr_key_or_dict: str | Mapping[str, object], attr_value: object = None
     ) -> Function:
-        """A copy with one attribute set, or all of a mapping."""
+        """Return a copy with one attribute set, or all of a mapping."""
         key = attr_key_or_dict
         new = {key: attr_value} if isinstance(key, str) else dict(key)
         return self.with_fields(attrs={**(self.attrs or {}), **new})
 
     def without_attr(self, attr_key: str) -> Function:
-        """A copy without an attribute."""
-        left = {k: v for k, v in (self.attrs or {}).items() if k != attr_key}
-        return self.with_fields(attrs=left or None)
+        """Return a copy without an attribute."""
+        remaining = {k: v for k, v in (self.attrs or {}).items() if k != attr_key}
+        return self.with_fields(attrs=remaining or None)
 
 
 @node("relay.RefCreate")
@@ -400,7 +416,7 @@ class Constructor(RelayExpr):
     span: Span | None = ignored(default=None)
 
     def __post_init__(self) -> None:
-        """The inputs may be any sequence."""
+        """Accept any sequence for the inputs."""
         freeze(self, inputs=tuple(self.inputs))
 
 
@@ -413,11 +429,11 @@ class TypeData(Type):
     constructors: tuple[Constructor, ...]
 
     def __post_init__(self) -> None:
-        """The parts may be any sequences; constructors without a number get their place."""
+        """Accept any sequences, and number constructors that have no number by their positions."""
         freeze(self, type_vars=tuple(self.type_vars), constructors=tuple(self.constructors))
-        for place, each in enumerate(self.constructors):
-            if each.tag < 0:
-                freeze(each, tag=place)
+        for position, constructor in enumerate(self.constructors):
+            if constructor.tag < 0:
+                freeze(constructor, tag=position)
 
 
 class Pattern(Node):
@@ -446,7 +462,7 @@ class PatternConstructor(Pattern):
     patterns: tuple[Pattern, ...] = ()
 
     def __post_init__(self) -> None:
-        """The patterns may be any sequence, or None."""
+        """Accept any sequence, or None, for the patterns."""
         freeze(self, patterns=tuple(self.patterns or ()))
 
 
@@ -457,7 +473,7 @@ class PatternTuple(Pattern):
     patterns: tuple[Pattern, ...] = ()
 
     def __post_init__(self) -> None:
-        """The patterns may be any sequence, or None."""
+        """Accept any sequence, or None, for the patterns."""
         freeze(self, patterns=tuple(self.patterns or ()))
 
 
@@ -479,7 +495,7 @@ class Match(ExprWithOp):
     span: Span | None = ignored(default=None)
 
     def __post_init__(self) -> None:
-        """The clauses may be any sequence."""
+        """Accept any sequence for the clauses."""
         freeze(self, clauses=tuple(self.clauses))
 
 
@@ -491,7 +507,7 @@ class TupleWrapper(Sequence[RelayExpr]):
         self.size = size
 
     def astuple(self) -> RelayExpr:
-        """The expression."""
+        """Return the expression."""
         return self.tuple_value
 
     def __getitem__(self, index: int) -> RelayExpr:  # type: ignore[override]
@@ -504,16 +520,16 @@ class TupleWrapper(Sequence[RelayExpr]):
 
 
 def _unwrap(expr: RelayExpr, field: str) -> None:
-    """Put the tuple into a field that was given a wrapped one, as nodes hold expressions alone."""
-    given = getattr(expr, field)
-    if type(given) is TupleWrapper:
-        freeze(expr, **{field: given.astuple()})
+    """Replace a wrapped tuple in a field by the tuple, as nodes hold expressions alone."""
+    value = getattr(expr, field)
+    if type(value) is TupleWrapper:
+        freeze(expr, **{field: value.astuple()})
 
 
 def _unwrap_all(expr: RelayExpr, field: str) -> None:
-    given = getattr(expr, field)
-    if TupleWrapper in map(type, given):
-        plain = (v.astuple() if type(v) is TupleWrapper else v for v in given)
+    values = getattr(expr, field)
+    if TupleWrapper in map(type, values):
+        plain = (v.astuple() if type(v) is TupleWrapper else v for v in values)
         freeze(expr, **{field: tuple(plain)})
 
 
@@ -524,10 +540,17 @@ def var(
     dtype: str = "float32",
     span: Span | None = None,
 ) -> Var:
-    """A new variable, from a type, from the dtype of a scalar, or from a shape of ints and
-    expressions.
+    """Return a new variable, from a type, from the dtype of a scalar, or from a shape.
 
-    Raises ValueError when it is given both a type and a shape.
+    Args:
+        name_hint: The name.
+        type_annotation: The type, or the dtype of a scalar.
+        shape: Ints and expressions.
+        dtype: The dtype of a tensor of that shape.
+        span: The position in a source.
+
+    Raises:
+        ValueError: Both a type and a shape are passed.
     """
     if type_annotation is not None and shape is not None:
         raise ValueError(f"var {name_hint!r}: expected a type or a shape, got both")
@@ -541,10 +564,12 @@ def var(
 def const(
     value: object, dtype: str | TensorType | None = None, span: Span | None = None
 ) -> Constant:
-    """A constant from a Python number, nested lists, an array, a tensor or another constant.
+    """Return a constant from a Python number, nested lists, an array, a tensor or another constant.
 
-    Python floats become float32 and ints int32, as in TVM; an array keeps its dtype. Raises
-    ValueError for what holds no numbers.
+    Python floats become float32 and ints int32, as in TVM; an array keeps its dtype.
+
+    Raises:
+        ValueError: The value holds no numbers.
     """
     if isinstance(value, Constant):
         value = value.data

@@ -66,9 +66,14 @@ class ExprFunctor(Generic[_R]):
         self._depth = 0
 
     def visit(self, expr: Expr) -> _R:
-        """What the method of the expression gives. Raises NotImplementedError if there is none."""
+        """Return the result of the method of an expression.
+
+        Raises:
+            NotImplementedError: There is no such method.
+        """
         self._depth += 1
         try:
+            # Every LEVELS levels the recursion continues on a new stack.
             if self._depth % LEVELS:
                 return self._visit(expr)
             return on_fresh_stack(self._visit, expr)
@@ -84,11 +89,11 @@ class ExprFunctor(Generic[_R]):
         method: Callable[[Expr], _R] | None = getattr(self, name, None)
         if method is None:
             raise NotImplementedError(f"{type(self).__name__} has no method {name}")
-        found = self.memo_map[expr] = method(expr)
-        return found
+        result = self.memo_map[expr] = method(expr)
+        return result
 
     def visit_type(self, typ: Type) -> Type:
-        """A type as it is."""
+        """Return a type unchanged."""
         return typ
 
 
@@ -96,67 +101,67 @@ class ExprVisitor(ExprFunctor[object]):
     """Visits every expression below one; override the methods of those that matter."""
 
     def visit_children(self, expr: Expr) -> object:
-        """What visiting the direct parts of an expression gives."""
-        return [self.visit(each) for each in CHILDREN[type(expr)](expr)]
+        """Visit the direct children of an expression, and return the results."""
+        return [self.visit(child) for child in CHILDREN[type(expr)](expr)]
 
     def visit_function(self, fn: Function) -> object:
-        """Visit its parts."""
+        """Visit its children."""
         return self.visit_children(fn)
 
     def visit_call(self, call: Call) -> object:
-        """Visit its parts."""
+        """Visit its children."""
         return self.visit_children(call)
 
     def visit_let(self, let: Let) -> object:
-        """Visit its parts."""
+        """Visit its children."""
         return self.visit_children(let)
 
     def visit_var(self, var: Var) -> object:
-        """Nothing below it."""
+        """Do nothing: a variable has no children."""
         return None
 
     def visit_global_var(self, gvar: GlobalVar) -> object:
-        """Nothing below it."""
+        """Do nothing: a global variable has no children."""
         return None
 
     def visit_if(self, ite: If) -> object:
-        """Visit its parts."""
+        """Visit its children."""
         return self.visit_children(ite)
 
     def visit_tuple(self, tup: Tuple) -> object:
-        """Visit its parts."""
+        """Visit its children."""
         return self.visit_children(tup)
 
     def visit_tuple_getitem(self, get: TupleGetItem) -> object:
-        """Visit its parts."""
+        """Visit its children."""
         return self.visit_children(get)
 
     def visit_constant(self, const: Constant) -> object:
-        """Nothing below it."""
+        """Do nothing: a constant has no children."""
         return None
 
     def visit_op(self, op: Op) -> object:
-        """Nothing below it."""
+        """Do nothing: an operator has no children."""
         return None
 
     def visit_ref_create(self, ref: RefCreate) -> object:
-        """Visit its parts."""
+        """Visit its children."""
         return self.visit_children(ref)
 
     def visit_ref_read(self, ref: RefRead) -> object:
-        """Visit its parts."""
+        """Visit its children."""
         return self.visit_children(ref)
 
     def visit_ref_write(self, ref: RefWrite) -> object:
-        """Visit its parts."""
+        """Visit its children."""
         return self.visit_children(ref)
 
     def visit_constructor(self, con: Constructor) -> object:
-        """Nothing below it."""
+        """Do nothing: a constructor has no children."""
         return None
 
     def visit_match(self, match: Match) -> object:
-        """Visit its parts."""
+        """Visit its children."""
         return self.visit_children(match)
 
 
@@ -164,67 +169,67 @@ class ExprMutator(ExprFunctor[Expr]):
     """Rebuilds every expression from its rebuilt parts; what does not change stays one object."""
 
     def visit_children(self, expr: Expr) -> Expr:
-        """The expression with its direct parts visited."""
-        return rebuild(expr, [self.visit(each) for each in CHILDREN[type(expr)](expr)])
+        """Return the expression with its direct children visited."""
+        return rebuild(expr, [self.visit(child) for child in CHILDREN[type(expr)](expr)])
 
     def visit_function(self, fn: Function) -> Expr:
-        """It, from its parts."""
+        """Return the function rebuilt from its visited children."""
         return self.visit_children(fn)
 
     def visit_call(self, call: Call) -> Expr:
-        """It, from its parts."""
+        """Return the call rebuilt from its visited children."""
         return self.visit_children(call)
 
     def visit_let(self, let: Let) -> Expr:
-        """It, from its parts."""
+        """Return the Let rebuilt from its visited children."""
         return self.visit_children(let)
 
     def visit_var(self, var: Var) -> Expr:
-        """Itself."""
+        """Return the variable itself."""
         return var
 
     def visit_global_var(self, gvar: GlobalVar) -> Expr:
-        """Itself."""
+        """Return the global variable itself."""
         return gvar
 
     def visit_if(self, ite: If) -> Expr:
-        """It, from its parts."""
+        """Return the If rebuilt from its visited children."""
         return self.visit_children(ite)
 
     def visit_tuple(self, tup: Tuple) -> Expr:
-        """It, from its parts."""
+        """Return the tuple rebuilt from its visited children."""
         return self.visit_children(tup)
 
     def visit_tuple_getitem(self, get: TupleGetItem) -> Expr:
-        """It, from its parts."""
+        """Return the projection rebuilt from its visited children."""
         return self.visit_children(get)
 
     def visit_constant(self, const: Constant) -> Expr:
-        """Itself."""
+        """Return the constant itself."""
         return const
 
     def visit_op(self, op: Op) -> Expr:
-        """Itself."""
+        """Return the operator itself."""
         return op
 
     def visit_ref_create(self, ref: RefCreate) -> Expr:
-        """It, from its parts."""
+        """Return the RefCreate rebuilt from its visited children."""
         return self.visit_children(ref)
 
     def visit_ref_read(self, ref: RefRead) -> Expr:
-        """It, from its parts."""
+        """Return the RefRead rebuilt from its visited children."""
         return self.visit_children(ref)
 
     def visit_ref_write(self, ref: RefWrite) -> Expr:
-        """It, from its parts."""
+        """Return the RefWrite rebuilt from its visited children."""
         return self.visit_children(ref)
 
     def visit_constructor(self, con: Constructor) -> Expr:
-        """Itself."""
+        """Return the constructor itself."""
         return con
 
     def visit_match(self, match: Match) -> Expr:
-        """It, from its parts."""
+        """Return the Match rebuilt from its visited children."""
         return self.visit_children(match)
 
 

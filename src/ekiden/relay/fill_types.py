@@ -21,8 +21,10 @@ TypeArgs = Mapping[Call, tuple[Type, ...]]
 
 
 def fill(module: IRModule, type_args: TypeArgs, annotate: bool) -> IRModule:
-    """The module with no type argument left out and, to `annotate`, no type of a parameter or
-    result; itself if none is. Needs checked types.
+    """Return the module with all type arguments and, to `annotate`, all types of parameters and
+    results.
+
+    It is the module itself if nothing was missing. Needs checked types.
     """
     changed: dict[GlobalVar, BaseFunc] = {}
     for name, function in module.functions.items():
@@ -39,6 +41,7 @@ def _fill_function(function: Function, type_args: TypeArgs, annotate: bool) -> F
         missing = [e for e in missing if isinstance(e, Call)]
     if not missing:
         return function
+    # The common case: only the result type is missing, and nothing below changes.
     if missing == [function] and not any(map(_lacks_type, function.params)):
         return _with_result(function, function)
     filled = _Filler(function, type_args, annotate).visit(function)
@@ -47,18 +50,18 @@ def _fill_function(function: Function, type_args: TypeArgs, annotate: bool) -> F
 
 
 def _missing(function: Function, type_args: TypeArgs) -> list[Expr]:
-    """The functions, variables and calls that leave a type out."""
-    found: list[Expr] = []
+    """Return the functions, variables and calls that leave a type out."""
+    incomplete: list[Expr] = []
     for expr in post_order(function, into_functions=True):
         if isinstance(expr, Function):
             if _lacks(expr.ret_type) or any(map(_lacks_type, expr.params)):
-                found.append(expr)
+                incomplete.append(expr)
         elif isinstance(expr, Call):
             if expr in type_args:
-                found.append(expr)
+                incomplete.append(expr)
         elif isinstance(expr, Var) and expr.type_annotation is not None and _lacks_type(expr):
-            found.append(expr)
-    return found
+            incomplete.append(expr)
+    return incomplete
 
 
 def _lacks(kind: Type | None) -> bool:
@@ -70,7 +73,7 @@ def _lacks_type(var: Var) -> bool:
 
 
 def _with_result(old: Function, new: Function) -> Function:
-    """`new` with the result type that inference found for `old`."""
+    """Return `new` with the result type that was inferred for `old`."""
     kind = old.checked_type
     assert isinstance(kind, FuncType)
     filled = new.with_fields(ret_type=kind.ret_type) if _lacks(old.ret_type) else new

@@ -31,14 +31,16 @@ _WORDS = re.compile(
 
 
 def to_html(value: RelayExpr | IRModule) -> str:
-    """A module or expression as an HTML fragment that needs nothing else."""
+    """Return a module or expression as an HTML fragment that needs nothing else."""
     text = astext(value, show_meta_data=False)
     return styled("".join(_parts(text))) + _picture(value)
 
 
 def _parts(text: str) -> Iterator[str]:
-    """The coloured text. What begins with a line that ends with "{" and ends with "}" at the margin
-    folds; a type definition is folded at first.
+    """Yield the coloured text; definitions fold.
+
+    A definition begins with a line that ends with "{" and ends with "}" at the margin; a type
+    definition is folded at first.
     """
     inside: list[str] = []
     for line in text.splitlines(keepends=True):
@@ -58,15 +60,15 @@ def _parts(text: str) -> Iterator[str]:
 
 def _picture(value: RelayExpr | IRModule) -> str:
     if isinstance(value, IRModule):
-        found: object = {v.name_hint: func for v, func in value.functions.items()}.get("main")
+        shown: object = {v.name_hint: func for v, func in value.functions.items()}.get("main")
     else:
-        found = value
-    if not isinstance(found, Function):
+        shown = value
+    if not isinstance(shown, Function):
         return ""
-    size = len(post_order(found.body))
+    size = len(post_order(shown.body))
     if size > 3 * MOST:
         return f"<p>Too large for a picture: {size} expressions.</p>"
-    return folded("picture", f'<div style="overflow-x:auto">{draw(found)}</div>')
+    return folded("picture", f'<div style="overflow-x:auto">{draw(shown)}</div>')
 
 
 __all__ = ["to_html"]

@@ -57,7 +57,9 @@ from ekiden.tir.stmt import PrimFunc
 
 
 def _host_value(op: Op, attrs: Attrs | None, args: Sequence[Value]) -> ConstructorValue | None:
-    """The result of an operator on sequences that gives one; None for any other operator."""
+    """Return the result of an operator on sequences that returns one, or None for any other
+    operator.
+    """
     definition = op.definition
     if not definition.host or definition.reference is None:
         return None
@@ -66,9 +68,10 @@ def _host_value(op: Op, attrs: Attrs | None, args: Sequence[Value]) -> Construct
 
 
 def bind_attrs(attrs: Attrs, symbols: Mapping[PrimVar, int]) -> Attrs:
-    """Attributes with every scalar expression evaluated, to an int or where the field holds none to
-    an IntImm; themselves if there are none. What comes to 0 stays an IntImm: the number 0 means
-    "copy" in a reshape.
+    """Return attributes with every scalar expression evaluated, to an int or an IntImm.
+
+    They are the attributes themselves if there are no expressions. 0 stays an IntImm: the number 0
+    means "copy" in a reshape.
     """
     exact = expression_fields(attrs.type_key)
     old = {f.name: getattr(attrs, f.name) for f in fields_of(attrs)}
@@ -79,30 +82,37 @@ def bind_attrs(attrs: Attrs, symbols: Mapping[PrimVar, int]) -> Attrs:
 
 def _bind_value(value: object, symbols: Mapping[PrimVar, int], is_exact: bool) -> object:
     if isinstance(value, PrimExpr) and not isinstance(value, IntImm):
-        found = evaluate_prim(value, dict(symbols))
-        if value.dtype == "int64" and not -(2**63) <= found < 2**63:
-            raise InputError(f"run: a size leaves int64: {prim_text(value)} is {found}")
-        return IntImm(found, value.dtype) if is_exact or found == 0 else found
+        number = evaluate_prim(value, dict(symbols))
+        if value.dtype == "int64" and not -(2**63) <= number < 2**63:
+            raise InputError(f"run: a size leaves int64: {prim_text(value)} is {number}")
+        return IntImm(number, value.dtype) if is_exact or number == 0 else number
     if isinstance(value, tuple):
-        made = tuple(_bind_value(v, symbols, is_exact) for v in value)
-        return value if all(a is b for a, b in zip(made, value, strict=True)) else made
+        bound = tuple(_bind_value(v, symbols, is_exact) for v in value)
+        return value if all(a is b for a, b in zip(bound, value, strict=True)) else bound
     return value
 
 
 def bind_symbols(kind: Type, value: Value, symbols: Symbols, what: str) -> None:
-    """Check a value against a type and record what its named dimensions are. Raises InputError."""
+    """Check a value against a type and record the values of its named dimensions.
+
+    Raises:
+        InputError: The value does not fit the type.
+    """
     if isinstance(kind, TensorType) and isinstance(value, np.ndarray):
         _check_tensor(kind, value, what)
         for dim, extent in zip(kind.shape, value.shape, strict=True):
             _bind_dim(dim, extent, symbols, kind, value, what)
     elif isinstance(kind, TupleType) and isinstance(value, tuple):
-        for number, (inner, each) in enumerate(zip(kind.fields, value, strict=True)):
-            bind_symbols(inner, each, symbols, f"{what}.{number}")
+        for number, (inner, element) in enumerate(zip(kind.fields, value, strict=True)):
+            bind_symbols(inner, element, symbols, f"{what}.{number}")
 
 
 def _match_shape(call: Call, value: Value, frame: Frame) -> None:
-    """Check a tensor against the shape that its place declares; names that nothing bound before are
-    bound in the frame. Raises InputError."""
+    """Check a tensor against its declared shape; new names are bound in the frame.
+
+    Raises:
+        InputError: The tensor does not fit the shape.
+    """
     attrs = call.attrs
     assert isinstance(attrs, MatchShapeAttrs) and isinstance(value, np.ndarray)
     before = set(frame.symbols)
@@ -114,9 +124,9 @@ def _match_shape(call: Call, value: Value, frame: Frame) -> None:
 
 def _check_tensor(kind: TensorType, value: Array, what: str) -> None:
     if len(kind.shape) != value.ndim or to_numpy(kind.dtype) != value.dtype:
-        got = f"{value.dtype} of shape {value.shape}"
+        actual = f"{value.dtype} of shape {value.shape}"
         raise InputError(
-            f"{what}: expected {kind.dtype} of shape {shape_text(kind.shape)}, got {got}"
+            f"{what}: expected {kind.dtype} of shape {shape_text(kind.shape)}, got {actual}"
         )
 
 
@@ -142,7 +152,12 @@ class Interpreter:
     """Evaluates expressions over the functions of a module."""
 
     def __init__(self, module: IRModule | None = None, depth_limit: int = DEPTH_LIMIT) -> None:
-        """`depth_limit` is how many calls may wait for each other; tail calls wait for nothing."""
+        """Set up an interpreter.
+
+        Args:
+            module: The functions that expressions may use.
+            depth_limit: How many calls may wait for each other; tail calls do not wait.
+        """
         self.module = module or IRModule()
         self.depth_limit = depth_limit
         self._closures: dict[Expr, Closure] = {}
@@ -152,12 +167,16 @@ class Interpreter:
         """Whether attributes hold symbols."""
 
     def evaluate(self, target: Expr | str = "main", *args: object) -> Value:
-        """The value of an expression, or of a function (by name, GlobalVar or Function) applied to
-        `args`.
+        """Return the value of an expression, or of a function applied to `args`.
 
-        Arguments are arrays (or what NumPy makes arrays of), tuples of them, or values that
-        evaluation gave. Raises RunError for a recursion deeper than the limit, InputError for an
-        argument that does not fit.
+        Args:
+            target: An expression, or a function by name, GlobalVar or Function.
+            args: Arrays (or values that NumPy makes arrays of), tuples of them, or values that evaluation
+                returned.
+
+        Raises:
+            RunError: A recursion is deeper than the limit.
+            InputError: An argument does not fit.
         """
         expr = self.module.get_global_var(target) if isinstance(target, str) else target
         value = self._run(expr, Frame())
@@ -201,7 +220,7 @@ class Interpreter:
         rule(self, expr, frame, is_tail, stack)
 
     def _finish(self, expr: Expr, frame: Frame, is_tail: bool, value: Value) -> None:
-        """Remember the value of an expression, or give it to whom the activation answers."""
+        """Remember the value of an expression, or return it to the caller of the activation."""
         if not is_tail:
             frame.values[expr] = value
             return
@@ -209,9 +228,9 @@ class Interpreter:
         frame.caller.values[frame.result] = value
 
     def _value(self, expr: Expr, frame: Frame) -> Value:
-        found = frame.values.get(expr)
-        if found is not None:
-            return found
+        value = frame.values.get(expr)
+        if value is not None:
+            return value
         match expr:
             case Constant(data=data):
                 return data
@@ -219,14 +238,14 @@ class Interpreter:
                 return expr
             case GlobalVar():
                 return self._closures.get(expr) or self._global(expr)
-        found = frame.find(expr)
-        if found is None:
+        value = frame.find(expr)
+        if value is None:
             raise RunError(
                 f"variable %{expr.name_hint} is not bound"
                 if isinstance(expr, Var)
                 else f"no value: {expr!r}"
             )
-        return found
+        return value
 
     def _global(self, var: GlobalVar) -> Closure:
         name = var.name_hint
@@ -235,21 +254,21 @@ class Interpreter:
             function = as_function(function.with_attr("global_symbol", name))
         if not isinstance(function, Function):
             raise RunError(f"@{name}: a {type(function).__name__} cannot be interpreted")
-        made = self._closures[var] = Closure(function)
-        return made
+        closure = self._closures[var] = Closure(function)
+        return closure
 
     def _call(self, call: Expr, frame: Frame, is_tail: bool, stack: Steps) -> None:
         assert isinstance(call, Call)
-        parts = self._parts.get(call)
-        if parts is None:
-            parts = tuple(p for p in (*reversed(call.args), call.op) if type(p) not in _ATOMS)
-            self._parts[call] = parts
-        if not parts:
+        pending = self._parts.get(call)
+        if pending is None:
+            pending = tuple(p for p in (*reversed(call.args), call.op) if type(p) not in _ATOMS)
+            self._parts[call] = pending
+        if not pending:
             self._enter(call, frame, is_tail, stack)
             return
         stack.append((Interpreter._enter, call, frame, is_tail))
-        for part in parts:
-            stack.append((Interpreter._open, part, frame, False))
+        for operand in pending:
+            stack.append((Interpreter._open, operand, frame, False))
 
     def _enter(self, call: Expr, frame: Frame, is_tail: bool, stack: Steps) -> None:
         assert isinstance(call, Call)
@@ -257,6 +276,7 @@ class Interpreter:
         args = tuple([self._value(a, frame) for a in call.args])
         if isinstance(callee, Closure):
             inner = self._frame(callee, args, frame)
+            # A tail call answers directly to the caller, so its activation replaces this one.
             if is_tail:
                 inner.caller, inner.result, inner.depth = frame.caller, frame.result, frame.depth
             else:
@@ -294,6 +314,7 @@ class Interpreter:
         if has_symbols is False:
             return attrs
         bound = bind_attrs(attrs, symbols)
+        # Attributes without symbols are remembered, since checking them again costs time.
         if has_symbols is None:
             self._attrs[attrs] = bound is not attrs
         return bound
@@ -310,6 +331,7 @@ class Interpreter:
                 bind_symbols(p.type_annotation, a, own, f"%{p.name_hint}")
         if own or caller.symbols or (outer is not None and outer.symbols):
             around = outer.symbols if outer is not None else {}
+            # Sizes that the caller bound within its own body are not visible to the callee.
             passed = {s: n for s, n in caller.symbols.items() if s not in caller.bound}
             frame.symbols = {**passed, **around, **own}
         return frame
@@ -355,7 +377,7 @@ class Interpreter:
         self._finish(function, frame, is_tail, Closure(function, frame))
 
     def _simple(self, expr: Expr, frame: Frame, is_tail: bool, stack: Steps) -> None:
-        """An expression that is a function of the values of its parts."""
+        """Evaluate an expression whose value depends on the values of its children alone."""
         stack.append((Interpreter._combine, expr, frame, is_tail))
         _push(stack, _PARTS[type(expr)](expr), frame)
 
@@ -369,18 +391,18 @@ Steps = list[tuple[Step, Expr, Frame, bool]]
 """What is still to do, the next last: (how, with which expression, where, is it a tail)."""
 
 
-def _push(stack: Steps, parts: Sequence[Expr], frame: Frame) -> None:
+def _push(stack: Steps, exprs: Sequence[Expr], frame: Frame) -> None:
     """Evaluate expressions from the first to the last, unless they are atoms."""
-    for part in reversed(parts):
-        if type(part) not in _ATOMS:
-            stack.append((Interpreter._open, part, frame, False))
+    for expr in reversed(exprs):
+        if type(expr) not in _ATOMS:
+            stack.append((Interpreter._open, expr, frame, False))
 
 
 def _become(expr: Expr, inner: Expr, frame: Frame, is_tail: bool, stack: Steps) -> None:
-    """The value of an expression is that of another, which is evaluated now."""
+    """Evaluate another expression, whose value is that of `expr`."""
     if not is_tail:
 
-        def copy(self: Interpreter, at: Expr, where: Frame, tail: bool, rest: Steps) -> None:
+        def copy(self: Interpreter, at: Expr, where: Frame, tail: bool, steps: Steps) -> None:
             where.values[at] = self._value(inner, where)
 
         stack.append((copy, expr, frame, False))
@@ -404,7 +426,11 @@ def _combine(expr: Expr, values: tuple[Value, ...]) -> Value:
 
 
 def _choose(match: Match, value: Value, frame: Frame) -> Expr:
-    """The right side of the first clause that fits, its variables bound in the frame."""
+    """Return the right side of the first clause that fits, with its variables bound in the frame.
+
+    Raises:
+        RunError: No clause fits.
+    """
     for clause in match.clauses:
         bound = _fit(clause.lhs, value)
         if bound is not None:
@@ -414,30 +440,30 @@ def _choose(match: Match, value: Value, frame: Frame) -> Expr:
 
 
 def _shape_text(value: Value) -> str:
-    """What a value that no clause fits is made by."""
+    """Return the constructor of a value that no clause fits, as text."""
     if not isinstance(value, ConstructorValue):
         return type(value).__name__
-    known = value.constructor
-    return f"tag {value.tag}" if known is None else str(known.name_hint)
+    constructor = value.constructor
+    return f"tag {value.tag}" if constructor is None else str(constructor.name_hint)
 
 
 def _fit(pattern: Pattern, value: Value) -> dict[Expr, Value] | None:
-    """The variables a pattern binds, None when it does not fit."""
+    """Return the variables that a pattern binds, or None if it does not fit."""
     bound: dict[Expr, Value] = {}
     stack = [(pattern, value)]
     while stack:
-        at, given = stack.pop()
+        at, component = stack.pop()
         match at:
             case PatternVar(var=var):
-                bound[var] = given
+                bound[var] = component
             case PatternTuple(patterns=inner):
-                assert isinstance(given, tuple)
-                stack.extend(zip(inner, given, strict=True))
-            case PatternConstructor(constructor=made, patterns=inner):
-                assert isinstance(given, tuple)  # of a machine, a plain one for tag 0
-                if getattr(given, "tag", 0) != made.tag:
+                assert isinstance(component, tuple)
+                stack.extend(zip(inner, component, strict=True))
+            case PatternConstructor(constructor=constructor, patterns=inner):
+                assert isinstance(component, tuple)  # of a machine, a plain one for tag 0
+                if getattr(component, "tag", 0) != constructor.tag:
                     return None
-                stack.extend(zip(inner, given, strict=True))
+                stack.extend(zip(inner, component, strict=True))
     return bound
 
 
@@ -450,19 +476,19 @@ def _to_value(value: object) -> Value:
 
 
 def _note_place(error: Exception, expr: Expr) -> None:
-    """Say once which operator or node of the model failed."""
+    """Add once a note of the operator or node of the model that failed."""
     is_operator = isinstance(expr, Call) and isinstance(expr.op, Op)
     of_data = isinstance(error, (IndexRangeError, LinAlgError))
     if of_data and is_operator and expr.span is not None:
-        _, colon, rest = str(error).partition(":")
-        error.args = (expr.span.naming(expr.op.name) + colon + rest,)  # type: ignore[attr-defined]
+        _, colon, detail = str(error).partition(":")
+        error.args = (expr.span.naming(expr.op.name) + colon + detail,)  # type: ignore[attr-defined]
     if getattr(error, "__notes__", None) or (not is_operator and expr.span is None):
         return
     name = (
         expr.op.name if isinstance(expr, Call) and isinstance(expr.op, Op) else type(expr).__name__
     )
-    known = expr.checked_type_or_none()
-    kind = f": {type_text(known)}" if known is not None else ""
+    checked = expr.checked_type_or_none()
+    kind = f": {type_text(checked)}" if checked is not None else ""
     error.add_note(
         f"while interpreting {name}{kind}" + (f", at {expr.span}" if expr.span is not None else "")
     )

@@ -63,17 +63,18 @@ class Source:
         return self.text.count("\n", 0, at) + 1, at - start + 1
 
     def fail(self, at: int, message: str) -> NoReturn:
-        """Raise ParseError with the line and a caret under the place."""
+        """Raise ParseError with the line and a caret under the position."""
         line, column = self.place(at)
         raise ParseError(f"{self.name}:{line}:{column}: {message}\n{self.caret(line, column)}")
 
     def caret(self, line: int, column: int) -> str:
-        """A line of the text, and below it a caret that points at a column."""
+        """Return a line of the text, and below it a caret that points at a column."""
         shown = self.text.split("\n")[line - 1]
+        # Tabs are kept, so that the caret is below its column however wide they are.
         return shown + "\n" + "".join(c if c == "\t" else " " for c in shown[: column - 1]) + "^"
 
     def shown(self, error: TypeInferenceError) -> TypeInferenceError:
-        """A type error with the line of this text that it names, if it names one."""
+        """Return a type error with the line of this text that it names, if it names one."""
         at = error.span
         if not isinstance(at, Span) or not at.line or at.source_name != self.name:
             return error
@@ -81,26 +82,28 @@ class Source:
 
 
 def tokenize(source: Source) -> tuple[list[Token], str]:
-    """All tokens, ending with one of kind "end", and the text after `#[metadata]`. Raises
-    ParseError.
+    """Return all tokens, ending with one of kind "end", and the text after `#[metadata]`.
+
+    Raises:
+        ParseError: A character, a comment or a number is wrong.
     """
     text = source.text
     tokens: list[Token] = []
     at, end = 0, len(text)
     while at < end:
-        found = _TOKEN.match(text, at)
-        if found is None:
+        matched = _TOKEN.match(text, at)
+        if matched is None:
             source.fail(at, f"unexpected character {text[at]!r}")
-        kind = found.lastgroup or ""
+        kind = matched.lastgroup or ""
         if kind == "comment":
             at = _after_comment(source, at)
             continue
         if kind == "metadata":
             tokens.append(Token("end", "", at, at))
-            return tokens, text[found.end() :]
+            return tokens, text[matched.end() :]
         if kind != "skip":
-            tokens.append(_token(source, kind, found))
-        at = found.end()
+            tokens.append(_token(source, kind, matched))
+        at = matched.end()
         if [t.text for t in tokens[-1:]] == ["{"] and _opens_loops(tokens):
             tokens.append(_loops(source, at))
             at = tokens[-1].end
@@ -109,37 +112,37 @@ def tokenize(source: Source) -> tuple[list[Token], str]:
 
 
 def _opens_loops(tokens: Sequence[Token]) -> bool:
-    """Whether `prim_func @name {` has just been read."""
+    """Return whether `prim_func @name {` has just been read."""
     kinds = [(t.kind, t.text) for t in tokens[-3:]]
     return len(kinds) == 3 and kinds[0] == ("name", "prim_func") and kinds[1][0] == "global"
 
 
 def _loops(source: Source, at: int) -> Token:
-    """A loop program as it stands, in Python: to a bracket that begins a line."""
+    """Return a loop program as one token, in Python, up to a bracket that begins a line."""
     end = _CLOSED.search(source.text, at)
     if end is None:
         source.fail(at, "the loop program has no '}' at the beginning of a line")
     return Token("loops", source.text[at : end.start()], at, end.start())
 
 
-def _token(source: Source, kind: str, found: re.Match[str]) -> Token:
-    text = found.group()
+def _token(source: Source, kind: str, matched: re.Match[str]) -> Token:
+    text = matched.group()
     if kind in ("graph", "local", "global"):
         text = text[1:]
     if kind == "string" or text.startswith('"'):
         try:
             text = json.loads(text)
         except ValueError:
-            source.fail(found.start(), "the string has an escape that JSON does not know")
+            source.fail(matched.start(), "the string has an escape that JSON does not know")
     if kind == "int" and len(text) > LONGEST_NUMBER:
-        source.fail(found.start(), f"the number has more than {LONGEST_NUMBER} digits")
+        source.fail(matched.start(), f"the number has more than {LONGEST_NUMBER} digits")
     if kind == "version":
-        text = found.group("number")
-    return Token(kind, text, found.start(), found.end())
+        text = matched.group("number")
+    return Token(kind, text, matched.start(), matched.end())
 
 
 def _after_comment(source: Source, at: int) -> int:
-    """The end of a comment that begins at `at`; comments nest."""
+    """Return the end of a comment that begins at `at`; comments nest."""
     depth, position = 0, at
     while True:
         edge = _COMMENT_EDGE.search(source.text, position)

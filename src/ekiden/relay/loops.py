@@ -13,13 +13,16 @@ def while_loop(
     loop_vars: Sequence[Expr],
     loop_bodies: Callable[..., Sequence[Expr]],
 ) -> Expr:
-    """A function from the first values of `loop_vars` to the tuple of their last ones.
+    """Return a function from the first values of `loop_vars` to the tuple of their last ones.
 
-    `cond(*vars)` says whether to go on, `loop_bodies(*vars)` gives the next values. Each loop
-    variable has an annotation or an inferred type. Before -> after:
         while_loop(lambda i: i < n, [i], lambda i: [i + 1])
         -> let %while_loop = fn (%i) { if (%i < %n) { %while_loop(%i + 1) } else { (%i,) } };
            %while_loop
+
+    Args:
+        cond: Computes from the variables whether to continue.
+        loop_vars: The loop variables; each has an annotation or an inferred type.
+        loop_bodies: Computes the next values from the variables.
     """
     loop = Var("while_loop")
     fresh = [_fresh(v, number) for number, v in enumerate(loop_vars)]

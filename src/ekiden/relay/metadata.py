@@ -25,7 +25,7 @@ _VERSION = "0.16.0"
 
 
 def write_metadata(constants: Sequence[Constant]) -> str:
-    """The section's JSON for the constants of a text."""
+    """Return the section's JSON for the constants of a text."""
     first = 3
     numbers = list(range(first, first + len(constants)))
     nodes: list[dict[str, object]] = [
@@ -33,26 +33,33 @@ def write_metadata(constants: Sequence[Constant]) -> str:
         {"type_key": "Map", "keys": ["relay.Constant"], "data": [2]},
         {"type_key": "Array", "data": numbers},
     ]
-    for place in range(len(constants)):
-        attrs = {"_checked_type_": "0", "data": str(place), "span": "0", "virtual_device_": "0"}
+    for index in range(len(constants)):
+        attrs = {"_checked_type_": "0", "data": str(index), "span": "0", "virtual_device_": "0"}
         nodes.append({"type_key": "relay.Constant", "attrs": attrs})
     arrays = [base64.b64encode(array_to_bytes(c.data)).decode() for c in constants]
-    made = {"root": 1, "nodes": nodes, "b64ndarrays": arrays, "attrs": {"tvm_version": _VERSION}}
-    return json.dumps(made, separators=(",", ":"))
+    document = {
+        "root": 1,
+        "nodes": nodes,
+        "b64ndarrays": arrays,
+        "attrs": {"tvm_version": _VERSION},
+    }
+    return json.dumps(document, separators=(",", ":"))
 
 
 def read_metadata(text: str) -> Entries:
-    """The entries of a section. Raises LoadError for what is not such JSON; an entry of a type that
-    is not known is None.
+    """Return the entries of a section; an entry of a type that is not known is None.
+
+    Raises:
+        LoadError: The text is no such JSON.
     """
     if not text.strip():
         return {}
     try:
         document = json.loads(text)
         reader = Reader(document, skips_unknown=True)
-        found = reader.read(int(document["root"]))
-        if not isinstance(found, dict):
+        root = reader.read(int(document["root"]))
+        if not isinstance(root, dict):
             raise LoadError("the root is no map")
-        return {kind: cast(tuple[object, ...], reader.as_dims(e)) for kind, e in found.items()}
+        return {kind: cast(tuple[object, ...], reader.as_dims(e)) for kind, e in root.items()}
     except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError) as error:
         raise LoadError(f"{type(error).__name__}: {error}") from error

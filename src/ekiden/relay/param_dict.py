@@ -17,7 +17,11 @@ MAGIC = 0xF7E58D4F05049CB7
 
 
 def load_param_dict(param_bytes: bytes | bytearray) -> dict[str, Tensor]:
-    """The tensors by name that bytes hold. Raises LoadError for bytes of any other form."""
+    """Return the tensors by name in bytes.
+
+    Raises:
+        LoadError: The bytes have any other form.
+    """
     data = bytes(param_bytes)
     if data[:8] != MAGIC.to_bytes(8, "little"):
         return runtime.load_param_dict(data)
@@ -27,14 +31,14 @@ def load_param_dict(param_bytes: bytes | bytearray) -> dict[str, Tensor]:
         (arrays,) = struct.unpack_from("<Q", data, at)
         if arrays != count:
             raise LoadError(f"parameters: {count} names, {arrays} arrays")
-        found: dict[str, Tensor] = {}
+        tensors: dict[str, Tensor] = {}
         at += 8
         for name in names:
             array, at = array_from_bytes(data, at)
-            found[name] = runtime.tensor(array)
+            tensors[name] = runtime.tensor(array)
     except (struct.error, UnicodeDecodeError) as error:
         raise LoadError(f"parameters: {error}") from error
-    return found
+    return tensors
 
 
 def _read_names(data: bytes, count: int) -> tuple[list[str], int]:

@@ -89,12 +89,17 @@ def parse(
     init_module: IRModule | None = None,
     init_meta_table: Entries | None = None,
 ) -> IRModule:
-    """The module a text describes, with its types inferred. `src_name` names the text in messages
-    and spans.
+    """Return the module that a text describes, with its types inferred.
 
-    The text may use what `init_module` defines, which becomes part of the result, and
-    `init_meta_table` stands for its meta data. Raises ParseError with line, column and a caret, or
-    TypeInferenceError.
+    Args:
+        source: The text.
+        src_name: The name of the text in messages and spans.
+        init_module: Has definitions that the text may use, which become part of the result.
+        init_meta_table: Is used for the meta data of the text.
+
+    Raises:
+        ParseError: The text is wrong; the message has line, column and a caret.
+        TypeInferenceError: The types do not fit.
     """
     text = Source(source, src_name)
     parser = _Parser(text, init_module, init_meta_table)
@@ -114,13 +119,14 @@ def _typed(module: IRModule, text: Source) -> IRModule:
 
 
 def fromtext(data: str, source_name: str = "text") -> IRModule:
-    """`parse` under TVM's older name."""
+    """Return the module of a text, as `parse`, under TVM's older name."""
     return parse(data, source_name)
 
 
 def parse_expr(source: str, src_name: str = "text") -> Expr:
-    """The one expression a text describes; types are not inferred, and functions it calls need no
-    definition.
+    """Return the one expression that a text describes.
+
+    Types are not inferred, and functions it calls need no definition.
     """
     parser = _Parser(Source(source, src_name))
     return parser.read(parser.only_expr)
@@ -166,12 +172,13 @@ class _Parser(DeclarationParser):
     # Modules
 
     def module(self) -> IRModule:
-        """Everything to the end of the text."""
+        """Read everything to the end of the text."""
         self._version()
         attrs = self._module_attrs()
         begins = self._find_items()
         functions: dict[GlobalVar | str, BaseFunc] = dict(self.init.functions.items())
         types: dict[GlobalTypeVar, Node] = dict(self.init.type_definitions)
+        # Types first: functions may use constructors that are defined after them.
         for is_type in (True, False):
             for at in begins:
                 self.position = at
@@ -187,13 +194,13 @@ class _Parser(DeclarationParser):
         return IRModule(functions, types, {**self.init.attrs, **attrs})
 
     def only_expr(self) -> Expr:
-        """One expression to the end of the text."""
+        """Read one expression to the end of the text."""
         self._version()
         self.has_free_globals = True
-        found = _drive(self.block())
+        result = _drive(self.block())
         if self.token.kind != "end":
             self.fail(f"expected the end of the text, got {self.shown()}")
-        return found
+        return result
 
     def _definition(self) -> tuple[GlobalVar, Function]:
         self.expect("def")
@@ -206,7 +213,7 @@ class _Parser(DeclarationParser):
 
     @contextmanager
     def scope(self) -> Generator[None, None, None]:
-        """Names made inside are not seen outside."""
+        """Open a scope: names created inside are not visible outside."""
         self.scopes.append({})
         self.graph.append({})
         try:
@@ -216,7 +223,7 @@ class _Parser(DeclarationParser):
             self.graph.pop()
 
     def function_rest(self) -> Steps:
-        """A function from its type parameters on."""
+        """Read a function from its type parameters on."""
         at = self.token.at
         with self.type_params() as type_params, self.scope():
             params, attrs = self._params()
@@ -227,17 +234,17 @@ class _Parser(DeclarationParser):
         return Function(params, body, ret, type_params, attrs or None, span=self.span(at))
 
     def _loops(self) -> tuple[GlobalVar, PrimFunc]:
-        """`prim_func @name { a loop program as Python text }`"""
+        """Read `prim_func @name { a loop program as Python text }`."""
         self.expect("prim_func")
         name = self.globals[self.expect_kind("global", "a global name").text]
         self.expect("{")
         body = self.expect_kind("loops", "a loop program")
         self.expect("}")
         above = "\n" * (self.source.place(body.at)[0] - 1)  # so that errors name its lines
-        made = from_source(above + textwrap.dedent(body.text), name=self.source.name)
-        if not isinstance(made, PrimFunc):
+        program = from_source(above + textwrap.dedent(body.text), name=self.source.name)
+        if not isinstance(program, PrimFunc):
             self.source.fail(body.at, f"@{name.name_hint}: expected one loop program, got a module")
-        return name, made
+        return name, program
 
     def _params(self) -> tuple[tuple[Var, ...], dict[str, object]]:
         self.expect("(")
@@ -251,9 +258,9 @@ class _Parser(DeclarationParser):
                 attrs[key] = self.value()
             if not self.next_is(")"):
                 self.expect(",")
-        places = tuple(map(self.places.get, params))
-        if any(places):
-            attrs[PARAM_PLACES] = places
+        devices = tuple(map(self.places.get, params))
+        if any(devices):
+            attrs[PARAM_PLACES] = devices
         return tuple(params), attrs
 
     def _key(self) -> str:
@@ -264,29 +271,29 @@ class _Parser(DeclarationParser):
         return key
 
     def new_var(self) -> Var:
-        """`%x` or `%x: type`, not yet in sight."""
+        """Read `%x` or `%x: type`, which is not yet visible."""
         name = self.expect_kind("local", "a variable")
-        place = None
+        device = None
         if self.take("{"):
             self._key()
-            place = self.value()
+            device = self.value()
             self.expect("}")
         annotation = self.type() if self.take(":") else None
         if isinstance(annotation, IncompleteType):
             annotation = None
-        made = Var(name.text, annotation, span=self.span(name.at))
-        if place is not None:
-            self.places[made] = place
-        return made
+        variable = Var(name.text, annotation, span=self.span(name.at))
+        if device is not None:
+            self.places[variable] = device
+        return variable
 
     def bind(self, scope: int = -1) -> Var:
-        """A new variable, in sight from here on."""
-        made = self.new_var()
-        self.scopes[scope][made.name_hint] = made
-        return made
+        """Read a new variable, which is visible from here on."""
+        variable = self.new_var()
+        self.scopes[scope][variable.name_hint] = variable
+        return variable
 
     def block(self) -> Steps:
-        """Bindings and a result. Does not take the brackets."""
+        """Read bindings and a result, without the brackets."""
         lets: list[tuple[Var, Expr, int]] = []
         scope = self.scope()
         scope.__enter__()
@@ -310,12 +317,13 @@ class _Parser(DeclarationParser):
                     lets.append((Var("_", None), result, at))
         finally:
             scope.__exit__(None, None, None)
+        # A let contains all that follows it, so the chain is built from its end.
         for var, value, at in reversed(lets):
             result = Let(var, value, result, span=self.span(at))
         return result
 
     def _binds_in_graph(self) -> bool:
-        """Whether `%0 =` comes next."""
+        """Return whether `%0 =` comes next."""
         after = self.peek(1)
         return self.token.kind == "graph" and after.text == "=" and after.kind == "mark"
 
@@ -332,30 +340,30 @@ class _Parser(DeclarationParser):
     # Expressions
 
     def expr(self, tightest: int = 0) -> Steps:
-        """Operators that bind at least as tightly as `tightest`."""
-        left = yield self.postfix()
+        """Read operators that bind at least as tightly as `tightest`."""
+        result = yield self.postfix()
         while self.token.kind == "mark" and self.token.text in INFIX:
             level, name = INFIX[self.token.text]
             if level < tightest:
                 break
             at = self.advance().at
-            right = yield self.expr(level + 1)
-            left = Call(get(name), (left, right), None, span=self.span(at))
-        return left
+            operand = yield self.expr(level + 1)
+            result = Call(get(name), (result, operand), None, span=self.span(at))
+        return result
 
     def postfix(self) -> Steps:
-        """An atom, its calls and projections."""
+        """Read an atom with its calls and projections."""
         at = self.token.at
-        made = yield self.atom()
+        result = yield self.atom()
         while self.token.kind == "mark":
             if self.token.text == "(":
-                made = yield self.call(made, (), at)
-            elif self.token.text == "[" and not isinstance(made, Constant):
+                result = yield self.call(result, (), at)
+            elif self.token.text == "[" and not isinstance(result, Constant):
                 kinds = self.types_in_brackets()
-                made = (
-                    (yield self.call(made, kinds, at))
+                result = (
+                    (yield self.call(result, kinds, at))
                     if self.next_is("(")
-                    else Call(made, (), None, kinds)
+                    else Call(result, (), None, kinds)
                 )
             elif self.token.text == ".":
                 self.advance()
@@ -365,15 +373,15 @@ class _Parser(DeclarationParser):
                         self.source.fail(
                             token.at, f"expected the number of a field, got {token.text!r}"
                         )
-                    made = TupleGetItem(made, int(index), span=self.span(at))
+                    result = TupleGetItem(result, int(index), span=self.span(at))
             else:
                 break
-        if isinstance(made, Constructor) and not made.inputs:
-            made = Call(made, (), None, span=self.span(at))
-        return made
+        if isinstance(result, Constructor) and not result.inputs:
+            result = Call(result, (), None, span=self.span(at))
+        return result
 
     def call(self, callee: Expr, type_args: tuple[typing.Any, ...], at: int) -> Steps:
-        """The arguments and attributes of a call."""
+        """Read the arguments and attributes of a call."""
         self.expect("(")
         args: list[Expr] = []
         attrs: dict[str, tuple[object, int]] = {}
@@ -403,7 +411,7 @@ class _Parser(DeclarationParser):
         )
 
     def _name(self, token: Token) -> Expr:
-        """The value a name of an expression has."""
+        """Return the value of a name in an expression."""
         where = self.graph if token.kind == "graph" else self.scopes
         for scope in reversed(where):
             if token.text in scope:
@@ -411,7 +419,7 @@ class _Parser(DeclarationParser):
         self.source.fail(token.at, f"%{token.text} is not bound here")
 
     def atom(self) -> Steps:
-        """An expression that no operator, call or projection is part of."""
+        """Read an expression that is no operator, call or projection."""
         token = self.token
         if token.kind in ("local", "graph"):
             return self._name(self.advance())
@@ -449,16 +457,16 @@ class _Parser(DeclarationParser):
         self.source.fail(token.at, f"no operator, constructor or keyword {token.text!r}{hint}")
 
     def _negative(self) -> Steps:
-        """Minus signs and what follows: a literal takes them in, anything else is negated."""
+        """Read minus signs and their operand: a literal includes them, anything else is negated."""
         signs = [self.advance()]
         while self.next_is("-"):
             signs.append(self.advance())
         if self.token.kind in ("int", "float"):
             return self._literal(signs[0].at, "-" * (len(signs) % 2))
-        made = yield self.postfix()
+        result = yield self.postfix()
         for sign in reversed(signs):
-            made = Call(get("negative"), (made,), None, span=self.span(sign.at))
-        return made
+            result = Call(get("negative"), (result,), None, span=self.span(sign.at))
+        return result
 
     def _literal(self, start: int, sign: str) -> Constant:
         token = self.advance()
@@ -525,7 +533,7 @@ class _Parser(DeclarationParser):
         return Match(data, tuple(clauses), start.text == "match", span=self.span(start.at))
 
     def pattern(self) -> Pattern:
-        """`_`, `%x`, `C(p, q)`, `(p, q)`"""
+        """Read a pattern: `_`, `%x`, `C(p, q)` or `(p, q)`."""
         token = self.token
         if token.kind == "local":
             return PatternVar(self.bind())
@@ -541,15 +549,15 @@ class _Parser(DeclarationParser):
 
     def _patterns(self) -> tuple[Pattern, ...]:
         self.expect("(")
-        found: list[Pattern] = []
+        patterns: list[Pattern] = []
         while not self.take(")"):
-            found.append(self.pattern())
+            patterns.append(self.pattern())
             if not self.next_is(")"):
                 self.expect(",")
-        return tuple(found)
+        return tuple(patterns)
 
     def _reference(self, start: Token) -> Steps:
-        """`ref(a)`, `ref_read(r)`, `ref_write(r, a)`"""
+        """Read `ref(a)`, `ref_read(r)` or `ref_write(r, a)`."""
         self.expect("(")
         first = yield self.expr()
         if start.text == "ref_write":
@@ -564,15 +572,15 @@ class _Parser(DeclarationParser):
         )
 
     def _meta(self, start: Token) -> Steps:
-        """`meta[relay.Constant][3]`"""
+        """Read `meta[relay.Constant][3]`."""
         yield from ()
-        found = self.meta_entry(start)
-        if not isinstance(found, Constant):
-            self.source.fail(start.at, f"expected meta data that is a constant, got {found!r}")
-        return found
+        entry = self.meta_entry(start)
+        if not isinstance(entry, Constant):
+            self.source.fail(start.at, f"expected meta data that is a constant, got {entry!r}")
+        return entry
 
     def span(self, at: int) -> Span:
-        """The place from a position of this text to the last token taken."""
+        """Return the span from a position of this text to the last token read."""
         line, column = self.place(at)
         end_line, end_column = self.place(self.tokens[max(self.position - 1, 0)].end)
         return Span(self.source.name, line, end_line, column, end_column)

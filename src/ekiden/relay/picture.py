@@ -55,10 +55,10 @@ class _Box:
 
 
 def draw(function: Function) -> str:
-    """A function as SVG: a box for each operator or kernel, with the type of its result.
+    """Return a function as SVG: a box for each operator or kernel, with the type of its result.
 
-    Types are shown where they were inferred. What is inside of choices, matches and inner functions
-    that are not kernels is a box of its own name.
+    Types are shown where they were inferred. Choices, matches and inner functions that are not
+    kernels are boxes with their names, without their contents.
     """
     boxes = _boxes(function)
     layers = _placed(boxes)
@@ -74,35 +74,37 @@ def draw(function: Function) -> str:
 
 
 def _boxes(function: Function) -> list[_Box]:
-    """The boxes, each after those that it reads."""
-    made: dict[RelayExpr, list[_Box]] = {}
+    """Return the boxes, each after those that it reads."""
+    boxes_of: dict[RelayExpr, list[_Box]] = {}
     boxes: list[_Box] = []
     for param in function.params:
         boxes.append(_Box("in", [f"%{param.name_hint}"], _type(param)))
-        made[param] = [boxes[-1]]
+        boxes_of[param] = [boxes[-1]]
     order = post_order(function.body)
-    values = {each.var: each.value for each in order if isinstance(each, Let)}
+    values = {let.var: let.value for let in order if isinstance(let, Let)}
     for expr in order:
-        if expr in made or expr in values:  # a bound variable comes before its value
+        if expr in boxes_of or expr in values:  # a bound variable comes before its value
             continue
-        reads = [box for each in _below(expr) for box in made.get(_bound(each, values), ())]
+        reads = [
+            box for operand in _below(expr) for box in boxes_of.get(_bound(operand, values), ())
+        ]
         if (lines := _lines(expr)) is not None:
             boxes.append(_Box(_kind(expr), lines, _type(expr), reads))
             reads = [boxes[-1]]
-        made[expr] = reads
-    boxes.append(_Box("out", ["result"], "", made[_bound(function.body, values)]))
+        boxes_of[expr] = reads
+    boxes.append(_Box("out", ["result"], "", boxes_of[_bound(function.body, values)]))
     return boxes
 
 
 def _bound(expr: RelayExpr, values: Mapping[Var, RelayExpr]) -> RelayExpr:
-    """What a variable of a `let` stands for; the expression itself for all others."""
+    """Return the value of a variable of a `let`, or the expression itself for all others."""
     while isinstance(expr, Var) and expr in values:
         expr = values[expr]
     return expr
 
 
 def _below(expr: RelayExpr) -> Sequence[RelayExpr]:
-    """What an expression reads."""
+    """Return the expressions that an expression reads."""
     match expr:
         case Call():
             return (expr.op, *expr.args)
@@ -113,12 +115,12 @@ def _below(expr: RelayExpr) -> Sequence[RelayExpr]:
 
 
 def _lines(expr: RelayExpr) -> list[str] | None:
-    """What stands in the box of an expression; None for what has no box of its own."""
+    """Return the text in the box of an expression, or None if it has no box of its own."""
     match expr:
         case Call():
             names = list(_operators(expr.op))
             constants = [a for a in expr.args if isinstance(a, Constant)]
-            return [*names, *(f"  {_constant(each)}" for each in constants)]
+            return [*names, *(f"  {_constant(constant)}" for constant in constants)]
         case (
             Var() | Constant() | Tuple() | TupleGetItem() | Let() | Op() | GlobalVar() | Function()
         ):
@@ -128,16 +130,16 @@ def _lines(expr: RelayExpr) -> list[str] | None:
 
 
 def _operators(callee: RelayExpr) -> Iterator[str]:
-    """The operators of a call, in order: several of a fused function."""
+    """Yield the operators of a call, in order: several of a fused function."""
     match callee:
         case Op():
             yield callee.name
         case GlobalVar():
             yield f"@{callee.name_hint}"
         case Function():
-            for each in post_order(callee.body):
-                if isinstance(each, Call):
-                    yield from _operators(each.op)
+            for inner in post_order(callee.body):
+                if isinstance(inner, Call):
+                    yield from _operators(inner.op)
         case _:
             yield type(callee).__name__.lower()
 
@@ -154,21 +156,21 @@ def _constant(value: Constant) -> str:
 
 
 def _type(expr: RelayExpr) -> str:
-    found = expr.checked_type_or_none()
-    if found is None:
+    kind = expr.checked_type_or_none()
+    if kind is None:
         return ""
-    text = str(found)
+    text = str(kind)
     return text if len(text) <= 48 else f"{text[:47]}…"
 
 
 def _placed(boxes: list[_Box]) -> list[list[_Box]]:
-    """Give boxes their places; the layers, the first on top.
+    """Place the boxes, and return the layers, the first on top.
 
-    A layer is one below the lowest that it reads. In a layer boxes stand in the order of the middle
-    of what they read, and every layer is centred.
+    A layer is one below the lowest that it reads. In a layer boxes are in the order of the middle
+    of the boxes that they read, and every layer is centred.
     """
     for box in boxes:
-        box.layer = max((each.layer + 1 for each in box.reads), default=0)
+        box.layer = max((read_box.layer + 1 for read_box in box.reads), default=0)
     layers: list[list[_Box]] = [[] for _ in range(max(box.layer for box in boxes) + 1)]
     for box in boxes:
         layers[box.layer].append(box)
@@ -176,21 +178,21 @@ def _placed(boxes: list[_Box]) -> list[list[_Box]]:
     top = float(MARGIN)
     for layer, width in zip(layers, widths, strict=True):
         layer.sort(key=_middle_of_reads)
-        left = MARGIN + (max(widths) - width) / 2
+        x = MARGIN + (max(widths) - width) / 2
         for box in layer:
-            box.x, box.y = left, top
-            left += box.width + GAP_X
+            box.x, box.y = x, top
+            x += box.width + GAP_X
         top += max(box.height for box in layer) + GAP_Y
     return layers
 
 
 def _middle_of_reads(box: _Box) -> float:
-    middles = [each.x + each.width / 2 for each in box.reads]
+    middles = [read_box.x + read_box.width / 2 for read_box in box.reads]
     return sum(middles) / len(middles) if middles else 0.0
 
 
 def _side(above: _Box, below: _Box, layers: list[list[_Box]]) -> float | None:
-    """How far to the right an edge goes that passes layers; None for one to the next layer."""
+    """Return how far to the right an edge goes that passes layers, or None if it passes none."""
     between = [box for layer in layers[above.layer + 1 : below.layer] for box in layer]
     if not between:
         return None
@@ -212,15 +214,15 @@ def _edge(above: _Box, below: _Box, side: float | None) -> str:
 
 
 def _drawn(box: _Box) -> str:
-    parts = [
+    elements = [
         f'<rect class="{box.kind}" x="{box.x:.0f}" y="{box.y:.0f}" rx="4" '
         f'width="{box.width:.0f}" height="{box.height}"></rect>'
     ]
     texts = [(line, "") for line in box.lines] + ([(box.typed, ' class="t"')] if box.typed else [])
     for at, (line, mark) in enumerate(texts, 1):
         y = box.y + LINE * at
-        parts.append(
+        elements.append(
             f'<text xml:space="preserve"{mark} x="{box.x + PAD:.0f}" y="{y:.0f}">'
             f"{escape(line)}</text>"
         )
-    return "".join(parts)
+    return "".join(elements)

@@ -34,14 +34,18 @@ Shape = Sequence[ExprLike]
 
 
 def read_std(name: str) -> str:
-    """The text of a file of the library. Raises KeyError naming the files there are."""
+    """Return the text of a file of the library.
+
+    Raises:
+        KeyError: There is no such file; the message names all files.
+    """
     if name not in (*NEEDS, _TENSOR_ARRAY, _STATIC):
         raise KeyError(f"no file {name!r} in the standard library; there are {', '.join(NEEDS)}")
     return resources.files("ekiden.relay").joinpath("library", name).read_text(encoding="utf-8")
 
 
 def import_from_std(module: IRModule, name: str) -> None:
-    """Add what a file defines, and the files it uses; nothing where it is there already."""
+    """Add the definitions of a file and of the files it uses, unless they are present already."""
     text = read_std(name)
     for needed in NEEDS.get(name, ()):
         import_from_std(module, needed)
@@ -52,7 +56,7 @@ IRModule.library = staticmethod(import_from_std)
 
 
 def _add(module: IRModule, text: str, name: str) -> None:
-    """Add what a text defines, unless its first definition is there."""
+    """Add the definitions of a text, unless its first definition is present."""
     first = re.search(r"^(?:def @|(?:extern )?type )(\w+)", text, re.MULTILINE)
     assert first is not None, f"{name} defines nothing"
     types = {t.name_hint for t in module.type_definitions}
@@ -99,7 +103,7 @@ class Prelude:
     option_get: GlobalVar
 
     def __init__(self, mod: IRModule | None = None) -> None:
-        """Adds the prelude to `mod`, or to a new module."""
+        """Add the prelude to `mod`, or to a new module."""
         self.mod = mod if mod is not None else IRModule()
         import_from_std(self.mod, "prelude.rly")
         for name in FUNCTIONS:
@@ -108,68 +112,78 @@ class Prelude:
     # Tensor arrays of one dtype and any shapes
 
     def get_name(self, canonical: str, dtype: str) -> str:
-        """`tensor_take` of float32 is `tensor_take_float32`."""
+        """Return the name for a dtype: `tensor_take` of float32 is `tensor_take_float32`."""
         return f"tensor_{dtype}_t" if canonical == "tensor_t" else f"{canonical}_{dtype}"
 
     def get_global_var(self, canonical: str, dtype: str) -> GlobalVar:
-        """A function on tensor arrays. Raises KeyError naming those there are."""
+        """Return a function on tensor arrays.
+
+        Raises:
+            KeyError: There is no such function; the message names all functions.
+        """
         self.need(dtype)
         return self.mod.get_global_var(self.get_name(canonical, dtype))
 
     def get_type(self, canonical: str, dtype: str) -> GlobalTypeVar:
-        """The type of elements of a tensor array: canonical is "tensor_t"."""
+        """Return the type of elements of a tensor array: canonical is "tensor_t"."""
         self.need(dtype)
         return self.mod.get_global_type_var(self.get_name(canonical, dtype))
 
     def get_ctor(self, ty_name: str, canonical: str, dtype: str) -> Constructor:
-        """A constructor of a data type of the module. Raises KeyError."""
+        """Return a constructor of a data type of the module.
+
+        Raises:
+            KeyError: There is no such constructor.
+        """
         return self._constructor(ty_name, self.get_name(canonical, dtype))
 
     def get_tensor_ctor(self, canonical: str, dtype: str) -> Constructor:
-        """`tensor_nil`, `tensor0`, ..., `tensor6` of a dtype."""
+        """Return the constructor `tensor_nil`, `tensor0`, ... or `tensor6` of a dtype."""
         kind = self.get_type("tensor_t", dtype)
         return self.get_ctor(kind.name_hint, canonical, dtype)
 
     def need(self, dtype: str) -> None:
-        """Add the tensor arrays of a dtype, where they are not there."""
+        """Add the tensor arrays of a dtype, unless they are present."""
         text = re.sub(r"float32(?=_|\b)", dtype, read_std(_TENSOR_ARRAY))
         _add(self.mod, text, _TENSOR_ARRAY)
 
     def _constructor(self, kind: str, name: str) -> Constructor:
-        made = [c for c in self.mod.get_type(kind)[1:] if isinstance(c, Constructor)]
-        for each in made:
-            if each.name_hint == name:
-                return each
-        known = ", ".join(c.name_hint for c in made)
-        raise KeyError(f"type {kind}: no constructor {name!r}; there are {known}")
+        constructors = [c for c in self.mod.get_type(kind)[1:] if isinstance(c, Constructor)]
+        for constructor in constructors:
+            if constructor.name_hint == name:
+                return constructor
+        names = ", ".join(c.name_hint for c in constructors)
+        raise KeyError(f"type {kind}: no constructor {name!r}; there are {names}")
 
     # Tensor arrays of one dtype and shape
 
     def get_name_static(self, canonical: str, dtype: str, shape: Shape) -> str:
-        """`tensor_take` of float32 and (2, ?) is `tensor_take_float32_2_any`."""
+        """Return the name for a shape: `tensor_take` of float32, (2, ?) is
+        `tensor_take_float32_2_any`.
+        """
         own = static_name(dtype, shape)
         return f"static_tensor_{own}_t" if canonical == "tensor_t" else f"{canonical}_{own}"
 
     def get_global_var_static(self, canonical: str, dtype: str, shape: Shape) -> GlobalVar:
-        """A function on static tensor arrays that StaticTensorArrayOps registered."""
+        """Return a function on static tensor arrays that StaticTensorArrayOps registered."""
         return self.mod.get_global_var(self.get_name_static(canonical, dtype, shape))
 
     def get_type_static(self, canonical: str, dtype: str, shape: Shape) -> GlobalTypeVar:
-        """The type of their elements."""
+        """Return the type of the elements of static tensor arrays."""
         return self.mod.get_global_type_var(self.get_name_static(canonical, dtype, shape))
 
     def get_ctor_static(self, ty_name: str, name: str, dtype: str, shape: Shape) -> Constructor:
-        """A constructor of it."""
+        """Return a constructor of a data type of static tensor arrays."""
         kind = self.get_name_static(ty_name, dtype, shape)
         return self._constructor(kind, self.get_name_static(name, dtype, shape))
 
     def get_tensor_ctor_static(self, name: str, dtype: str, shape: Shape) -> Constructor:
-        """`tensor_nil` or `tensor_constructor`."""
+        """Return the constructor `tensor_nil` or `tensor_constructor`."""
         return self.get_ctor_static("tensor_t", name, dtype, shape)
 
 
 def static_name(dtype: str, shape: Shape) -> str:
-    """`float32_2_any`, or `float32_scalar`."""
+    """Return the name of a dtype and shape, such as `float32_2_any` or `float32_scalar`."""
     dims = [convert(d, "int64") for d in shape]
     names = [str(d.value) if isinstance(d, IntImm) else "any" for d in dims]
     return "_".join((dtype, *(names or ["scalar"])))
@@ -184,24 +198,26 @@ class StaticTensorArrayOps:
         self.shape = tuple(shape)
 
     def get_name(self, canonical: str) -> str:
-        """The name of a function or constructor for this dtype and shape."""
+        """Return the name of a function or constructor for this dtype and shape."""
         return self.prelude.get_name_static(canonical, self.dtype, self.shape)
 
     def get_global_var(self, canonical: str) -> GlobalVar:
-        """A function."""
+        """Return a function on these tensor arrays."""
         return self.prelude.get_global_var_static(canonical, self.dtype, self.shape)
 
     def get_type(self, canonical: str) -> GlobalTypeVar:
-        """The type of elements."""
+        """Return the type of elements."""
         return self.prelude.get_type_static(canonical, self.dtype, self.shape)
 
     def get_ctor(self, canonical: str) -> Constructor:
-        """A constructor of it."""
+        """Return a constructor of the type of elements."""
         return self.prelude.get_tensor_ctor_static(canonical, self.dtype, self.shape)
 
     def register(self) -> None:
-        """Add the types and functions, where they are not there, and those of the same dtype for
-        any shape: programs look at results by both.
+        """Add the types and functions, unless they are present, and those of the same dtype for any
+        shape.
+
+        Programs look at results by both.
         """
         self.prelude.need(self.dtype)
         module = self.prelude.mod
@@ -213,15 +229,17 @@ class StaticTensorArrayOps:
             module.update(parse(text, _STATIC, library))
 
     def define_tensor_array_scatter(self, indices_shape: Shape, force_update: bool = False) -> None:
-        """As in TVM, where the function for so many indices has to be defined. Here the one that
-        `register` adds takes any number.
+        """Register the tensor arrays.
+
+        In TVM the function for a number of indices has to be defined; here the one that `register`
+        adds takes any number.
         """
         self.register()
 
     def define_tensor_array_split(
         self, value_shape: Shape, lengths_shape: Shape, force_update: bool = False
     ) -> None:
-        """The same for the values and lengths of a split."""
+        """Register the tensor arrays, whatever the shapes of values and lengths of a split."""
         self.register()
 
     def _shapes(self) -> dict[str, Shape]:
@@ -231,13 +249,14 @@ class StaticTensorArrayOps:
         return shapes
 
     def _lines(self) -> Iterator[str]:
-        """The lines of the file, for this dtype and shape."""
+        """Yield the lines of the file, for this dtype and shape."""
         shapes = self._shapes()
         words = {"DTYPE": self.dtype}
         for role, shape in shapes.items():
             words[role] = static_name(self.dtype, shape)
             text = shape_text(tuple(convert(d, "int64") for d in shape))
             words["SHAPE" if role == "SELF" else f"{role}_SHAPE"] = text
+        # The longest word first: SHAPE is contained in others.
         pattern = re.compile(rf"(?<![A-Z])({'|'.join(sorted(words, key=len, reverse=True))})")
         defined = {t.name_hint for t in self.prelude.mod.type_definitions}
         is_left_out = False
@@ -247,10 +266,12 @@ class StaticTensorArrayOps:
             elif line.startswith("#end"):
                 is_left_out = False
             elif not is_left_out:
-                yield pattern.sub(lambda found: words[found.group()], line)
+                yield pattern.sub(lambda matched: words[matched.group()], line)
 
     def _has(self, line: str, words: dict[str, str], defined: set[str]) -> bool:
-        """Whether a part is wanted: `#if rank`, or `#if type PART` that is not defined."""
+        """Return whether a section is included: `#if rank`, or `#if type PART` that is not
+        defined.
+        """
         _, what, *role = line.split()
         if what == "rank":
             return bool(self.shape)

@@ -40,7 +40,7 @@ Event = tuple[Expr, bool]
 
 
 def bodies(expr: Expr) -> tuple[Expr, ...]:
-    """The parts of an expression that are blocks of their own."""
+    """Return the children of an expression that are blocks of their own."""
     match expr:
         case Function(body=body):
             return (body,)
@@ -53,7 +53,7 @@ def bodies(expr: Expr) -> tuple[Expr, ...]:
 
 
 def operands(expr: Expr) -> tuple[Expr, ...]:
-    """The parts that are evaluated where the expression is; of a let, only the value."""
+    """Return the children that are evaluated where the expression is; of a let, only the value."""
     match expr:
         case Call(op=op, args=args):
             return (*args, op)  # so that a function is printed beside its call
@@ -74,7 +74,7 @@ def operands(expr: Expr) -> tuple[Expr, ...]:
 
 
 def events_of(root: Expr) -> list[Event]:
-    """Everything below root in the order of the text, atoms left out."""
+    """Return everything below root in the order of the text, without atoms."""
     order: list[Event] = []
     done: set[Expr] = set()
     stack: list[tuple[Expr, str]] = [(root, "open")]
@@ -93,7 +93,7 @@ def events_of(root: Expr) -> list[Event]:
 
 
 def common(a: Block | None, b: Block) -> Block:
-    """The innermost block around both; `b` where `a` is not known yet."""
+    """Return the innermost block around both, or `b` if `a` is not known yet."""
     if a is None:
         return b
     while a is not b:
@@ -115,6 +115,7 @@ class Scopes:
         self.uses: dict[Expr, int] = {root: 1}
         self.tail_lets: set[Expr] = set()
         self.results: set[Expr] = {root}
+        # Users before operands: the block of an operand is the common one of all its uses.
         for expr, is_binding in reversed(self.events):
             if not is_binding:
                 self._place_parts(expr)
@@ -135,7 +136,10 @@ class Scopes:
             self._place(body, inner)
 
     def _open_let(self, let: Let, block: Block) -> Block:
-        """A let that is the one result of its block continues it; another one is a block."""
+        """Return the block of a let's body.
+
+        A let that is the one result of its block continues it; any other let opens a block.
+        """
         if let is block.result and self.uses[let] == 1:
             self.tail_lets.add(let)
             block.result = let.body

@@ -75,11 +75,15 @@ def astext(
     annotate: Annotate | None = None,
     show_spans: bool = False,
 ) -> str:
-    """A module or expression as text; without meta data, constants that are no scalars are only
-    referred to.
+    """Return a module or expression as text.
 
-    `annotate` gives the comment after each expression in place of its type. `show_spans` adds the
-    place in a text that each came from; the node of a model is always shown.
+    Args:
+        value: The module, expression or type.
+        show_meta_data: Include meta data; without it, constants that are no scalars are only referred
+            to.
+        annotate: Returns the comment after each expression, instead of its type.
+        show_spans: Add the position in a text that each expression came from; the node of a model is
+            always shown.
     """
     if isinstance(value, Type):
         return type_text(value)
@@ -93,7 +97,7 @@ def astext(
 
 
 def quote_name(name: str) -> str:
-    """A name as it stands after % or @: in quotes unless it is a plain identifier."""
+    """Return a name in its form after % or @: in quotes unless it is a plain identifier."""
     return name if _PLAIN.fullmatch(name) else json.dumps(name)
 
 
@@ -103,17 +107,17 @@ Annotate = Callable[[RelayExpr], str]
 class UniqueNames(dict[Node, str]):
     """Names for nodes: the first to ask for a name gets it, later ones a number after it."""
 
-    def __init__(self, quote: Callable[[str], str] = str, taken: Iterable[str] = ()) -> None:
+    def __init__(self, quote: Callable[[str], str] = str, reserved: Iterable[str] = ()) -> None:
         super().__init__()
-        self._taken = dict.fromkeys(taken, 0)
+        self._taken = dict.fromkeys(reserved, 0)
         self._quote = quote
 
     def get(self, key: Node, default: str = "") -> str:  # type: ignore[override]
-        """The name of a node, made from `default` when it is asked for first."""
-        found = super().get(key)
-        if found is None:
-            found = self[key] = self._quote(self._unique(default))
-        return found
+        """Return the name of a node, derived from `default` when it is asked for first."""
+        name = super().get(key)
+        if name is None:
+            name = self[key] = self._quote(self._unique(default))
+        return name
 
     def forget_type_vars(self) -> None:
         """Free the names of type parameters, which end with the definition they belong to."""
@@ -143,7 +147,7 @@ class _Printer:
     # Modules
 
     def module(self, module: IRModule) -> list[str]:
-        """The lines of a module."""
+        """Return the lines of a module."""
         lines = []
         if module.attrs:
             inside = ", ".join(
@@ -161,7 +165,9 @@ class _Printer:
         return lines
 
     def definition(self, name: GlobalVar, function: BaseFunc) -> list[str]:
-        """One global function; one that is neither Relay's nor a loop program is only named."""
+        """Return one global function; one that is neither Relay's nor a loop program is
+        only named.
+        """
         if isinstance(function, PrimFunc):
             lines = loops_text(function).removeprefix(f"{HEADER}\n").strip("\n").split("\n")
             return [f"prim_func @{quote_name(name.name_hint)} {{", *_indent(lines), "}"]
@@ -170,20 +176,22 @@ class _Printer:
         return self.text_of_function(function, f"def @{quote_name(name.name_hint)}")
 
     def type_data(self, data: TypeData) -> list[str]:
-        """`type List[A] { Cons(A, List[A]), Nil, }`"""
+        """Return `type List[A] { Cons(A, List[A]), Nil, }`."""
         params = type_params_text(data.type_vars, self.type_names)
         if not data.constructors:
             return [f"extern type {data.header.name_hint}{params}"]
         lines = [f"type {data.header.name_hint}{params} {{"]
-        for made in data.constructors:
-            inputs = ", ".join(map(self.type, made.inputs))
+        for constructor in data.constructors:
+            inputs = ", ".join(map(self.type, constructor.inputs))
             lines.append(
-                f"  {made.name_hint}({inputs})," if made.inputs else f"  {made.name_hint},"
+                f"  {constructor.name_hint}({inputs}),"
+                if constructor.inputs
+                else f"  {constructor.name_hint},"
             )
         return [*lines, "}"]
 
     def root(self, expr: RelayExpr) -> list[str]:
-        """The lines of an expression, after declarations of its free variables."""
+        """Return the lines of an expression, after declarations of its free variables."""
         if isinstance(expr, BaseFunc) and not isinstance(expr, Function):
             return [f"/* {type(expr).__name__} */"]
         free = [f"free_var {self.param(v)};" for v in free_vars(expr)]
@@ -194,22 +202,24 @@ class _Printer:
     # Pieces
 
     def type(self, kind: Type) -> str:
-        """A type with names kept apart."""
+        """Return a type as text, with its names distinct."""
         return type_text(kind, self.type_names)
 
     def var(self, var: Var) -> str:
-        """`%x`"""
+        """Return a variable as text, such as `%x`."""
         return f"%{self.var_names.get(var, var.name_hint)}"
 
-    def param(self, var: Var, place: object = None) -> str:
-        """`%x: Tensor[(3,), float32]`; with a device behind the name where one is given."""
+    def param(self, var: Var, device: object = None) -> str:
+        """Return a parameter such as `%x: Tensor[(3,), float32]`, with its device behind
+        the name.
+        """
         name = self.var(var)
-        if place is not None:
-            name += f" {{virtual_device={self.value(place)}}}"
+        if device is not None:
+            name += f" {{virtual_device={self.value(device)}}}"
         return name if var.type_annotation is None else f"{name}: {self.type(var.type_annotation)}"
 
     def atom(self, expr: Expr) -> str:
-        """An expression without parts."""
+        """Return an expression without children as text."""
         match expr:
             case Var():
                 return self.var(expr)
@@ -223,7 +233,7 @@ class _Printer:
                 return f"/* {type(expr).__name__} */"
 
     def meta(self, constant: Constant) -> str:
-        """`meta[relay.Constant][3]`"""
+        """Return a reference to a constant, such as `meta[relay.Constant][3]`."""
         index = self.constant_index.setdefault(id(constant), len(self.constants))
         if index == len(self.constants):
             self.constants.append(constant)
@@ -231,7 +241,7 @@ class _Printer:
         return f"meta[relay.Constant][{index}] /* ty={kind} */"
 
     def value(self, value: object) -> str:
-        """An attribute's value."""
+        """Return an attribute's value as text."""
         match value:
             case PrimExpr():
                 return prim_text(value, self.type_names)
@@ -253,7 +263,7 @@ class _Printer:
         return json.dumps(str(value))
 
     def attrs(self, call: Call) -> list[str]:
-        """`key=value` for what differs from the defaults."""
+        """Return `key=value` for all attributes that differ from the defaults."""
         attrs = call.attrs
         if attrs is None:
             return []
@@ -264,20 +274,20 @@ class _Printer:
         return key + [f"{name}={self.value(value)}" for name, value in non_defaults(attrs)]
 
     def function_attrs(self, attrs: Mapping[str, object] | None) -> list[str]:
-        """`Primitive=1`"""
+        """Return the attributes of a function, such as `Primitive=1`."""
         shown = [(k, v) for k, v in (attrs or {}).items() if k != PARAM_PLACES]
         return [f"{quote_name(k)}={self.value(v)}" for k, v in shown]
 
     def pattern(self, pattern: Pattern) -> str:
-        """`Cons(%head, _)`"""
+        """Return a pattern as text, such as `Cons(%head, _)`."""
         match pattern:
             case PatternVar(var=var):
                 return self.param(var)
-            case PatternConstructor(constructor=made, patterns=inner):
+            case PatternConstructor(constructor=constructor, patterns=inner):
                 return (
-                    f"{made.name_hint}({', '.join(map(self.pattern, inner))})"
+                    f"{constructor.name_hint}({', '.join(map(self.pattern, inner))})"
                     if inner
-                    else made.name_hint
+                    else constructor.name_hint
                 )
             case PatternTuple(patterns=inner):
                 return f"({', '.join(map(self.pattern, inner))}{',' if len(inner) == 1 else ''})"
@@ -285,22 +295,25 @@ class _Printer:
                 return "_"
 
     def head(self, function: Function, start: str) -> str:
-        """Everything of a function before its body."""
-        places = function.attr(PARAM_PLACES)
-        each = places if isinstance(places, tuple) else (None,) * len(function.params)
-        params = [*map(self.param, function.params, each), *self.function_attrs(function.attrs)]
+        """Return everything of a function before its body."""
+        devices = function.attr(PARAM_PLACES)
+        device_of_param = devices if isinstance(devices, tuple) else (None,) * len(function.params)
+        params = [
+            *map(self.param, function.params, device_of_param),
+            *self.function_attrs(function.attrs),
+        ]
         ret = f" -> {self.type(function.ret_type)}" if function.ret_type is not None else ""
         type_params = type_params_text(function.type_params, self.type_names)
         return f"{start}{type_params}({', '.join(params)}){ret} {{"
 
     def text_of_function(self, function: Function, start: str) -> list[str]:
-        """A function at the top of the text."""
+        """Return a function at the top of the text."""
         return [self.head(function, start), *_indent(self.block(function.body)), "}"]
 
     # Blocks
 
     def block(self, root: Expr) -> list[str]:
-        """The bindings and the result of the block of `root`."""
+        """Return the bindings and the result of the block of `root`."""
         return _Body(self, root).lines()
 
 
@@ -315,20 +328,20 @@ class _Body:
         self.in_place = self._find_in_place()
 
     def _find_in_place(self) -> set[Expr]:
-        """What is printed where it is used instead of being bound to a number."""
+        """Return the expressions that are printed in place instead of being bound to a number."""
         scopes = self.scopes
         values = {e.value for e, is_binding in scopes.events if is_binding and isinstance(e, Let)}
-        found: set[Expr] = set()
+        in_place: set[Expr] = set()
         for expr, is_binding in scopes.events:
             if is_binding or scopes.uses[expr] != 1:
                 continue
-            is_projection = isinstance(expr, TupleGetItem) and expr.tuple_value not in found
+            is_projection = isinstance(expr, TupleGetItem) and expr.tuple_value not in in_place
             if expr in scopes.results or expr in values or is_projection:
-                found.add(expr)
-        return found
+                in_place.add(expr)
+        return in_place
 
     def lines(self) -> list[str]:
-        """All lines of the root's block."""
+        """Return all lines of the root's block."""
         for expr, is_binding in self.scopes.events:
             if is_binding:
                 assert isinstance(expr, Let)
@@ -360,27 +373,28 @@ class _Body:
     def _comment(self, expr: Expr) -> str:
         if self.printer.annotate is not None:
             return self.printer.annotate(expr)
-        known, span = expr.checked_type_or_none(), expr.span
-        parts = [f"ty={self.printer.type(known)}"] if known is not None else []
+        kind, span = expr.checked_type_or_none(), expr.span
+        # A comment's own end must not occur inside it.
+        notes = [f"ty={self.printer.type(kind)}"] if kind is not None else []
         if span is not None and (not span.line or self.printer.show_spans):
-            parts.append(f"span={span}")
-        return f"/* {', '.join(parts).replace('*/', '* /')} */" if parts else ""
+            notes.append(f"span={span}")
+        return f"/* {', '.join(notes).replace('*/', '* /')} */" if notes else ""
 
     def of(self, expr: Expr) -> list[str]:
-        """The text that stands for an expression where it is used."""
-        found = self.text.get(expr)
-        return [self.printer.atom(expr)] if found is None else found
+        """Return the text of an expression where it is used."""
+        lines = self.text.get(expr)
+        return [self.printer.atom(expr)] if lines is None else lines
 
     def one(self, expr: Expr) -> str:
-        """The same for an operand, which is always one line."""
+        """Return the text of an operand, which is always one line."""
         return "\n".join(self.of(expr))
 
     def inside(self, block: Block) -> list[str]:
-        """The lines of a finished block."""
+        """Return the lines of a finished block."""
         return [*block.lines, *self.of(block.result)]
 
     def nested(self, expr: Expr, index: int = 0) -> list[str]:
-        """The indented lines of one of the blocks of an expression."""
+        """Return the indented lines of one of the blocks of an expression."""
         return _indent(self.inside(self.scopes.inner[expr, index]))
 
     def _render(self, expr: Expr) -> list[str]:
@@ -437,14 +451,14 @@ def _indent(lines: list[str]) -> list[str]:
 
 
 def _statement(start: str, lines: list[str]) -> list[str]:
-    made = list(lines)
-    made[0] = start + made[0]
-    made[-1] += ";"
-    return made
+    changed = list(lines)
+    changed[0] = start + changed[0]
+    changed[-1] += ";"
+    return changed
 
 
 def scalar_text(data: Array) -> str | None:
-    """A constant of rank 0 as a literal, None if its dtype has none."""
+    """Return a constant of rank 0 as a literal, or None if its dtype has none."""
     if data.ndim:
         return None
     dtype = str(data.dtype)
@@ -455,11 +469,11 @@ def scalar_text(data: Array) -> str | None:
 
 
 def non_defaults(attrs: Attrs) -> list[tuple[str, object]]:
-    """The fields of attributes that differ from their defaults, and those that are shown always."""
-    found = []
-    for each in fields(attrs):  # type: ignore[arg-type]
-        value = getattr(attrs, each.name)
-        is_shown = each.default is MISSING or each.metadata.get("shown")
-        if is_shown or not structural_equal((value,), (each.default,)):
-            found.append((each.name, value))
-    return found
+    """Return the fields of attributes that differ from their defaults, and those always shown."""
+    shown = []
+    for attribute in fields(attrs):  # type: ignore[arg-type]
+        value = getattr(attrs, attribute.name)
+        is_shown = attribute.default is MISSING or attribute.metadata.get("shown")
+        if is_shown or not structural_equal((value,), (attribute.default,)):
+            shown.append((attribute.name, value))
+    return shown

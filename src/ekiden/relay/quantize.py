@@ -55,8 +55,11 @@ Dataset = Iterable[Mapping[str, object]]
 
 
 def prerequisite_optimize(mod: IRModule, params: Mapping[str, object] | None = None) -> IRModule:
-    """The module with `params` as constants by name, what inference does not need taken out, and
-    scales folded into weights."""
+    """Return the module prepared for quantisation.
+
+    `params` become constants by name, operators that inference does not need are removed, and
+    scales are folded into weights.
+    """
     module = bind_params_in_module(mod, params) if params else mod
     passes = [
         InferType(), SimplifyInference(), FoldConstant(), FoldScaleAxis(), CanonicalizeOps(),
@@ -67,23 +70,29 @@ def prerequisite_optimize(mod: IRModule, params: Mapping[str, object] | None = N
 
 
 def _runner(module: IRModule) -> Callable[[Mapping[str, object]], Sequence[Array]]:
-    """What runs a module on inputs by name; others that a sample has are left out."""
+    """Return a function that runs a module on inputs by name; inputs without a parameter are
+    ignored.
+    """
     executable = compile(module, target=Target.current(allow_none=True))
     main = module["main"]
     assert isinstance(main, Function)
-    kinds: dict[str, Any] = {each.name_hint: each.checked_type for each in main.params}
+    kinds: dict[str, Any] = {param.name_hint: param.checked_type for param in main.params}
 
     def run(sample: Mapping[str, object]) -> list[Array]:
-        """One sample, its values converted to the dtypes of the parameters. Raises InputError where
-        it lacks a parameter.
+        """Run one sample, with its values converted to the dtypes of the parameters.
+
+        Raises:
+            InputError: The sample lacks a parameter.
         """
         missing = [name for name in kinds if name not in sample]
         if missing:
-            got = ", ".join(f"'{name}'" for name in sample)
-            raise InputError(f"relay.quantize: the data have no '{missing[0]}'; they have {got}")
-        given = [np.asarray(_array(sample[name]), kind.dtype) for name, kind in kinds.items()]
-        found = executable(*given)
-        values = found if isinstance(found, tuple) else (found,)
+            present = ", ".join(f"'{name}'" for name in sample)
+            raise InputError(
+                f"relay.quantize: the data have no '{missing[0]}'; they have {present}"
+            )
+        arguments = [np.asarray(_array(sample[name]), kind.dtype) for name, kind in kinds.items()]
+        outputs = executable(*arguments)
+        values = outputs if isinstance(outputs, tuple) else (outputs,)
         return [np.asarray(value.numpy()) for value in values]
 
     return run
@@ -94,15 +103,21 @@ def _array(value: Any) -> object:  # noqa: ANN401 - a tensor, or what NumPy take
 
 
 def calibrate(dataset: Dataset | None = None) -> Callable[[IRModule, object], IRModule]:
-    """A function (module, context) -> module for a pass: the steps of all rounding that `annotate`
-    put in, as the current `qconfig` says. `dataset` has inputs by name, a mapping for each run.
+    """Return the function (module, context) -> module of a pass that sets the steps of all
+    rounding.
 
-    Raises InputError where the mode needs data and there are none, or they lack an input.
+    The rounding is that of `annotate`, with the mode of the current `qconfig`.
+
+    Args:
+        dataset: Inputs by name, a mapping for each run.
+
+    Raises:
+        InputError: The mode needs data and there is none, or it lacks an input.
     """
     samples = None if dataset is None else list(dataset)
 
     def transform(module: IRModule, context: object = None) -> IRModule:
-        """The pass: (module, context) -> module; the context is not asked."""
+        """Return the module with steps; the context is not used."""
         config = current_qconfig()
         if not MODES[config.calibrate_mode]:
             return with_steps(module, config, {})
@@ -118,12 +133,20 @@ def quantize(
     params: Mapping[str, object] | None = None,
     dataset: Dataset | None = None,
 ) -> IRModule:
-    """A program of floats with its products in integers of 8 bits, as the current `qconfig` says:
-    rounding is put in, its steps are found, and integers are made of it, in operators of `qnn`.
+    """Return a program of floats with its products in integers of 8 bits, as the current `qconfig`
+    says.
 
-    `params` become constants by name; `dataset` has inputs by name for each run. Products that
-    the configuration skips, and what has no form in integers, stay floats. Raises InputError as
-    `calibrate` does, and CompileError for what is not "fully_integral" where that is asked for.
+    Rounding is inserted, its steps are found, and integers are computed, in operators of `qnn`.
+    Products that the configuration skips, and operators without a form in integers, stay floats.
+
+    Args:
+        mod: The program.
+        params: Values that become constants by name.
+        dataset: Inputs by name for each run.
+
+    Raises:
+        InputError: As in `calibrate`.
+        CompileError: The program is not "fully_integral" where that is required.
     """
     config = current_qconfig()
     module = prerequisite_optimize(mod, params)

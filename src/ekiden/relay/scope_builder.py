@@ -29,15 +29,19 @@ class _Scope:
     pending: tuple[Expr, Expr] | None = None
 
     def close(self) -> Expr:
-        """The scope as one expression. Raises RuntimeError when it has no result."""
+        """Return the scope as one expression.
+
+        Raises:
+            RuntimeError: It has no result.
+        """
         if self.pending is not None:
             raise RuntimeError("scope: an if_scope must be followed by an else_scope")
         if self.result is None:
             raise RuntimeError("scope: ret was not called")
-        made = self.result
+        expr = self.result
         for name, value in reversed(self.bindings):
-            made = Let(name, value, made)
-        return made
+            expr = Let(name, value, expr)
+        return expr
 
 
 class ScopeBuilder:
@@ -54,23 +58,28 @@ class ScopeBuilder:
 
     @contextmanager
     def if_scope(self, cond: Expr) -> Iterator[None]:
-        """A `with` block whose result is that of a choice where `cond` holds. An else_scope
-        follows.
+        """Open a `with` block whose result is that of a choice if `cond` holds.
+
+        An else_scope follows.
         """
         self._refuse_result()
-        made = yield from self._inner()
-        self._scopes[-1].pending = (cond, made)
+        branch = yield from self._inner()
+        self._scopes[-1].pending = (cond, branch)
 
     @contextmanager
     def else_scope(self) -> Iterator[None]:
-        """A `with` block whose result is that of the choice begun before where it does not hold.
-        Raises RuntimeError if no `if_scope` was before it."""
+        """Open a `with` block whose result is that of the choice begun before if its test does not
+        hold.
+
+        Raises:
+            RuntimeError: No `if_scope` was before it.
+        """
         pending = self._scopes[-1].pending
         if pending is None:
             raise RuntimeError("scope: an else_scope must follow an if_scope")
-        made = yield from self._inner()
+        branch = yield from self._inner()
         self._scopes[-1].pending = None
-        self._scopes[-1].result = If(*pending, made)
+        self._scopes[-1].result = If(*pending, branch)
 
     def _inner(self) -> Generator[None, None, Expr]:
         self._scopes.append(_Scope())
@@ -82,7 +91,11 @@ class ScopeBuilder:
             del self._scopes[depth - 1 :]
 
     def ret(self, value: Expr) -> None:
-        """Set the result of the current scope. Raises RuntimeError when it has one."""
+        """Set the result of the current scope.
+
+        Raises:
+            RuntimeError: It has one already.
+        """
         self._refuse_result()
         self._scopes[-1].result = value
 
@@ -91,37 +104,45 @@ class ScopeBuilder:
             raise RuntimeError("scope: it has a result already")
 
     def get(self) -> Expr:
-        """The expression built. Raises RuntimeError when ret was not called."""
+        """Return the expression built.
+
+        Raises:
+            RuntimeError: `ret` was not called.
+        """
         return self._scopes[-1].close()
 
     def function(
         self, *params: Var | tuple[str, Type | str], ret_type: Type | None = None
     ) -> Function:
-        """A function of these parameters whose body is what was built."""
+        """Return a function of these parameters whose body is the expression built."""
         return Function(tuple(map(_variable, params)), self.get(), ret_type)
 
     def param_list(self, *args: str | tuple[str, Type | str]) -> tuple[Var, ...]:
-        """New variables, to be parameters."""
+        """Return new variables, to be parameters."""
         return tuple(map(_variable, args))
 
     def type_of(self, expr: Expr) -> Type:
-        """The type of a variable or function as it is annotated. Raises TypeError for others."""
+        """Return the annotated type of a variable or function.
+
+        Raises:
+            TypeError: The expression is no annotated variable or function.
+        """
         if isinstance(expr, Function):
             kinds: Sequence[Type | None] = [p.type_annotation for p in expr.params]
-            known = tuple(k for k in kinds if k is not None)
+            param_types = tuple(k for k in kinds if k is not None)
             assert expr.ret_type is not None, "the function has no result type"
-            return FuncType(known, expr.ret_type)
+            return FuncType(param_types, expr.ret_type)
         if isinstance(expr, Var) and expr.type_annotation is not None:
             return expr.type_annotation
         raise TypeError(f"type_of: expected an annotated variable or a function, got {expr!r}")
 
 
-def _variable(given: Var | str | tuple[str, Type | str]) -> Var:
-    if isinstance(given, Var):
-        return given
-    if isinstance(given, str):
-        return Var(given)
-    name, kind = given
+def _variable(spec: Var | str | tuple[str, Type | str]) -> Var:
+    if isinstance(spec, Var):
+        return spec
+    if isinstance(spec, str):
+        return Var(spec)
+    name, kind = spec
     return var(name, kind)
 
 

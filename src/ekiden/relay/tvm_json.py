@@ -61,8 +61,12 @@ _OBJECTS = frozenset({
 
 
 def read_document(document: Row) -> object:
-    """What a document of TVM describes. Raises LoadError for a node or a field without a meaning
-    here, by its name; errors of Python for what is no such document.
+    """Return the object that a document of TVM describes.
+
+    Errors of Python are raised for anything that is no such document.
+
+    Raises:
+        LoadError: A node or a field, which is named, has no meaning here.
     """
     return Reader(document).read(int(document["root"]))
 
@@ -71,7 +75,7 @@ class Reader:
     """The nodes of one document, made when they are asked for."""
 
     def __init__(self, document: Row, *, skips_unknown: bool = False) -> None:
-        """With `skips_unknown` a node without a meaning here is None."""
+        """Set up a reader; with `skips_unknown` a node without a meaning here is None."""
         self._skips_unknown = skips_unknown
         self._nodes: Sequence[Row] = document["nodes"]
         texts = document.get("b64ndarrays", ())
@@ -82,22 +86,27 @@ class Reader:
         self._dims: dict[PrimExpr, PrimExpr] = {}
 
     def read(self, number: int) -> object:
-        """What a node describes, made without recursion. Raises LoadError."""
+        """Return the object that a node describes, created without recursion.
+
+        Raises:
+            LoadError: A node has no meaning here.
+        """
         making = {number: self._steps(number)} if number not in self._made else {}
         answer: object = None
         while making:
             at, steps = next(reversed(making.items()))
             try:
-                wanted = steps.send(answer)
+                requested = steps.send(answer)
             except StopIteration as end:
                 self._made[at] = answer = end.value
                 del making[at]
                 continue
-            answer = self._made.get(wanted)
-            if wanted in making:
-                raise LoadError(f"JSON of TVM: node {wanted} is a part of itself")
-            if wanted not in self._made:
-                making[wanted] = self._steps(wanted)
+            answer = self._made.get(requested)
+            # A node that is still under construction cannot be its own field.
+            if requested in making:
+                raise LoadError(f"JSON of TVM: node {requested} is a part of itself")
+            if requested not in self._made:
+                making[requested] = self._steps(requested)
         return self._made[number]
 
     def _steps(self, number: int) -> Steps:
@@ -117,8 +126,8 @@ class Reader:
             case "Op" | "relay.Op":
                 return get((yield from self._name(row, ("name",))))
             case "DictAttrs":
-                found = yield int(row.get("attrs", {}).get("__dict__", 0))
-                return {k: _plain(v) for k, v in cast(Mapping[str, object], found or {}).items()}
+                pairs = yield int(row.get("attrs", {}).get("__dict__", 0))
+                return {k: _plain(v) for k, v in cast(Mapping[str, object], pairs or {}).items()}
             case "IRModule" | "relay.Module":
                 return (yield from self._module(row["attrs"]))
             case "VirtualDevice":
@@ -128,7 +137,7 @@ class Reader:
         return (yield from self._node(kind, row.get("attrs", {})))
 
     def _name(self, row: Row, fields: Sequence[str]) -> Generator[int, object, str]:
-        """A name, which stands in the row itself or in a field; there as a text or as a node."""
+        """Return a name, which is in the row itself or in a field, there as a text or as a node."""
         for key in ("global_key", "repr_str"):
             if key in row:
                 return str(row[key])
@@ -140,8 +149,8 @@ class Reader:
         if text.isdigit() and int(text) < len(self._nodes):
             kind = self._nodes[int(text)].get("type_key")
             if kind in _TEXTS:
-                found = yield int(text)
-                return found.name if isinstance(found, PrimVar) else str(found)
+                named = yield int(text)
+                return named.name if isinstance(named, PrimVar) else str(named)
         return text
 
     def _device(self, attrs: Mapping[str, str]) -> Steps:
@@ -151,85 +160,92 @@ class Reader:
         return VirtualDevice(kind, memory_scope=scope, virtual_device_id=number)
 
     def _module(self, attrs: Mapping[str, str]) -> Steps:
-        parts = []
+        sections = []
         for name in ("functions", "type_definitions", "attrs"):
-            parts.append((yield int(attrs.get(name, 0))))
-        functions, types, said = (cast(Mapping[Any, Any], part or {}) for part in parts)
+            sections.append((yield int(attrs.get(name, 0))))
+        functions, types, module_attrs = (
+            cast(Mapping[Any, Any], section or {}) for section in sections
+        )
         for name, function in functions.items():
             if not isinstance(name, GlobalVar) or not isinstance(function, BaseFunc):
                 raise LoadError(f"a module's functions: got {name!r}: {type(function).__name__}")
-        return IRModule(dict(functions), dict(types), dict(said))
+        return IRModule(dict(functions), dict(types), dict(module_attrs))
 
     # Nodes by our classes
 
     def _node(self, kind: str, attrs: Mapping[str, str]) -> Steps:
-        made = _class_of(kind)
-        if made is None:
+        node_class = _class_of(kind)
+        if node_class is None:
             if self._skips_unknown:
                 return None
             raise LoadError(f"JSON of TVM: a node {kind!r} has no meaning here")
-        given = dict(attrs)
-        if made is Var or made.type_key in ("relay.TypeVar", "relay.GlobalTypeVar"):
-            given = _renamed(given)
-        if made.type_key == "tir.Buffer":
-            given["scope"] = self._scope(given)
+        entries = dict(attrs)
+        if node_class is Var or node_class.type_key in ("relay.TypeVar", "relay.GlobalTypeVar"):
+            entries = _renamed(entries)
+        if node_class.type_key == "tir.Buffer":
+            entries["scope"] = self._scope(entries)
         values: dict[str, object] = {}
-        for field in _fields(made.type_key):
-            if field.name in given and (made is not Span or field.name != "span"):
-                values[field.name] = yield from self._value(made, field.name, given[field.name])
-        for name in given.keys() - {f.name for f in _fields(made.type_key)} - _UNSAID:
-            if (yield from self._says(given[name])):
+        for field in _fields(node_class.type_key):
+            if field.name in entries and (node_class is not Span or field.name != "span"):
+                values[field.name] = yield from self._value(
+                    node_class, field.name, entries[field.name]
+                )
+        for name in entries.keys() - {f.name for f in _fields(node_class.type_key)} - _UNSAID:
+            if (yield from self._says(entries[name])):
                 raise LoadError(f"JSON of TVM: {kind}: the field {name!r} has no meaning here")
-        return made(**_with_defaults(made, values))
+        return node_class(**_with_defaults(node_class, values))
 
     def _value(self, kind: type[Node], name: str, text: str) -> Steps:
-        """What a field says, as our class has it."""
+        """Return the value of a field, in the form of our class."""
         hint = _hints(kind.type_key)[name]
         args = set(typing.get_args(hint)) or {hint}
         is_raw = (kind.type_key.rpartition(".")[2], name) not in _OBJECTS
         if is_raw and isinstance(hint, type) and issubclass(hint, Enum):
             return hint(int(text))
         if str in args and name != "op":
-            said = yield from self._text(str(text))
-            return None if said == "0" and type(None) in args else said
+            text_value = yield from self._text(str(text))
+            return None if text_value == "0" and type(None) in args else text_value
+        # Newer documents have some numbers as nodes.
         if is_raw and (args <= {int, float, bool} or self._is_old_lanes(kind, name)):
             return float(text) if float in args else bool(int(text)) if bool in args else int(text)
-        found = yield int(text)
-        if isinstance(found, Op) and kind.type_key == "tir.Call":
-            return found.name.removeprefix("tir.")
+        child = yield int(text)
+        if isinstance(child, Op) and kind.type_key == "tir.Call":
+            return child.name.removeprefix("tir.")
         if name == "elem_offset":
-            return None if isinstance(found, IntImm) and found.value == 0 else found
+            return None if isinstance(child, IntImm) and child.value == 0 else child
         if issubclass(kind, Attrs):
-            return _plain(found)
-        return self.as_dims(found) if kind.type_key == "relay.TensorType" else found
+            return _plain(child)
+        return self.as_dims(child) if kind.type_key == "relay.TensorType" else child
 
     def as_dims(self, value: object) -> object:
-        """Dimensions as they count here, in int64, whatever they were saved as."""
+        """Return dimensions in int64, whatever they were saved as."""
         if isinstance(value, tuple):
             return tuple(map(self.as_dims, value))
         if not isinstance(value, PrimExpr):
             return value
         if value not in self._dims:
-            parts = {f.name: self.as_dims(getattr(value, f.name)) for f in _fields(value.type_key)}
-            parts["dtype"] = "int64"
+            field_values = {
+                f.name: self.as_dims(getattr(value, f.name)) for f in _fields(value.type_key)
+            }
+            field_values["dtype"] = "int64"
             kind = SizeVar if isinstance(value, PrimVar) else type(value)
-            self._dims[value] = kind(**parts)
+            self._dims[value] = kind(**field_values)
         return self._dims[value]
 
     def _is_old_lanes(self, kind: type[Node], name: str) -> bool:
-        """Whether a field is the number of lanes that documents before 0.16 have."""
+        """Return whether a field is the number of lanes of documents before 0.16."""
         is_vector = kind.type_key in ("tir.Ramp", "tir.Broadcast")
         return is_vector and name == "lanes" and self._version < (0, 16)
 
     def _says(self, text: str) -> Generator[int, object, bool]:
-        """Whether a field that ours have not says something."""
+        """Return whether a field that ours lack has a value that matters."""
         if not str(text).isdigit() or int(text) >= len(self._nodes):
             return bool(text)
         kind = self._nodes[int(text)].get("type_key")
         return kind not in ("", "Array", "Map", "runtime.String") or bool((yield int(text)))
 
     def _scope(self, buffer: Mapping[str, str]) -> str:
-        """The memory of a buffer: what the type of its pointer says."""
+        """Return the memory of a buffer, according to the type of its pointer."""
         at: Row = buffer
         for name in ("data", "type_annotation"):
             at = self._nodes[int(at.get(name, 0))].get("attrs", {})
@@ -237,10 +253,10 @@ class Reader:
 
 
 def _all(numbers: Sequence[int]) -> Generator[int, object, list[object]]:
-    found = []
+    objects = []
     for number in numbers:
-        found.append((yield int(number)))
-    return found
+        objects.append((yield int(number)))
+    return objects
 
 
 def _mapping(row: Row) -> Steps:
@@ -252,11 +268,11 @@ def _mapping(row: Row) -> Steps:
 
 @cache
 def _class_of(kind: str) -> type[Node] | None:
-    """Our class for a type key of TVM's."""
+    """Return our class for a type key of TVM's."""
     kind = _RENAMED.get(kind, kind)
-    found = NODE_TYPES.get(kind)
-    if found is not None:
-        return found
+    exact = NODE_TYPES.get(kind)
+    if exact is not None:
+        return exact
     language, _, last = kind.rpartition(".")
     if f"{language}.".lstrip(".") not in _PREFIXES:
         return None
@@ -273,27 +289,27 @@ def _fields(type_key: str) -> tuple[Field[object], ...]:
     return fields_of(NODE_TYPES[type_key])
 
 
-def _renamed(given: dict[str, str]) -> dict[str, str]:
-    """Fields of a variable, whose name TVM has in a node beside it."""
-    name = given.pop("vid", given.pop("var", None))
-    return given if name is None else {**given, "name_hint": name}
+def _renamed(entries: dict[str, str]) -> dict[str, str]:
+    """Return the fields of a variable, whose name TVM has in a node beside it."""
+    name = entries.pop("vid", entries.pop("var", None))
+    return entries if name is None else {**entries, "name_hint": name}
 
 
 def _with_defaults(kind: type[Node], values: Mapping[str, object]) -> dict[str, object]:
-    """The fields of a node, without those of which a document says nothing; a list is empty."""
+    """Return the fields of a node without those that a document leaves open; a list is empty."""
     hints = _hints(kind.type_key)
-    found: dict[str, object] = {}
+    complete: dict[str, object] = {}
     for field in _fields(kind.type_key):
         value = values.get(field.name)
         if value is not None:
-            found[field.name] = value
+            complete[field.name] = value
         elif field.name in values and field.default is MISSING:
-            found[field.name] = () if typing.get_origin(hints[field.name]) is tuple else None
-    return found
+            complete[field.name] = () if typing.get_origin(hints[field.name]) is tuple else None
+    return complete
 
 
 def _plain(value: object) -> object:
-    """Numbers as Python has them, in lists too."""
+    """Return numbers as Python has them, in lists too."""
     if isinstance(value, (IntImm, FloatImm)):
         return value.value
     return tuple(map(_plain, value)) if isinstance(value, tuple) else value

@@ -20,17 +20,17 @@ from ekiden.ir.type import RelayRefType as RefType
 
 
 def scalar_type(dtype: str) -> TensorType:
-    """The type of a tensor of rank 0."""
+    """Return the type of a tensor of rank 0."""
     return TensorType((), dtype)
 
 
 def ShapeVar(name: str) -> TypeVar:  # noqa: N802 - TVM's name
-    """A type variable that stands for a shape."""
+    """Return a type variable that stands for a shape."""
     return TypeVar(name, TypeKind.SHAPE_VAR)
 
 
 def is_dynamic(tensor_type: Type) -> bool:
-    """Whether a dimension of a tensor type is no constant."""
+    """Return whether a dimension of a tensor type is no constant."""
     return isinstance(tensor_type, TensorType) and any(
         not isinstance(d, IntImm) for d in tensor_type.shape
     )

@@ -30,7 +30,11 @@ class TypeFunctor(Generic[_R]):
     """Calls the method of a type."""
 
     def visit(self, typ: Type) -> _R:
-        """What the method of the type gives. Raises NotImplementedError where there is none."""
+        """Return the result of the method of a type.
+
+        Raises:
+            NotImplementedError: There is no such method.
+        """
         name = METHODS.get(type(typ), "visit_unknown")
         method: Callable[[Type], _R] | None = getattr(self, name, None)
         if method is None:
@@ -42,91 +46,91 @@ class TypeVisitor(TypeFunctor[None]):
     """Visits the types below a type."""
 
     def visit_type_var(self, tv: ty.TypeVar) -> None:
-        """Nothing below it."""
+        """Do nothing: a type variable has no children."""
 
     def visit_incomplete_type(self, it: ty.IncompleteType) -> None:
-        """Nothing below it."""
+        """Do nothing: an incomplete type has no children."""
 
     def visit_tensor_type(self, tt: ty.TensorType) -> None:
-        """Nothing below it."""
+        """Do nothing: a tensor type has no children."""
 
     def visit_func_type(self, ft: ty.FuncType) -> None:
-        """Parameters, result, type parameters, relations."""
-        for each in (*ft.arg_types, ft.ret_type, *ft.type_params, *ft.type_constraints):
-            self.visit(each)
+        """Visit parameters, result, type parameters and relations."""
+        for child in (*ft.arg_types, ft.ret_type, *ft.type_params, *ft.type_constraints):
+            self.visit(child)
 
     def visit_type_relation(self, tr: ty.TypeRelation) -> None:
-        """What it relates."""
-        for each in tr.args:
-            self.visit(each)
+        """Visit the arguments of the relation."""
+        for arg in tr.args:
+            self.visit(arg)
 
     def visit_tuple_type(self, tt: ty.TupleType) -> None:
-        """Fields."""
-        for each in tt.fields:
-            self.visit(each)
+        """Visit the fields."""
+        for field in tt.fields:
+            self.visit(field)
 
     def visit_ref_type(self, rt: ty.RelayRefType) -> None:
-        """What it refers to."""
+        """Visit the type that is referred to."""
         self.visit(rt.value)
 
     def visit_global_type_var(self, gtv: ty.GlobalTypeVar) -> None:
-        """Nothing below it."""
+        """Do nothing: a global type variable has no children."""
 
     def visit_type_call(self, tc: ty.TypeCall) -> None:
-        """Name and arguments."""
-        for each in (tc.func, *tc.args):
-            self.visit(each)
+        """Visit the name and the arguments."""
+        for child in (tc.func, *tc.args):
+            self.visit(child)
 
     def visit_type_data(self, td: TypeData) -> None:
-        """Name and type parameters."""
-        for each in (td.header, *td.type_vars):
-            self.visit(each)
+        """Visit the name and the type parameters."""
+        for child in (td.header, *td.type_vars):
+            self.visit(child)
 
 
 class TypeMutator(TypeFunctor[Type]):
     """Rebuilds a type from its rebuilt parts; a type variable stays itself."""
 
     def visit_type_var(self, tv: ty.TypeVar) -> Type:
-        """Itself."""
+        """Return the type variable itself."""
         return tv
 
     def visit_incomplete_type(self, it: ty.IncompleteType) -> Type:
-        """Itself."""
+        """Return the incomplete type itself."""
         return it
 
     def visit_tensor_type(self, tt: ty.TensorType) -> Type:
-        """Itself."""
+        """Return the tensor type itself."""
         return tt
 
     def visit_func_type(self, ft: ty.FuncType) -> Type:
-        """From its parts."""
+        """Return the function type rebuilt from its visited children."""
         params = [p for p in map(self.visit, ft.type_params) if isinstance(p, ty.TypeVar)]
         args = tuple(map(self.visit, ft.arg_types))
         held = [r for r in map(self.visit, ft.type_constraints) if isinstance(r, ty.TypeRelation)]
         return ty.FuncType(args, self.visit(ft.ret_type), tuple(params), tuple(held))
 
     def visit_type_relation(self, tr: ty.TypeRelation) -> Type:
-        """From what it relates."""
+        """Return the relation rebuilt from its visited arguments."""
         return tr.with_fields(args=tuple(map(self.visit, tr.args)))
 
     def visit_tuple_type(self, tt: ty.TupleType) -> Type:
-        """From its fields."""
+        """Return the tuple type rebuilt from its visited fields."""
         return ty.TupleType(tuple(map(self.visit, tt.fields)))
 
     def visit_ref_type(self, rt: ty.RelayRefType) -> Type:
-        """From what it refers to."""
+        """Return the reference type rebuilt from its visited type."""
         return ty.RelayRefType(self.visit(rt.value))
 
     def visit_global_type_var(self, gtv: ty.GlobalTypeVar) -> Type:
-        """Itself."""
+        """Return the global type variable itself."""
         return gtv
 
     def visit_type_call(self, tc: ty.TypeCall) -> Type:
-        """From its parts."""
+        """Return the type call rebuilt from its visited children."""
         return ty.TypeCall(self.visit(tc.func), tuple(map(self.visit, tc.args)))
 
     def visit_type_data(self, td: TypeData) -> Type:
-        """Itself."""
+        """Return the type definition itself."""
         return td
 
 

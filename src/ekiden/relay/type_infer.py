@@ -88,11 +88,18 @@ Step = Expr | tuple[Callable[[Expr], None], Expr]
 
 
 def infer_type(module: IRModule, annotate: bool = True) -> IRModule:
-    """Set the checked type of every expression of the module's Relay functions, and return the
-    module with the types that it leaves out: type arguments of calls and, to `annotate`, types of
-    parameters and results. It is the module itself if there are none.
+    """Set the checked type of every expression of the module's Relay functions.
 
-    Raises TypeInferenceError naming the place, what was expected and what came.
+    Args:
+        module: The module.
+        annotate: Fill in types of parameters and results.
+
+    Returns:
+        The module with the types that it leaves out, such as type arguments of calls; the module
+        itself if there are none.
+
+    Raises:
+        TypeInferenceError: Types do not fit; the message has the position and both types.
     """
     if annotate and _is_inferred(module):
         return module
@@ -122,9 +129,11 @@ _inferred: weakref.WeakKeyDictionary[BaseFunc, tuple[GlobalVar, object]] = (
 
 
 def _is_inferred(module: IRModule) -> bool:
-    """Whether exactly these functions, under these names, were inferred together before. The mark
-    is of the whole module: one function of it in another module may be called with other types, or
-    call a function that is not there."""
+    """Return whether exactly these functions, under these names, were inferred together before.
+
+    The mark is of the full module: one function of it in another module may be called with
+    different types, or call a function that is not present.
+    """
     marks = [_inferred.get(f, (None, None)) for f in module.functions.values()]
     named = all(g is name for g, (name, _) in zip(module.functions, marks, strict=True))
     together = {mark for _, mark in marks}
@@ -135,8 +144,9 @@ def _is_inferred(module: IRModule) -> bool:
 
 
 def infer_expr_type(expr: Expr, module: IRModule | None = None) -> Type:
-    """The type of an expression whose free variables have annotations or checked types; sets
-    checked types on the way.
+    """Return the type of an expression whose free variables have annotations or checked types.
+
+    Checked types are set on the way.
     """
     run = _Inference(module or IRModule(), knows_types=module is not None)
     run.walk(expr, into_typed=False)
@@ -145,7 +155,9 @@ def infer_expr_type(expr: Expr, module: IRModule | None = None) -> Type:
 
 
 def _callees_first(module: IRModule) -> list[GlobalVar]:
-    """The Relay functions so that, outside of cycles, a function comes after those it names."""
+    """Return the Relay functions so that, outside of cycles, a function comes after those
+    it names.
+    """
     functions = {g: f for g, f in module.functions.items() if isinstance(f, Function)}
     if len(functions) < 2 or all(_signature(f) is not None for f in functions.values()):
         return list(functions)
@@ -154,7 +166,7 @@ def _callees_first(module: IRModule) -> list[GlobalVar]:
 
 
 def _signature(function: Function) -> FuncType | None:
-    """The type of a function whose parameters and result are annotated in full."""
+    """Return the type of a function whose parameters and result are annotated in full, or None."""
     kinds = [p.type_annotation for p in function.params]
     written = [*kinds, function.ret_type]
     if any(k is None or has_holes(k) for k in written):
@@ -169,7 +181,9 @@ class _Inference(CallTypes):
     """The state of inference over one module."""
 
     def __init__(self, module: IRModule, knows_types: bool = True) -> None:
-        """`knows_types` says that the module defines every data type that is used."""
+        """Set up inference over a module; `knows_types` if it defines every data type that
+        is used.
+        """
         super().__init__(module, knows_types)
         self.standard_types: dict[GlobalTypeVar, Node] = {}
         """Standard data types that are used and that the module does not define."""
@@ -194,12 +208,12 @@ class _Inference(CallTypes):
         self.types[name] = self.unifier.resolve(self.type_of(function))
 
     def walk(self, root: Expr, into_typed: bool = True) -> None:
-        """Give every expression below root a type, without recursion; those that have one may be
-        left alone.
+        """Infer a type for every expression below root, without recursion; typed ones may be
+        skipped.
 
-        The stack holds expressions to open and actions to take when their parts are done. A shared
-        expression is opened once; `opened` says so before its type is there, which matters for a
-        function that a let binds and that names its own variable.
+        The stack holds expressions to open and actions to take when their children are done. A
+        shared expression is opened once; `opened` has it before its type is known, which matters
+        for a function that a let binds and that names its own variable.
         """
         stack: list[Step] = [root]
         types = self.types
@@ -216,9 +230,9 @@ class _Inference(CallTypes):
             if atom is not None:
                 types[step] = atom(self, step)
                 continue
-            known = None if into_typed else step.checked_type_or_none()
-            if known is not None:
-                types[step] = known
+            checked = None if into_typed else step.checked_type_or_none()
+            if checked is not None:
+                types[step] = checked
                 continue
             opened.add(step)
             self._open(step, stack)
@@ -236,35 +250,37 @@ class _Inference(CallTypes):
                 stack += ((self._bind_patterns, expr), expr.data)
             case _ if type(expr) in _RULES:
                 stack.append((self._close, expr))
-                parts = CHILDREN[type(expr)](expr)
-                self._refuse_operators(expr, parts)
-                stack.extend(reversed(parts))
+                subexprs = CHILDREN[type(expr)](expr)
+                self._refuse_operators(expr, subexprs)
+                stack.extend(reversed(subexprs))
             case _:
                 self.fail(expr, f"a {type(expr).__name__} is not a Relay expression")
 
-    def _refuse_operators(self, expr: Expr, parts: Sequence[Expr]) -> None:
-        """An operator has no type of its own, so it can be called and nothing else."""
-        for part in parts:
-            if type(part) is Op and not (type(expr) is Call and part is expr.op):
-                names = ", ".join(f"%{name}" for name in part.definition.arguments)
+    def _refuse_operators(self, expr: Expr, subexprs: Sequence[Expr]) -> None:
+        """Refuse operators as values: an operator has no type of its own, so it can only
+        be called.
+        """
+        for subexpr in subexprs:
+            if type(subexpr) is Op and not (type(expr) is Call and subexpr is expr.op):
+                names = ", ".join(f"%{name}" for name in subexpr.definition.arguments)
                 self.fail(
                     expr,
-                    f"operator {part.name}: expected a call of it, got the operator as a value;"
-                    f" write fn ({names}) {{ {part.name}({names}) }}",
+                    f"operator {subexpr.name}: expected a call of it, got the operator as a value;"
+                    f" write fn ({names}) {{ {subexpr.name}({names}) }}",
                 )
 
     def _close(self, expr: Expr) -> None:
-        known = expr.checked_type_or_none()
-        if known is not None:
-            self.types[expr] = known
+        checked = expr.checked_type_or_none()
+        if checked is not None:
+            self.types[expr] = checked
             if type(expr) is Call and self._leaves_type_args_out(expr):
-                self._agree(known, self.call(expr) or known, expr, "the result")
+                self._agree(checked, self.call(expr) or checked, expr, "the result")
             return
-        found = _RULES[type(expr)](self, expr)
-        if found is None:
+        inferred = _RULES[type(expr)](self, expr)
+        if inferred is None:
             self.waiting.append(expr)
-            found = self.unifier.hole()
-        self.types[expr] = found
+            inferred = self.unifier.hole()
+        self.types[expr] = inferred
 
     def _leaves_type_args_out(self, call: Call) -> bool:
         callee = self.type_of(call.op)
@@ -277,7 +293,7 @@ class _Inference(CallTypes):
     # Names
 
     def var(self, var: Expr) -> Type:
-        """A variable has its annotation, else the type found before, else a hole."""
+        """Return the annotation of a variable, else the type found before, else a hole."""
         assert isinstance(var, Var)
         annotation = var.type_annotation
         if annotation is None:
@@ -285,16 +301,18 @@ class _Inference(CallTypes):
         return self._written(annotation, var, f"the type of %{var.name_hint}")
 
     def _announce(self, let: Let) -> None:
-        """Before its value: a function may call itself by the variable that it is bound to."""
+        """Set the type of a variable before its value: a function may call itself by that
+        variable.
+        """
         if let.var.type_annotation is not None:
             self.types[let.var] = self.var(let.var)
         elif isinstance(let.value, Function):
             self.types[let.var] = self._signature_with_holes(let.value)
 
     def _signature_with_holes(self, function: Function) -> FuncType:
-        known = _signature(function)
-        if known is not None:
-            return known
+        signature = _signature(function)
+        if signature is not None:
+            return signature
         for p in function.params:
             if p not in self.types:
                 self.types[p] = self.var(p)
@@ -307,6 +325,7 @@ class _Inference(CallTypes):
         value = self.type_of(let.value)
         if let.var in self.types:
             what = f"the value of %{let.var.name_hint}"
+            # An annotation wins over the inferred type, which may be more specific.
             merged = self._agree(self.types[let.var], value, let, what)
             self.types[let.var] = merged if let.var.type_annotation is None else self.types[let.var]
         else:
@@ -321,17 +340,19 @@ class _Inference(CallTypes):
     def _global_type(self, name: GlobalVar) -> Type:
         function: BaseFunc | None = self.module.functions.get(name)
         if function is None:
-            known = name.checked_type_or_none()
-            if known is None:
+            checked = name.checked_type_or_none()
+            if checked is None:
                 self.fail(name, f"@{name.name_hint} is not a function of the module")
-            return known
+            return checked
         if isinstance(function, Function):
             return self._signature_with_holes(function)
         assert isinstance(function, PrimFunc), "the kinds of functions are two"
         return lowered.relay_type(function.with_attr("global_symbol", name.name_hint))
 
     def constructor(self, constructor: Expr) -> Type:
-        """A constructor is a polymorphic function into its data type; one without fields too."""
+        """Return the type of a constructor, a polymorphic function into its data type, even without
+        fields.
+        """
         assert isinstance(constructor, Constructor)
         header = constructor.belong_to
         data = definition(self.module, header)
@@ -344,25 +365,25 @@ class _Inference(CallTypes):
         return FuncType(constructor.inputs, TypeCall(header, data.type_vars), data.type_vars)
 
     def constant(self, constant: Expr) -> Type:
-        """A tensor of the array's shape."""
+        """Return the tensor type of the array."""
         assert isinstance(constant, Constant)
-        known = constant.checked_type_or_none()
-        if known is not None:
-            return known
+        checked = constant.checked_type_or_none()
+        if checked is not None:
+            return checked
         return TensorType(tuple(const(d) for d in constant.data.shape), str(constant.data.dtype))
 
     def op(self, op: Expr) -> Type:
-        """Operators have relations, not types; the unit type stands in."""
+        """Return the unit type: operators have relations, not types."""
         return op.checked_type_or_none() or _UNIT
 
     # One rule per expression: its type, or None to wait for open arguments
 
     def tuple_(self, expr: Tuple) -> Type:
-        """`(a, b): (A, B)`"""
+        """Return the type of a tuple: `(a, b): (A, B)`."""
         return TupleType(tuple(map(self.type_of, expr.fields)))
 
     def projection(self, expr: TupleGetItem) -> Type | None:
-        """`(a, b).0: A`"""
+        """Return the type of a projection: `(a, b).0: A`."""
         kind = self.type_of(expr.tuple_value)
         if isinstance(kind, IncompleteType):
             return None
@@ -377,14 +398,14 @@ class _Inference(CallTypes):
         return kind.fields[expr.index]
 
     def choice(self, expr: If) -> Type:
-        """Both branches have one type."""
+        """Return the common type of both branches."""
         self._agree(_BOOL, self.type_of(expr.cond), expr, "if: the condition")
         what = "if: the else branch, beside the other"
         branches = self.type_of(expr.true_branch), self.type_of(expr.false_branch)
         return self._agree(*branches, expr, what, self.unifier.join)
 
     def lambda_(self, expr: Function) -> Type:
-        """`fn (x: A) { b: B }: fn (A) -> B`"""
+        """Return the type of a function: `fn (x: A) { b: B }: fn (A) -> B`."""
         ret = self.type_of(expr.body)
         if expr.ret_type is not None:
             what = self._result_of(expr)
@@ -398,15 +419,15 @@ class _Inference(CallTypes):
         return f"the result of @{at.name_hint}" if at and is_global else "the result of a function"
 
     def ref_create(self, expr: RefCreate) -> Type:
-        """`ref(a): ref(A)`"""
+        """Return the type of a new cell: `ref(a): ref(A)`."""
         return RelayRefType(self.type_of(expr.value))
 
     def ref_read(self, expr: RefRead) -> Type:
-        """`ref_read(r): A`"""
+        """Return the type of the value in a cell: `ref_read(r): A`."""
         return self._referent(expr, expr.ref)
 
     def ref_write(self, expr: RefWrite) -> Type:
-        """`ref_write(r, a): ()`"""
+        """Return the unit type: `ref_write(r, a): ()`."""
         self._agree(
             self._referent(expr, expr.ref), self.type_of(expr.value), expr, "ref_write: the value"
         )
@@ -422,15 +443,17 @@ class _Inference(CallTypes):
         return value
 
     def match(self, expr: Match) -> Type:
-        """All right sides have one type, and together the clauses fit every value."""
+        """Return the common type of all right sides, after a check that the clauses fit every
+        value.
+        """
         missing = well_formedness.match_error(expr, self.module)
         if missing is not None:
             self.fail(expr, f"{missing}; add them, or write match? to have it checked at run time")
-        found: Type = self.unifier.hole()
+        joint: Type = self.unifier.hole()
         for number, clause in enumerate(expr.clauses):
             what = f"match: clause {number}, beside the first"
-            found = self._agree(found, self.type_of(clause.rhs), expr, what, self.unifier.join)
-        return found
+            joint = self._agree(joint, self.type_of(clause.rhs), expr, what, self.unifier.join)
+        return joint
 
     def _bind_patterns(self, expr: Expr) -> None:
         assert isinstance(expr, Match)
@@ -448,16 +471,16 @@ class _Inference(CallTypes):
                 fields = tuple(self.unifier.hole() for _ in inner)
                 self._agree(TupleType(fields), kind, at, "match: a tuple pattern")
                 self._patterns(at, clause, inner, fields)
-            case PatternConstructor(constructor=made, patterns=inner):
-                whole = self.constructor(made)
-                assert isinstance(whole, FuncType)
-                holes = tuple(self.unifier.hole() for _ in whole.type_params)
-                one = self.unifier.instantiate(whole, holes)
+            case PatternConstructor(constructor=constructor, patterns=inner):
+                constructor_type = self.constructor(constructor)
+                assert isinstance(constructor_type, FuncType)
+                holes = tuple(self.unifier.hole() for _ in constructor_type.type_params)
+                one = self.unifier.instantiate(constructor_type, holes)
                 if len(inner) != len(one.arg_types):
-                    wanted = count(len(one.arg_types), "pattern")
-                    what = f"match: pattern {made.name_hint}"
-                    self.fail(at, f"{what}: expected {wanted} inside, got {len(inner)}")
-                self._agree(one.ret_type, kind, at, f"match: pattern {made.name_hint}")
+                    expected = count(len(one.arg_types), "pattern")
+                    what = f"match: pattern {constructor.name_hint}"
+                    self.fail(at, f"{what}: expected {expected} inside, got {len(inner)}")
+                self._agree(one.ret_type, kind, at, f"match: pattern {constructor.name_hint}")
                 self._patterns(at, clause, inner, one.arg_types)
 
     def _patterns(
@@ -469,20 +492,24 @@ class _Inference(CallTypes):
     # Ends
 
     def _solve_waiting(self) -> None:
-        """Retry what waits, in order, for as long as something is solved."""
+        """Retry waiting expressions, in order, for as long as something is solved."""
         while self.waiting:
             before, self.waiting = self.waiting, []
             for expr in before:
-                found = _RULES[type(expr)](self, expr)
-                if found is None:
+                inferred = _RULES[type(expr)](self, expr)
+                if inferred is None:
                     self.waiting.append(expr)
                 else:
-                    self._agree(self.types[expr], found, expr, "the result")
+                    self._agree(self.types[expr], inferred, expr, "the result")
             if len(self.waiting) == len(before):
                 return
 
     def finish(self) -> None:
-        """Write the types down. Raises TypeInferenceError for what is still unknown."""
+        """Write the types down.
+
+        Raises:
+            TypeInferenceError: A type is still unknown.
+        """
         self._solve_waiting()
         resolve, is_open = self.unifier.resolve, self.unifier.is_open
         holes = self.unifier.has_holes
@@ -496,13 +523,14 @@ class _Inference(CallTypes):
         self.type_args = {c: tuple(map(resolve, args)) for c, args in self.type_args.items()}
 
     def _report_open(self, expr: Expr, kind: Type) -> NoReturn:
-        for each in self.types:
+        # An unannotated variable is the best place to point at.
+        for candidate in self.types:
             if (
-                isinstance(each, Var)
-                and each.type_annotation is None
-                and self.unifier.is_open(self.types[each])
+                isinstance(candidate, Var)
+                and candidate.type_annotation is None
+                and self.unifier.is_open(self.types[candidate])
             ):
-                expr, kind = each, self.types[each]
+                expr, kind = candidate, self.types[candidate]
                 break
         at = self.module.functions.get(expr, expr) if isinstance(expr, GlobalVar) else expr
         self.fail(

@@ -52,11 +52,11 @@ class TypeParser:
 
     @property
     def token(self) -> Token:
-        """The next token."""
+        """Return the next token."""
         return self.tokens[self.position]
 
     def peek(self, ahead: int) -> Token:
-        """A token further on; the last one at the end of the text."""
+        """Return a token further on, or the last one at the end of the text."""
         return self.tokens[min(self.position + ahead, len(self.tokens) - 1)]
 
     def advance(self) -> Token:
@@ -67,7 +67,7 @@ class TypeParser:
         return token
 
     def next_is(self, text: str) -> bool:
-        """Whether the next token is this mark or word."""
+        """Return whether the next token is this mark or word."""
         token = self.tokens[self.position]
         return token.text == text and token.kind in ("mark", "name")
 
@@ -79,19 +79,27 @@ class TypeParser:
         return True
 
     def expect(self, text: str) -> Token:
-        """Take this mark or word. Raises ParseError."""
+        """Read this mark or word.
+
+        Raises:
+            ParseError: The next token is another.
+        """
         if not self.next_is(text):
             self.fail(f"expected {text!r}, got {self.shown()}")
         return self.advance()
 
     def expect_kind(self, kind: str, what: str) -> Token:
-        """Take a token of a kind. Raises ParseError."""
+        """Read a token of a kind.
+
+        Raises:
+            ParseError: The next token is of another kind.
+        """
         if self.token.kind != kind:
             self.fail(f"expected {what}, got {self.shown()}")
         return self.advance()
 
     def shown(self) -> str:
-        """The next token for a message."""
+        """Return the next token as text for a message."""
         token = self.token
         sigil = {"local": "%", "graph": "%", "global": "@"}.get(token.kind, "")
         return "the end of the text" if token.kind == "end" else repr(sigil + token.text)
@@ -101,7 +109,7 @@ class TypeParser:
         self.source.fail(self.token.at, message)
 
     def place(self, at: int) -> tuple[int, int]:
-        """Line and column of a position, from 1."""
+        """Return line and column of a position, from 1."""
         line = bisect_right(self._line_starts, at)
         return line, at - self._line_starts[line - 1] + 1
 
@@ -109,7 +117,7 @@ class TypeParser:
 
     @contextmanager
     def type_params(self) -> Iterator[tuple[TypeVar, ...]]:
-        """`[A, B]`, in sight inside the `with` block."""
+        """Read `[A, B]`, which is visible inside the `with` block."""
         names: dict[str, TypeVar] = {}
         if self.take("["):
             while not self.take("]"):
@@ -124,7 +132,7 @@ class TypeParser:
             self.type_vars.pop()
 
     def type(self) -> Type:
-        """A type."""
+        """Read a type."""
         if self.next_is("("):
             return TupleType(self.types_in_parentheses())
         token = self.expect_kind("name", "a type")
@@ -182,27 +190,27 @@ class TypeParser:
             return FuncType(args, self.type(), params)
 
     def types_in_parentheses(self) -> tuple[Type, ...]:
-        """`(A, B)`"""
+        """Read `(A, B)`."""
         return self._types("(", ")")
 
     def types_in_brackets(self) -> tuple[Type, ...]:
-        """`[A, B]`"""
+        """Read `[A, B]`."""
         return self._types("[", "]")
 
     def _types(self, start: str, end: str) -> tuple[Type, ...]:
         self.expect(start)
-        found: list[Type] = []
+        kinds: list[Type] = []
         while not self.take(end):
-            found.append(self.type())
+            kinds.append(self.type())
             if not self.next_is(end):
                 self.expect(",")
-        return tuple(found)
+        return tuple(kinds)
 
     # Dimensions and attribute values
 
     def prim(self, tightest: int = 0) -> PrimExpr:
-        """A scalar expression whose operators bind at least as tightly as `tightest`."""
-        left = self._prim_atom()
+        """Read a scalar expression whose operators bind at least as tightly as `tightest`."""
+        result = self._prim_atom()
         while (row := _INFIX.get(self.token.text)) is not None and self.token.kind in (
             "mark",
             "name",
@@ -211,8 +219,8 @@ class TypeParser:
             if level < tightest:
                 break
             self.advance()
-            left = prim.binary(kind, left, self.prim(level + 1))
-        return left
+            result = prim.binary(kind, result, self.prim(level + 1))
+        return result
 
     def _prim_atom(self) -> PrimExpr:
         if self.take("?"):
@@ -233,7 +241,11 @@ class TypeParser:
         return self.symbols.setdefault(name.text, SizeVar(name.text))
 
     def meta_entry(self, start: Token) -> object:
-        """`[relay.Constant][3]`: an entry of the meta data. Raises ParseError."""
+        """Read `[relay.Constant][3]`, and return the entry of the meta data.
+
+        Raises:
+            ParseError: There is no such entry.
+        """
         self.expect("[")
         key = self.expect_kind("name", "relay.Constant")
         self.expect("]")
@@ -248,12 +260,14 @@ class TypeParser:
         return entries[position]
 
     def _meta_dimension(self, start: Token) -> PrimExpr:
-        """A named dimension of the meta data is the one of that name everywhere in the text."""
-        found = self.meta_entry(start)
-        if not isinstance(found, PrimExpr):
-            self.source.fail(start.at, f"expected meta data that is a dimension, got {found!r}")
-        named = [v for v in free_vars(found) if isinstance(v, SizeVar)]
-        return substitute(found, {v: self.symbols.setdefault(v.name, v) for v in named})
+        """Return a named dimension of the meta data, the one of that name everywhere in
+        the text.
+        """
+        dimension = self.meta_entry(start)
+        if not isinstance(dimension, PrimExpr):
+            self.source.fail(start.at, f"expected meta data that is a dimension, got {dimension!r}")
+        named = [v for v in free_vars(dimension) if isinstance(v, SizeVar)]
+        return substitute(dimension, {v: self.symbols.setdefault(v.name, v) for v in named})
 
     def _prim_call(self, name: Token) -> PrimExpr:
         self.expect("(")
@@ -276,7 +290,7 @@ class TypeParser:
         return -int(digits) if negative else int(digits)
 
     def value(self) -> object:
-        """An attribute's value: a number, string, bool, None, list, or scalar expression."""
+        """Read an attribute's value: a number, string, bool, None, list, or scalar expression."""
         token = self.token
         if token.kind == "string":
             return self.advance().text
@@ -293,13 +307,13 @@ class TypeParser:
             return self._meta_value()
         if token.text == "VirtualDevice" and self.peek(1).text == "(":
             return self._virtual_device()
-        found = self.prim()
-        if isinstance(found, IntImm):
-            return bool(found.value) if found.dtype == "bool" else found.value
-        return found
+        scalar = self.prim()
+        if isinstance(scalar, IntImm):
+            return bool(scalar.value) if scalar.dtype == "bool" else scalar.value
+        return scalar
 
     def _virtual_device(self) -> VirtualDevice:
-        """`VirtualDevice(device_type=1, virtual_device_id=0, target=..., memory_scope="")`"""
+        """Read `VirtualDevice(device_type=1, virtual_device_id=0, target=..., memory_scope="")`."""
         self.advance()
         self.expect("(")
         numbers: dict[str, int] = {}
@@ -322,7 +336,7 @@ class TypeParser:
         return VirtualDevice(kind, memory_scope=scope, virtual_device_id=number)
 
     def _skip_value(self) -> None:
-        """Over what TVM says of a target: here a compilation has one."""
+        """Skip TVM's description of a target: here a compilation has one."""
         depth = 0
         while self.token.kind != "end":
             text = self.token.text if self.token.kind == "mark" else ""
@@ -332,22 +346,22 @@ class TypeParser:
             self.advance()
 
     def _list(self, end: str) -> tuple[object, ...]:
-        found: list[object] = []
+        values: list[object] = []
         while not self.take(end):
-            found.append(self.value())
+            values.append(self.value())
             if not self.next_is(end):
                 self.expect(",")
-        return tuple(found)
+        return tuple(values)
 
     def _tuple(self) -> tuple[object, ...] | None:
-        """`(a, b)`; None, and nothing taken, for the parenthesis of a scalar expression."""
+        """Read `(a, b)`, or nothing and return None for the parenthesis of a scalar expression."""
         start = self.position
         self.advance()
-        found = self._list(")")
-        if len(found) == 1 and self.tokens[self.position - 2].text != ",":
+        values = self._list(")")
+        if len(values) == 1 and self.tokens[self.position - 2].text != ",":
             self.position = start
             return None
-        return found
+        return values
 
     def _meta_value(self) -> object:
         """Meta data as an attribute's value: None for what has no meaning here."""
@@ -364,13 +378,13 @@ _DTYPES = {"int": "int32", "uint": "uint32", "float": "float32", "uint1": "bool"
 
 
 def _dtype(name: str) -> str:
-    """A dtype under its own name."""
+    """Return a dtype under its own name."""
     scalar, lanes, count = name.partition("x")
     return f"{_DTYPES.get(scalar, scalar)}{lanes}{count}"
 
 
 def _apply(name: str, args: list[PrimExpr]) -> PrimExpr:
-    """`floordiv(a, b)`, `select(c, a, b)`, `int32(a)`, `exp(a)`, ..."""
+    """Return `floordiv(a, b)`, `select(c, a, b)`, `int32(a)`, `exp(a)` and other calls."""
     if name in _FUNCTIONS:
         a, b = args
         return prim.binary(_FUNCTIONS[name], a, b)

@@ -35,24 +35,24 @@ class MismatchError(Exception):
 
 
 def size_vars(kinds: Iterable[Type]) -> list[SizeVar]:
-    """The named dimensions that are a dimension by themselves in the tensors of some types, in
-    order.
+    """Return the named dimensions that are a dimension by themselves in tensors of types,
+    in order.
     """
-    found: dict[SizeVar, None] = {}
+    dims: dict[SizeVar, None] = {}
     for kind in kinds:
         for at in type_post_order(kind):
             if isinstance(at, TensorType):
-                found.update((d, None) for d in at.shape if isinstance(d, SizeVar))
-    return list(found)
+                dims.update((d, None) for d in at.shape if isinstance(d, SizeVar))
+    return list(dims)
 
 
 def substitute_dims(kind: Type, dims: Dims) -> Type:
-    """A type with named dimensions replaced, and the results simplified."""
+    """Return a type with named dimensions replaced, and the results simplified."""
     if not dims:
         return kind
 
     def replace(at: Type) -> Type:
-        """A tensor type over the new dimensions; the same object where none changed."""
+        """Return a tensor type over the new dimensions, the same object if none changed."""
         if not isinstance(at, TensorType):
             return at
         shape = tuple(
@@ -68,11 +68,14 @@ def substitute_dims(kind: Type, dims: Dims) -> Type:
 
 
 def unify_dim(a: PrimExpr, b: PrimExpr) -> PrimExpr:
-    """The dimension that two equal dimensions are; `?` if one is unknown.
+    """Return the common value of two equal dimensions, or `?` if one is unknown.
 
-    Raises MismatchError when they are known to differ: numbers, two names (each stands for any
-    size), or expressions whose difference is a number other than 0. Of two compound expressions
-    that cannot be decided, the first is taken: the run time checks them.
+    Of two compound expressions that cannot be decided, the first is returned: the run time checks
+    them.
+
+    Raises:
+        MismatchError: The dimensions are known to differ: numbers, two names (each stands for any
+            size), or expressions whose difference is a number other than 0.
     """
     if a is b or isinstance(a, AnyDim):
         return a
@@ -92,9 +95,10 @@ def unify_dim(a: PrimExpr, b: PrimExpr) -> PrimExpr:
 
 
 def join_dim(a: PrimExpr, b: PrimExpr) -> PrimExpr:
-    """What is known of a dimension that is one of two: theirs if they are equal, else `?`.
+    """Return a dimension that is one of two: theirs if they are equal, else `?`.
 
-    Raises MismatchError for two different numbers.
+    Raises:
+        MismatchError: They are different numbers.
     """
     if a is b or isinstance(a, AnyDim):
         return a
@@ -112,45 +116,53 @@ class Unifier:
         self._dim = unify_dim
 
     def hole(self) -> IncompleteType:
-        """A new unknown type."""
+        """Return a new unknown type."""
         self.has_holes = True
         return IncompleteType()
 
     def shallow(self, kind: Type) -> Type:
-        """What a type is at the top: follows solved holes, which then know it themselves."""
+        """Return a type with solved holes at its top followed.
+
+        The holes that were followed then lead directly to it.
+        """
         passed: list[IncompleteType] = []
         while isinstance(kind, IncompleteType):
-            found = self.solved.get(kind)
-            if found is None:
+            solution = self.solved.get(kind)
+            if solution is None:
                 break
             passed.append(kind)
-            kind = found
+            kind = solution
+        # Paths are compressed, as in union-find.
         for hole in passed[:-1]:
             self.solved[hole] = kind
         return kind
 
     def resolve(self, kind: Type) -> Type:
-        """A type with all solved holes replaced."""
+        """Return a type with all solved holes replaced."""
         if not self.has_holes or type(kind) is TensorType:
             return kind
 
         def replace(at: Type) -> Type:
-            """What stands for a hole, and in that for its holes."""
+            """Return the solution of a hole, with its own holes replaced."""
             if isinstance(at, IncompleteType):
-                found = self.shallow(at)
-                return found if found is at else self.resolve(found)
+                solution = self.shallow(at)
+                return solution if solution is at else self.resolve(solution)
             return at
 
         return map_type(kind, replace)
 
     def is_open(self, kind: Type) -> bool:
-        """Whether unsolved holes remain in a type."""
+        """Return whether unsolved holes remain in a type."""
         if not self.has_holes or type(kind) is TensorType:
             return False
         return any(isinstance(t, IncompleteType) for t in type_post_order(self.resolve(kind)))
 
     def unify(self, a: Type, b: Type) -> Type:
-        """The type that both are, or MismatchError. Recursion is over the depth of types only."""
+        """Return the type that both are. Recursion is over the depth of types only.
+
+        Raises:
+            MismatchError: The types do not agree.
+        """
         a, b = self.shallow(a), self.shallow(b)
         if a is b:
             return a
@@ -174,8 +186,9 @@ class Unifier:
         raise MismatchError
 
     def join(self, a: Type, b: Type) -> Type:
-        """The type of a value that has one of two: as `unify`, but dimensions of which nothing
-        says that they are equal become `?`.
+        """Return the type of a value that has one of two types.
+
+        It is as `unify`, but dimensions that are not known to be equal become `?`.
         """
         self._dim = join_dim
         try:
@@ -197,7 +210,10 @@ class Unifier:
         )
 
     def _functions(self, a: FuncType, b: FuncType) -> FuncType:
-        """Two functions. A polymorphic one beside one that is not is taken for one of its uses."""
+        """Return the common type of two functions.
+
+        A polymorphic one beside one that is not is taken for one of its uses.
+        """
         if a.type_constraints or b.type_constraints:
             raise MismatchError("relations of function types are not solved")
         if len(a.type_params) != len(b.type_params):
@@ -226,7 +242,9 @@ class Unifier:
         return resolved
 
     def instantiate(self, kind: FuncType, type_args: tuple[Type, ...]) -> FuncType:
-        """The type of one use of a polymorphic function: its type parameters become `type_args`."""
+        """Return the type of one use of a polymorphic function: its type parameters become
+        `type_args`.
+        """
         if not kind.type_params:
             return kind
         new: dict[TypeVar, Type] = dict(zip(kind.type_params, type_args, strict=True))

@@ -47,12 +47,14 @@ class Frame:
     depth: int = 0
 
     def find(self, expr: Expr) -> Value | None:
-        """The value of an expression here or in a frame around, None if there is none yet."""
+        """Return the value of an expression here or in a frame around, or None if there is none
+        yet.
+        """
         at: Frame | None = self
         while at is not None:
-            found = at.values.get(expr)
-            if found is not None:
-                return found
+            value = at.values.get(expr)
+            if value is not None:
+                return value
             at = at.outer
         return None
 

@@ -54,23 +54,23 @@ _NONE: tuple[Expr, ...] = ()
 
 
 def pattern_vars(pattern: Pattern) -> tuple[Var, ...]:
-    """The variables a pattern binds, from left to right."""
-    found: list[Var] = []
+    """Return the variables that a pattern binds, from left to right."""
+    variables: list[Var] = []
     stack = [pattern]
     while stack:
         at = stack.pop()
         if isinstance(at, PatternVar):
-            found.append(at.var)
+            variables.append(at.var)
         elif isinstance(at, (PatternConstructor, PatternTuple)):
             stack.extend(reversed(at.patterns))
-    return tuple(found)
+    return tuple(variables)
 
 
 def map_pattern(pattern: Pattern, new: Mapping[Expr, Expr]) -> Pattern:
-    """The pattern with its variables replaced; itself when none is."""
+    """Return the pattern with its variables replaced; itself when none is."""
     if isinstance(pattern, PatternVar):
-        made = new.get(pattern.var, pattern.var)
-        return pattern.with_fields(var=made)
+        replacement = new.get(pattern.var, pattern.var)
+        return pattern.with_fields(var=replacement)
     if isinstance(pattern, (PatternConstructor, PatternTuple)):
         inner = tuple(map_pattern(p, new) for p in pattern.patterns)
         same = all(a is b for a, b in zip(inner, pattern.patterns, strict=True))
@@ -79,11 +79,11 @@ def map_pattern(pattern: Pattern, new: Mapping[Expr, Expr]) -> Pattern:
 
 
 def _match_children(m: Match) -> tuple[Expr, ...]:
-    found: list[Expr] = [m.data]
+    subexprs: list[Expr] = [m.data]
     for clause in m.clauses:
-        found.extend(pattern_vars(clause.lhs))
-        found.append(clause.rhs)
-    return tuple(found)
+        subexprs.extend(pattern_vars(clause.lhs))
+        subexprs.append(clause.rhs)
+    return tuple(subexprs)
 
 
 # fmt: off
@@ -133,14 +133,16 @@ REBUILD: dict[type, Callable[..., Expr]] = {
 
 
 def children(expr: Expr) -> tuple[Expr, ...]:
-    """The direct subexpressions, binders included. Raises KeyError for a node that is not Relay's
-    (a PrimFunc).
+    """Return the direct subexpressions, binders included.
+
+    Raises:
+        KeyError: The node is not Relay's (a PrimFunc).
     """
     return CHILDREN[type(expr)](expr)
 
 
 def rebuild(expr: Expr, new_children: Sequence[Expr]) -> Expr:
-    """`expr` with these children; `expr` itself when all are identical."""
+    """Return `expr` with these children; `expr` itself when all are identical."""
     old = CHILDREN[type(expr)](expr)
     if all(map(is_, old, new_children)):
         return expr
@@ -148,11 +150,10 @@ def rebuild(expr: Expr, new_children: Sequence[Expr]) -> Expr:
 
 
 def post_order(root: Expr, into_functions: bool = False) -> list[Expr]:
-    """Every expression below `root`, children first, each shared one once; binders (Var) come where
-    they bind.
+    """Return every expression below `root`, children first, each shared one once.
 
-    A function below the root is an atom unless `into_functions`; a root that is a function is
-    always entered.
+    Binders (Var) come where they bind. A function below the root is an atom unless
+    `into_functions`; a root that is a function is always entered.
     """
     order: list[Expr] = []
     done: dict[Expr, bool] = {}
@@ -160,6 +161,7 @@ def post_order(root: Expr, into_functions: bool = False) -> list[Expr]:
     while stack:
         expr = stack[-1]
         state = done.get(expr)
+        # The first visit pushes the children; the second, when they are done, emits the node.
         if state is None:
             if type(expr) is not Function or into_functions or expr is root:
                 below = CHILDREN[type(expr)](expr)
@@ -198,11 +200,11 @@ class ExprMutator:
         }
 
     def rewrite(self, old: Expr, new: Expr) -> Expr:
-        """What stands for `old`; `new` is `old` with rewritten children."""
+        """Return the replacement of `old`; `new` is `old` with rewritten children."""
         return new
 
     def visit(self, root: Expr) -> Expr:
-        """The rewritten expression."""
+        """Return the rewritten expression."""
         memo = self.memo
         for expr in post_order_after(root, memo, self.into_functions):
             new = [memo[c] for c in self._children(expr, root)]
@@ -242,7 +244,7 @@ _METHODS: dict[type, str] = {
 def post_order_after(
     root: Expr, known: Mapping[Expr, object], into_functions: bool = True
 ) -> list[Expr]:
-    """`post_order` without what is in `known` already, nor what only that needs."""
+    """Return `post_order` without expressions that are in `known`, or that only those need."""
     if not known:
         return post_order(root, into_functions)
     order: list[Expr] = []
@@ -267,8 +269,9 @@ class _Substitution(ExprMutator):
 
 
 def bind(expr: Expr, mapping: Mapping[Var, Expr]) -> Expr:
-    """`expr` with variables replaced; in a function, parameters that are replaced go away (TVM's
-    `relay.bind`).
+    """Return `expr` with variables replaced (TVM's `relay.bind`).
+
+    In a function, parameters that are replaced are removed.
     """
     if not isinstance(expr, Function):
         return _Substitution(mapping).visit(expr)
@@ -280,28 +283,28 @@ def bind(expr: Expr, mapping: Mapping[Var, Expr]) -> Expr:
 
 
 def fresh_copy(expr: Expr, mapping: Mapping[Var, Expr] | None = None) -> Expr:
-    """`expr` with a new variable wherever it binds one, so that it can stand beside the original.
+    """Return `expr` with a new variable wherever it binds one, for use beside the original.
 
-    `mapping` replaces free variables on the way. What holds no bound variable is shared.
+    `mapping` replaces free variables on the way. Expressions without bound variables are shared.
     """
     new: dict[Var, Expr] = {}
     for variable in bound_vars(expr):
         new[variable] = Var(variable.name_hint, variable.type_annotation, span=variable.span)
-        known = variable.checked_type_or_none()
-        if known is not None:
-            new[variable].set_checked_type(known)
+        checked = variable.checked_type_or_none()
+        if checked is not None:
+            new[variable].set_checked_type(checked)
     return _Substitution({**new, **(mapping or {})}).visit(expr)
 
 
 def bound_vars(expr: Expr) -> list[Var]:
-    """Every variable that a Let, Function or Match in `expr` binds, in the order met."""
+    """Return every variable that a Let, Function or Match in `expr` binds, in the order met."""
     met = post_order(expr, into_functions=True)
     bound = {v for e in met for v in binders(e)}
     return [e for e in met if isinstance(e, Var) and e in bound]
 
 
 def binders(expr: Expr) -> Sequence[Var]:
-    """The variables that an expression itself binds."""
+    """Return the variables that an expression itself binds."""
     match expr:
         case Let(var=var):
             return (var,)
@@ -314,12 +317,12 @@ def binders(expr: Expr) -> Sequence[Var]:
 
 
 def all_vars(expr: Expr) -> list[Var]:
-    """Every variable bound or used in `expr`, in the order met."""
+    """Return every variable bound or used in `expr`, in the order met."""
     return [e for e in post_order(expr, into_functions=True) if isinstance(e, Var)]
 
 
 def free_vars(expr: Expr) -> list[Var]:
-    """The variables used but not bound in a well-formed expression, in the order met."""
+    """Return the variables used but not bound in a well-formed expression, in the order met."""
     used: list[Var] = []
     bound: set[Var] = set()
     for e in post_order(expr, into_functions=True):
@@ -331,7 +334,11 @@ def free_vars(expr: Expr) -> list[Var]:
 
 
 def closed(expr: object) -> Function:
-    """`fn (free variables) { expr }`. Raises TypeError for what is no expression."""
+    """Return `fn (free variables) { expr }`.
+
+    Raises:
+        TypeError: The value is no expression.
+    """
     if isinstance(expr, TupleWrapper):
         expr = expr.astuple()
     if not isinstance(expr, RelayExpr):
@@ -343,7 +350,7 @@ IRModule.wrapper = staticmethod(closed)
 
 
 def type_children(kind: Type) -> tuple[Type, ...]:
-    """The types a type is made of."""
+    """Return the types that a type consists of."""
     match kind:
         case TupleType(fields=fields):
             return fields
@@ -360,7 +367,7 @@ def type_children(kind: Type) -> tuple[Type, ...]:
 
 
 def type_post_order(kind: Type) -> list[Type]:
-    """The types below a type and itself, children first, each once."""
+    """Return the types below a type and itself, children first, each once."""
     order: list[Type] = []
     done: set[Type] = set()
     stack: list[tuple[Type, bool]] = [(kind, False)]
@@ -376,8 +383,9 @@ def type_post_order(kind: Type) -> list[Type]:
 
 
 def map_type(kind: Type, replace: Callable[[Type], Type]) -> Type:
-    """Rebuild a type bottom-up, `replace` called on every rebuilt part; itself when nothing
-    changes.
+    """Rebuild a type bottom-up, with `replace` called on every rebuilt component.
+
+    It is the type itself when nothing changes.
     """
     if type(kind) is TensorType:
         return replace(kind)
@@ -388,8 +396,8 @@ def map_type(kind: Type, replace: Callable[[Type], Type]) -> Type:
 
 
 def _map_types(kinds: tuple[Type, ...], new: Mapping[Type, Type]) -> tuple[Type, ...]:
-    made = tuple(new[k] for k in kinds)
-    return kinds if all(map(is_, made, kinds)) else made
+    mapped = tuple(new[k] for k in kinds)
+    return kinds if all(map(is_, mapped, kinds)) else mapped
 
 
 def _rebuild_type(kind: Type, new: Mapping[Type, Type]) -> Type:
@@ -413,17 +421,17 @@ def _rebuild_type(kind: Type, new: Mapping[Type, Type]) -> Type:
 
 
 def substitute_type(kind: Type, mapping: Mapping[TypeVar, Type]) -> Type:
-    """A type with type variables replaced."""
+    """Return a type with type variables replaced."""
     return map_type(kind, lambda t: mapping.get(t, t) if isinstance(t, TypeVar) else t)
 
 
 def has_holes(kind: Type) -> bool:
-    """Whether a type contains an IncompleteType."""
+    """Return whether a type contains an IncompleteType."""
     return any(isinstance(t, IncompleteType) for t in type_post_order(kind))
 
 
 def types_in(expr: Expr) -> tuple[Type, ...]:
-    """The types written at one node: annotations and type arguments, not inferred ones."""
+    """Return the types written at one node: annotations and type arguments, not inferred ones."""
     match expr:
         case Var(type_annotation=kind):
             return () if kind is None else (kind,)

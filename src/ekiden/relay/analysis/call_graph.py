@@ -25,6 +25,8 @@ class CallGraph:
             if isinstance(function, Function):
                 used.update(_references(function, module))
             self._callees[name] = used
+        # Every function has an entry, so that unknown names are a KeyError and uncalled ones are
+        # not.
         self._callers: dict[GlobalVar, Counter[GlobalVar]] = {g: Counter() for g in self._callees}
         for name, used in self._callees.items():
             for callee, count in used.items():
@@ -34,28 +36,28 @@ class CallGraph:
         return var in self._callees if isinstance(var, GlobalVar) else var in self.module
 
     def __getitem__(self, var: GlobalVar | str) -> Mapping[GlobalVar, int]:
-        """The functions that one refers to, and how often."""
+        """Return the functions that a function refers to, with the number of references."""
         return self._callees[self._var(var)]
 
     def callers(self, var: GlobalVar | str) -> Mapping[GlobalVar, int]:
-        """The functions that refer to one, and how often."""
+        """Return the functions that refer to a function, with the number of references."""
         return self._callers[self._var(var)]
 
     def ref_count(self, var: GlobalVar | str) -> int:
-        """How many references to a function the module has."""
+        """Return how many references to a function the module has."""
         return self._callers[self._var(var)].total()
 
     def global_call_count(self, var: GlobalVar | str) -> int:
-        """How many references to functions a function has."""
+        """Return how many references to functions a function has."""
         return self._callees[self._var(var)].total()
 
     def is_recursive(self, var: GlobalVar | str) -> bool:
-        """Whether a function refers to itself, through others or directly."""
+        """Return whether a function refers to itself, directly or through others."""
         name = self._var(var)
         return any(name in group for group in self.cycles())
 
     def print_var(self, var: GlobalVar | str) -> str:
-        """A function and what it refers to, as text."""
+        """Return a function and its references as text."""
         name = self._var(var)
         lines = [f"@{name.name_hint}: #refs = {self.ref_count(name)}"]
         used = self._callees[name].items()
@@ -65,37 +67,38 @@ class CallGraph:
         return "\n".join(self.print_var(g) for g in self._callees)
 
     def components(self) -> list[list[GlobalVar]]:
-        """The functions in groups that refer to each other in a cycle (or of one alone), a group
-        after those it refers to (R. Tarjan, 1972).
+        """Return the functions in groups that refer to each other in a cycle, or of one alone.
+
+        A group comes after those that it refers to (R. Tarjan, 1972).
         """
         return _Components(self._callees).found
 
     def cycles(self) -> list[list[GlobalVar]]:
-        """The groups that are recursive."""
+        """Return the groups that are recursive."""
         return [c for c in self.components() if len(c) > 1 or c[0] in self._callees[c[0]]]
 
     def unreachable(self, roots: tuple[str, ...] = ("main",)) -> list[GlobalVar]:
-        """The functions that no root reaches."""
+        """Return the functions that no root reaches."""
         work = [self._var(r) for r in roots if r in self.module]
-        seen = set(work)
+        reached = set(work)
         while work:
-            new = [g for g in self._callees[work.pop()] if g not in seen]
-            seen.update(new)
+            new = [g for g in self._callees[work.pop()] if g not in reached]
+            reached.update(new)
             work.extend(new)
-        return [g for g in self._callees if g not in seen]
+        return [g for g in self._callees if g not in reached]
 
     def _var(self, var: GlobalVar | str) -> GlobalVar:
         return self.module.get_global_var(var) if isinstance(var, str) else var
 
 
 def _references(function: Function, module: IRModule) -> Counter[GlobalVar]:
-    """How often a function refers to each function of the module."""
-    found: Counter[GlobalVar] = Counter()
+    """Return how often a function refers to each function of the module."""
+    counts: Counter[GlobalVar] = Counter()
     for expr in post_order(function, into_functions=True):
         for child in children(expr):
             if isinstance(child, GlobalVar) and child in module.functions:
-                found[child] += 1
-    return found
+                counts[child] += 1
+    return counts
 
 
 class _Components:
@@ -119,9 +122,9 @@ class _Components:
     def _walk(self, root: GlobalVar) -> None:
         stack = [self._enter(root)]
         while stack:
-            node, rest = stack[-1]
-            if rest:
-                callee = rest.pop(0)
+            node, unvisited = stack[-1]
+            if unvisited:
+                callee = unvisited.pop(0)
                 if callee not in self.low:
                     stack.append(self._enter(callee))
                 elif callee in self.open:
@@ -131,6 +134,7 @@ class _Components:
             if stack:
                 above = stack[-1][0]
                 self.low[above] = min(self.low[above], self.low[node])
+            # No callee leads further up: the node is the first of its group.
             if self.low[node] == self.open[node]:
                 self._close(node)
 

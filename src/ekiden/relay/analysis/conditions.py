@@ -18,22 +18,23 @@ Condition = tuple[PrimExpr, str]
 
 
 def shape_conditions(function: Function) -> list[Condition]:
-    """The conditions under which the operators of a typed function that are evaluated in every run
-    fit their arguments, for those on the named dimensions of its parameters that cannot be proved;
-    each once.
+    """Return the conditions on named dimensions of parameters under which a typed function is
+    valid.
 
+    Those of operators that are evaluated in every run count, if they cannot be proved; each once.
     nn.dense(%x: Tensor[(1, n), float32], %w: Tensor[(5, 10), float32]) needs n == 10.
     """
     named = {v for p in function.params for v in _symbols(p.checked_type)}
     if not named:
         return []
-    found = _conditions(_always_evaluated(function.body))
-    return [each for each in found if named.issuperset(free_vars(each[0]))]
+    conditions = _conditions(_always_evaluated(function.body))
+    return [condition for condition in conditions if named.issuperset(free_vars(condition[0]))]
 
 
 def kernel_conditions(function: Function) -> tuple[Condition, ...]:
-    """What a primitive function takes for granted of the dimensions of its arguments and results,
-    of which those may be data: the k of topk.
+    """Return the conditions on dimensions of the arguments and results of a primitive function.
+
+    Dimensions of results may be data: the k of topk.
     """
     if not any(_symbols(k.checked_type) for k in (*function.params, function.body)):
         return ()
@@ -41,33 +42,37 @@ def kernel_conditions(function: Function) -> tuple[Condition, ...]:
 
 
 def has_conditions(call: Call) -> bool:
-    """Whether the call of an operator takes something for granted of dimensions that is not proved,
-    so that a run may end there.
+    """Return whether the call of an operator has conditions on dimensions that are not proved.
+
+    A run may end at such a call.
     """
     return bool(_conditions((call,)))
 
 
 def _always_evaluated(body: Expr) -> list[Expr]:
-    """The expressions of a body that are in no branch, clause or function."""
-    found: dict[Expr, None] = {}
+    """Return the expressions of a body that are in no branch, clause or function."""
+    evaluated: dict[Expr, None] = {}
     stack = [body]
     while stack:
         expr = stack.pop()
-        if expr in found:
+        if expr in evaluated:
             continue
-        found[expr] = None
+        evaluated[expr] = None
+        # Only the test is evaluated in every run.
         if isinstance(expr, If):
             stack.append(expr.cond)
         elif isinstance(expr, Match):
             stack.append(expr.data)
         elif not isinstance(expr, Function):
             stack.extend(reversed(children(expr)))
-    return list(found)
+    return list(evaluated)
 
 
 def _conditions(order: Sequence[Expr]) -> list[Condition]:
-    """What the operators among some expressions need, and is not proved; each once."""
-    found: dict[int, Condition] = {}
+    """Return the conditions of the operators among some expressions that are not proved,
+    each once.
+    """
+    unproved: dict[int, Condition] = {}
     analyzer, one = Analyzer(), Interned()
     for expr in order:
         if not isinstance(expr, Call) or not isinstance(expr.op, Op):
@@ -75,14 +80,15 @@ def _conditions(order: Sequence[Expr]) -> list[Condition]:
         kinds = [a.checked_type for a in expr.args]
         if not any(map(_symbols, (*kinds, expr.checked_type))):
             continue
+        # Running the type relation again collects the conditions that it assumes.
         with assumptions() as assumed:
             expr.op.definition.relation(kinds, expr.attrs)
         for condition in assumed:
             key = id(one(condition))
-            if key not in found and not analyzer.can_prove(condition):
+            if key not in unproved and not analyzer.can_prove(condition):
                 where = expr.op.name + (f" ({expr.span})" if expr.span else "")
-                found[key] = (condition, where)
-    return list(found.values())
+                unproved[key] = (condition, where)
+    return list(unproved.values())
 
 
 def _symbols(kind: Type) -> set[SizeVar]:

@@ -18,12 +18,12 @@ from ekiden.relay.visitor import children, post_order
 
 def post_order_visit(expr: Expr, fvisit: Callable[[Expr], object]) -> None:
     """Call a function on every expression below one, children first, each shared one once."""
-    for each in post_order(expr, into_functions=True):
-        fvisit(each)
+    for subexpression in post_order(expr, into_functions=True):
+        fvisit(subexpression)
 
 
 def check_constant(expr: Expr) -> bool:
-    """Whether an expression is a constant, or a tuple of those."""
+    """Return whether an expression is a constant, or a tuple of constants."""
     work = [expr]
     while work:
         at = work.pop()
@@ -35,8 +35,9 @@ def check_constant(expr: Expr) -> bool:
 
 
 def list_op_freqs(mod: IRModule | Expr) -> dict[str, int]:
-    """How many calls of each operator a module or expression has, bodies of fused functions
-    included.
+    """Return how many calls of each operator a module or expression has.
+
+    Bodies of fused functions are included.
     """
     calls = (e for root in _roots(mod) for e in post_order(root, into_functions=True))
     names = (e.op.name for e in calls if isinstance(e, Call) and isinstance(e.op, Op))
@@ -44,7 +45,7 @@ def list_op_freqs(mod: IRModule | Expr) -> dict[str, int]:
 
 
 def count_layers(expr: IRModule | Expr, valid_ops: Sequence[str]) -> int:
-    """The largest number of calls of some operators on one path to the result."""
+    """Return the largest number of calls of some operators on one path to the result."""
     deepest: dict[Expr, int] = {}
     for root in _roots(expr):
         for at in post_order(root, into_functions=True):
@@ -55,8 +56,9 @@ def count_layers(expr: IRModule | Expr, valid_ops: Sequence[str]) -> int:
 
 
 def get_total_mac_number(expr: IRModule | Expr) -> int:
-    """How often products of matrices, convolutions, attention and recurrent layers multiply and
-    add, on constant shapes. Needs inferred types; a call with a symbolic shape counts 0.
+    """Return how often products, convolutions, attention and recurrent layers multiply and add.
+
+    Shapes must be constant, and types inferred; a call with a symbolic shape counts 0.
     """
     calls = (
         e
@@ -69,23 +71,24 @@ def get_total_mac_number(expr: IRModule | Expr) -> int:
 
 
 def extract_fused_functions(mod: IRModule) -> dict[int, Function]:
-    """The primitive functions of a module, by structural hash, each once. A module that has none
-    is simplified for inference and fused first.
+    """Return the primitive functions of a module, by structural hash, each once.
+
+    A module that has none is simplified for inference and fused first.
     """
-    found = _primitive_functions(mod)
-    if found:
-        return found
+    existing = _primitive_functions(mod)
+    if existing:
+        return existing
     with PassContext(opt_level=3):
         return _primitive_functions(Sequential(("SimplifyInference", "FuseOps"))(mod))
 
 
 def _primitive_functions(module: IRModule) -> dict[int, Function]:
-    found: dict[int, Function] = {}
+    by_hash: dict[int, Function] = {}
     for root in _roots(module):
         for at in post_order(root, into_functions=True):
             if isinstance(at, Function) and at.attr("Primitive"):
-                found.setdefault(structural_hash(at), at)
-    return found
+                by_hash.setdefault(structural_hash(at), at)
+    return by_hash
 
 
 def _roots(value: IRModule | Expr) -> list[Expr]:
@@ -95,7 +98,9 @@ def _roots(value: IRModule | Expr) -> list[Expr]:
 
 
 def macs_of(call: Call) -> PrimExpr | None:
-    """How often a call of typed arguments multiplies and adds; None where it is no product."""
+    """Return how often a call of typed arguments multiplies and adds, or None if it is no
+    product.
+    """
     assert isinstance(call.op, Op)
     count = call.op.definition.macs
     if count is None:
@@ -105,6 +110,6 @@ def macs_of(call: Call) -> PrimExpr | None:
 
 
 def _shapes(kind: Type) -> list[tuple[PrimExpr, ...]]:
-    """The shapes of a tensor, or of the tensors of a tuple."""
+    """Return the shapes of a tensor, or of the tensors of a tuple."""
     fields = kind.fields if isinstance(kind, TupleType) else (kind,)
     return [t.shape for t in fields if isinstance(t, TensorType)]

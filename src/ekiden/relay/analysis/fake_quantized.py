@@ -21,7 +21,9 @@ def _name(expr: RelayExpr) -> str:
 
 
 def inputs_within(expr: RelayExpr) -> Sequence[RelayExpr] | None:
-    """What an expression of a region computes from; None if it cannot be in one."""
+    """Return the expressions that one in a region is computed from, or None if it cannot
+    be in one.
+    """
     match expr:
         case Call(op=Op(name=name), args=args):
             if name == BEGIN:
@@ -38,35 +40,39 @@ def inputs_within(expr: RelayExpr) -> Sequence[RelayExpr] | None:
 
 
 def fake_quantized_region(root: Call) -> list[RelayExpr] | None:
-    """The expressions from dequantizes to the quantize `root`, in order; None if there are others
-    between, or no dequantize."""
+    """Return the expressions from dequantizes to the quantize `root`, in order.
+
+    None if there are other expressions between, or no dequantize.
+    """
     order: list[RelayExpr] = []
-    seen: set[RelayExpr] = set()
+    visited: set[RelayExpr] = set()
     stack: list[tuple[RelayExpr, bool]] = [(root, False)]
     while stack:
         expr, ready = stack.pop()
         if ready:
             order.append(expr)
-        elif expr not in seen:
-            seen.add(expr)
+        elif expr not in visited:
+            visited.add(expr)
             below = inputs_within(expr)
             if below is None:
                 return None
             stack.append((expr, True))
-            stack.extend((each, False) for each in reversed(below))
+            stack.extend((operand, False) for operand in reversed(below))
     return order if any(_name(e) == BEGIN for e in order) else None
 
 
 def list_fake_quantized_op_freqs(mod: IRModule) -> dict[str, int]:
-    """Operator -> how many of its calls are in such regions, each counted once (TVM's name)."""
-    found: dict[RelayExpr, str] = {}
+    """Return how many calls of each operator are in such regions, each counted once (TVM's
+    name).
+    """
+    names: dict[RelayExpr, str] = {}
     for function in mod.functions.values():
         if not isinstance(function, Function):
             continue
         for expr in post_order(function, into_functions=True):
             if isinstance(expr, Call) and _name(expr) == END:
-                found |= {e: _name(e) for e in fake_quantized_region(expr) or ()}
-    return dict(Counter(name for name in found.values() if name not in ("", BEGIN, END)))
+                names |= {e: _name(e) for e in fake_quantized_region(expr) or ()}
+    return dict(Counter(name for name in names.values() if name not in ("", BEGIN, END)))
 
 
 __all__ = ["fake_quantized_region", "inputs_within", "list_fake_quantized_op_freqs"]

@@ -25,24 +25,24 @@ _OF_CLASS = {kind: Feature[f"f{kind.__name__}"] for kind in CHILDREN}
 def detect_feature(
     a: Expr | IRModule | None, b: Expr | IRModule | None = None
 ) -> frozenset[Feature]:
-    """The features of an expression, of the functions of a module, or of both together."""
+    """Return the features of an expression, of the functions of a module, or of both together."""
     roots: list[Expr] = []
-    for each in (a, b):
-        if isinstance(each, IRModule):
-            roots += [f for f in each.functions.values() if isinstance(f, Function)]
-        elif each is not None:
-            roots.append(each)
+    for value in (a, b):
+        if isinstance(value, IRModule):
+            roots += [f for f in value.functions.values() if isinstance(f, Function)]
+        elif value is not None:
+            roots.append(value)
     return frozenset(feature for root in roots for feature in _features(root))
 
 
 def _features(root: Expr) -> set[Feature]:
-    found: set[Feature] = set()
+    features: set[Feature] = set()
     used: set[Expr] = set()
     for expr in post_order(root, into_functions=True):
-        found.add(_OF_CLASS[type(expr)])
+        features.add(_OF_CLASS[type(expr)])
         for child in CHILDREN[type(expr)](expr):
             if child in used:
-                found.add(Feature.fGraph)
+                features.add(Feature.fGraph)
             elif not isinstance(child, ATOMS):
                 used.add(child)
         if (
@@ -50,5 +50,5 @@ def _features(root: Expr) -> set[Feature]:
             and isinstance(expr.value, Function)
             and expr.var in free_vars(expr.value)
         ):
-            found.add(Feature.fLetRec)
-    return found
+            features.add(Feature.fLetRec)
+    return features

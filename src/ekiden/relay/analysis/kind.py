@@ -36,9 +36,12 @@ _NAMES = {
 
 
 def check_kind(t: Type, mod: IRModule | None = None) -> TypeKind:
-    """The kind of a type whose parts have the kinds they must have.
+    """Return the kind of a type, after checking the kinds of its components.
 
-    With a module, data types are looked up in it. Raises TypeInferenceError that names the part.
+    With a module, data types are looked up in it.
+
+    Raises:
+        TypeInferenceError: A component, which is named, has another kind than it must have.
     """
     kinds: dict[Type, TypeKind] = {}
     for at in type_post_order(t):
@@ -47,16 +50,17 @@ def check_kind(t: Type, mod: IRModule | None = None) -> TypeKind:
 
 
 def kind_errors(exprs: Iterable[Expr], module: IRModule) -> list[str]:
-    """What `check_kind` says about the types written in expressions: each must be a type."""
-    found: list[str] = []
+    """Return the errors of `check_kind` for types written in expressions; each must be a type."""
+    errors: list[str] = []
     for written in (t for e in exprs for t in types_in(e)):
+        # By far the most frequent annotation, which cannot be wrong.
         if type(written) is TensorType:
             continue
         try:
             _require(written, check_kind(written, module), TypeKind.TYPE, "an annotation")
         except TypeInferenceError as error:
-            found.append(str(error))
-    return found
+            errors.append(str(error))
+    return errors
 
 
 def _kind(at: Type, kinds: dict[Type, TypeKind], module: IRModule | None) -> TypeKind:
@@ -74,16 +78,18 @@ def _kind(at: Type, kinds: dict[Type, TypeKind], module: IRModule | None) -> Typ
             return TypeKind.CONSTRAINT
         case FuncType(arg_types=args, ret_type=ret, type_constraints=held):
             _all_types(args, kinds, "a parameter of a function")
-            for each in held:
-                _require(each, kinds[each], TypeKind.CONSTRAINT, "a relation of a function")
+            for constraint in held:
+                _require(
+                    constraint, kinds[constraint], TypeKind.CONSTRAINT, "a relation of a function"
+                )
             return _all_types((ret,), kinds, "the result of a function")
         case TypeCall():
             return _type_call_kind(at, kinds, module)
         case TypeData(header=header, constructors=constructors):
             _require(header, header.kind, TypeKind.ADT_HANDLE, "the header of a data type")
-            for made in constructors:
-                for field in made.inputs:
-                    what = f"a field of {made.name_hint}"
+            for constructor in constructors:
+                for field in constructor.inputs:
+                    what = f"a field of {constructor.name_hint}"
                     _require(field, check_kind(field, module), TypeKind.TYPE, what)
             return TypeKind.TYPE_DATA
         case _:
@@ -109,22 +115,22 @@ def _type_call_kind(at: TypeCall, kinds: dict[Type, TypeKind], module: IRModule 
     return TypeKind.TYPE
 
 
-def _all_types(parts: tuple[Type, ...], kinds: dict[Type, TypeKind], what: str) -> TypeKind:
-    for part in parts:
-        _require(part, kinds[part], TypeKind.TYPE, what)
+def _all_types(components: tuple[Type, ...], kinds: dict[Type, TypeKind], what: str) -> TypeKind:
+    for component in components:
+        _require(component, kinds[component], TypeKind.TYPE, what)
     return TypeKind.TYPE
 
 
-def _require(part: Type, got: TypeKind, wanted: TypeKind, what: str) -> None:
-    if got != wanted:
+def _require(component: Type, actual: TypeKind, expected: TypeKind, what: str) -> None:
+    if actual != expected:
         raise TypeInferenceError(
-            f"kind check: {what} must be {_NAMES[wanted]}, got {_NAMES[got]}: {_shown(part)}"
+            f"kind check: {what} must be {_NAMES[expected]}, got {_NAMES[actual]}: {_shown(component)}"
         )
 
 
-def _shown(part: Type) -> str:
+def _shown(component: Type) -> str:
     return (
-        f"the definition of {part.header.name_hint}"
-        if isinstance(part, TypeData)
-        else type_text(part)
+        f"the definition of {component.header.name_hint}"
+        if isinstance(component, TypeData)
+        else type_text(component)
     )

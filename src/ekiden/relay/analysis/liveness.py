@@ -7,34 +7,38 @@ from ekiden.relay.visitor import binders, children, free_vars, post_order
 
 
 def last_uses(root: Expr) -> dict[Let, tuple[Var, ...]]:
-    """For every `Let` below an expression, the variables of its chain that nothing after its value
-    uses; its own variable is among them if nothing uses it at all.
+    """Return, for every `Let` below an expression, the variables of its chain that die there.
 
-    `let %a = f(%x); let %b = g(%a); %b`: %a dies at the second binding, nothing at the first.
+    Nothing after the value of that `Let` uses them; its own variable is among them if nothing uses
+    it at all. `let %a = f(%x); let %b = g(%a); %b`: %a dies at the second binding, nothing at the
+    first.
     """
-    found: dict[Let, tuple[Var, ...]] = {}
+    dying_at: dict[Let, tuple[Var, ...]] = {}
     for chain in _chains(root):
         alive = set(free_vars(chain[-1].body))
         own = {let.var: number for number, let in enumerate(chain)}
+        # From the end of the chain: a use is the last one if the variable is not alive after it.
         for let in reversed(chain):
             used = {v for v in free_vars(let.value) if v in own and v is not let.var}
             dying = used - alive
             if let.var not in alive:
                 dying.add(let.var)
-            found[let] = tuple(sorted(dying, key=own.__getitem__))
+            dying_at[let] = tuple(sorted(dying, key=own.__getitem__))
             alive |= used
-    return found
+    return dying_at
 
 
 def dead_bindings(root: Expr) -> list[Let]:
-    """Every `Let` below an expression whose variable nothing uses, in the order of evaluation."""
+    """Return every `Let` below an expression whose variable nothing uses, in order of
+    evaluation.
+    """
     used = {v for e in post_order(root, into_functions=True) for v in _uses(e)}
     lets = [e for e in post_order(root, into_functions=True) if isinstance(e, Let)]
     return [let for let in reversed(lets) if let.var not in used]
 
 
 def _chains(root: Expr) -> list[list[Let]]:
-    """The let-chains below an expression, each from its first binding."""
+    """Return the let-chains below an expression, each from its first binding."""
     lets = [e for e in post_order(root, into_functions=True) if isinstance(e, Let)]
     inner = {let.body for let in lets}
     chains: list[list[Let]] = []
@@ -49,6 +53,6 @@ def _chains(root: Expr) -> list[list[Let]]:
 
 
 def _uses(expr: Expr) -> list[Var]:
-    """The variables that an expression uses directly."""
+    """Return the variables that an expression uses directly."""
     bound = binders(expr)
     return [c for c in children(expr) if isinstance(c, Var) and c not in bound]

@@ -22,20 +22,21 @@ class Network:
         self._edges: list[list[int]] = [[], []]
 
     def node(self) -> int:
-        """A new one."""
+        """Return a new node."""
         self._edges.append([])
         return len(self._edges) - 1
 
     def edge(self, start: int, end: int, cost: int) -> None:
-        """Where `start` is with the source and `end` with the sink, a cut pays `cost`."""
-        for here, there, left in ((start, end, cost), (end, start, 0)):
-            self._edges[here].append(len(self._to))
-            self._to.append(there)
-            self._left.append(left)
+        """Add an edge: a cut pays `cost` if `start` is with the source and `end` with the sink."""
+        for tail, head, capacity in ((start, end, cost), (end, start, 0)):
+            self._edges[tail].append(len(self._to))
+            self._to.append(head)
+            self._left.append(capacity)
 
     def with_source(self) -> set[int]:
-        """The nodes that the cheapest cut leaves with the source; of several such cuts, the one
-        with the fewest of them.
+        """Return the nodes that the cheapest cut leaves with the source.
+
+        Of several such cuts, the one with the fewest nodes is taken.
         """
         while self.SINK in (levels := self._levels()):
             nexts = [0] * len(self._edges)
@@ -44,19 +45,20 @@ class Network:
         return set(levels)
 
     def _levels(self) -> dict[int, int]:
-        """How far each node is from the source, by edges with something left."""
-        found, work = {self.SOURCE: 0}, deque([self.SOURCE])
+        """Return the distance of nodes from the source, by edges with remaining capacity."""
+        levels, work = {self.SOURCE: 0}, deque([self.SOURCE])
         while work:
             at = work.popleft()
             for edge in self._edges[at]:
-                if self._left[edge] and self._to[edge] not in found:
-                    found[self._to[edge]] = found[at] + 1
+                if self._left[edge] and self._to[edge] not in levels:
+                    levels[self._to[edge]] = levels[at] + 1
                     work.append(self._to[edge])
-        return found
+        return levels
 
     def _augment(self, levels: dict[int, int], nexts: list[int]) -> bool:
-        """Push what one shortest path takes; whether there was one. `nexts` has the edge of each
-        node that is to be tried next.
+        """Push as much as one shortest path allows, and return whether there was a path.
+
+        `nexts` has the edge of each node that is to be tried next.
         """
         path: list[int] = []
         at = self.SOURCE
@@ -67,14 +69,17 @@ class Network:
             if nexts[at] < len(edges):
                 path.append(edges[nexts[at]])
                 at = self._to[path[-1]]
+            # No edge of the source leads on: this level graph has no further path.
             elif not path:
                 return False
             else:
+                # A dead end: back to the node before it, whose next edge is tried.
                 at = self._to[path.pop() ^ 1]
                 nexts[at] += 1
         pushed = min(self._left[edge] for edge in path)
         for edge in path:
             self._left[edge] -= pushed
+            # The edge back allows a later path to undo this one.
             self._left[edge ^ 1] += pushed
         return True
 

@@ -14,32 +14,32 @@ from ekiden.relay.visitor import post_order, type_post_order, types_in
 
 
 def all_type_vars(expr: Expr | Type, mod: IRModule | None = None) -> list[TypeVar]:
-    """Every type variable bound or used in an expression or a type, in the order met."""
+    """Return every type variable bound or used in an expression or a type, in the order met."""
     return list(dict.fromkeys((*_bound(expr), *_used(expr))))
 
 
 def bound_type_vars(expr: Expr | Type, mod: IRModule | None = None) -> list[TypeVar]:
-    """The type parameters of functions, function types and data types in an expression or a type,
-    in the order met.
-    """
+    """Return the type parameters of functions, function types and data types, in the order met."""
     return list(dict.fromkeys(_bound(expr)))
 
 
 def free_type_vars(expr: Expr | Type, mod: IRModule | None = None) -> list[TypeVar]:
-    """The type variables used but not bound in an expression or a type, in the order met."""
+    """Return the type variables used but not bound in an expression or a type, in the order met."""
     bound = set(_bound(expr))
     return [v for v in dict.fromkeys(_used(expr)) if v not in bound]
 
 
 def all_dtypes(expr: Expr) -> set[str]:
-    """The dtypes of all tensors in the checked types of an expression. Needs inferred types."""
+    """Return the dtypes of all tensors in the checked types of an expression. Needs
+    inferred types.
+    """
     kinds = (e.checked_type_or_none() for e in post_order(expr, into_functions=True))
     inside = (t for kind in kinds if kind is not None for t in type_post_order(kind))
     return {t.dtype for t in inside if isinstance(t, TensorType)}
 
 
 def _types(root: Expr | Type) -> Iterator[Type]:
-    """The types written in an expression, or the type, without their parts."""
+    """Yield the types written in an expression, or the type, without their components."""
     if isinstance(root, Type):
         yield root
         return
@@ -52,22 +52,22 @@ def _bound(root: Expr | Type) -> Iterator[TypeVar]:
         for expr in post_order(root, into_functions=True):
             if isinstance(expr, Function):
                 yield from expr.type_params
-    for each in _parts(_types(root)):
-        if isinstance(each, FuncType):
-            yield from each.type_params
-        elif isinstance(each, TypeData):
-            yield from each.type_vars
+    for kind in _parts(_types(root)):
+        if isinstance(kind, FuncType):
+            yield from kind.type_params
+        elif isinstance(kind, TypeData):
+            yield from kind.type_vars
 
 
 def _used(root: Expr | Type) -> Iterator[TypeVar]:
-    for each in _parts(_types(root)):
-        if isinstance(each, TypeVar):
-            yield each
+    for kind in _parts(_types(root)):
+        if isinstance(kind, TypeVar):
+            yield kind
 
 
 def _parts(kinds: Iterable[Type]) -> Iterator[Type]:
     for kind in kinds:
         yield from type_post_order(kind)
         if isinstance(kind, TypeData):
-            for made in kind.constructors:
-                yield from _parts(made.inputs)
+            for constructor in kind.constructors:
+                yield from _parts(constructor.inputs)

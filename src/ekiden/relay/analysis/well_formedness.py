@@ -39,16 +39,17 @@ class _Scope:
     """The innermost scope around this one (or itself) that is no body of a Let."""
 
     def open(self, is_block: bool) -> _Scope:
-        """A scope inside this one."""
-        made = _Scope(self, self.depth + 1)
-        made.block = made if is_block else self.block
-        self.inner.append(made)
-        return made
+        """Return a new scope inside this one."""
+        opened = _Scope(self, self.depth + 1)
+        opened.block = opened if is_block else self.block
+        self.inner.append(opened)
+        return opened
 
 
 def _parts(expr: Expr) -> tuple[list[Expr], list[tuple[tuple[Var, ...], Expr]]]:
-    """What is evaluated in the scope of an expression, and what in scopes it opens: (variables,
-    body).
+    """Return the expressions in the scope of an expression, and those in scopes that it opens.
+
+    The latter are pairs (variables, body).
     """
     match expr:
         case Let(var=var, value=value, body=body) if isinstance(value, Function):
@@ -101,20 +102,23 @@ class _Scoping:
         self.binders: dict[Var, list[_Scope]] = {}
         self.twice: list[Var] = []
         self.order = [e for e in post_order(root, into_functions=True) if not isinstance(e, ATOMS)]
+        # Users come before their operands, so that the scope of an operand is known from all its
+        # uses.
         for expr in reversed(self.order):
             self._place(expr)
         _number(self.top)
 
     def _place(self, expr: Expr) -> None:
         scope = self.where[expr]
-        here, opened = _parts(expr)
-        for part in here:
-            self.where[part] = _common(self.where.get(part), scope)
+        in_scope, opened = _parts(expr)
+        for subexpression in in_scope:
+            self.where[subexpression] = _common(self.where.get(subexpression), scope)
         new: dict[Var, list[_Scope]] = {}
         for variables, body in opened:
             inner = scope.open(is_block=not isinstance(expr, Let))
             self.where[body] = _common(self.where.get(body), inner)
             once = dict.fromkeys(variables, inner)
+            # A parameter list that names one variable twice.
             self.twice += [v for v in once if variables.count(v) > 1]
             if not isinstance(expr, Let):  # the one variable of a Let sees itself and the body
                 self.twice += [v for v in once if v in new]
@@ -124,29 +128,29 @@ class _Scoping:
         self.binders.update(new)
 
     def sees(self, expr: Expr, var: Var) -> bool:
-        """Whether a variable used by an expression is bound around it."""
+        """Return whether a variable used by an expression is bound around it."""
         at = self.where[expr].first
         return any(scope.first <= at <= scope.last for scope in self.binders.get(var, ()))
 
 
 def find_errors(module: IRModule) -> list[str]:
-    """Every way in which the Relay functions of a module are not well formed.
+    """Return every way in which the Relay functions of a module are not well formed.
 
     Each variable is bound once in the module and used only where it is bound, type variables too;
     each global name is a function of the module; each operator exists and has its number of
     arguments; each type has a kind; each complete match has a clause for every value.
     """
-    found: list[str] = []
+    problems: list[str] = []
     bound: set[Var] = set()
     for name, function in module.functions.items():
         if isinstance(function, Function):
             errors = [*_errors_in(function, module, bound), *_type_errors(function, module)]
-            found += [f"@{name.name_hint}: {e}" for e in errors]
-    return found
+            problems += [f"@{name.name_hint}: {e}" for e in errors]
+    return problems
 
 
 def match_error(match: Match, module: IRModule) -> str | None:
-    """What a match that promises to be complete lacks."""
+    """Return the error of a match that promises to be complete and is not, or None."""
     missing = unmatched_cases(match, module) if match.complete else []
     if not missing:
         return None
@@ -157,31 +161,33 @@ def match_error(match: Match, module: IRModule) -> str | None:
 def _type_errors(root: Function, module: IRModule) -> list[str]:
     """Ill-kinded types, type variables out of scope, and values that no clause fits."""
     exprs = post_order(root, into_functions=True)
-    found = kind_errors(exprs, module)
+    problems = kind_errors(exprs, module)
     if any(isinstance(t, TypeVar) for e in exprs for w in types_in(e) for t in type_post_order(w)):
         unbound = free_type_vars(root)
-        found += [f"type variable {v.name_hint} is used where it is not bound" for v in unbound]
+        problems += [f"type variable {v.name_hint} is used where it is not bound" for v in unbound]
     errors = (match_error(e, module) for e in exprs if isinstance(e, Match))
-    return found + [e for e in errors if e is not None]
+    return problems + [e for e in errors if e is not None]
 
 
 def _errors_in(root: Expr, module: IRModule | None, bound: set[Var]) -> list[str]:
     scoping = _Scoping(root)
-    found = [f"%{v.name_hint} is bound more than once" for v in scoping.twice]
-    found += [f"%{v.name_hint} is bound in two functions" for v in scoping.binders if v in bound]
+    problems = [f"%{v.name_hint} is bound more than once" for v in scoping.twice]
+    problems += [f"%{v.name_hint} is bound in two functions" for v in scoping.binders if v in bound]
     bound.update(scoping.binders)
     for expr in scoping.order:
-        here, opened = _parts(expr)
+        in_scope, opened = _parts(expr)
         inside = [b for variables, b in opened if b not in variables]
-        for part in (*here, *inside):
-            if isinstance(part, Var) and not scoping.sees(expr, part):
-                found.append(f"%{part.name_hint} is used where it is not bound")
+        for subexpression in (*in_scope, *inside):
+            if isinstance(subexpression, Var) and not scoping.sees(expr, subexpression):
+                problems.append(f"%{subexpression.name_hint} is used where it is not bound")
             elif (
-                isinstance(part, GlobalVar) and module is not None and part not in module.functions
+                isinstance(subexpression, GlobalVar)
+                and module is not None
+                and subexpression not in module.functions
             ):
-                found.append(f"@{part.name_hint} is not a function of the module")
-        found += _arity_errors(expr)
-    return found
+                problems.append(f"@{subexpression.name_hint} is not a function of the module")
+        problems += _arity_errors(expr)
+    return problems
 
 
 def _arity_errors(expr: Expr) -> list[str]:
@@ -190,15 +196,16 @@ def _arity_errors(expr: Expr) -> list[str]:
     definition = OPS.get(expr.op.name)
     if definition is None:
         return [f"{expr.op.name}: no such operator"]
-    expected, got = len(definition.arguments), len(expr.args)
-    if expected - definition.optional <= got <= expected:
+    expected, actual = len(definition.arguments), len(expr.args)
+    if expected - definition.optional <= actual <= expected:
         return []
-    return [f"{expr.op.name}: expected {expected} arguments, got {got}"]
+    return [f"{expr.op.name}: expected {expected} arguments, got {actual}"]
 
 
 def well_formed(value: IRModule | Expr) -> bool:
-    """Whether a module or expression is well formed; free variables of a bare expression are
-    allowed.
+    """Return whether a module or expression is well formed.
+
+    Free variables of a bare expression are allowed.
     """
     if isinstance(value, IRModule):
         return not find_errors(value)
@@ -208,15 +215,20 @@ def well_formed(value: IRModule | Expr) -> bool:
 
 
 def check_basic_block_normal_form(expr: Expr) -> bool:
-    """Whether every value that is used in two blocks is bound by a Let: a block is a function's
-    body, a branch of an If, or a clause of a Match. `ToBasicBlockNormalForm` makes it so.
+    """Return whether every value that is used in two blocks is bound by a Let.
+
+    A block is a function's body, a branch of an If, or a clause of a Match.
+    `ToBasicBlockNormalForm` establishes this form.
     """
     scoping = _Scoping(expr)
     for at in scoping.order:
         block = scoping.where[at].block
-        here, opened = _parts(at)
-        for part in here:
-            if not isinstance(part, ATOMS) and scoping.where[part].block is not block:
+        in_scope, opened = _parts(at)
+        for subexpression in in_scope:
+            if (
+                not isinstance(subexpression, ATOMS)
+                and scoping.where[subexpression].block is not block
+            ):
                 return False
         bodies = [body for _, body in opened if not isinstance(body, ATOMS)]
         if any(scoping.where[body].depth <= scoping.where[at].depth for body in bodies):
@@ -226,6 +238,6 @@ def check_basic_block_normal_form(expr: Expr) -> bool:
 
 def verify(module: IRModule) -> None:
     """Raise InternalError with every error that `find_errors` finds."""
-    found = find_errors(module)
-    if found:
-        raise InternalError("the module is not well formed: " + "; ".join(found[:10]))
+    problems = find_errors(module)
+    if problems:
+        raise InternalError("the module is not well formed: " + "; ".join(problems[:10]))

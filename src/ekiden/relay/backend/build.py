@@ -46,17 +46,26 @@ def build(
     mod_name: str = "default",
     workspace_memory_pools: WorkspaceMemoryPools | None = None,
 ) -> ExecutorFactoryModule | MicroProgram:
-    """Compile a module or function; `params` become constants by name. `executor` "aot", or
-    `relay.backend.Executor("aot")`, adds native code of the functions to their bytecode; of its
-    options and the `runtime`'s, those that would change nothing are a CompileError.
+    """Compile a module or function.
 
-    The result can be called; `["default"](device)`, or that of `mod_name`, makes a graph executor
-    of it, here and where it was exported to. `target_host` is the target of the code around
-    kernels, which must be of one machine. Raises CompileError also for a `mod_name` that is no
-    word, or the name of a function.
+    The result can be called; `["default"](device)`, or that of `mod_name`, creates a graph executor
+    of it, here and where it was exported to. With `runtime` "crt" and executor "aot" it is C for a
+    machine without an allocator, as `ekiden.micro.compile` produces.
 
-    With `runtime` "crt" and executor "aot" it is C for a machine without an allocator, as
-    `ekiden.micro.compile` makes it; `workspace_memory_pools` are its memories then.
+    Args:
+        ir_mod: The module or function.
+        target: The targets of kernels.
+        target_host: The target of the code around kernels, which must be of one machine.
+        params: Values of parameters by name, which become constants.
+        executor: "aot", or `relay.backend.Executor("aot")`, adds native code of the functions to
+            their bytecode.
+        runtime: "cpp" or "crt", or a `relay.backend.Runtime`.
+        mod_name: The name of the module.
+        workspace_memory_pools: The memories of a program for "crt".
+
+    Raises:
+        CompileError: An option would change nothing, or `mod_name` is no word, or the name of a
+            function.
     """
     target = with_host(target, target_host)
     how = Executor(executor) if isinstance(executor, str) else executor
@@ -71,8 +80,8 @@ def build(
         raise CompileError("relay.build: workspace_memory_pools are for runtime 'crt'")
     kind = "vm" if how.name == "graph" else how.name
     name = "" if mod_name == "default" else _checked_name(mod_name, _module(ir_mod, None))
-    made = to_executable(ir_mod, target, params, kind, in_place=False, mod_name=name)
-    return ExecutorFactoryModule(made)
+    executable = to_executable(ir_mod, target, params, kind, in_place=False, mod_name=name)
+    return ExecutorFactoryModule(executable)
 
 
 def _without_runtime(
@@ -82,7 +91,7 @@ def _without_runtime(
     name: str,
     pools: WorkspaceMemoryPools | None,
 ) -> MicroProgram:
-    """A module as C that needs no runtime."""
+    """Return a module as C that needs no runtime."""
     if isinstance(target, Mapping) or (
         isinstance(target, Sequence) and not isinstance(target, str)
     ):
@@ -91,7 +100,7 @@ def _without_runtime(
         module,
         "c" if target is None else target,
         name=name,
-        pools=[Pool(each.pool_name, each.size) for each in pools.pools] if pools else (),
+        pools=[Pool(pool.pool_name, pool.size) for pool in pools.pools] if pools else (),
         packed=how["interface-api"] == "packed",
         alignment=_given(how, "workspace-byte-alignment", ALIGNMENT),
         constant_alignment=_given(how, "constant-byte-alignment", 4),
@@ -99,8 +108,8 @@ def _without_runtime(
 
 
 def _given(how: Executor, option: str, default: int) -> int:
-    found = how[option]
-    return found if isinstance(found, int) else default
+    value = how[option]
+    return value if isinstance(value, int) else default
 
 
 def _checked_name(name: str, module: IRModule) -> str:
@@ -120,26 +129,29 @@ def to_executable(
     in_place: bool = True,
     mod_name: str = "",
 ) -> Compiled:
-    """The executable of a module or function; `in_place` as in `pipeline`, `mod_name` as in
-    `CompileOptions`.
+    """Return the executable of a module or function.
+
+    `in_place` is as in `pipeline`, `mod_name` as in `CompileOptions`.
     """
     module = _module(ir_mod, params)
     options = CompileOptions(target, executor=executor, in_place=in_place, mod_name=mod_name)
-    made = compile_model(module, options)
-    return executable_of(made.joined())
+    compiled = compile_model(module, options)
+    return executable_of(compiled.joined())
 
 
 def optimize(
     mod: IRModule | BaseFunc, target: Targets = None, params: Params | None = None
 ) -> tuple[IRModule, dict[str, object]]:
-    """The module as it is lowered to kernels, and no parameters: they are constants in it."""
+    """Return the module as it is lowered to kernels, and no parameters: they are constants
+    in it.
+    """
     config = compilation_config(target)
     assert config.target is not None
     return optimize_module(InferType()(_module(mod, params)), config.target, config), {}
 
 
 def _compile_to_module(program: IRModule | BaseFunc, target: str | None = None) -> Module:
-    """A module with the functions of a program, for other languages."""
+    """Return a module with the functions of a program, for other languages."""
     return Executable(to_executable(program, target, None)).module
 
 

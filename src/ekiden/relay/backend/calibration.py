@@ -20,33 +20,45 @@ Runner = Callable[..., Iterable[Tensor]]
 
 
 def get_calibration_data(mod: IRModule, data: Mapping[str, object]) -> dict[GlobalVar, Values]:
-    """For each function that `main` calls and that has a `Compiler`, its arguments, "inputs", and
-    its results, "outputs", in order; `data` gives the parameters of `main` by name. Every such
-    function is compiled as if it were Ekiden's own.
+    """Return the arguments and results of each function that `main` calls and that has a
+    `Compiler`.
 
-    Raises CompileError where one is called twice, or in a branch or function inside of `main`.
+    Each function is compiled as if it were Ekiden's own.
+
+    Args:
+        mod: The module.
+        data: Values of the parameters of `main` by name.
+
+    Returns:
+        For each function its "inputs" and "outputs", in order.
+
+    Raises:
+        CompileError: A function is called twice, or in a branch or function inside of `main`.
     """
     typed = InferType()(mod)
     main = typed["main"]
     assert isinstance(main, Function)
-    taken = {
+    external = {
         name
         for name, f in typed.functions.items()
         if isinstance(f, Function) and f.attr("Compiler") is not None
     }
-    calls = _calls(main, taken)
-    kept = [part for call in calls for part in (*call.args, *_results(call))]
-    plain: dict[GlobalVar, BaseFunc] = {**typed.functions, **{n: _own(typed[n]) for n in taken}}
-    plain[typed.get_global_var("main")] = main.with_fields(body=Tuple(tuple(kept)), ret_type=None)
-    whole = cast(Runner, create_executor("vm", typed.with_functions(plain)).evaluate())
-    given = {p.name_hint: data[p.name_hint] for p in main.params if p.name_hint in data}
-    values = iter(whole(**given) if kept else ())
-    found: dict[GlobalVar, Values] = {}
+    calls = _calls(main, external)
+    observed = [value for call in calls for value in (*call.args, *_results(call))]
+    plain: dict[GlobalVar, BaseFunc] = {**typed.functions, **{n: _own(typed[n]) for n in external}}
+    # `main` now returns all arguments and results of the calls instead of its own result.
+    plain[typed.get_global_var("main")] = main.with_fields(
+        body=Tuple(tuple(observed)), ret_type=None
+    )
+    run = cast(Runner, create_executor("vm", typed.with_functions(plain)).evaluate())
+    arguments = {p.name_hint: data[p.name_hint] for p in main.params if p.name_hint in data}
+    values = iter(run(**arguments) if observed else ())
+    by_function: dict[GlobalVar, Values] = {}
     for call in calls:
         assert isinstance(call.op, GlobalVar)
         inputs = [next(values) for _ in call.args]
-        found[call.op] = {"inputs": inputs, "outputs": [next(values) for _ in _results(call)]}
-    return found
+        by_function[call.op] = {"inputs": inputs, "outputs": [next(values) for _ in _results(call)]}
+    return by_function
 
 
 def _own(function: BaseFunc) -> Function:
@@ -54,9 +66,9 @@ def _own(function: BaseFunc) -> Function:
     return function.without_attr("Compiler")
 
 
-def _calls(main: Function, taken: set[GlobalVar]) -> list[Call]:
-    calls = [e for e in post_order(main) if isinstance(e, Call) and e.op in taken]
-    inside = [e for e in post_order(main, True) if isinstance(e, Call) and e.op in taken]
+def _calls(main: Function, external: set[GlobalVar]) -> list[Call]:
+    calls = [e for e in post_order(main) if isinstance(e, Call) and e.op in external]
+    inside = [e for e in post_order(main, True) if isinstance(e, Call) and e.op in external]
     once = {c.op for c in calls}
     if len(once) < len(inside):
         raise CompileError("get_calibration_data: expected each function to be called once in main")

@@ -30,19 +30,19 @@ class Choice:
     TABLE: ClassVar[Mapping[str, Mapping[str, Option]]] = {}
 
     def __post_init__(self) -> None:
-        known = self.list_registered_options_of(self.name)
+        available = self.list_registered_options_of(self.name)
         for key, value in (self.options or {}).items():
-            if key not in known:
+            if key not in available:
                 raise CompileError(
                     f'{self._kind()}: Attribute "{key}" is not available on this {self._kind()};'
-                    f" there are {', '.join(known) or 'none'}"
+                    f" there are {', '.join(available) or 'none'}"
                 )
-            wanted = known[key][0]
-            if TYPE_NAMES.get(type(value)) != TYPE_NAMES[wanted]:
-                got = TYPE_NAMES.get(type(value), type(value).__name__)
+            expected = available[key][0]
+            if TYPE_NAMES.get(type(value)) != TYPE_NAMES[expected]:
+                actual = TYPE_NAMES.get(type(value), type(value).__name__)
                 raise CompileError(
-                    f'{self._kind()}: Attribute "{key}" should have type "{TYPE_NAMES[wanted]}"'
-                    f' but instead found "{got}"'
+                    f'{self._kind()}: Attribute "{key}" should have type "{TYPE_NAMES[expected]}"'
+                    f' but instead found "{actual}"'
                 )
 
     @classmethod
@@ -51,7 +51,11 @@ class Choice:
 
     @classmethod
     def list_registered_options_of(cls, name: str) -> Mapping[str, Option]:
-        """The options of a name. Raises CompileError for a name that is not in the table."""
+        """Return the options of a name.
+
+        Raises:
+            CompileError: The name is not in the table.
+        """
         if name not in cls.TABLE:
             kinds = " or ".join(map(repr, cls.TABLE))
             raise CompileError(
@@ -61,18 +65,18 @@ class Choice:
 
     @classmethod
     def list_registered(cls) -> list[str]:
-        """The names there are."""
+        """Return the names in the table."""
         return list(cls.TABLE)
 
     @classmethod
     def list_registered_options(cls, choice: str | Choice) -> dict[str, str]:
-        """Option -> the name of its type, of a name or a choice."""
+        """Return the name of the type of each option, for a name or a choice."""
         name = choice if isinstance(choice, str) else choice.name
         options = cls.list_registered_options_of(name).items()
         return {key: TYPE_NAMES[kind] for key, (kind, _) in options}
 
     def refused(self) -> str:
-        """What is asked for and not done here; empty if all is."""
+        """Return the option that is set and has no effect here; empty if there is none."""
         table = self.TABLE[self.name]
         for key, value in (self.options or {}).items():
             is_always = key == "link-params" and value is True  # constants are in the artifact
@@ -81,14 +85,18 @@ class Choice:
         return ""
 
     def __getitem__(self, key: str) -> object:
-        """The value of an option. Raises KeyError for one that there is not."""
+        """Return the value of an option.
+
+        Raises:
+            KeyError: There is no such option.
+        """
         table = self.TABLE[self.name]
         if key not in table:
             raise KeyError(f"{self._kind()} {self.name!r} has no option {key!r}")
         return (self.options or {}).get(key, table[key][1])
 
     def __contains__(self, key: object) -> bool:
-        """Whether an option has a value."""
+        """Return whether an option has a value."""
         table = self.TABLE[self.name]
         return key in (self.options or {}) or (key in table and table[str(key)][1] is not None)
 
@@ -125,7 +133,7 @@ class Runtime(Choice):
 
 
 def refusal(how: Executor, on: Runtime) -> str:
-    """What an executor on a runtime is asked for and is not done here; empty if all is."""
+    """Return the reason why an executor on a runtime is refused; empty if it is not."""
     if on.name == "crt":
         return on.refused() or _refused_without_runtime(how)
     unpacked, interface = how.name == "aot" and how["unpacked-api"], "packed"
@@ -140,8 +148,11 @@ def refusal(how: Executor, on: Runtime) -> str:
 
 
 def _refused_without_runtime(how: Executor) -> str:
-    """Functions of C take addresses, `unpacked-api` or not; the entry point is said by
-    `interface-api`."""
+    """Return the reason why an executor is refused without the runtime library.
+
+    Functions of C take addresses, with `unpacked-api` or not; `interface-api` decides the entry
+    point.
+    """
     if how.name != "aot":
         return f"Runtime 'crt': executor 'aot' expected, got {how.name!r}"
     interface = how["interface-api"]

@@ -34,16 +34,20 @@ class ExecutorFactoryModule(Executable):
         return self._read
 
     def get_graph_json(self) -> str:
-        """The program as a graph in TVM's JSON."""
+        """Return the program as a graph in TVM's JSON."""
         return self._graph()[0].to_json()
 
     def get_params(self) -> dict[str, Tensor]:
-        """The constants of the graph by their nodes' names, sharing the executable's memory."""
+        """Return the constants of the graph by their nodes' names, sharing the
+        executable's memory.
+        """
         return dict(self._graph()[1])
 
     def get_lib(self) -> Module:
-        """Return the module with the kernels, always the same one: what it is made to import is
-        part of what `export_library` writes."""
+        """Return the module with the kernels, always the same one.
+
+        Modules that it is made to import are part of the file that `export_library` writes.
+        """
         if self._lib is None:
             self._lib = self.module
         return self._lib
@@ -67,8 +71,11 @@ class ExecutorFactoryModule(Executable):
         library.export_library(lib, path, cc=cc, options=options, fcompile=fcompile, name=name)
 
     def save(self, path: File | None = None) -> Any:  # noqa: ANN401
-        """Write the artifact; see `Executable.save`. Raises ExportError where `get_lib()` imports
-        other modules, which an artifact has no place for."""
+        """Write the artifact; see `Executable.save`.
+
+        Raises:
+            ExportError: `get_lib()` imports other modules, which an artifact cannot hold.
+        """
         if path is not None and self.get_lib().imported_modules:
             raise ExportError(
                 f"save {str(path)!r}: the module imports others, which an artifact does not hold;"
@@ -77,32 +84,38 @@ class ExecutorFactoryModule(Executable):
         return super().save(path) if path is not None else super().save()
 
     def get_executor_config(self) -> str:
-        """The graph; TVM's name."""
+        """Return the graph; TVM's name."""
         return self.get_graph_json()
 
     @property
     def libmod_name(self) -> str:
-        """What `lib[name](device)` is called by, besides "default"."""
+        """Return the name by which `lib[name](device)` is called, besides "default"."""
         return str(self.raw.metadata.get("mod_name", "default"))
 
     graph_json = property(get_graph_json)
     params = property(get_params)
 
     def __getitem__(self, name: str) -> Callable[..., object]:
-        """A function by name: "default", or what `mod_name` said, makes a graph executor for a
-        device, "debug_create" one that keeps what each node gives; others are those of the program.
+        """Return a function by name.
+
+        "default", or the `mod_name`, creates a graph executor for a device, "debug_create" one that
+        keeps the result of each node; other names are those of the program.
         """
         if name == "debug_create":
             return self._debug_create
         return self.module[name]
 
     def _debug_create(self, name: str, *device: object) -> Module:
-        """The module that `debug_executor.GraphModuleDebug` takes, with its constants set."""
+        """Return the module that `debug_executor.GraphModuleDebug` takes, with its
+        constants set.
+        """
         check_devices("debug_create", device, self.raw.devices)
         return new_module(self._graph()[0], self.module, every_entry=True)
 
     def __iter__(self) -> Iterator[object]:
-        """graph, lib, params = relay.build(...), as in TVM."""
+        """Yield graph, library and parameters: `graph, lib, params = relay.build(...)`, as
+        in TVM.
+        """
         return iter((self.get_graph_json(), self.get_lib(), self.get_params()))
 
 

@@ -46,10 +46,17 @@ class Executor:
     def evaluate(
         self, expr: Expr | None = None, binds: Mapping[Var, object] | None = None
     ) -> Result:
-        """The value of an expression; of `main` where none is given.
+        """Return the value of an expression, or of `main` by default.
 
         A function becomes a Python function of arrays, tensors and numbers, by position or name.
-        `binds` gives free variables their values. Raises TypeInferenceError or CompileError.
+
+        Args:
+            expr: The expression.
+            binds: Values of free variables.
+
+        Raises:
+            TypeInferenceError: The types do not fit.
+            CompileError: The expression cannot be compiled.
         """
         if expr is None:
             if "main" not in self.mod:
@@ -91,9 +98,9 @@ class DebugExecutor(Executor):
         machine = Interpreter(module)
 
         def run(*args: object, **named: object) -> Result:
-            """One run of `main` by the interpreter; arguments by position or by name."""
-            given = _arrange(main, args, named)
-            value = machine.evaluate(checked, *map(_to_value, given))
+            """Run `main` once by the interpreter; arguments by position or by name."""
+            arguments = _arrange(main, args, named)
+            value = machine.evaluate(checked, *map(_to_value, arguments))
             return _to_result(value, machine)
 
         return run
@@ -111,8 +118,8 @@ class VMExecutor(Executor):
         )
 
         def run(*args: object, **named: object) -> Result:
-            given = _arrange(main, args, named)
-            return executable(*map(_to_argument, given))
+            arguments = _arrange(main, args, named)
+            return executable(*map(_to_argument, arguments))
 
         return run
 
@@ -131,18 +138,18 @@ class GraphExecutor(Executor):
 
     def _compiled(self, module: IRModule, main: BaseFunc) -> Callable[..., Result]:
         assert isinstance(main, Function)
-        made = compile(RemoveUnusedFunctions()(module), self.target)
-        graph = runtime.get_global_func("ek.graph_executor.create")(made.raw, None)
+        executable = compile(RemoveUnusedFunctions()(module), self.target)
+        graph = runtime.get_global_func("ek.graph_executor.create")(executable.raw, None)
         assert isinstance(graph, runtime.Module)
         set_input, get_output, start = (graph[n] for n in ("set_input", "get_output", "run"))
 
         def run(*args: object, **named: object) -> Result:
-            """One run: inputs converted to their dtypes, results gathered in the shape of main's
+            """Run once: inputs are converted to their dtypes, results have the structure of main's
             type.
             """
             for index, value in enumerate(_arrange(main, args, named)):
-                given = _of_dtype(_to_argument(value), main.params[index])
-                set_input(index, runtime.tensor(given))  # type: ignore[arg-type]
+                converted = _of_dtype(_to_argument(value), main.params[index])
+                set_input(index, runtime.tensor(converted))  # type: ignore[arg-type]
             start()
             return _unflatten(main.body.checked_type, map(get_output, count()))
 
@@ -150,7 +157,7 @@ class GraphExecutor(Executor):
 
 
 def _of_dtype(value: object, param: Var) -> object:
-    """A NumPy array in the dtype of a parameter."""
+    """Return a NumPy array in the dtype of a parameter."""
     kind = param.checked_type
     if not isinstance(value, np.ndarray) or not isinstance(kind, TensorType):
         return value
@@ -158,7 +165,7 @@ def _of_dtype(value: object, param: Var) -> object:
 
 
 def _unflatten(kind: Type, leaves: Iterator[object]) -> Result:
-    """The results of a graph as the tuples that they are fields of."""
+    """Return the results of a graph as the tuples that they are fields of."""
     if isinstance(kind, TupleType):
         return tuple(_unflatten(field, leaves) for field in kind.fields)
     return next(leaves)
@@ -180,15 +187,22 @@ def create_executor(
     target: Targets = None,
     params: Mapping[str, object] | None = None,
 ) -> Executor:
-    """An executor of a kind: "debug" interprets, "vm" compiles; so do "aot", to native code, and
-    "graph", for straight lines.
+    """Return an executor of a kind.
 
-    `device` is where it runs, by default where `target` says: code is made for `target`, or for the
-    kind of the device. `params` gives parameters of `main` their values by name. Raises
-    CompileError for a kind that there is not, for a target that no code can be made for, and for
-    one of another kind than the device; DeviceError for a device that is not there; InputError for
-    one that `target` does not name where it names some, and for "debug", which interprets on the
-    host, of any other.
+    Args:
+        kind: "debug" interprets, "vm" compiles; so do "aot", to native code, and "graph", for
+            straight lines.
+        mod: The module whose functions expressions may use.
+        device: The device to run on, by default that of `target`.
+        target: The target of code, by default the kind of the device.
+        params: Values of parameters of `main` by name.
+
+    Raises:
+        CompileError: There is no such kind, no code can be generated for the target, or it is of
+            another kind than the device.
+        DeviceError: The device is not present.
+        InputError: `target` names other devices, or "debug", which interprets on the host, is asked
+            for another device.
     """
     if kind not in EXECUTORS:
         raise CompileError(f"create_executor: no kind {kind!r}; there are {', '.join(EXECUTORS)}")
@@ -196,43 +210,53 @@ def create_executor(
     if params:
         module = bind_params_in_module(module, params)
     targets = _placed(device, target)
-    devices = [each.device for each in compilation_config(targets).devices]  # its errors come here
+    devices = [
+        place_of_code.device for place_of_code in compilation_config(targets).devices
+    ]  # its errors come here
     if kind == "debug":
         runtime.check_devices("create_executor: 'debug' interprets on the host", devices)
-    for each in devices:
-        if each.type != runtime.cpu().type:
-            runtime.get_global_func("ek.device.open")(each)  # says what is missing
+    for needed in devices:
+        if needed.type != runtime.cpu().type:
+            runtime.get_global_func("ek.device.open")(needed)  # says what is missing
     return EXECUTORS[kind](module, targets)
 
 
 def _placed(device: object, target: Targets) -> Targets:
-    """What `compile` takes for a device, or some, and a target. Raises InputError, TypeError,
-    CompileError.
+    """Return the targets that `compile` takes for a device, or some, and a target.
+
+    Raises:
+        InputError: The devices are not those of the target.
+        TypeError: The target is none.
+        CompileError: The target is not known.
     """
     if device is None:
         return target
     several = isinstance(device, (list, tuple)) and not isinstance(device, runtime.Device)
-    given = list(device) if several else [device]  # type: ignore[call-overload]
-    named = [runtime.device(each) if isinstance(each, str) else each for each in given]
-    devices = [each for each in named if isinstance(each, runtime.Device)]
-    wanted = target if target is not None else Target.current()
-    if len(devices) == len(named) and wanted is None:
+    requested = list(device) if several else [device]  # type: ignore[call-overload]
+    named = [runtime.device(entry) if isinstance(entry, str) else entry for entry in requested]
+    devices = [candidate for candidate in named if isinstance(candidate, runtime.Device)]
+    chosen = target if target is not None else Target.current()
+    if len(devices) == len(named) and chosen is None:
         return devices
-    if len(devices) == len(named) == 1 and is_target(wanted):
-        pair: dict[DeviceLike, TargetLike | Sequence[TargetLike]] = {devices[0]: wanted}
+    if len(devices) == len(named) == 1 and is_target(chosen):
+        pair: dict[DeviceLike, TargetLike | Sequence[TargetLike]] = {devices[0]: chosen}
         return pair
-    there = [each.device for each in compilation_config(wanted).devices]
-    runtime.check_devices("create_executor", named, there)
-    return wanted
+    available = [placement.device for placement in compilation_config(chosen).devices]
+    runtime.check_devices("create_executor", named, available)
+    return chosen
 
 
 def _arrange(main: Function, args: Sequence[object], named: Mapping[str, object]) -> list[object]:
-    """Arguments in the order of the parameters. Raises InputError."""
+    """Return arguments in the order of the parameters.
+
+    Raises:
+        InputError: Arguments are missing, too many, or of unknown names.
+    """
     names = [p.name_hint for p in main.params]
     if unknown := [n for n in named if n not in names]:
         raise InputError(f"run: no parameter is named {unknown[0]!r}; there are {', '.join(names)}")
-    left = [n for n in names[len(args) :] if n not in named]
-    if left or len(args) + len(named) != len(names):
+    missing = [n for n in names[len(args) :] if n not in named]
+    if missing or len(args) + len(named) != len(names):
         expected = f"expected {len(names)} arguments ({', '.join(names)})"
         raise InputError(f"run: {expected}, got {len(args)} and by name {len(named)}")
     return [*args, *(named[n] for n in names[len(args) :])]
@@ -243,7 +267,7 @@ def _construct(constructor: Constructor, *args: object) -> ConstructorValue:
 
 
 def _to_value(value: object) -> object:
-    """A value of the interpreter. Python numbers become int32 and float32, as in TVM."""
+    """Return a value of the interpreter. Python numbers become int32 and float32, as in TVM."""
     if isinstance(value, (tuple, list)) and not isinstance(value, runtime.ADT):
         return tuple(map(_to_value, value))
     if isinstance(value, (ConstructorValue, RefValue, Closure, Constructor, Op)):
@@ -254,7 +278,10 @@ def _to_value(value: object) -> object:
 
 
 def _plain(value: object) -> object:
-    """What results hold as arrays again: the fields of a constructed value are shared otherwise."""
+    """Return a value with its results as arrays again.
+
+    The fields of a constructed value would be shared otherwise.
+    """
     if isinstance(value, ConstructorValue):
         return _rebuild(value, _to_value)
     if isinstance(value, RefValue):
@@ -263,7 +290,7 @@ def _plain(value: object) -> object:
 
 
 def _to_argument(value: object) -> object:
-    """An argument of a compiled function."""
+    """Return an argument of a compiled function."""
     if isinstance(value, Constant):
         return np.asarray(value.data)
     if isinstance(value, ConstructorValue):
@@ -278,12 +305,12 @@ def _to_argument(value: object) -> object:
 
 
 def _to_result(value: object, machine: Interpreter) -> Result:
-    """What a caller gets: tensors for arrays, Python functions for closures."""
+    """Return a result for a caller: tensors for arrays, Python functions for closures."""
     match value:
         case np.ndarray():
             return runtime.tensor(np.asarray(value, order="C"))
         case ConstructorValue():
-            return _rebuild(value, lambda each: _to_result(each, machine))
+            return _rebuild(value, lambda leaf: _to_result(leaf, machine))
         case tuple():
             return tuple(_to_result(v, machine) for v in value)
         case RefValue():
@@ -295,21 +322,24 @@ def _to_result(value: object, machine: Interpreter) -> Result:
 
 
 def _rebuild(root: ConstructorValue, convert: Callable[[object], object]) -> object:
-    """A constructed value with its leaves converted; a long list does not nest Python calls."""
-    made: dict[int, object] = {}
+    """Return a constructed value with its leaves converted; a long list does not nest
+    Python calls.
+    """
+    rebuilt: dict[int, object] = {}
     stack: list[tuple[ConstructorValue, bool]] = [(root, False)]
     while stack:
         value, is_open = stack.pop()
-        if id(value) in made:
+        if id(value) in rebuilt:
             continue
         inner = [f for f in value.fields if isinstance(f, ConstructorValue)]
+        # The value is visited again when the values inside it are rebuilt.
         if not is_open:
             stack.append((value, True))
             stack.extend((f, False) for f in inner)
             continue
-        fields = tuple(made[id(f)] if id(f) in made else convert(f) for f in value.fields)
-        made[id(value)] = ConstructorValue(value.tag, fields, value.constructor)
-    return made[id(root)]
+        fields = tuple(rebuilt[id(f)] if id(f) in rebuilt else convert(f) for f in value.fields)
+        rebuilt[id(value)] = ConstructorValue(value.tag, fields, value.constructor)
+    return rebuilt[id(root)]
 
 
 __all__ = [

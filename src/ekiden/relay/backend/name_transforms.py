@@ -13,28 +13,28 @@ from ekiden.runtime.errors import InputError
 
 
 def to_c_function_style(original_name: str) -> str:
-    """`TVM_woof_moo` as `TVMWoofMoo`."""
-    first, *rest = _words("Function", original_name)
-    return first + "".join(word[:1].upper() + word[1:] for word in rest)
+    """Return `TVM_woof_moo` as `TVMWoofMoo`."""
+    first, *words = _words("Function", original_name)
+    return first + "".join(word[:1].upper() + word[1:] for word in words)
 
 
 def to_c_variable_style(original_name: str) -> str:
-    """`TVM_Woof` as `tvm_woof`."""
+    """Return `TVM_Woof` as `tvm_woof`."""
     return "_".join(_words("Variable", original_name)).lower()
 
 
 def to_c_constant_style(original_name: str) -> str:
-    """`TVM_Woof` as `TVM_WOOF`."""
+    """Return `TVM_Woof` as `TVM_WOOF`."""
     return "_".join(_words("Constant", original_name)).upper()
 
 
 def prefix_name(names: str | Sequence[str]) -> str:
-    """`woof` or `["woof", "moo"]` as `TVM_woof` or `TVM_woof_moo`."""
+    """Return `woof` or `["woof", "moo"]` as `TVM_woof` or `TVM_woof_moo`."""
     return _prefixed("TVM", names)
 
 
 def prefix_generated_name(names: str | Sequence[str]) -> str:
-    """As `prefix_name`, for what a compiler generates: `TVMGen_woof`."""
+    """Return names with the prefix of generated code, such as `TVMGen_woof`."""
     return _prefixed("TVMGen", names)
 
 

@@ -44,11 +44,11 @@ class CachedFunc:
 
     @property
     def funcs(self) -> IRModule:
-        """The program as a module."""
+        """Return the program as a module."""
         return IRModule({"main": self.prim_func})
 
     def same_as(self, other: object) -> bool:
-        """Whether it is the very same."""
+        """Return whether the argument is the very same object."""
         return self is other
 
 
@@ -62,27 +62,31 @@ class TECompiler:
     def lower(
         self, source_func: Function, target: TargetLike | None = None, mod_name: str = "default"
     ) -> CachedFunc:
-        """The scheduled loop program of a function, inputs first and results last; the same one for
-        equal functions, targets, module names and current PassContexts. Raises CompileError for
-        what is no kernel.
+        """Return the scheduled loop program of a function, inputs first and results last.
+
+        It is the same one for equal functions, targets, module names and current PassContexts.
+
+        Raises:
+            CompileError: The function is no kernel.
         """
         to = target_or_current(target)
-        said = repr(PassContext.current())
-        key = (structural_hash(source_func), str(to), mod_name, said)
-        place = self._made.setdefault(key, [])
-        for found in place:
-            if structural_equal(found.source, source_func):
-                return found
+        context = repr(PassContext.current())
+        key = (structural_hash(source_func), str(to), mod_name, context)
+        cached = self._made.setdefault(key, [])
+        # Hashes may collide; equality decides.
+        for entry in cached:
+            if structural_equal(entry.source, source_func):
+                return entry
         typed = InferType()(IRModule.from_expr(source_func))["main"]
         if not isinstance(typed, Function):
             raise CompileError(f"lower: expected a Relay function, got {source_func!r}")
         name = f"tvmgen_{mod_name}_fused"
-        made = CachedFunc(source_func, to, lower_primitive(typed, name, to, given_decisions()))
-        place.append(made)
-        return made
+        lowered = CachedFunc(source_func, to, lower_primitive(typed, name, to, given_decisions()))
+        cached.append(lowered)
+        return lowered
 
     def jit(self, source_func: Function, target: TargetLike | None = None) -> PackedFunc:
-        """The compiled kernel: a function of the inputs and of what takes the results."""
+        """Return the compiled kernel, a function of the inputs and of the tensors for results."""
         lowered = self.lower(source_func, target)
         if lowered not in self._jitted:
             module = build(lowered.prim_func, target=lowered.target)
@@ -90,9 +94,9 @@ class TECompiler:
         return self._jitted[lowered]
 
     def items(self) -> Iterator[tuple[Function, CachedFunc]]:
-        """What is remembered."""
-        for place in self._made.values():
-            yield from ((each.source, each) for each in place)
+        """Yield the functions that were lowered, with their programs."""
+        for entries in self._made.values():
+            yield from ((entry.source, entry) for entry in entries)
 
     def clear(self) -> None:
         """Forget all."""
@@ -102,20 +106,22 @@ class TECompiler:
 
 @cache
 def get() -> TECompiler:
-    """The compiler of this process."""
+    """Return the compiler of this process."""
     return TECompiler()
 
 
 def get_valid_implementations(
     op: Op, attrs: Attrs | None, inputs: Sequence[Tensor], out_type: Type, target: TargetLike
 ) -> list[OpImplementation]:
-    """What the strategy of an operator offers for a call; Ekiden's own lowering where it has none.
-    Raises CompileError for an operator that has no kernel.
+    """Return the implementations of an operator's strategy for a call, or Ekiden's own lowering.
+
+    Raises:
+        CompileError: The operator has no kernel.
     """
     to = target_or_current(target)
     strategy = strategy_of(op.name, attrs, inputs, out_type, to)
-    found = strategy.valid() if strategy is not None else [own_lowering(op.name)]
-    valid = [each for each in found if each is not None]
+    offered = strategy.valid() if strategy is not None else [own_lowering(op.name)]
+    valid = [candidate for candidate in offered if candidate is not None]
     if not valid:
         raise CompileError(f"{op.name}: there is no implementation for {to}")
     return valid
@@ -129,12 +135,15 @@ def select_implementation(
     target: TargetLike,
     use_autotvm: bool = True,
 ) -> tuple[OpImplementation, list[Tensor]]:
-    """The implementation that is taken, of the highest level, and its tensors. (AutoTVM's records
-    are not read: `use_autotvm` changes nothing.) Raises CompileError as
-    `get_valid_implementations`.
+    """Return the implementation of the highest level, and its tensors.
+
+    AutoTVM's records are not read: `use_autotvm` changes nothing.
+
+    Raises:
+        CompileError: As in `get_valid_implementations`.
     """
     valid = get_valid_implementations(op, attrs, inputs, out_type, target)
-    best = max(reversed(valid), key=lambda each: each.plevel)
+    best = max(reversed(valid), key=lambda candidate: candidate.plevel)
     return best, best.compute(attrs, inputs, out_type)
 
 

@@ -7,8 +7,11 @@ from ekiden.runtime.name_transforms import sanitize_name
 
 
 def mangle_module_name(name: str | None) -> str:
-    """The prefix of a module's functions: "default" gives `tvmgen_default`, and no name `tvmgen`.
-    Raises InputError for a name with other characters than ASCII's.
+    """Return the prefix of a module's functions, such as `tvmgen_default`; without a name,
+    `tvmgen`.
+
+    Raises:
+        InputError: The name has characters that are not ASCII.
     """
     if not name:
         return "tvmgen"

@@ -37,13 +37,13 @@ class VMCompiler:
         self._made: Executable | None = None
 
     def set_params(self, params: Mapping[str, object]) -> None:
-        """Parameters that become constants."""
+        """Set parameters that become constants."""
         self._params.update(params)
 
     def optimize(
         self, mod: IRModule, target: Targets = None, params: Params | None = None
     ) -> tuple[IRModule, dict[str, object]]:
-        """The module as it is lowered to kernels, and no parameters."""
+        """Return the module as it is lowered to kernels, and no parameters."""
         return optimize(mod, target, {**self._params, **(params or {})})
 
     def lower(
@@ -53,10 +53,14 @@ class VMCompiler:
         self._made = compile(mod, target, self._params, target_host=target_host)
 
     def codegen(self) -> None:
-        """Nothing: `lower` has made the code."""
+        """Do nothing: `lower` has generated the code."""
 
     def get_exec(self) -> Executable:
-        """What was compiled. Raises CompileError before `lower`."""
+        """Return the compiled program.
+
+        Raises:
+            CompileError: `lower` was not called before.
+        """
         if self._made is None:
             raise CompileError("get_exec: nothing is compiled yet: call lower first")
         return self._made

@@ -21,8 +21,11 @@ def convert(
     layout: str = "NHWC",
     kernel_size: int = 1,
 ) -> tuple[Function, Params]:
-    """`nn.conv2d` as `nn.sparse_conv2d` where at least that share of the weight, a parameter, is
-    0. The parameters change in place."""
+    """Return a function with `nn.conv2d` as `nn.sparse_conv2d` where the weight is sparse enough.
+
+    At least the share `sparsity_threshold` of a weight, a parameter, must be 0. The parameters
+    change in place.
+    """
     typed = run_on(func, InferType())
     fitting = weights_of(
         typed,
@@ -32,10 +35,10 @@ def convert(
     shapes = {}
     for name in fitting:
         if name in params:
-            found = in_blocks(
+            shapes_of_blocks = in_blocks(
                 params, name, lambda w: conv_matrix(w, layout), blocksize, sparsity_threshold
             )
-            shapes.update({} if found is None else {name: found})
+            shapes.update({} if shapes_of_blocks is None else {name: shapes_of_blocks})
     names, sizes = list(shapes), list(shapes.values())
     return run_on(typed, Conv2dToSparse(names, sizes, layout, kernel_size)), params
 
@@ -52,6 +55,8 @@ def convert2(
     layout: str,
     kernel_size: int,
 ) -> tuple[Function, Params]:
-    """The same where weights are constants of the function."""
+    """Return a function converted as by `convert`, for weights that are constants of the
+    function.
+    """
     convert = Conv2dToSparse2(layout, kernel_size, blocksize, sparsity_threshold)
     return run_on(func, convert), params

@@ -10,11 +10,14 @@ from ekiden.relay.transform.graph.sparse_weights import DenseToSparse
 def convert(
     func: Function, params: Params, blocksize: tuple[int, int], sparsity_threshold: float
 ) -> tuple[Function, Params]:
-    """`nn.dense` as `nn.sparse_dense` where at least that share of the weight, a parameter, is 0.
-    The parameters change in place: blocks (BSR) take the weight's place."""
+    """Return a function with `nn.dense` as `nn.sparse_dense` where the weight is sparse enough.
+
+    At least the share `sparsity_threshold` of a weight, a parameter, must be 0. The parameters
+    change in place: blocks (BSR) replace the weight.
+    """
     shapes = {}
     for name in weights_of(func, "nn.dense", lambda call: call.args[1]):
         if name in params:
-            found = in_blocks(params, name, lambda w: w, blocksize, sparsity_threshold)
-            shapes.update({} if found is None else {name: found})
+            shapes_of_blocks = in_blocks(params, name, lambda w: w, blocksize, sparsity_threshold)
+            shapes.update({} if shapes_of_blocks is None else {name: shapes_of_blocks})
     return run_on(func, DenseToSparse(list(shapes), list(shapes.values()))), params

@@ -20,17 +20,17 @@ Params = MutableMapping[str, Tensor]
 
 
 def run_on(func: Function, transform: Pass) -> Function:
-    """A pass over a function alone."""
-    found = transform(IRModule.from_expr(func))["main"]
-    assert isinstance(found, Function)
-    return found
+    """Return the result of a pass on a function alone."""
+    transformed = transform(IRModule.from_expr(func))["main"]
+    assert isinstance(transformed, Function)
+    return transformed
 
 
 def weights_of(func: Function, name: str, weight: Callable[[Call], object]) -> list[str]:
-    """The names of the variables that calls of an operator have for weights, each once."""
+    """Return the names of the variables that calls of an operator have for weights, each once."""
     calls = (e for e in post_order(func) if isinstance(e, Call))
-    found = (weight(c) for c in calls if getattr(c.op, "name", "") == name)
-    return list(dict.fromkeys(v.name_hint for v in found if isinstance(v, Var)))
+    weights = (weight(c) for c in calls if getattr(c.op, "name", "") == name)
+    return list(dict.fromkeys(v.name_hint for v in weights if isinstance(v, Var)))
 
 
 def in_blocks(
@@ -40,13 +40,16 @@ def in_blocks(
     block_size: tuple[int, int],
     sparsity_threshold: float,
 ) -> list[int] | None:
-    """Put a weight's blocks in its place, if so many of its elements are 0; the shapes of the
-    three parts, one after the other. None if it stays."""
+    """Replace a weight by its blocks, if enough of its elements are 0.
+
+    Returns:
+        The shapes of the three arrays, one after the other, or None if the weight stays.
+    """
     weight = np.asarray(params[name].numpy())
     if 1 - np.count_nonzero(weight) / max(1, weight.size) < sparsity_threshold:
         return None
-    parts = blocks_of(matrix(weight), block_size)
+    arrays = blocks_of(matrix(weight), block_size)
     del params[name]
-    for part, value in zip(PARTS, parts, strict=True):
-        params[f"{name}.{part}"] = new_tensor(value)
-    return [extent for value in parts for extent in value.shape]
+    for suffix, value in zip(PARTS, arrays, strict=True):
+        params[f"{name}.{suffix}"] = new_tensor(value)
+    return [extent for value in arrays for extent in value.shape]

@@ -12,8 +12,10 @@ from ekiden.runtime.ndarray import array as new_tensor
 
 
 def convert(func: Function, params: Params) -> tuple[Function, Params]:
-    """`nn.dense(x, transpose(w))` as `nn.dense(x, w.T)`, of weights that are parameters, which
-    change in place."""
+    """Return a function with `nn.dense(x, transpose(w))` as `nn.dense(x, w.T)`.
+
+    The weights are parameters, which change in place.
+    """
     names = [name for name in search_fc_transpose(func) if name in params]
     for name in names:
         params[f"{name}.T"] = new_tensor(np.ascontiguousarray(params[name].numpy().T))

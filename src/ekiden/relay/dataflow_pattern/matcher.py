@@ -39,16 +39,16 @@ Users = Mapping[RelayExpr, Sequence[RelayExpr]]
 
 
 def users_below(root: RelayExpr) -> Users:
-    """The users of every expression below root."""
-    found: dict[RelayExpr, list[RelayExpr]] = {}
+    """Return the users of every expression below root."""
+    users: dict[RelayExpr, list[RelayExpr]] = {}
     for expr in post_order(root, into_functions=True):
         for child in children(expr):
-            found.setdefault(child, []).append(expr)
-    return found
+            users.setdefault(child, []).append(expr)
+    return users
 
 
 def match(pattern: p.DFPattern, expr: RelayExpr) -> bool:
-    """Whether an expression matches a pattern."""
+    """Return whether an expression matches a pattern."""
     return find_match(pattern, expr) is not None
 
 
@@ -56,9 +56,9 @@ p.DFPattern.matcher = match
 
 
 def find_match(pattern: p.DFPattern, expr: RelayExpr, users: Users | None = None) -> NodeMap | None:
-    """What the parts of a pattern match in an expression; None when it does not match.
+    """Return the expressions that the components of a pattern match, or None if it does not match.
 
-    `users` are those of the whole program, for dominators; without them, those below `expr`.
+    `users` are those of the full program, for dominators; without them, those below `expr`.
     """
     matcher = _Matcher(expr, users)
     return matcher.found if matcher.matches(pattern, expr) else None
@@ -74,10 +74,10 @@ class _Matcher:
         self._users = users
 
     def matches(self, pattern: p.DFPattern, expr: RelayExpr) -> bool:
-        """Match and remember; what a failed attempt remembered is forgotten."""
+        """Match and remember; matches of a failed attempt are forgotten."""
         if pattern in self.found:
-            known = self.found[pattern]
-            return len(known) == 1 and known[0] is expr
+            earlier = self.found[pattern]
+            return len(earlier) == 1 and earlier[0] is expr
         mark = len(self._order)
         if not _TESTS[type(pattern)](self, pattern, expr):
             self._forget(mark)
@@ -102,7 +102,7 @@ class _Matcher:
         return False
 
     def call(self, pattern: p.CallPattern, expr: RelayExpr) -> bool:
-        """The callee and the arguments, these in either order if the operator commutes."""
+        """Match the callee and the arguments, these in either order if the operator commutes."""
         if not isinstance(expr, Call) or not self.matches(pattern.op, expr.op):
             return False
         if pattern.args is None or self.all_match(pattern.args, expr.args):
@@ -111,7 +111,7 @@ class _Matcher:
         return is_commutative and self.all_match(pattern.args, expr.args[::-1])
 
     def function(self, pattern: p.FunctionPattern, expr: RelayExpr) -> bool:
-        """The parameters and the body."""
+        """Match the parameters and the body."""
         return (
             isinstance(expr, Function)
             and (pattern.params is None or self.all_match(pattern.params, expr.params))
@@ -119,7 +119,7 @@ class _Matcher:
         )
 
     def dominator(self, pattern: p.DominatorPattern, expr: RelayExpr) -> bool:
-        """The child; then all paths back from it; then all uses of the parent forward to it.
+        """Match the child, then all paths back from it, then all uses of the parent forward to it.
 
         A dominator is a fuzzy region: parent, any number of operators on the path, child, such that
         nothing inside is used outside. Backwards it ends at the parent or at constants; forwards
@@ -139,7 +139,9 @@ class _Matcher:
         return True
 
     def _path_back(self, pattern: p.DominatorPattern, child: RelayExpr) -> list[RelayExpr] | None:
-        """The expressions between a child and the one parent; None if some path has none."""
+        """Return the expressions between a child and the one parent, or None if a path does not
+        lead there.
+        """
         path: dict[RelayExpr, None] = {}
         stack = [child]
         while stack:
@@ -147,15 +149,15 @@ class _Matcher:
             inputs = children(at)[1:] if isinstance(at, Call) else children(at)
             if not inputs:
                 return None
-            for each in inputs:
-                if each in path or self.matches(pattern.parent, each):
+            for operand in inputs:
+                if operand in path or self.matches(pattern.parent, operand):
                     continue
-                if isinstance(each, Constant) and len(inputs) > 1:
+                if isinstance(operand, Constant) and len(inputs) > 1:
                     continue
-                if not self._on_path(pattern.path, each):
+                if not self._on_path(pattern.path, operand):
                     return None
-                path[each] = None
-                stack.append(each)
+                path[operand] = None
+                stack.append(operand)
         return list(path)
 
     def _on_path(self, pattern: p.DFPattern, expr: RelayExpr) -> bool:
@@ -167,9 +169,9 @@ class _Matcher:
 
 
 def _type_of(expr: RelayExpr) -> Type | None:
-    known = expr.checked_type_or_none()
-    if known is not None:
-        return known
+    checked = expr.checked_type_or_none()
+    if checked is not None:
+        return checked
     try:
         return infer_expr_type(expr)
     except TypeInferenceError:
@@ -180,25 +182,25 @@ def _has_shape(expr: RelayExpr, shape: Sequence[int | PrimExpr]) -> bool:
     kind = _type_of(expr)
     if not isinstance(kind, TensorType) or len(kind.shape) != len(shape):
         return False
-    wanted = [const(d, "int64") if isinstance(d, int) else d for d in shape]
-    return all(prove_equal(a, b) for a, b in zip(kind.shape, wanted, strict=True))
+    expected = [const(d, "int64") if isinstance(d, int) else d for d in shape]
+    return all(prove_equal(a, b) for a, b in zip(kind.shape, expected, strict=True))
 
 
-def _has_attributes(expr: RelayExpr, wanted: Mapping[str, object]) -> bool:
+def _has_attributes(expr: RelayExpr, expected: Mapping[str, object]) -> bool:
     if isinstance(expr, Op):
         return all(
             key == "TOpPattern" and expr.definition.pattern == value
-            for key, value in wanted.items()
+            for key, value in expected.items()
         )
     if isinstance(expr, Function):
         have = expr.attrs or {}
-        return all(key in have and _same(have[key], value) for key, value in wanted.items())
+        return all(key in have and _same(have[key], value) for key, value in expected.items())
     if isinstance(expr, Call):
         attrs = expr.attrs
-        rest = {k: v for k, v in wanted.items() if k != "TOpPattern"}
+        attributes = {k: v for k, v in expected.items() if k != "TOpPattern"}
         kind = expr.op.definition.pattern if isinstance(expr.op, Op) else None
-        return wanted.get("TOpPattern", kind) == kind and all(
-            _has_attribute(attrs, key, value) for key, value in rest.items()
+        return expected.get("TOpPattern", kind) == kind and all(
+            _has_attribute(attrs, key, value) for key, value in attributes.items()
         )
     return False
 
@@ -209,14 +211,16 @@ def _has_attribute(attrs: object, key: str, value: object) -> bool:
     return hasattr(attrs, key) and _same(getattr(attrs, key), value)
 
 
-def _same(have: object, wanted: object) -> bool:
-    """Equality of attribute values: lists equal tuples, expressions are compared by value."""
-    if isinstance(have, (tuple, list)) and isinstance(wanted, (tuple, list)):
-        return len(have) == len(wanted) and all(map(_same, have, wanted))
-    if isinstance(have, PrimExpr) or isinstance(wanted, PrimExpr):
-        pair = [const(v, "int64") if isinstance(v, int) else v for v in (have, wanted)]
+def _same(have: object, expected: object) -> bool:
+    """Return whether attribute values are equal: lists equal tuples, expressions compare
+    by value.
+    """
+    if isinstance(have, (tuple, list)) and isinstance(expected, (tuple, list)):
+        return len(have) == len(expected) and all(map(_same, have, expected))
+    if isinstance(have, PrimExpr) or isinstance(expected, PrimExpr):
+        pair = [const(v, "int64") if isinstance(v, int) else v for v in (have, expected)]
         return all(isinstance(v, PrimExpr) for v in pair) and prove_equal(*pair)  # type: ignore[arg-type]
-    return have == wanted
+    return have == expected
 
 
 def _match_type(m: _Matcher, q: p.TypePattern, e: RelayExpr) -> bool:

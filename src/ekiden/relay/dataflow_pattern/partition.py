@@ -36,20 +36,25 @@ def partition(
     attrs: Mapping[str, object] | None = None,
     check: Callable[[RelayExpr], bool] | None = None,
 ) -> RelayExpr:
-    """The expression with every match as the call of a function with `attrs` and
-    PartitionedFromPattern.
+    """Return the expression with every match as the call of a function.
 
     Matches do not overlap: those nearer to the result come first. A match is left alone where
     `check(its root)` is false, or where something outside uses a value inside of it.
+
+    Args:
+        pattern: The pattern.
+        expr: The expression.
+        attrs: Attributes of the functions, which also have PartitionedFromPattern.
+        check: Tells whether a match may become a function.
     """
     groups = _find_groups(pattern, expr, check)
     inside = {member for group in groups.values() for member in group.members}
     new: dict[RelayExpr, RelayExpr] = {}
-    for each in post_order(expr, into_functions=True):
-        if each in groups:
-            new[each] = _extract(groups[each], attrs or {}, new)
-        elif each not in inside:
-            new[each] = with_children(each, new)
+    for subexpression in post_order(expr, into_functions=True):
+        if subexpression in groups:
+            new[subexpression] = _extract(groups[subexpression], attrs or {}, new)
+        elif subexpression not in inside:
+            new[subexpression] = with_children(subexpression, new)
     return new[expr]
 
 
@@ -60,23 +65,24 @@ def _find_groups(
     pattern: p.DFPattern, root: RelayExpr, check: Callable[[RelayExpr], bool] | None
 ) -> dict[RelayExpr, Group]:
     users = users_below(root)
-    taken = _partitioned_before(root)
+    grouped = _partitioned_before(root)
     groups: dict[RelayExpr, Group] = {}
+    # From the result backwards, so that the largest matches are cut out first.
     for expr in reversed(post_order(root, into_functions=True)):
-        found = None if expr in taken else find_match(pattern, expr, users)
-        if found is None:
+        matched = None if expr in grouped else find_match(pattern, expr, users)
+        if matched is None:
             continue
-        members = _members(expr, found)
+        members = _members(expr, matched)
         own = [m for m in members if not isinstance(m, Constant)]  # constants may be in several
-        is_free = taken.isdisjoint(own) and _is_closed(expr, members, users)
+        is_free = grouped.isdisjoint(own) and _is_closed(expr, members, users)
         if is_free and (check is None or check(expr)):
-            taken.update(own)
+            grouped.update(own)
             groups[expr] = Group(expr, members)
     return groups
 
 
 def _partitioned_before(root: RelayExpr) -> set[RelayExpr]:
-    """What is inside of functions that partitioning has made."""
+    """Return the expressions inside of functions that partitioning has created."""
     functions = [e for e in post_order(root, into_functions=True) if isinstance(e, Function)]
     return {
         inner
@@ -86,12 +92,14 @@ def _partitioned_before(root: RelayExpr) -> set[RelayExpr]:
     }
 
 
-def _members(root: RelayExpr, found: NodeMap) -> dict[RelayExpr, None]:
-    """What moves into the function: all that a closed pattern matched, and what of functions that
-    it matched uses their parameters; operators never do.
+def _members(root: RelayExpr, matched: NodeMap) -> dict[RelayExpr, None]:
+    """Return the expressions that move into the function.
+
+    These are all that a closed pattern matched, and those in functions that it matched which use
+    their parameters; operators never move.
     """
-    paths = {q.path for q in found if isinstance(q, p.DominatorPattern)}
-    closed = {e for q in found if not isinstance(q, OPEN) or q in paths for e in found[q]}
+    paths = {q.path for q in matched if isinstance(q, p.DominatorPattern)}
+    closed = {e for q in matched if not isinstance(q, OPEN) or q in paths for e in matched[q]}
     for function in [e for e in closed if isinstance(e, Function)]:
         closed.update(_bound_inside(function))
     inside = {e for e in closed | {root} if not isinstance(e, (Op, GlobalVar, Constructor, Var))}
@@ -108,17 +116,17 @@ def _members(root: RelayExpr, found: NodeMap) -> dict[RelayExpr, None]:
 
 
 def _bound_inside(function: Function) -> set[RelayExpr]:
-    """What is computed in the body of a function from a variable that is bound in it."""
+    """Return the expressions in a function's body that depend on a variable bound in it."""
     order = post_order(function, into_functions=True)
-    found: set[RelayExpr] = {v for each in order for v in binders(each)}
-    for each in order:
-        if not found.isdisjoint(children(each)):
-            found.add(each)
-    return found
+    dependent: set[RelayExpr] = {v for binder in order for v in binders(binder)}
+    for expr in order:
+        if not dependent.isdisjoint(children(expr)):
+            dependent.add(expr)
+    return dependent
 
 
 def _is_closed(root: RelayExpr, members: Mapping[RelayExpr, None], users: Users) -> bool:
-    """Whether nothing outside uses a value computed inside, but for the result."""
+    """Return whether nothing outside uses a value computed inside, but for the result."""
     return all(
         member is root
         or isinstance(member, Constant)
@@ -144,36 +152,36 @@ def _extract(
         attrs={**attrs, "PartitionedFromPattern": name},
     )
     call = Call(function, tuple(new.get(a, a) for a in params), span=group.root.span)
-    known = group.root.checked_type_or_none()
-    if known is not None:
-        call.set_checked_type(known)
+    result_type = group.root.checked_type_or_none()
+    if result_type is not None:
+        call.set_checked_type(result_type)
     return call
 
 
 def _leaves(group: Group) -> list[RelayExpr]:
-    """What a group uses of outside, in the order in which it is read."""
-    found: dict[RelayExpr, None] = {}
-    seen: set[RelayExpr] = {v for member in group.members for v in binders(member)}
+    """Return the outside expressions that a group uses, in the order in which they are read."""
+    leaves: dict[RelayExpr, None] = {}
+    visited: set[RelayExpr] = {v for member in group.members for v in binders(member)}
     stack = [group.root]
     while stack:
         expr = stack.pop()
-        if expr in seen:
+        if expr in visited:
             continue
-        seen.add(expr)
+        visited.add(expr)
         if expr in group.members:
             stack.extend(reversed(children(expr)))
         elif needs_parameter(expr):
-            found[expr] = None
-    return list(found)
+            leaves[expr] = None
+    return list(leaves)
 
 
 def _known_type(expr: RelayExpr) -> Type | None:
-    known = expr.checked_type_or_none()
-    return expr.type_annotation if known is None and isinstance(expr, Var) else known
+    checked = expr.checked_type_or_none()
+    return expr.type_annotation if checked is None and isinstance(expr, Var) else checked
 
 
 def needs_parameter(expr: RelayExpr) -> bool:
-    """Whether an expression used inside of a function, but made outside, is handed in."""
+    """Return whether an expression from outside a function is passed to it as an argument."""
     return not isinstance(expr, (Op, GlobalVar, Constructor))
 
 

@@ -27,54 +27,59 @@ class DFPattern:
     __slots__ = ()
 
     def __call__(self, *args: DFPattern | None) -> CallPattern:
-        """Calls of this with these arguments; `(None)`: with any."""
+        """Return the pattern of calls of this with these arguments; `(None)` means any
+        arguments.
+        """
         if len(args) == 1 and args[0] is None:
             return CallPattern(self, None)
         return CallPattern(self, tuple(a for a in args if a is not None))
 
-    def __or__(self, other: DFPattern) -> AltPattern:
-        return AltPattern(self, other)
+    def __or__(self, alternative: DFPattern) -> AltPattern:
+        return AltPattern(self, alternative)
 
-    def __add__(self, other: DFPattern) -> CallPattern:
-        return is_op("add")(self, other)
+    def __add__(self, operand: DFPattern) -> CallPattern:
+        return is_op("add")(self, operand)
 
-    def __sub__(self, other: DFPattern) -> CallPattern:
-        return is_op("subtract")(self, other)
+    def __sub__(self, operand: DFPattern) -> CallPattern:
+        return is_op("subtract")(self, operand)
 
-    def __mul__(self, other: DFPattern) -> CallPattern:
-        return is_op("multiply")(self, other)
+    def __mul__(self, operand: DFPattern) -> CallPattern:
+        return is_op("multiply")(self, operand)
 
-    def __truediv__(self, other: DFPattern) -> CallPattern:
-        return is_op("divide")(self, other)
+    def __truediv__(self, operand: DFPattern) -> CallPattern:
+        return is_op("divide")(self, operand)
 
     def has_attr(self, attrs: Mapping[str, object]) -> AttrPattern:
-        """The same with attributes of these values: of a call, a function, or an operator
-        (`TOpPattern`).
+        """Return the same pattern with attributes of these values.
+
+        They are those of a call, a function, or an operator (`TOpPattern`).
         """
         return AttrPattern(self, dict(attrs))
 
     def has_type(self, kind: Type) -> TypePattern:
-        """The same of this type."""
+        """Return the same pattern with this type."""
         return TypePattern(self, kind)
 
     def has_dtype(self, dtype: str) -> DataTypePattern:
-        """The same, a tensor of this dtype."""
+        """Return the same pattern for a tensor of this dtype."""
         return DataTypePattern(self, dtype)
 
     def has_shape(self, shape: Sequence[int | PrimExpr]) -> ShapePattern:
-        """The same, a tensor of this shape."""
+        """Return the same pattern for a tensor of this shape."""
         return ShapePattern(self, tuple(shape))
 
     def optional(self, option: Callable[[DFPattern], DFPattern]) -> AltPattern:
-        """This, with or without what `option` puts around it; the longer form is tried first."""
+        """Return this pattern with or without `option` around it; the longer form is tried
+        first.
+        """
         return AltPattern(option(self), self)
 
     def dominates(self, parent: DFPattern, path: DFPattern | None = None) -> DominatorPattern:
-        """This as the child of a DominatorPattern."""
+        """Return this pattern as the child of a DominatorPattern."""
         return DominatorPattern(parent, wildcard() if path is None else path, self)
 
     def match(self, expr: RelayExpr) -> bool:
-        """Whether an expression matches."""
+        """Return whether an expression matches."""
         return DFPattern.matcher(self, expr)
 
     def partition(
@@ -83,7 +88,7 @@ class DFPattern:
         attrs: Mapping[str, object] | None = None,
         check: Callable[[RelayExpr], bool] = lambda expr: True,
     ) -> RelayExpr:
-        """The expression with every match in a function of its own; see `partition`."""
+        """Return the expression with every match in a function of its own; see `partition`."""
         return DFPattern.partitioner(self, expr, attrs, check)
 
     matcher: ClassVar[Callable[[DFPattern, RelayExpr], bool]]
@@ -99,8 +104,9 @@ class WildcardPattern(DFPattern):
     redirected: DFPattern | None = field(default=None, init=False)
 
     def redirect_to(self, pat: DFPattern) -> None:
-        """From now on, match what `pat` matches; `pat` may hold this one. A chain that matches so
-        costs a few frames of Python's stack for each link.
+        """Match, from now on, the same as `pat`, which may hold this one.
+
+        A chain that matches so costs a few frames of Python's stack for each link.
         """
         object.__setattr__(self, "redirected", pat)
 
@@ -235,72 +241,78 @@ class DominatorPattern(DFPattern):
 
 
 def wildcard() -> WildcardPattern:
-    """Anything; a new object each time, so that two of them may match two things."""
+    """Return a pattern of anything, a new object each time, so that two of them may match
+    differently.
+    """
     return WildcardPattern()
 
 
 def is_op(name: str) -> ExprPattern:
-    """An operator. Raises KeyError when there is none of that name."""
+    """Return the pattern of an operator.
+
+    Raises:
+        KeyError: There is no operator of that name.
+    """
     return ExprPattern(get(name))
 
 
 def is_expr(expr: RelayExpr) -> ExprPattern:
-    """An expression structurally equal to this one."""
+    """Return the pattern of an expression structurally equal to this one."""
     return ExprPattern(expr)
 
 
 def is_var(name: str = "") -> VarPattern:
-    """A variable, of this name if one is given."""
+    """Return the pattern of a variable, of this name if it is not empty."""
     return VarPattern(name)
 
 
 def is_constant() -> ConstantPattern:
-    """A constant."""
+    """Return the pattern of a constant."""
     return ConstantPattern()
 
 
 def is_tuple(fields: Sequence[DFPattern] | None) -> TuplePattern:
-    """A tuple of these fields; None: of any."""
+    """Return the pattern of a tuple of these fields; None means any fields."""
     return TuplePattern(None if fields is None else tuple(fields))
 
 
 def is_tuple_get_item(tuple_value: DFPattern, index: int | None = None) -> TupleGetItemPattern:
-    """A projection of a tuple; `index` None: any."""
+    """Return the pattern of a projection of a tuple; `index` None means any field."""
     return TupleGetItemPattern(tuple_value, index)
 
 
 def is_if(cond: DFPattern, true_branch: DFPattern, false_branch: DFPattern) -> IfPattern:
-    """An If of these parts."""
+    """Return the pattern of an If."""
     return IfPattern(cond, true_branch, false_branch)
 
 
 def is_let(var: DFPattern, value: DFPattern, body: DFPattern) -> LetPattern:
-    """A Let of these parts."""
+    """Return the pattern of a Let."""
     return LetPattern(var, value, body)
 
 
 def has_attr(attrs: Mapping[str, object], pattern: DFPattern | None = None) -> AttrPattern:
-    """Anything, or the pattern, with these attributes."""
+    """Return the pattern, or a wildcard, with these attributes."""
     return AttrPattern(pattern or wildcard(), dict(attrs))
 
 
 def has_type(kind: Type, pattern: DFPattern | None = None) -> TypePattern:
-    """Anything, or the pattern, of this type."""
+    """Return the pattern, or a wildcard, with this type."""
     return TypePattern(pattern or wildcard(), kind)
 
 
 def has_dtype(dtype: str, pattern: DFPattern | None = None) -> DataTypePattern:
-    """Any tensor, or the pattern, of this dtype."""
+    """Return the pattern, or a wildcard, for a tensor of this dtype."""
     return DataTypePattern(pattern or wildcard(), dtype)
 
 
 def has_shape(shape: Sequence[int | PrimExpr], pattern: DFPattern | None = None) -> ShapePattern:
-    """Any tensor, or the pattern, of this shape."""
+    """Return the pattern, or a wildcard, for a tensor of this shape."""
     return ShapePattern(pattern or wildcard(), tuple(shape))
 
 
 def dominates(
     parent: DFPattern, path: DFPattern | None = None, child: DFPattern | None = None
 ) -> DominatorPattern:
-    """See DominatorPattern; what is left out is a wildcard."""
+    """Return a DominatorPattern; omitted patterns are wildcards."""
     return DominatorPattern(parent, path or wildcard(), child or wildcard())

@@ -47,10 +47,12 @@ class DFPatternCallback:
         self.rewrite_once = rewrite_once
 
     def callback(self, pre: RelayExpr, post: RelayExpr, node_map: NodeMap) -> RelayExpr:
-        """What stands for a match.
+        """Return the replacement of a match.
 
-        pre: the matched expression. post: the same with its children already rewritten, what to
-        return to leave it. node_map: pattern -> the (rewritten) expressions it matched.
+        Args:
+            pre: The matched expression.
+            post: The same with its children already rewritten, to be returned to leave it.
+            node_map: The (rewritten) expressions that each pattern matched.
         """
         raise NotImplementedError
 
@@ -64,38 +66,45 @@ def rewrite(
     expr: RelayExpr,
     mod: IRModule | None = None,
 ) -> RelayExpr:
-    """The expression with every match replaced, by each callback in order until nothing changes.
+    """Return the expression with every match replaced, by each callback in order until nothing
+    changes.
 
-    `mod` gives the types of global functions, for callbacks that require types. Raises PassError
-    when the callbacks have not come to an end after MAX_ROUNDS rounds.
+    Args:
+        callbacks: The callbacks.
+        expr: The expression.
+        mod: Has the types of global functions, for callbacks that require types.
+
+    Raises:
+        PassError: The program still changes after MAX_ROUNDS rounds.
     """
     todo = [callbacks] if isinstance(callbacks, DFPatternCallback) else list(callbacks)
     for count in range(MAX_ROUNDS):
         before = expr
-        for each in todo:
-            if count == 0 or not each.rewrite_once:
-                expr = _one_round(each, expr, mod)
+        for callback in todo:
+            if count == 0 or not callback.rewrite_once:
+                expr = _one_round(callback, expr, mod)
         if expr is before or structural_equal(before, expr):
             return before
-    names = ", ".join(type(each).__name__ for each in todo)
+    names = ", ".join(type(active).__name__ for active in todo)
     raise PassError(f"rewrite: {names} still changes the program after {MAX_ROUNDS} rounds")
 
 
-def _one_round(each: DFPatternCallback, root: RelayExpr, mod: IRModule | None) -> RelayExpr:
-    if each.require_type:
+def _one_round(callback: DFPatternCallback, root: RelayExpr, mod: IRModule | None) -> RelayExpr:
+    if callback.require_type:
         infer_expr_type(root, mod)
     users = users_below(root)
     new: dict[RelayExpr, RelayExpr] = {}
     for pre in post_order(root, into_functions=True):
         post = rebuild(pre, [new.get(c, c) for c in children(pre)])
-        found = find_match(each.pattern, pre, users)
-        if found is not None:
+        matched = find_match(callback.pattern, pre, users)
+        if matched is not None:
+            # The callback may ask for the root itself among the matched expressions.
             new[pre] = post
-            found = {q: [new.get(e, e) for e in exprs] for q, exprs in found.items()}
-            post = each.callback(pre, post, found)
+            matched = {q: [new.get(e, e) for e in exprs] for q, exprs in matched.items()}
+            post = callback.callback(pre, post, matched)
             if not isinstance(post, RelayExpr):
                 raise PassError(
-                    f"rewrite: {type(each).__name__}.callback must give an expression, got "
+                    f"rewrite: {type(callback).__name__}.callback must give an expression, got "
                     f"{type(post).__name__}"
                 )
         new[pre] = post

@@ -22,9 +22,9 @@ from ekiden.runtime.errors import InputError
 
 def get_relay_op(op_name: str) -> object:
     """Return the function that calls an operator. Raises AttributeError."""
-    for place in (op, op.nn, op.image, op.vision, op.contrib):
-        if hasattr(place, op_name):
-            return getattr(place, op_name)
+    for namespace in (op, op.nn, op.image, op.vision, op.contrib):
+        if hasattr(namespace, op_name):
+            return getattr(namespace, op_name)
     raise AttributeError(f"get_relay_op: Relay has no operator {op_name!r}")
 
 
@@ -56,7 +56,7 @@ def infer_channels(inputs: RelayExpr, transpose: bool = False) -> object:
 
 
 def fold_constant(node: RelayExpr, mod: IRModule | None = None) -> RelayExpr:
-    """Return an expression with what is known of it computed."""
+    """Return an expression with its constant subexpressions computed."""
     return FoldConstantExpr(node, mod or IRModule())
 
 
@@ -66,13 +66,13 @@ def infer_value(
     """Return the value of an expression over parameters by name. Raises InputError for a variable
     that is none of these.
     """
-    known = {}
+    values = {}
     for variable in free_vars(input_val):
         if variable.name_hint not in params:
             raise InputError(f"infer_value: no value is given for %{variable.name_hint}")
-        known[variable] = np.asarray(params[variable.name_hint])
-    function = Function(tuple(known), input_val)
-    result = Interpreter(mod or IRModule()).evaluate(function, *known.values())
+        values[variable] = np.asarray(params[variable.name_hint])
+    function = Function(tuple(values), input_val)
+    result = Interpreter(mod or IRModule()).evaluate(function, *values.values())
     return np.asarray(result)
 
 
@@ -88,8 +88,8 @@ def unbind(data: RelayExpr, axis: int = 0) -> TupleWrapper:
     """Return the slices of a tensor along an axis, without that axis."""
     count = infer_shape(data)[axis]
     assert isinstance(count, int), "the number of slices is known"
-    parts = TupleWrapper(op.split(data, count, axis), count)
-    fields: Sequence[RelayExpr] = [op.squeeze(part, axis=[axis]) for part in parts]
+    slices = TupleWrapper(op.split(data, count, axis), count)
+    fields: Sequence[RelayExpr] = [op.squeeze(piece, axis=[axis]) for piece in slices]
     return TupleWrapper(Tuple(tuple(fields)), count)
 
 

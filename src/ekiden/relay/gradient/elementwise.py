@@ -127,7 +127,9 @@ def _binary(
     rule: Callable[[Expr, Expr, Expr, Expr], tuple[Expr, Expr]],
 ) -> Callable[[Call, Expr], list[Expr | None]]:
     def gradient(call: Call, grad: Expr) -> list[Expr | None]:
-        """The adjoints of both arguments, summed over the axes along which each was broadcast."""
+        """Return the adjoints of both arguments, summed over the axes along which each was
+        broadcast.
+        """
         a, b = call.args
         shape = tensor(call).shape
         da, db = rule(a, b, call, grad)
@@ -208,7 +210,7 @@ def _dropout(call: Call, grad: Expr) -> Sequence[Expr]:
 
 
 def op_first(grad: Expr) -> Expr:
-    """The first field of the gradient of a tuple."""
+    """Return the first field of the gradient of a tuple."""
     fields = getattr(grad, "fields", None)
     assert isinstance(fields, tuple), "the gradient of several results is a Tuple"
     first = fields[0]

@@ -15,26 +15,27 @@ from ekiden.topi.shape import as_dim
 
 
 def tensor(expr: RelayExpr) -> TensorType:
-    """The type of a tensor-valued expression."""
+    """Return the type of a tensor-valued expression."""
     kind = expr.checked_type
     assert isinstance(kind, TensorType), f"expected a tensor, got {kind}"
     return kind
 
 
 def scalar(value: float, like: RelayExpr) -> Constant:
-    """A constant of the dtype of another expression."""
+    """Return a constant of the dtype of another expression."""
     return literal(value, tensor(like).dtype)
 
 
 def sum_to(grad: RelayExpr, shape: Sequence[PrimExpr], target: RelayExpr) -> RelayExpr:
-    """`grad`, of `shape`, summed to the shape of `target`, which was broadcast to `shape`.
+    """Return `grad`, of `shape`, summed to the shape of `target`, which was broadcast to `shape`.
 
-    Raises ValueError where it is not known whether a dimension was broadcast.
+    Raises:
+        ValueError: A dimension is not known to be broadcast or not.
     """
-    wanted = tensor(target).shape
-    lead = len(shape) - len(wanted)
+    target_shape = tensor(target).shape
+    lead = len(shape) - len(target_shape)
     axes = list(range(lead))
-    for at, (small, large) in enumerate(zip(wanted, shape[lead:], strict=True)):
+    for at, (small, large) in enumerate(zip(target_shape, shape[lead:], strict=True)):
         if is_const(small, 1) and not is_const(large, 1):
             axes.append(at + lead)
         elif not prove_equal(small, large):
@@ -45,21 +46,22 @@ def sum_to(grad: RelayExpr, shape: Sequence[PrimExpr], target: RelayExpr) -> Rel
 
 
 def shape_like(grad: RelayExpr, target: RelayExpr) -> RelayExpr:
-    """`grad` with its elements in the shape of `target`."""
+    """Return `grad` with its elements in the shape of `target`."""
     if any(isinstance(dim, AnyDim) for dim in tensor(target).shape):
         return op.reshape_like(grad, target)
     return op.reshape(grad, tensor(target).shape, allowzero=True)
 
 
 def shaped(x: RelayExpr, shape: Sequence[PrimExpr | int]) -> RelayExpr:
-    """The elements of `x` in a shape, whose sizes may be 0."""
+    """Return the elements of `x` in a shape, whose sizes may be 0."""
     return op.reshape(x, shape, allowzero=True)
 
 
 def rows_of(x: RelayExpr, shape: Sequence[PrimExpr]) -> RelayExpr:
-    """The elements of `x` in a shape whose leading dimensions are one."""
+    """Return the elements of `x` as a matrix, with its leading dimensions merged."""
     lead: PrimExpr = as_dim(1)
     for dim in shape[:-1]:
+        # The number of rows is left to the reshape, which computes it at run time.
         if isinstance(dim, AnyDim):
             return op.reshape(x, (-1, shape[-1]))
         lead = dim * lead
@@ -67,5 +69,5 @@ def rows_of(x: RelayExpr, shape: Sequence[PrimExpr]) -> RelayExpr:
 
 
 def broadcast_like(grad: RelayExpr, target: RelayExpr) -> RelayExpr:
-    """`grad` broadcast to the shape of `target`."""
+    """Return `grad` broadcast to the shape of `target`."""
     return op.broadcast_to(grad, tensor(target).shape)

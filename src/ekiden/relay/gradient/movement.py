@@ -38,7 +38,7 @@ Expr = RelayExpr
 
 
 def _with_reduced_axes(call: Call, value: Expr) -> Expr:
-    """A value of the shape of a reduction's result, with 1 where an axis was reduced."""
+    """Return a value of the shape of a reduction's result, with 1 where an axis was reduced."""
     attrs = call.attrs
     assert isinstance(attrs, ReduceAttrs) and isinstance(call.op, Op)
     if not attrs.keepdims:
@@ -63,16 +63,17 @@ def _mean(call: Call, grad: Expr) -> Sequence[Expr]:
 
 
 def over_number(value: Expr, x: Expr, axes: Sequence[int], less: int = 0) -> Expr:
-    """A value of the dtype of x over how many elements x has along axes, `less` ones left out;
-    symbolic sizes are counted. In float32 where the dtype has 16 bits: float16 ends at 65504, and
-    bfloat16 rounds 257 to 256.
+    """Return a value of the dtype of x divided by the number of elements that x has along axes.
+
+    `less` elements are left out; symbolic sizes are counted at run time. The division is in float32
+    where the dtype has 16 bits: float16 ends at 65504, and bfloat16 rounds 257 to 256.
     """
     dtype = tensor(x).dtype
     wide = "float32" if itemsize(dtype) < 4 else dtype
     sizes = [known(tensor(x).shape[axis]) for axis in axes]
-    whole = [size for size in sizes if size is not None]
-    if len(whole) == len(sizes):
-        number: Expr = const(float(math.prod(whole) - less), wide)
+    static_sizes = [size for size in sizes if size is not None]
+    if len(static_sizes) == len(sizes):
+        number: Expr = const(float(math.prod(static_sizes) - less), wide)
     else:
         ones = op.sum(op.ones([tensor(x).shape[a] for a in axes], wide))
         number = op.subtract(ones, const(float(less), wide)) if less else ones
@@ -100,7 +101,7 @@ def _over(value: Expr, number: Expr, dtype: str) -> Expr:
 
 
 def _extreme(call: Call, grad: Expr) -> Sequence[Expr]:
-    """The elements that are the extreme share the gradient."""
+    """Return the gradient shared by the elements that are the extreme."""
     (x,) = call.args
     attrs = call.attrs
     assert isinstance(attrs, ReduceAttrs) and isinstance(call.op, Op)
@@ -116,8 +117,9 @@ register_gradient("min", _extreme)
 
 @register_gradient("prod")
 def _prod(call: Call, grad: Expr) -> Sequence[Expr]:
-    """The product of the others: the product over each one. Of two zeros and more it is 0 for all,
-    of one for all others.
+    """Return the gradient of a product: for each element the product of all but it.
+
+    With two zeros or more it is 0 for all elements, with one zero for all but that.
     """
     (x,) = call.args
     attrs = call.attrs
@@ -130,25 +132,27 @@ def _prod(call: Call, grad: Expr) -> Sequence[Expr]:
     product = op.prod(without, axis=axes, keepdims=True)
     at_zero = op.where(op.equal(count, const(1, "int32")), product, zero)
     beside = op.where(op.equal(count, const(0, "int32")), op.divide(product, without), zero)
-    others = op.where(is_zero, at_zero, beside)
-    return [op.multiply(_with_reduced_axes(call, grad), others)]
+    product_of_rest = op.where(is_zero, at_zero, beside)
+    return [op.multiply(_with_reduced_axes(call, grad), product_of_rest)]
 
 
 @register_gradient("cumsum")
 def _cumsum(call: Call, grad: Expr) -> Sequence[Expr]:
-    """x[i] is in every sum from i on: the sums of the gradient from the end. Without an axis the
-    elements are summed as one row, and the result is that."""
+    """Return the sums of the gradient from the end, as x[i] is in every sum from i on.
+
+    Without an axis the elements are summed as one row, which is the result.
+    """
     axis = getattr(call.attrs, "axis", None)
     exclusive = bool(getattr(call.attrs, "exclusive", False))
     along = 0 if axis is None else axis
     backwards = op.cumsum(op.reverse(grad, along), axis=along, exclusive=exclusive)
-    found = op.reverse(backwards, along)
-    return [found if axis is not None else shape_like(found, call.args[0])]
+    sums = op.reverse(backwards, along)
+    return [sums if axis is not None else shape_like(sums, call.args[0])]
 
 
 @register_gradient("variance")
 def _variance(call: Call, grad: Expr) -> Sequence[Expr]:
-    """2 * (x - mean(x)) / count: what the mean itself moves adds up to nothing."""
+    """Return 2 * (x - mean(x)) / count: the effect through the mean adds up to nothing."""
     (x,) = call.args
     attrs = call.attrs
     assert isinstance(attrs, VarianceAttrs)
@@ -196,9 +200,9 @@ def _slice(data: Expr, axis: int, begin: PrimExpr | int, end: PrimExpr | int) ->
 
 @register_gradient("concatenate")
 def _concatenate(call: Call, grad: Expr) -> Sequence[Expr]:
-    attrs, (parts,) = call.attrs, call.args
+    attrs, (operands,) = call.attrs, call.args
     assert isinstance(attrs, ConcatenateAttrs)
-    kinds = parts.checked_type.fields  # type: ignore[attr-defined]
+    kinds = operands.checked_type.fields  # type: ignore[attr-defined]
     axis = attrs.axis % len(kinds[0].shape)
     begin: PrimExpr | int = 0
     fields = []
@@ -211,10 +215,10 @@ def _concatenate(call: Call, grad: Expr) -> Sequence[Expr]:
 
 @register_gradient("stack")
 def _stack(call: Call, grad: Expr) -> Sequence[Expr]:
-    attrs, (parts,) = call.attrs, call.args
+    attrs, (operands,) = call.attrs, call.args
     assert isinstance(attrs, StackAttrs)
     axis = attrs.axis % len(tensor(call).shape)
-    count = len(parts.checked_type.fields)  # type: ignore[attr-defined]
+    count = len(operands.checked_type.fields)  # type: ignore[attr-defined]
     return [
         Tuple(tuple(op.squeeze(_slice(grad, axis, i, i + 1), axis=[axis]) for i in range(count)))
     ]
@@ -234,7 +238,10 @@ def _reverse(call: Call, grad: Expr) -> Sequence[Expr]:
 
 @register_gradient("nn.pad")
 def _pad(call: Call, grad: Expr) -> Sequence[Expr | None]:
-    """Crop; the value of the border gets all the rest. Only for constant borders."""
+    """Return the gradient cropped, and the remainder for the value of the border.
+
+    Borders must be constant.
+    """
     assert isinstance(call.attrs, PadAttrs)
     if call.attrs.pad_mode != "constant":
         raise ValueError(f"pad_mode {call.attrs.pad_mode!r}")
@@ -244,12 +251,14 @@ def _pad(call: Call, grad: Expr) -> Sequence[Expr | None]:
 
 
 def _filled(value: Expr, result: Expr, total: Expr) -> Expr | None:
-    """The gradient of a number that fills elements of a result, whose gradients have this sum."""
+    """Return the gradient of a number that fills elements of a result, whose gradients have this
+    sum.
+    """
     kind = tensor(value)
     if "float" not in kind.dtype:
         return None
-    found = total if tensor(result).dtype == kind.dtype else op.cast(total, kind.dtype)
-    return shaped(found, kind.shape) if kind.shape else found
+    gradient = total if tensor(result).dtype == kind.dtype else op.cast(total, kind.dtype)
+    return shaped(gradient, kind.shape) if kind.shape else gradient
 
 
 @register_gradient("full")
@@ -259,7 +268,7 @@ def _full(call: Call, grad: Expr) -> Sequence[Expr | None]:
 
 @register_gradient("one_hot")
 def _one_hot(call: Call, grad: Expr) -> Sequence[Expr | None]:
-    """To each of the values what goes to the elements it stands at."""
+    """Return for each of the two values the sum of the gradient of elements that have it."""
     indices, on, off = call.args
     attrs = call.attrs
     assert isinstance(attrs, OneHotAttrs)
@@ -276,7 +285,10 @@ def _one_hot(call: Call, grad: Expr) -> Sequence[Expr | None]:
 
 @register_gradient("strided_slice")
 def _strided_slice(call: Call, grad: Expr) -> Sequence[Expr]:
-    """Put the steps apart with zeros, then put zeros around; negative steps are reversed first."""
+    """Return the gradient with zeros between its elements for steps, and zeros around.
+
+    Negative steps are reversed first.
+    """
     (x,) = call.args
     assert isinstance(call.attrs, StridedSliceAttrs)
     zero = scalar(0.0, x)
@@ -285,6 +297,7 @@ def _strided_slice(call: Call, grad: Expr) -> Sequence[Expr]:
         return [op.zeros_like(x)]
     widths = []
     for axis, (first, stride, size) in enumerate(ranges):
+        # A slice that runs backwards is the reversed slice from its last element.
         if stride < 0:
             grad = op.reverse(grad, axis)
             first, stride = first + (size - 1) * stride, -stride
@@ -296,7 +309,7 @@ def _strided_slice(call: Call, grad: Expr) -> Sequence[Expr]:
 
 
 def _apart(grad: Expr, axis: int, step: int, shape: Sequence[PrimExpr], zero: Expr) -> Expr:
-    """Elements along an axis with step - 1 zeros between them."""
+    """Return elements along an axis with step - 1 zeros between them."""
     wide = op.expand_dims(grad, axis + 1)
     widths = [(0, 0)] * (len(shape) + 1)
     widths[axis + 1] = (0, step - 1)
@@ -308,7 +321,7 @@ def _apart(grad: Expr, axis: int, step: int, shape: Sequence[PrimExpr], zero: Ex
 
 @register_gradient("take")
 def _take(call: Call, grad: Expr) -> Sequence[Expr | None]:
-    """Add up at each index what was taken there, as often as it was."""
+    """Return the gradient added up at each index, as often as it was taken."""
     data, indices = call.args
     attrs = call.attrs
     assert isinstance(attrs, TakeAttrs)
@@ -319,6 +332,7 @@ def _take(call: Call, grad: Expr) -> Sequence[Expr | None]:
         zeros = op.reshape(zeros, (-1,))
     shape = tensor(data).shape if attrs.axis is not None else (_product(tensor(data).shape),)
     axis = (attrs.axis or 0) % len(shape)
+    # scatter_nd writes along leading axes, so the axis is moved to the front and back.
     if axis:
         rank, last = len(tensor(indices).shape), len(tensor(call).shape)
         zeros = op.transpose(zeros, [axis, *range(axis), *range(axis + 1, len(shape))])
@@ -333,7 +347,9 @@ def _take(call: Call, grad: Expr) -> Sequence[Expr | None]:
 
 
 def _in_range(indices: Expr, size: PrimExpr, mode: str) -> Expr:
-    """Where the elements are that `take` finds at indices; "fast" promises that they are there."""
+    """Return the positions that `take` reads at indices; "fast" promises that these are in
+    range.
+    """
     if mode == "fast":
         return indices
     dtype = tensor(indices).dtype
@@ -349,15 +365,15 @@ def _in_range(indices: Expr, size: PrimExpr, mode: str) -> Expr:
 
 
 def _product(dims: Sequence[PrimExpr]) -> PrimExpr:
-    found = as_dim(1)
+    total = as_dim(1)
     for dim in dims:
-        found = dim * found
-    return found
+        total = dim * total
+    return total
 
 
 @register_gradient("gather_nd")
 def _gather_nd(call: Call, grad: Expr) -> Sequence[Expr | None]:
-    """Add up at its coordinates what each slice was gathered for."""
+    """Return the gradient of each slice added up at its coordinates."""
     data, indices = call.args
     assert isinstance(call.attrs, GatherNDAttrs)
     if call.attrs.batch_dims:
@@ -367,10 +383,12 @@ def _gather_nd(call: Call, grad: Expr) -> Sequence[Expr | None]:
 
 @register_gradient("dyn.arange")
 def _dynamic_arange(call: Call, grad: Expr) -> Sequence[Expr | None]:
-    """Of start + i * step: where it stops says how many there are, and no more."""
+    """Return the gradients of start and step of start + i * step; `stop` only decides the
+    length.
+    """
     start, _stop, step = call.args
-    place = op.cumsum(op.ones_like(grad), axis=0, exclusive=True)
-    moved = op.sum(op.multiply(grad, place))
+    position = op.cumsum(op.ones_like(grad), axis=0, exclusive=True)
+    moved = op.sum(op.multiply(grad, position))
     return [_filled(start, call, op.sum(grad)), None, _filled(step, call, moved)]
 
 
@@ -384,15 +402,16 @@ def _tile(call: Call, grad: Expr) -> Sequence[Expr]:
     (x,) = call.args
     assert isinstance(call.attrs, TileAttrs)
     shape = tensor(x).shape
-    given: list[PrimExpr | int] = [*call.attrs.reps]
-    reps = [*[1] * (len(shape) - len(given)), *given]
+    copies: list[PrimExpr | int] = [*call.attrs.reps]
+    reps = [*[1] * (len(shape) - len(copies)), *copies]
     lead = len(reps) - len(shape)
-    parts: list[PrimExpr | int] = list(reps[:lead])
+    split_shape: list[PrimExpr | int] = list(reps[:lead])
     summed = list(range(lead))
+    # Each axis of copies becomes a pair of axes, of which the first is summed over.
     for rep, dim in zip(reps[lead:], shape, strict=True):
-        summed.append(len(parts))
-        parts += [rep, dim]
-    return [op.sum(shaped(grad, parts), axis=summed)]
+        summed.append(len(split_shape))
+        split_shape += [rep, dim]
+    return [op.sum(shaped(grad, split_shape), axis=summed)]
 
 
 @register_gradient("repeat")
@@ -401,5 +420,5 @@ def _repeat(call: Call, grad: Expr) -> Sequence[Expr]:
     assert isinstance(call.attrs, RepeatAttrs)
     shape = tensor(x).shape
     axis = call.attrs.axis % len(shape)
-    parts: list[PrimExpr | int] = [*shape[: axis + 1], call.attrs.repeats, *shape[axis + 1 :]]
-    return [op.sum(shaped(grad, parts), axis=axis + 1)]
+    split_shape: list[PrimExpr | int] = [*shape[: axis + 1], call.attrs.repeats, *shape[axis + 1 :]]
+    return [op.sum(shaped(grad, split_shape), axis=axis + 1)]

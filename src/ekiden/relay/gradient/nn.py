@@ -53,7 +53,7 @@ Expr = RelayExpr
 
 
 def _as_operands(call: Call, grad: Expr) -> Expr:
-    """The gradient of a product in the dtype of what is multiplied: `out_dtype` may be another."""
+    """Return the gradient of a product in the dtype of its operands: `out_dtype` may be another."""
     dtype = tensor(call.args[0]).dtype
     return grad if tensor(call).dtype == dtype else op.cast(grad, dtype)
 
@@ -74,14 +74,14 @@ def _matmul(call: Call, grad: Expr) -> Sequence[Expr]:
     attrs = call.attrs
     assert isinstance(attrs, MatmulAttrs)
     rows = rows_of(_as_operands(call, grad), tensor(call).shape)
-    left = rows_of(a, tensor(a).shape)
-    da, db = _product_gradient(op.nn.matmul, left, b, rows, attrs.transpose_a, attrs.transpose_b)
+    matrix = rows_of(a, tensor(a).shape)
+    da, db = _product_gradient(op.nn.matmul, matrix, b, rows, attrs.transpose_a, attrs.transpose_b)
     return [shape_like(da, a), db]
 
 
 @register_gradient("nn.batch_matmul")
 def _batch_matmul(call: Call, grad: Expr) -> Sequence[Expr]:
-    """Both sides have all batches, or one of them one batch, which then gets the sum."""
+    """Return the gradients of both sides; a side with one batch gets the sum over all batches."""
     a, b = call.args
     attrs = call.attrs
     assert isinstance(attrs, BatchMatmulAttrs)
@@ -97,7 +97,7 @@ def _batch_matmul(call: Call, grad: Expr) -> Sequence[Expr]:
 def _product_gradient(
     product: object, a: Expr, b: Expr, grad: Expr, ta: bool, tb: bool
 ) -> tuple[Expr, Expr]:
-    """d(A B) for A and B given transposed or not: dA = G Bᵀ, dB = Aᵀ G."""
+    """Return d(A B) for A and B transposed or not: dA = G Bᵀ, dB = Aᵀ G."""
     assert callable(product)
     da = (
         product(b, grad, transpose_a=tb, transpose_b=True)
@@ -140,12 +140,14 @@ def _log_softmax(call: Call, grad: Expr) -> Sequence[Expr]:
 
 
 def _along(vector: Expr, axis: int, rank: int) -> Expr:
-    """A vector as a tensor that broadcasts along one axis."""
+    """Return a vector as a tensor that broadcasts along one axis."""
     return op.expand_dims(vector, 1, rank - 1 - axis) if axis < rank - 1 else vector
 
 
 def _standardized(x: Expr, grad: Expr, axes: Sequence[int], epsilon: float) -> tuple[Expr, Expr]:
-    """(x̂, dx) of x̂ = (x - mean) / sqrt(variance + epsilon) over axes, of gradient `grad`."""
+    """Return (x̂, dx) of x̂ = (x - mean) / sqrt(variance + epsilon) over axes, of gradient
+    `grad`.
+    """
 
     def mean(value: Expr) -> Expr:
         return over_number(op.sum(value, axis=axes, keepdims=True), x, axes)
@@ -218,7 +220,9 @@ def _group_norm(call: Call, grad: Expr) -> Sequence[Expr]:
 
 @register_gradient("nn.batch_norm")
 def _batch_norm(call: Call, grad: Expr) -> Sequence[Expr]:
-    """Of the operator as it is: the statistics are arguments, not those of the batch."""
+    """Return the gradients of the operator itself: the statistics are arguments, not the
+    batch's.
+    """
     x, gamma, _beta, mean, variance = call.args
     attrs = call.attrs
     assert isinstance(attrs, BatchNormAttrs) and isinstance(grad, Tuple)
@@ -251,24 +255,26 @@ def _static(dims: Sequence[PrimExpr], what: str) -> list[int]:
 def _output_padding(
     x: Expr, call: Call, attrs: Conv2DAttrs | MaxPool2DAttrs | AvgPool2DAttrs, kernel: Sequence[int]
 ) -> list[int]:
-    """The rows and columns at the end of x that the last window does not reach."""
-    top, left, bottom, right = attrs.padding
-    rest = []
-    for i, around in enumerate((top + bottom, left + right)):
+    """Return the rows and columns at the end of x that the last window does not reach."""
+    top, left_pad, bottom, right = attrs.padding
+    unreached = []
+    for i, around in enumerate((top + bottom, left_pad + right)):
         reach = attrs.dilation[i] * (kernel[i] - 1) + 1
+        # Without a stride windows reach every row.
         if attrs.strides[i] == 1:
-            rest.append(0)
+            unreached.append(0)
             continue
         (size,) = _static(tensor(x).shape[2 + i : 3 + i], "image size under a stride")
         (out,) = _static(tensor(call).shape[2 + i : 3 + i], "image size under a stride")
-        rest.append(size + around - reach - (out - 1) * attrs.strides[i])
-    return rest
+        unreached.append(size + around - reach - (out - 1) * attrs.strides[i])
+    return unreached
 
 
 @register_gradient("nn.conv2d")
 def _conv2d(call: Call, grad: Expr) -> Sequence[Expr]:
-    """dX is the transposed convolution; dW the convolution of x with the gradient, the batch in the
-    place of the channels, strides and dilation exchanged.
+    """Return dX, a transposed convolution, and dW, a convolution of x with the gradient.
+
+    For dW the batch takes the role of the channels, with strides and dilation exchanged.
     """
     x, weight = call.args
     attrs = call.attrs
@@ -296,7 +302,9 @@ def _conv2d(call: Call, grad: Expr) -> Sequence[Expr]:
 
 
 def _one_hot_windows(count: int, channels: int, kh: int, kw: int, dtype: str) -> Constant:
-    """(channels * count, 1, kh, kw): the k-th of each channel is 1 at the k-th place."""
+    """Return (channels * count, 1, kh, kw): the k-th window of each channel has its 1 at position
+    k.
+    """
     eye = np.eye(kh * kw, dtype=to_numpy(dtype)).reshape(kh * kw, 1, kh, kw)
     assert count == kh * kw
     return Constant(np.tile(eye, (channels, 1, 1, 1)))
@@ -304,37 +312,38 @@ def _one_hot_windows(count: int, channels: int, kh: int, kw: int, dtype: str) ->
 
 @register_gradient("nn.max_pool2d")
 def _max_pool2d(call: Call, grad: Expr) -> Sequence[Expr]:
-    """The first place of each window that holds its maximum gets the gradient."""
+    """Return the gradient for the first position of each window that holds its maximum."""
     (x,) = call.args
     attrs = call.attrs
     assert isinstance(attrs, MaxPool2DAttrs)
     if attrs.layout != "NCHW" or attrs.ceil_mode:
         raise ValueError(f"layout {attrs.layout}, ceil_mode {attrs.ceil_mode}: only NCHW floor is")
     (kh, kw), (sh, sw), (dh, dw) = attrs.pool_size, attrs.strides, attrs.dilation
-    top, left, bottom, right = attrs.padding
+    top, left_pad, bottom, right = attrs.padding
     dtype = tensor(x).dtype
     lowest = -np.inf
-    around = op.nn.pad(x, ((0, 0), (0, 0), (top, bottom), (left, right)), scalar(lowest, x))
+    around = op.nn.pad(x, ((0, 0), (0, 0), (top, bottom), (left_pad, right)), scalar(lowest, x))
     rows, columns = tensor(call).shape[2:]
-    taken: Expr | None = None
+    claimed: Expr | None = None
     shares = []
     for i, j in np.ndindex(kh, kw):
-        here = op.strided_slice(
+        candidate = op.strided_slice(
             around, [i * dh, j * dw],
             [(rows - 1) * sh + (i * dh + 1), (columns - 1) * sw + (j * dw + 1)],
             [sh, sw], [2, 3],
         )  # fmt: skip
-        is_it = op.equal(here, call)
-        first = is_it if taken is None else op.logical_and(is_it, op.logical_not(taken))
-        taken = is_it if taken is None else op.logical_or(taken, is_it)
+        is_it = op.equal(candidate, call)
+        # Of several equal maxima only the first position gets the gradient.
+        first = is_it if claimed is None else op.logical_and(is_it, op.logical_not(claimed))
+        claimed = is_it if claimed is None else op.logical_or(claimed, is_it)
         shares.append(op.where(first, grad, op.zeros_like(grad)))
     (channels,) = _static(tensor(x).shape[1:2], "number of channels")
     n = tensor(x).shape[0]
     stacked = shaped(op.stack(shares, axis=2), (n, channels * kh * kw, rows, columns))
-    places = _one_hot_windows(kh * kw, channels, kh, kw, dtype)
+    windows = _one_hot_windows(kh * kw, channels, kh, kw, dtype)
     return [
         op.nn.conv2d_transpose(
-            stacked, places, attrs.strides, attrs.padding, attrs.dilation, channels, channels,
+            stacked, windows, attrs.strides, attrs.padding, attrs.dilation, channels, channels,
             (kh, kw), output_padding=_output_padding(x, call, attrs, (kh, kw)),
         )
     ]  # fmt: skip
@@ -342,7 +351,10 @@ def _max_pool2d(call: Call, grad: Expr) -> Sequence[Expr]:
 
 @register_gradient("nn.avg_pool2d")
 def _avg_pool2d(call: Call, grad: Expr) -> Sequence[Expr]:
-    """Each place of a window gets its share; windows over the border have fewer places."""
+    """Return each position's share of the gradients of its windows.
+
+    Windows over the border have fewer positions.
+    """
     (x,) = call.args
     attrs = call.attrs
     assert isinstance(attrs, AvgPool2DAttrs)
@@ -352,12 +364,13 @@ def _avg_pool2d(call: Call, grad: Expr) -> Sequence[Expr]:
     (channels,) = _static(tensor(x).shape[1:2], "number of channels")
     share = over_size(grad, kh * kw, tensor(x).dtype)
     if not attrs.count_include_pad and any(attrs.padding):
+        # The share of positions in a window that are not padding.
         filled = op.nn.avg_pool2d(
             op.ones_like(x), attrs.pool_size, attrs.strides, attrs.dilation, attrs.padding,
             count_include_pad=True,
         )  # fmt: skip
-        least = scalar(1.0 / (kh * kw), x)  # of a window that is not in the padding alone
-        share = op.divide(share, op.maximum(filled, least))
+        smallest_share = scalar(1.0 / (kh * kw), x)  # of a window that is not in the padding alone
+        share = op.divide(share, op.maximum(filled, smallest_share))
     ones = Constant(np.ones((channels, 1, kh, kw), to_numpy(tensor(x).dtype)))
     return [
         op.nn.conv2d_transpose(
@@ -388,7 +401,7 @@ def _global_max_pool2d(call: Call, grad: Expr) -> Sequence[Expr]:
 
 @register_gradient("nn.cross_entropy")
 def _cross_entropy(call: Call, grad: Expr) -> Sequence[Expr]:
-    """Of -sum(y * log(x)) / batch: -y / x / batch and -log(x) / batch."""
+    """Return -y / x / batch and -log(x) / batch, of -sum(y * log(x)) / batch."""
     x, y = call.args
     share = op.negative(over_number(grad, x, (0,)))
     return [op.multiply(share, op.divide(y, x)), op.multiply(share, op.log(x))]
@@ -396,7 +409,7 @@ def _cross_entropy(call: Call, grad: Expr) -> Sequence[Expr]:
 
 @register_gradient("nn.cross_entropy_with_logits")
 def _cross_entropy_with_logits(call: Call, grad: Expr) -> Sequence[Expr]:
-    """Of -sum(y * x) / batch: -y / batch and -x / batch."""
+    """Return -y / batch and -x / batch, of -sum(y * x) / batch."""
     x, y = call.args
     share = op.negative(over_number(grad, x, (0,)))
     return [op.multiply(share, y), op.multiply(share, x)]

@@ -29,14 +29,15 @@ FLOAT = ("float32", "float32", "float32")
 
 
 def _in_turn(pack: Callable[[Call, Target], Call]) -> Pack:
-    """A rule whose result may be a dense layer, which has a rule of its own."""
+    """Return a rule whose result may be a dense layer, which has a rule of its own."""
 
     def packed(call: Call, target: Target) -> RelayExpr:
-        """What the rule gives, packed again by the rule of what that is; unchanged calls are
-        not."""
-        made = pack(call, target)
-        rule = rule_of(made)
-        return made if rule is None or made is call else rule(made, target)
+        """Return the result of the rule, packed again by its own rule, unless the call is
+        unchanged.
+        """
+        result = pack(call, target)
+        rule = rule_of(result)
+        return result if rule is None or result is call else rule(result, target)
 
     return packed
 
@@ -109,13 +110,13 @@ READERS: Mapping[str, tuple[int, Share]] = {"nn.take_blocks": (0, _taken)}
 
 
 def reader_of(call: Call) -> tuple[RelayExpr, Share] | None:
-    """The weight of such a call and its rule, if it is one."""
-    found = READERS.get(getattr(call.op, "name", ""))
-    return None if found is None else (call.args[found[0]], found[1])
+    """Return the weight of a call that reads one, with its rule, or None."""
+    entry = READERS.get(getattr(call.op, "name", ""))
+    return None if entry is None else (call.args[entry[0]], entry[1])
 
 
 def rule_of(call: Call) -> Pack | None:
-    """The rule for a call, if there is one."""
+    """Return the rule for a call, if there is one."""
     name = getattr(call.op, "name", "")
     if name == "nn.recurrent":
         return recurrent.recurrent

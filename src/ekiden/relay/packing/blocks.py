@@ -23,36 +23,41 @@ FAMILY = "dense_blocks_pack"
 
 
 def dense_blocks(call: Call, target: Target) -> Call:
-    """The product in operators of which the target has kernels; itself if its weight is computed,
-    or its depth unknown."""
-    data, given = call.args
+    """Return the product in operators of which the target has kernels.
+
+    It is the call itself if its weight is computed, or its depth unknown.
+    """
+    data, weight_expr = call.args
     attrs: Attrs | None = call.attrs
     assert isinstance(attrs, DenseBlocksAttrs)
     depth = last_dim(data)
-    if not isinstance(given, Constant) or depth is None:
+    if not isinstance(weight_expr, Constant) or depth is None:
         return call
-    weight, row = given.data, BLOCK_FORMATS[attrs.format]
+    weight, row = weight_expr.data, BLOCK_FORMATS[attrs.format]
     if FAMILIES[FAMILY].serves(target):
         size = Product.of(rows_of(data), len(weight), depth)
         panel = panel_width(FAMILY, size, target, call)
         packed = Constant(pack_blocks(weight, attrs.format, panel))
         how = attrs.format, len(weight), panel, attrs.activations
-        made = op.nn.contrib_dense_blocks_pack(data, packed, *how)
+        product = op.nn.contrib_dense_blocks_pack(data, packed, *how)
     else:
-        made = op.nn.dense(data, Constant(row.decode(weight)))
-    found = typed(made.with_fields(span=call.span))
-    assert isinstance(found, Call)
-    return found
+        product = op.nn.dense(data, Constant(row.decode(weight)))
+    checked = typed(product.with_fields(span=call.span))
+    assert isinstance(checked, Call)
+    return checked
 
 
 def take_blocks(call: Call, product: Call) -> Call:
-    """The rows of a weight out of the packed one of a product of it, so that a table of tokens that
-    is also a decoder's last layer lies in memory once; itself where they differ."""
+    """Return the rows of a weight read from its packed form in a product.
+
+    A table of tokens that is also a decoder's last layer is thus in memory once. The call itself is
+    returned if the formats differ.
+    """
     attrs: Attrs | None = call.attrs
     how: Attrs | None = product.attrs
     assert isinstance(attrs, BlocksAttrs)
     if not isinstance(how, DenseBlocksPackAttrs) or how.format != attrs.format:
         return call
     packed, indices = product.args[1], call.args[1]
-    made = op.nn.contrib_take_blocks_pack(packed, indices, how.format, how.units, how.panel)
-    return made.with_fields(span=call.span)
+    rows = op.nn.contrib_take_blocks_pack(packed, indices, how.format, how.units, how.panel)
+    return rows.with_fields(span=call.span)

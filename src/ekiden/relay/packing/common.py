@@ -12,13 +12,13 @@ from ekiden.target import Target
 
 
 def dtype_of(expr: RelayExpr) -> str:
-    """The dtype of a tensor; empty for what is none."""
+    """Return the dtype of a tensor, or "" for any other expression."""
     kind = expr.checked_type
     return kind.dtype if isinstance(kind, TensorType) else ""
 
 
 def known_shape(expr: RelayExpr) -> tuple[int, ...] | None:
-    """The shape of a tensor, if all of it is known."""
+    """Return the shape of a tensor, if all of it is known."""
     kind = expr.checked_type
     assert isinstance(kind, TensorType)
     extents = tuple(d.value for d in kind.shape if isinstance(d, IntImm))
@@ -26,7 +26,9 @@ def known_shape(expr: RelayExpr) -> tuple[int, ...] | None:
 
 
 def rows_of(expr: RelayExpr, first: int = 0) -> int | None:
-    """How many rows a tensor has over its last axis, from axis `first` on, if that is known."""
+    """Return how many rows a tensor has over its last axis, from axis `first` on, if that
+    is known.
+    """
     kind = expr.checked_type
     assert isinstance(kind, TensorType)
     total = 1
@@ -38,7 +40,7 @@ def rows_of(expr: RelayExpr, first: int = 0) -> int | None:
 
 
 def last_dim(expr: RelayExpr) -> int | None:
-    """The last dimension of a tensor, if it is known."""
+    """Return the last dimension of a tensor, if it is known."""
     kind = expr.checked_type
     assert isinstance(kind, TensorType)
     last = kind.shape[-1]
@@ -46,11 +48,16 @@ def last_dim(expr: RelayExpr) -> int | None:
 
 
 def panel_width(family: str, product: Product, target: Target, call: Call) -> int:
-    """Columns of a panel of the weight of a call, as a family of kernels wants it. Raises
-    CompileError where a decision for it cannot be."""
+    """Return the columns of a panel of a call's weight that a family of kernels needs.
+
+    Raises:
+        CompileError: A decision for it is not valid.
+    """
     return FAMILIES[family].panel_of(product, target, fixed_for(names_of(family, call)))
 
 
 def names_of(family: str, call: Call) -> tuple[str, ...]:
-    """What decisions about the weight of a call may be given for: the family, the node."""
+    """Return the names by which decisions about a call's weight are made: the family and
+    the node.
+    """
     return (family, str(call.span)) if call.span else (family,)

@@ -58,7 +58,10 @@ PLAIN_TRANSPOSED = (("NHWC", "IOHW"), ("NDHWC", "IODHW"))
 
 
 def conv_words(call: Call, target: Target) -> RelayExpr:
-    """Of uint8 and int8, or of bfloat16: without a border, which is made before, of zeros."""
+    """Return a convolution of uint8 and int8, or of bfloat16, with a packed weight.
+
+    A border is added before, as zeros.
+    """
     attrs, (data, weight) = call.attrs, call.args
     assert isinstance(attrs, Conv2DAttrs)
     assert isinstance(weight, Constant)
@@ -71,6 +74,7 @@ def conv_words(call: Call, target: Target) -> RelayExpr:
     missing, none = -depth % word, (0, 0)
     groups = attrs.groups
     if groups > 1 and (missing or dtype == "bfloat16"):
+        # A word holds neighbours of one group only.
         return call  # words would be of two groups
     if (
         dtype == "uint8"
@@ -88,8 +92,8 @@ def conv_words(call: Call, target: Target) -> RelayExpr:
     if m:
         return _winograd(call, attrs, m, target, BYTES)
     if missing or any(attrs.padding):
-        top, left, bottom, right = attrs.padding
-        widths = (none, (top, bottom), (left, right), (0, missing))
+        top, left_pad, bottom, right = attrs.padding
+        widths = (none, (top, bottom), (left_pad, right), (0, missing))
         data = op.nn.pad(data, widths, Constant(np.zeros((), to_numpy(dtype))))
         padded = np.pad(weight.data, (none, (0, missing), none, none))
         weight = Constant(padded, span=weight.span)
@@ -108,25 +112,27 @@ def conv_words(call: Call, target: Target) -> RelayExpr:
 
 
 def _as_dense(call: Call, weight: Constant) -> Call:
-    """A pointwise convolution as the dense layer over all pixels that it is."""
+    """Return a pointwise convolution as the dense layer over all pixels."""
     channels, depth = weight.data.shape[:2]
     flat = infer_here(Constant(weight.data.reshape(channels, depth), span=weight.span))
-    made = op.nn.dense(call.args[0], flat, channels, out_dtype=dtype_of(call))
-    made = made.with_fields(span=call.span)
-    made.set_checked_type(call.checked_type)
-    return made
+    product = op.nn.dense(call.args[0], flat, channels, out_dtype=dtype_of(call))
+    product = product.with_fields(span=call.span)
+    product.set_checked_type(call.checked_type)
+    return product
 
 
 def _of_windows(call: Call, attrs: Conv2DAttrs, weight: Constant, step: int) -> Call:
-    """A convolution of few channels as a pointwise one of the windows of its data: words of one
-    channel would be zeros by half and more."""
-    top, left, bottom, right = attrs.padding
+    """Return a convolution of few channels as a pointwise one of the windows of its data.
+
+    Words of one channel would be zeros by half and more.
+    """
+    top, left_pad, bottom, right = attrs.padding
     channels, depth, *kernel = weight.data.shape
     size, none = depth * math.prod(kernel), (0, 0)
     missing = (0, -size % step)
     zero, data = infer_here(Constant(np.zeros((), np.uint8))), call.args[0]
     if any(attrs.padding):
-        data = infer_here(op.nn.pad(data, (none, (top, bottom), (left, right), none), zero))
+        data = infer_here(op.nn.pad(data, (none, (top, bottom), (left_pad, right), none), zero))
     windows = infer_here(op.sliding_window(data, 1, (*kernel, depth), (*attrs.strides, 1)))
     rows = infer_here(op.reshape(windows, (0, 0, 0, size)))
     if missing[1]:
@@ -136,9 +142,9 @@ def _of_windows(call: Call, attrs: Conv2DAttrs, weight: Constant, step: int) -> 
     changed = attrs.with_fields(
         strides=(1, 1), padding=(0, 0, 0, 0), kernel_size=(1, 1), channels=channels
     )
-    made = Call(call.op, (rows, infer_here(packed)), changed, span=call.span)
-    made.set_checked_type(call.checked_type)
-    return made
+    pointwise = Call(call.op, (rows, infer_here(packed)), changed, span=call.span)
+    pointwise.set_checked_type(call.checked_type)
+    return pointwise
 
 
 def _winograd_tile(
@@ -184,30 +190,32 @@ def _winograd(
     channels, depth = weight.data.shape[:2]
     product = Product(None, channels, -(-depth // kind.word), kind.dtype)
     tile = panel_width(WINOGRAD, product, target, call)
-    made = op.nn.contrib_conv2d_winograd_weight_transform(weight, m, tile)
-    top, left, bottom, right = attrs.padding
+    transformed = op.nn.contrib_conv2d_winograd_weight_transform(weight, m, tile)
+    top, left_pad, bottom, right = attrs.padding
     return op.nn.contrib_conv2d_winograd_without_weight_transform(
-        call.args[0], made, m, channels, (top, left, bottom, right)
+        call.args[0], transformed, m, channels, (top, left_pad, bottom, right)
     ).with_fields(span=call.span)
 
 
 def _with_plain_weight(call: Call, pair: str) -> Call:
-    """A convolution with its weight in the order `pair` (of channels), then the window, if it has
-    another order without tiles."""
+    """Return a convolution with its weight in the order `pair` (of channels), then the window.
+
+    Only weights in another order without tiles are changed.
+    """
     attrs, weight = call.attrs, call.args[1]
     assert isinstance(attrs, ConvAttrs)
-    wanted = pair + attrs.data_layout[1:-1]
-    if sorted(attrs.kernel_layout) != sorted(wanted) or attrs.kernel_layout == wanted:
+    plain_layout = pair + attrs.data_layout[1:-1]
+    if sorted(attrs.kernel_layout) != sorted(plain_layout) or attrs.kernel_layout == plain_layout:
         return call
-    moved = transpose(weight, permutation(attrs.kernel_layout, wanted))
-    changed = attrs.with_fields(kernel_layout=wanted)
-    made = Call(call.op, (call.args[0], moved), changed, span=call.span)
-    made.set_checked_type(call.checked_type)
-    return made
+    moved = transpose(weight, permutation(attrs.kernel_layout, plain_layout))
+    changed = attrs.with_fields(kernel_layout=plain_layout)
+    changed_call = Call(call.op, (call.args[0], moved), changed, span=call.span)
+    changed_call.set_checked_type(call.checked_type)
+    return changed_call
 
 
 def conv(call: Call, target: Target) -> RelayExpr:
-    """Of float32: by Winograd's method, depthwise, or with packed weights."""
+    """Return a float32 convolution by Winograd's method, depthwise, or with packed weights."""
     call = _with_plain_weight(call, "OI")
     attrs, weight = call.attrs, call.args[1]
     assert isinstance(attrs, Conv2DAttrs | Conv3DAttrs)
@@ -237,7 +245,7 @@ def conv(call: Call, target: Target) -> RelayExpr:
 def _is_one_panel(
     attrs: ConvTransposeAttrs, channels: int, kernel: Sequence[int], target: Target
 ) -> bool:
-    """Whether kernels/cpu/upsample.py takes a transposed convolution."""
+    """Return whether kernels/cpu/upsample.py serves a transposed convolution."""
     cuts = any(attrs.padding) or any(attrs.output_padding)
     plain = attrs.groups == 1 and set(attrs.dilation) == {1} and not cuts
     fits = plain and len(kernel) == 2 and tuple(kernel) == attrs.strides
@@ -245,29 +253,36 @@ def _is_one_panel(
 
 
 def _as_conv(call: Call, attrs: ConvTransposeAttrs, weight: Constant) -> Call | None:
-    """A transposed convolution without strides as the convolution it is, unless that would cut off
-    data."""
+    """Return a transposed convolution without strides as a convolution, unless that would cut off
+    data.
+    """
     kernel = weight.data.shape[2:]
     reach = [(k - 1) * d for k, d in zip(kernel, attrs.dilation, strict=True)]
+    # A transposed convolution is the convolution of the flipped weight over data with a full
+    # border.
     ends = (*reach, *map(sum, zip(reach, attrs.output_padding, strict=True)))
     padding = tuple(r - p for r, p in zip(ends, attrs.padding, strict=True))
     if min(padding) < 0:
         return None
-    parts = np.split(np.flip(weight.data, tuple(range(2, weight.data.ndim))), attrs.groups)
-    flipped = Constant(np.concatenate([part.swapaxes(0, 1) for part in parts]), span=weight.span)
+    group_weights = np.split(np.flip(weight.data, tuple(range(2, weight.data.ndim))), attrs.groups)
+    flipped = Constant(
+        np.concatenate([group.swapaxes(0, 1) for group in group_weights]), span=weight.span
+    )
     axes = attrs.data_layout[1:-1]
-    made = (op.nn.conv2d if len(axes) == 2 else op.nn.conv3d)(
+    convolution = (op.nn.conv2d if len(axes) == 2 else op.nn.conv3d)(
         call.args[0], infer_here(flipped), attrs.strides, padding, attrs.dilation, attrs.groups,
         len(flipped.data), kernel, attrs.data_layout, f"OI{axes}", attrs.out_layout,
         attrs.out_dtype,
     ).with_fields(span=call.span)  # fmt: skip
-    made.set_checked_type(call.checked_type)
-    return made
+    convolution.set_checked_type(call.checked_type)
+    return convolution
 
 
 def conv_transpose(call: Call, target: Target) -> RelayExpr:
-    """With packed weights, or depthwise HWIO; as it is where all taps together are one panel
-    (kernels/cpu/upsample.py)."""
+    """Return a transposed convolution with packed weights, or depthwise HWIO.
+
+    It stays as it is where all taps together are one panel (kernels/cpu/upsample.py).
+    """
     call = _with_plain_weight(call, "IO")
     attrs, weight = call.attrs, call.args[1]
     assert isinstance(attrs, ConvTransposeAttrs)
@@ -280,6 +295,7 @@ def conv_transpose(call: Call, target: Target) -> RelayExpr:
     groups, channels = attrs.groups, per_group * attrs.groups
     if _is_one_panel(attrs, channels, kernel, target):
         return call
+    # Flipping is possible at compile time only.
     if isinstance(weight, Constant) and set(attrs.strides) == {1}:
         flipped = _as_conv(call, attrs, weight)
         if flipped is not None:
@@ -302,7 +318,7 @@ def conv_transpose(call: Call, target: Target) -> RelayExpr:
 
 
 def depthwise_bytes(call: Call, target: Target) -> RelayExpr:
-    """Of bytes and float32: the depthwise kernel takes them."""
+    """Return a convolution of bytes and float32, packed if the depthwise kernel takes it."""
     attrs = call.attrs
     assert isinstance(attrs, Conv2DAttrs)
     return conv(call, target) if attrs.groups == attrs.channels == last_dim(call) else call

@@ -34,7 +34,7 @@ FAMILY = "dense_pack"
 
 
 def dense(call: Call, target: Target) -> RelayExpr:
-    """A layer of float32."""
+    """Return a float32 layer with a packed weight."""
     weight = call.args[1]
     assert isinstance(weight, Constant)
     units, depth = weight.data.shape
@@ -47,11 +47,12 @@ def dense(call: Call, target: Target) -> RelayExpr:
 
 
 def dense_words(call: Call, target: Target) -> RelayExpr:
-    """A layer of bytes or bfloat16: neighbours in k side by side."""
+    """Return a layer of bytes or bfloat16 with a weight in words of neighbours in k."""
     data, weight = call.args
     assert isinstance(weight, Constant)
     units, depth = weight.data.shape
     missing = -depth % WORD_OF[dtype_of(data)]
+    # Both sides are padded with zeros to full words.
     if missing:
         shape = data.checked_type
         assert isinstance(shape, TensorType)
@@ -63,10 +64,10 @@ def dense_words(call: Call, target: Target) -> RelayExpr:
     product = Product(rows_of(call), units, -(-depth // word), dtype_of(call.args[0]))
     kind = "dense_bf16" if dtype_of(call.args[0]) == "bfloat16" else "dense_u8s8"
     out = dtype_of(call)
-    if kind == "dense_u8s8" and (made := _narrow(call, weight.data, product, target)):
-        tile, words, places = made
+    if kind == "dense_u8s8" and (narrowed := _narrow(call, weight.data, product, target)):
+        tile, words, word_indices = narrowed
         packed = op.nn.contrib_dense_pack(
-            data, Constant(words, span=weight.span), units, tile, out, Constant(places)
+            data, Constant(words, span=weight.span), units, tile, out, Constant(word_indices)
         )
         return packed.with_fields(span=call.span)
     tile = panel_width(FAMILY, product, target, call)
@@ -75,8 +76,10 @@ def dense_words(call: Call, target: Target) -> RelayExpr:
 
 
 def batch_words(call: Call, target: Target) -> RelayExpr:
-    """A batch of products of bytes with matrices that a run computes; itself where their sizes are
-    not known."""
+    """Return a batch of products of bytes with matrices that a run computes, packed there.
+
+    It is the call itself if their sizes are not known.
+    """
     attrs, (data, weight) = call.attrs, call.args
     assert isinstance(attrs, BatchMatmulAttrs)
     shape, kind = known_shape(weight), data.checked_type
@@ -97,21 +100,24 @@ def batch_words(call: Call, target: Target) -> RelayExpr:
     count, units, depth = shape[0], shape[1], shape[2] + missing
     product = Product(rows_of(call, 1), units, depth // WORD, "uint8")
     tile = panel_width(FAMILY, product, target, call)
+    # The batch is packed as the groups of one pointwise convolution.
     plain = op.reshape(weight, (count * units, depth, 1, 1))
     packed = op.nn.contrib_pack_weight(plain, "group_conv2d_u8s8", tile, count)
     packed = op.reshape(packed, (count, -(-units // tile), depth // WORD, tile, WORD))
-    made = op.nn.contrib_dense_pack(data, packed, units, tile, dtype_of(call))
-    return made.with_fields(span=call.span)
+    product_call = op.nn.contrib_dense_pack(data, packed, units, tile, dtype_of(call))
+    return product_call.with_fields(span=call.span)
 
 
 def _narrow(
     call: Call, weight: Array, product: Product, target: Target
 ) -> tuple[int, Array, Array] | None:
-    """(columns of a panel, words, places) of a weight whose sums of two products fit int16, if
-    that is faster."""
+    """Return (columns of a panel, words, word indices) of a weight, or None.
+
+    Sums of two products fit int16 with it; None means that this is not faster.
+    """
     narrow = replace(product, dtype=NARROW)
     tile = panel_width(FAMILY, narrow, target, call)
-    words, places = narrowed_words(pack_weight(weight, "dense_u8s8", tile))
-    if not narrowing_pays(places.shape[1], product.depth or 0, target):
+    words, word_indices = narrowed_words(pack_weight(weight, "dense_u8s8", tile))
+    if not narrowing_pays(word_indices.shape[1], product.depth or 0, target):
         return None
-    return tile, words, places
+    return tile, words, word_indices

@@ -25,41 +25,44 @@ LEVELS = 127.0
 
 
 def dense_nibbles(call: Call, target: Target) -> Call:
-    """The product in operators of which the target has kernels; itself if its weight is computed,
-    or its depth unknown."""
-    data, *rest = call.args
-    given = [a.data for a in rest if isinstance(a, Constant)]
+    """Return the product in operators of which the target has kernels.
+
+    It is the call itself if its weight is computed, or its depth unknown.
+    """
+    data, *parameters = call.args
+    arrays = [a.data for a in parameters if isinstance(a, Constant)]
     kind = data.checked_type
     assert isinstance(kind, TensorType)
     depth = kind.shape[-1]
-    if len(given) != len(rest) or not isinstance(depth, IntImm):
+    if len(arrays) != len(parameters) or not isinstance(depth, IntImm):
         return call
-    weight, scale, point = given
+    weight, scale, point = arrays
     if FAMILIES[FAMILY].serves(target) and weight.shape[2] * 2 % GROUP == 0:
         rounded = _rounded(data, len(kind.shape), depth.value, weight.shape[2] * 2)
         packed, scales, points = (Constant(a) for a in pack_nibbles(weight, scale, point))
         units = len(weight)
-        made = op.nn.contrib_dense_nibbles_pack(*rounded, packed, scales, points, units)
+        product = op.nn.contrib_dense_nibbles_pack(*rounded, packed, scales, points, units)
     else:
         levels = (unpack_nibbles(weight) - point[..., None].astype(np.float32)) * scale[..., None]
         plain = levels.reshape(len(weight), -1)[:, : depth.value]
-        made = op.nn.dense(data, Constant(np.ascontiguousarray(plain, np.float32)))
-    found = typed(made.with_fields(span=call.span))
-    assert isinstance(found, Call)
-    return found
+        product = op.nn.dense(data, Constant(np.ascontiguousarray(plain, np.float32)))
+    checked = typed(product.with_fields(span=call.span))
+    assert isinstance(checked, Call)
+    return checked
 
 
 def _rounded(data: Expr, rank: int, depth: int, block: int) -> tuple[Expr, Expr, Expr]:
-    """Data as bytes, the step of each block, the sum of its bytes."""
+    """Return data as bytes, the step of each block, and the sum of its bytes."""
     same, missing = (0,) * (rank - 1), -depth % block
     if missing:
         data = op.nn.pad(data, (*((0, 0) for _ in same), (0, missing)))
     blocks = (depth + missing) // block
-    parts = op.reshape(data, (*same, blocks, block))
-    most = op.max(op.abs(parts), axis=[-1], keepdims=True)
-    least = Constant(np.array(np.finfo(np.float32).tiny))
-    finer = op.divide(Constant(np.array(LEVELS, np.float32)), op.maximum(most, least))
-    bytes_ = op.cast(op.round(op.multiply(parts, finer)), "int8")
+    blocked = op.reshape(data, (*same, blocks, block))
+    largest = op.max(op.abs(blocked), axis=[-1], keepdims=True)
+    smallest = Constant(np.array(np.finfo(np.float32).tiny))
+    # The floor keeps the division of a block of zeros finite.
+    finer = op.divide(Constant(np.array(LEVELS, np.float32)), op.maximum(largest, smallest))
+    bytes_ = op.cast(op.round(op.multiply(blocked, finer)), "int8")
     total = op.sum(op.cast(bytes_, "int32"), axis=[-1])
-    step = op.multiply(most, Constant(np.array(1 / LEVELS, np.float32)))
+    step = op.multiply(largest, Constant(np.array(1 / LEVELS, np.float32)))
     return op.reshape(bytes_, (*same, blocks * block)), op.squeeze(step, axis=[-1]), total

@@ -21,12 +21,12 @@ from ekiden.target import Target
 
 
 def recurrent(call: Call, target: Target) -> RelayExpr:
-    """With its weight packed, if it is a constant."""
-    given, attrs = call.args[0], call.attrs
+    """Return a recurrent layer with its weight packed, if that is a constant."""
+    operands, attrs = call.args[0], call.attrs
     assert isinstance(attrs, RecurrentAttrs)
-    if not isinstance(given, Tuple):
+    if not isinstance(operands, Tuple):
         return call
-    data, weight, *rest = given.fields
+    data, weight, *extras = operands.fields
     if not isinstance(weight, Constant) or weight.data.ndim != 2:
         return call
     gates = attrs.cell.gates
@@ -34,11 +34,13 @@ def recurrent(call: Call, target: Target) -> RelayExpr:
     if weight.data.dtype == np.int8:
         words = packed_recurrent(PackRecurrentAttrs(gates, lanes), weight.data)
         depth = words.shape[1]
-        words, places = narrowed_words(words)
-        if narrowing_pays(places.shape[1], depth, target):
-            made = Tuple((data, Constant(words, span=weight.span), *rest, Constant(places)))
+        words, word_indices = narrowed_words(words)
+        if narrowing_pays(word_indices.shape[1], depth, target):
+            narrowed = Tuple(
+                (data, Constant(words, span=weight.span), *extras, Constant(word_indices))
+            )
             return call.with_fields(
-                args=(made,), attrs=replace(attrs, given=(*attrs.given, "places"))
+                args=(narrowed,), attrs=replace(attrs, given=(*attrs.given, "places"))
             )
     packed = op.nn.contrib_pack_recurrent(weight, gates, lanes)
-    return call.with_fields(args=(Tuple((data, packed, *rest)),))
+    return call.with_fields(args=(Tuple((data, packed, *extras)),))

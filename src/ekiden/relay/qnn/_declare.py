@@ -45,11 +45,20 @@ def declare(
     result: str = "as data",
     quantizes: str = "",
 ) -> None:
-    """One row of the dialect; `arguments` are separated by spaces.
+    """Declare one row of the dialect.
 
-    quantizes: see OpDef; the columns `macs`, `weight_layouts` and `borders` are those of that
-    operator. No pass but `qnn.transform.CanonicalizeOps` knows the operators, and none is left
-    behind it.
+    No pass but `qnn.transform.CanonicalizeOps` knows the operators, and none remains after it.
+
+    Args:
+        name: The operator.
+        arguments: The names of its arguments, separated by spaces.
+        relation: The type relation.
+        reference: The computation on arrays.
+        expand: The same in ordinary operators.
+        attrs: The class of its attributes.
+        result: The description of the result.
+        quantizes: See OpDef; the columns `macs`, `weight_layouts` and `borders` are those of that
+            operator.
     """
     real = OPS[quantizes] if quantizes else None
     register_op(
@@ -69,10 +78,10 @@ def declare(
     )
 
     def legalize(
-        given: Attrs | None, inputs: Sequence[RelayExpr], types: Sequence[Type]
+        call_attrs: Attrs | None, inputs: Sequence[RelayExpr], types: Sequence[Type]
     ) -> RelayExpr:
-        """The expansion in operators of relay, under the signature of TVM's FTVMLegalize."""
-        return expand(given, inputs, types)
+        """Return the expansion in operators of relay, under the signature of TVM's FTVMLegalize."""
+        return expand(call_attrs, inputs, types)
 
     register_legalize(name, legalize, TABLE)
 
@@ -87,30 +96,37 @@ def _as_parameter(arg: Expr, what: str) -> Expr:
     kind = PARAMETER_DTYPES.get(str(arg.data.dtype))
     if kind is None and arg.data.shape != (1,):
         return arg
-    made = arg.data if kind is None else arg.data.astype(kind)
-    return Constant(made.reshape(()) if made.shape == (1,) else made, span=arg.span)
+    array = arg.data if kind is None else arg.data.astype(kind)
+    return Constant(array.reshape(()) if array.shape == (1,) else array, span=arg.span)
 
 
 def call(name: str, *args: Expr, attrs: Attrs | None = None) -> Call:
-    """A call of an operator of the dialect; scales and zero points that are constants of NumPy's
-    default types take those of the dialect, and vectors of one are scalars."""
-    given = zip(args, OPS[name].arguments, strict=False)
-    return plain_call(name, *(_as_parameter(a, w) for a, w in given), attrs=attrs)
+    """Return a call of an operator of the dialect.
+
+    Scales and zero points that are constants of NumPy's default types are converted to those of the
+    dialect, and vectors of one element to scalars.
+    """
+    named_args = zip(args, OPS[name].arguments, strict=False)
+    return plain_call(name, *(_as_parameter(a, w) for a, w in named_args), attrs=attrs)
 
 
 def limits(dtype: str) -> tuple[int, int]:
-    """The least and the largest integer of a dtype."""
+    """Return the least and the greatest integer of a dtype."""
     info = np.iinfo(dtype)
     return int(info.min), int(info.max)
 
 
 def saturated(values: Array, dtype: str) -> Array:
-    """Whole numbers cut off at the limits of a dtype."""
+    """Return integers limited to the range of a dtype."""
     return np.clip(values, *limits(dtype)).astype(dtype)
 
 
 def dtype_of(name: str, kind: TensorType, allowed: Sequence[str], what: str) -> str:
-    """The dtype of an argument, which must be one of `allowed`."""
+    """Return the dtype of an argument, which must be one of `allowed`.
+
+    Raises:
+        TypeInferenceError: It is none of them.
+    """
     if kind.dtype not in allowed:
         expected = ", ".join(allowed)
         fail(name, f"{what!r} must be one of {expected}, got {kind.dtype}")
@@ -118,7 +134,7 @@ def dtype_of(name: str, kind: TensorType, allowed: Sequence[str], what: str) -> 
 
 
 def check_parameter(name: str, kind: TensorType, what: str, dim: PrimExpr | None = None) -> None:
-    """A scale or zero point: a scalar, or a vector of `dim` elements if there is one."""
+    """Check a scale or zero point: a scalar, or a vector of `dim` elements if that is not None."""
     dtype = "float32" if what.endswith("scale") else "int32"
     if kind.dtype != dtype:
         fail(name, f"{what!r} must be {dtype}, got {kind.dtype}")
@@ -132,7 +148,7 @@ def check_parameter(name: str, kind: TensorType, what: str, dim: PrimExpr | None
 
 
 def axis_dim(name: str, kind: TensorType, axis: int, parameters: Sequence[TensorType]) -> PrimExpr:
-    """The extent of the axis that parameters run along; of a scalar 1, as in TVM."""
+    """Return the extent of the axis that parameters run along; of a scalar 1, as in TVM."""
     rank = max(len(kind.shape), 1)
     if any(p.shape for p in parameters) and not -rank <= axis < rank:
         fail(name, f"axis {axis} is out of range for {len(kind.shape)} dimensions")
@@ -141,7 +157,7 @@ def axis_dim(name: str, kind: TensorType, axis: int, parameters: Sequence[Tensor
 
 
 def told_by(name: str, kind: TensorType, axis: int, parameters: Sequence[TensorType]) -> TensorType:
-    """The type of data whose extent along `axis` is a symbol: vectors of parameters tell it."""
+    """Return the type of data with the extent along `axis` taken from vectors of parameters."""
     vectors = [p.shape[0] for p in parameters if p.shape]
     if not vectors or not kind.shape:
         return kind
@@ -151,45 +167,47 @@ def told_by(name: str, kind: TensorType, axis: int, parameters: Sequence[TensorT
 
 
 def tensor(kind: Type) -> TensorType:
-    """A type that is known to be a tensor's."""
+    """Return a type that is known to be a tensor's."""
     assert isinstance(kind, TensorType), kind
     return kind
 
 
 def fields(name: str, kind: Type, what: str) -> tuple[TensorType, ...]:
-    """The types of a tuple of tensors."""
+    """Return the types of a tuple of tensors."""
     if not isinstance(kind, TupleType):
         fail(name, f"{what!r} must be a tuple of tensors")
     return tensors(name, kind.fields)
 
 
 def along(parameter: Expr, kind: Type, rank: int, axis: int) -> Expr:
-    """A scale or zero point, so that it broadcasts over a tensor of `rank` dimensions."""
+    """Return a scale or zero point in the shape that broadcasts over a tensor of `rank`
+    dimensions.
+    """
     if not tensor(kind).shape or rank == 1:
         return parameter
     return reshape(parameter, (-1, *(1,) * (rank - 1 - axis % rank)) if rank else ())
 
 
 def along_array(parameter: Array, rank: int, axis: int) -> Array:
-    """`along`, of an array."""
+    """Return an array in the shape that broadcasts over a tensor, as `along`."""
     if not parameter.ndim or not rank:
         return parameter.reshape(())
     return parameter.reshape(-1, *(1,) * (rank - 1 - axis % rank))
 
 
 def value(parameter: Expr) -> Array | None:
-    """A parameter that is known when the program is compiled."""
+    """Return a parameter that is known at compile time, or None."""
     return parameter.data if isinstance(parameter, Constant) else None
 
 
 def is_all(parameter: Expr, number: int) -> bool:
-    """Whether a parameter is known to be a number."""
-    known = value(parameter)
-    return known is not None and bool(np.all(known == number))
+    """Return whether a parameter is known to be a number."""
+    data = value(parameter)
+    return data is not None and bool(np.all(data == number))
 
 
 def same(a: Expr, b: Expr) -> bool:
-    """Whether two parameters are known to be one scalar."""
+    """Return whether two parameters are known to be one scalar."""
     first, second = value(a), value(b)
     if first is None or second is None or first.size != 1 or second.size != 1:
         return False

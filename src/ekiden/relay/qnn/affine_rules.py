@@ -39,41 +39,52 @@ def _of(types: Types, expr: Expr) -> TensorAffineType:
 
 
 def _wanted(expr: Call, types: Types) -> TensorAffineType:
-    """The scale that a result is to have."""
+    """Return the scale that a result must have.
+
+    Raises:
+        ValueError: Nothing after the call decides it.
+    """
     if expr not in types:
         raise ValueError("its result needs a scale, and what follows gives none")
     return _of(types, expr)
 
 
 def _held(result: TensorAffineType, dtype: str) -> TensorAffineType:
-    """Return what integers of a dtype stand for that hold all numbers of a result: its scale, and
-    its zero point; that of the other sign moves by half of the range.
+    """Return the affine type of a dtype whose integers hold all numbers of a result.
 
+    Its scale is that of the result; its zero point moves by half of the range for the opposite sign:
         uint8, zero point 0, as int8:  q * s  =  ((q - 128) - (0 - 128)) * s
 
-    Raises ValueError where the dtype is too narrow.
+    Raises:
+        ValueError: The dtype is too narrow.
     """
-    (low, high), (least, most) = int_range(dtype) or (0, 0), int_range(result.dtype) or (0, 0)
-    if low <= least and most <= high:
+    (low, high), (result_low, result_high) = (
+        int_range(dtype) or (0, 0),
+        int_range(result.dtype) or (0, 0),
+    )
+    if low <= result_low and result_high <= high:
         return result.with_fields(dtype=dtype)
-    if high - low != most - least:
+    # Only a change of sign keeps all numbers; a narrower type does not.
+    if high - low != result_high - result_low:
         raise ValueError(f"its integers are {dtype}, which do not hold a result of {result.dtype}")
-    moved: Expr = const(np.int32(low - least))
+    moved: Expr = const(np.int32(low - result_low))
     if isinstance(result.zero_point, Constant):
-        moved = const((result.zero_point.data + (low - least)).astype(np.int32))
+        moved = const((result.zero_point.data + (low - result_low)).astype(np.int32))
     else:
         moved = typed(op.add(result.zero_point, moved))
     return result.with_fields(dtype=dtype, zero_point=moved)
 
 
-def _asked(expr: Call, types: Types, given: TensorAffineType) -> TensorAffineType:
-    """Return what the integers of a call's result stand for, in the dtype of its operand: what
-    follows asks for, else what the operand stands for."""
-    return _held(_of(types, expr), given.dtype) if expr in types else given
+def _asked(expr: Call, types: Types, operand_type: TensorAffineType) -> TensorAffineType:
+    """Return the affine type of a call's result in the dtype of its operand.
+
+    It is the type that follows from the users, or else that of the operand.
+    """
+    return _held(_of(types, expr), operand_type.dtype) if expr in types else operand_type
 
 
 def _close(a: Expr, b: Expr) -> bool:
-    """Whether two parameters are one, or known and close."""
+    """Return whether two parameters are one, or known and close."""
     if isinstance(a, Constant) and isinstance(b, Constant):
         return a.data.shape == b.data.shape and bool(np.allclose(a.data, b.data))
     return a is b
@@ -86,12 +97,12 @@ def _same(a: TensorAffineType, b: TensorAffineType) -> bool:
 
 
 def _from_end(kind: TensorAffineType, rank: int) -> TensorAffineType:
-    """With an axis that is counted from the end, as tensors broadcast."""
+    """Return the type with an axis that is counted from the end, as tensors broadcast."""
     return kind.with_fields(axis=kind.axis % rank - rank) if rank else kind
 
 
 def _product(a: Expr, b: Expr) -> Expr:
-    """The product of two scales, computed where both are known."""
+    """Return the product of two scales, computed if both are known."""
     if isinstance(a, Constant) and isinstance(b, Constant):
         return const(a.data * b.data)
     return typed(op.multiply(a, b))
@@ -110,13 +121,15 @@ def _rank(expr: Expr) -> int:
     return len(kind.shape)
 
 
-def _requantized(data: Expr, now: TensorAffineType, then: TensorAffineType, dtype: str) -> Call:
-    steps = now.scale, now.zero_point, then.scale, then.zero_point
-    return rescale.requantize(data, *steps, axis=now.axis, out_dtype=dtype)
+def _requantized(
+    data: Expr, source: TensorAffineType, target: TensorAffineType, dtype: str
+) -> Call:
+    steps = source.scale, source.zero_point, target.scale, target.zero_point
+    return rescale.requantize(data, *steps, axis=source.axis, out_dtype=dtype)
 
 
 def _quantized(number: Expr, like: TensorAffineType, axis: int = -1) -> Expr:
-    """A constant of floating point in the scale of integers."""
+    """Return a constant of floating point in the scale of integers."""
     if not isinstance(number, Constant):
         raise ValueError("an argument is neither dequantized nor constant")
     return rescale.quantize(number, like.scale, like.zero_point, axis=axis, out_dtype=like.dtype)
@@ -127,20 +140,20 @@ def _quantized(number: Expr, like: TensorAffineType, axis: int = -1) -> Expr:
 
 @register_fake_quantization_to_integer("qnn.dequantize")
 def _dequantize(expr: Call, types: Types) -> Made:
-    """dequantize(q) -> q"""
+    """Return dequantize(q) as q."""
     return expr.args[0], _of(types, expr)
 
 
 @register_fake_quantization_to_integer("qnn.quantize")
 def _quantize(expr: Call, types: Types) -> Made:
-    """quantize(q) -> requantize(q), or q where both scales are one"""
+    """Return quantize(q) as requantize(q), or as q if both scales are the same."""
     data, scale, point = expr.args
-    given = _of(types, data)
+    data_type = _of(types, data)
     out_dtype, axis = str(getattr(expr.attrs, "out_dtype", "")), getattr(expr.attrs, "axis", -1)
     result = TensorAffineType(scale, point, out_dtype, axis)
-    if _same(given, result):
+    if _same(data_type, result):
         return data, result
-    return _requantized(data, given, result, out_dtype), result
+    return _requantized(data, data_type, result, out_dtype), result
 
 
 # --- values that are moved or picked --------------------------------------------------------------
@@ -151,11 +164,13 @@ def _as_it_is(expr: Call, types: Types) -> Made:
 
 
 def _moves_axes(expr: Call, types: Types) -> Made:
-    """As it is, of a scale that is a scalar: what becomes of the axis of others is not followed."""
-    given = _of(types, expr.args[0])
-    if not (isinstance(given.scale, Constant) and given.scale.data.size == 1):
+    """Return the call unchanged if its scale is a scalar: the axis of other scales is not
+    tracked.
+    """
+    data_type = _of(types, expr.args[0])
+    if not (isinstance(data_type.scale, Constant) and data_type.scale.data.size == 1):
         raise ValueError("the scales of its channels would change their axis")
-    return expr, given
+    return expr, data_type
 
 
 for _name in "strided_slice nn.max_pool2d take".split():
@@ -176,62 +191,66 @@ def _topk(expr: Call, types: Types) -> Made:
 
 @register_fake_quantization_to_integer("split", keeps=True)
 def _split(expr: Call, types: Types) -> Made:
-    given = _of(types, expr.args[0])
+    data_type = _of(types, expr.args[0])
     fields = expr.op.definition.fields  # type: ignore[attr-defined]
-    return expr, TupleAffineType((given,) * fields(expr.attrs))
+    return expr, TupleAffineType((data_type,) * fields(expr.attrs))
 
 
 @register_fake_quantization_to_integer("clip", keeps=True, alone=True)
 def _clip(expr: Call, types: Types) -> Made:
-    """clip(q, a, b) -> clip(q, quantize(a), quantize(b))"""
+    """Return clip(q, a, b) as clip(q, quantize(a), quantize(b))."""
     data = expr.args[0]
-    given = _of(types, data)
+    data_type = _of(types, data)
     ends = [const(np.float32(getattr(expr.attrs, name))) for name in ("a_min", "a_max")]
-    if isinstance(given.scale, Constant) and given.scale.data.size == 1:
-        low, high = (_number(end, given) for end in ends)
-        return op.clip(data, low, high), given
-    least, most = (_along_channels(end, given, _rank(data)) for end in ends)
-    return op.minimum(op.maximum(data, least), most), given
+    if isinstance(data_type.scale, Constant) and data_type.scale.data.size == 1:
+        low, high = (_number(end, data_type) for end in ends)
+        return op.clip(data, low, high), data_type
+    lower, upper = (_along_channels(end, data_type, _rank(data)) for end in ends)
+    return op.minimum(op.maximum(data, lower), upper), data_type
 
 
-def _number(end: Constant, given: TensorAffineType) -> int:
-    assert isinstance(given.scale, Constant)
-    if not isinstance(given.zero_point, Constant):
+def _number(end: Constant, data_type: TensorAffineType) -> int:
+    assert isinstance(data_type.scale, Constant)
+    if not isinstance(data_type.zero_point, Constant):
         raise ValueError("its zero point is not known")
-    steps = given.scale.data.reshape(()), given.zero_point.data.reshape(())
-    return int(rescale.quantize_array(end.data, steps, out_dtype=given.dtype))
+    steps = data_type.scale.data.reshape(()), data_type.zero_point.data.reshape(())
+    return int(rescale.quantize_array(end.data, steps, out_dtype=data_type.dtype))
 
 
-def _along_channels(end: Constant, given: TensorAffineType, rank: int) -> Expr:
-    """A number in the scale of each channel, so that it broadcasts."""
-    kind = typed(given.scale).checked_type
+def _along_channels(end: Constant, data_type: TensorAffineType, rank: int) -> Expr:
+    """Return a number in the scale of each channel, in the shape that broadcasts."""
+    kind = typed(data_type.scale).checked_type
     assert isinstance(kind, TensorType)
-    each = op.broadcast_to(end, kind.shape)
-    made = rescale.quantize(each, given.scale, given.zero_point, axis=0, out_dtype=given.dtype)
-    return along(made, kind, rank, given.axis)
+    repeated = op.broadcast_to(end, kind.shape)
+    quantized_ends = rescale.quantize(
+        repeated, data_type.scale, data_type.zero_point, axis=0, out_dtype=data_type.dtype
+    )
+    return along(quantized_ends, kind, rank, data_type.axis)
 
 
 @register_fake_quantization_to_integer("nn.relu", keeps=True, alone=True)
 def _relu(expr: Call, types: Types) -> Made:
-    """relu(q) -> maximum(q, zero point)"""
+    """Return relu(q) as maximum(q, zero point)."""
     data = expr.args[0]
-    given = _of(types, data)
-    zero: Expr = op.cast(given.zero_point, given.dtype)
-    if isinstance(given.zero_point, Constant):
-        zero = const(given.zero_point.data.astype(given.dtype))
-    return op.maximum(data, along(zero, typed(zero).checked_type, _rank(data), given.axis)), given
+    data_type = _of(types, data)
+    zero: Expr = op.cast(data_type.zero_point, data_type.dtype)
+    if isinstance(data_type.zero_point, Constant):
+        zero = const(data_type.zero_point.data.astype(data_type.dtype))
+    return op.maximum(
+        data, along(zero, typed(zero).checked_type, _rank(data), data_type.axis)
+    ), data_type
 
 
 @register_fake_quantization_to_integer("nn.pad", keeps=True, alone=True)
 def _pad(expr: Call, types: Types) -> Made:
-    """The padding in the scale of the data."""
+    """Return the padding in the scale of the data."""
     data, value = expr.args
-    given = _of(types, data)
+    data_type = _of(types, data)
     if value not in types:
-        return Call(expr.op, (data, _quantized(value, given)), expr.attrs), given
+        return Call(expr.op, (data, _quantized(value, data_type)), expr.attrs), data_type
     its = _of(types, value)
-    moved = value if _same(its, given) else _requantized(value, its, given, given.dtype)
-    return Call(expr.op, (data, moved), expr.attrs), given
+    moved = value if _same(its, data_type) else _requantized(value, its, data_type, data_type.dtype)
+    return Call(expr.op, (data, moved), expr.attrs), data_type
 
 
 # --- means ----------------------------------------------------------------------------------------
@@ -239,23 +258,23 @@ def _pad(expr: Call, types: Types) -> Made:
 
 @register_fake_quantization_to_integer("nn.avg_pool2d", mixes=True)
 def _avg_pool2d(expr: Call, types: Types) -> Made:
-    given = _of(types, expr.args[0])
-    result = _asked(expr, types, given)
-    steps = given.scale, given.zero_point, result.scale, result.zero_point
+    data_type = _of(types, expr.args[0])
+    result = _asked(expr, types, data_type)
+    steps = data_type.scale, data_type.zero_point, result.scale, result.zero_point
     return call("qnn.avg_pool2d", *expr.args, *steps, attrs=expr.attrs), TensorAffineType(
-        result.scale, result.zero_point, given.dtype, result.axis
+        result.scale, result.zero_point, data_type.dtype, result.axis
     )
 
 
 def _wide_mean(expr: Call, types: Types) -> Made:
-    """mean(q) -> mean(q in int32, in the scale of the result)"""
+    """Return mean(q) as mean(q in int32, in the scale of the result)."""
     data = expr.args[0]
-    given = _of(types, data)
-    result = _of(types, expr) if expr in types else given
-    same = _same(given, result)
-    wide = op.cast(data, "int32") if same else _requantized(data, given, result, "int32")
-    made = TensorAffineType(result.scale, result.zero_point, "int32", result.axis)
-    return Call(expr.op, (wide,), expr.attrs), made
+    data_type = _of(types, data)
+    result = _of(types, expr) if expr in types else data_type
+    same = _same(data_type, result)
+    wide = op.cast(data, "int32") if same else _requantized(data, data_type, result, "int32")
+    wide_type = TensorAffineType(result.scale, result.zero_point, "int32", result.axis)
+    return Call(expr.op, (wide,), expr.attrs), wide_type
 
 
 for _name in ("nn.global_avg_pool2d", "nn.adaptive_avg_pool1d"):
@@ -264,9 +283,9 @@ for _name in ("nn.global_avg_pool2d", "nn.adaptive_avg_pool1d"):
 
 @register_fake_quantization_to_integer("mean")
 def _mean(expr: Call, types: Types) -> Made:
-    given = _of(types, expr.args[0])
+    data_type = _of(types, expr.args[0])
     wide = Call(expr.op, (op.cast(expr.args[0], "int32"),), expr.attrs)
-    return op.cast(wide, given.dtype), given
+    return op.cast(wide, data_type.dtype), data_type
 
 
 # --- products -------------------------------------------------------------------------------------
@@ -275,11 +294,12 @@ def _mean(expr: Call, types: Types) -> Made:
 def _summed(
     data: Expr, weight: Expr, types: Types, axis: int
 ) -> tuple[TensorAffineType, Sequence[Expr]]:
-    """What the sums of products stand for, and the steps of both sides as the dialect takes
-    them."""
-    left, right = _of(types, data), _of(types, weight)
-    scale = _product(left.scale, right.scale)
-    steps = left.zero_point, right.zero_point, left.scale, right.scale
+    """Return the affine type of sums of products, and the steps of both sides as the dialect takes
+    them.
+    """
+    data_type, weight_type = _of(types, data), _of(types, weight)
+    scale = _product(data_type.scale, weight_type.scale)
+    steps = data_type.zero_point, weight_type.zero_point, data_type.scale, weight_type.scale
     return TensorAffineType(scale, _zeros(scale), "int32", axis), steps
 
 
@@ -288,10 +308,10 @@ def _convolution(expr: Call, types: Types) -> Made:
     channels = (getattr(attrs, "out_layout", "") or attrs.data_layout).index("C")
     data, weight = expr.args
     kind, steps = _summed(data, weight, types, channels)
-    made = call(
+    sums = call(
         f"qnn.{_last(expr)}", *expr.args, *steps, attrs=attrs.with_fields(out_dtype="int32")
     )
-    return made, kind
+    return sums, kind
 
 
 def _last(expr: Call) -> str:
@@ -305,49 +325,53 @@ for _name in ("nn.conv2d", "nn.conv2d_transpose"):
 @register_fake_quantization_to_integer("nn.dense", alone=True)
 def _dense(expr: Call, types: Types) -> Made:
     data, weight = expr.args
-    kind, (one, other, left, right) = _summed(data, weight, types, _rank(data) - 1)
+    kind, (data_point, weight_point, data_scale, weight_scale) = _summed(
+        data, weight, types, _rank(data) - 1
+    )
     units = getattr(expr.attrs, "units", None)
-    return product.dense(data, weight, one, other, left, right, units), kind
+    return product.dense(
+        data, weight, data_point, weight_point, data_scale, weight_scale, units
+    ), kind
 
 
 @register_fake_quantization_to_integer("nn.batch_matmul", alone=True)
 def _batch_matmul(expr: Call, types: Types) -> Made:
     x, y = expr.args
-    kind, (one, other, left, right) = _summed(x, y, types, -1)
+    kind, (x_point, y_point, x_scale, y_scale) = _summed(x, y, types, -1)
     if getattr(expr.attrs, "transpose_a", False):
         x = op.transpose(x, (0, 2, 1))
     if not getattr(expr.attrs, "transpose_b", True):
         y = op.transpose(y, (0, 2, 1))
-    return product.batch_matmul(x, y, one, other, left, right), kind
+    return product.batch_matmul(x, y, x_point, y_point, x_scale, y_scale), kind
 
 
 @register_fake_quantization_to_integer("nn.bias_add", alone=True, biases=True)
 def _bias_add(expr: Call, types: Types) -> Made:
     data, bias = expr.args
-    given = _of(types, data)
+    data_type = _of(types, data)
     rank, along_axis = _rank(data), int(getattr(expr.attrs, "axis", 1))
     if bias not in types:
-        bias = _quantized(bias, given, axis=0)
-        return Call(expr.op, (data, bias), expr.attrs), given
+        bias = _quantized(bias, data_type, axis=0)
+        return Call(expr.op, (data, bias), expr.attrs), data_type
     its = _of(types, bias)
-    if not _same(its.with_fields(axis=along_axis % rank - rank), _from_end(given, rank)):
-        bias = _requantized(bias, its.with_fields(axis=0), given, given.dtype)
-    return Call(expr.op, (data, bias), expr.attrs), given
+    if not _same(its.with_fields(axis=along_axis % rank - rank), _from_end(data_type, rank)):
+        bias = _requantized(bias, its.with_fields(axis=0), data_type, data_type.dtype)
+    return Call(expr.op, (data, bias), expr.attrs), data_type
 
 
 # --- two tensors ----------------------------------------------------------------------------------
 
 
 def _sides(expr: Call, types: Types) -> tuple[Expr, Expr, TensorAffineType, TensorAffineType]:
-    """The sides of a binary operator, a constant one in the scale of the other."""
-    left, right = expr.args
-    if left not in types:
-        like = _of(types, right)
-        return _quantized(left, like), right, like, like
-    like = _of(types, left)
-    if right not in types:
-        return left, _quantized(right, like), like, like
-    return left, right, like, _of(types, right)
+    """Return the sides of a binary operator, a constant one in the scale of its partner."""
+    lhs, rhs = expr.args
+    if lhs not in types:
+        like = _of(types, rhs)
+        return _quantized(lhs, like), rhs, like, like
+    like = _of(types, lhs)
+    if rhs not in types:
+        return lhs, _quantized(rhs, like), like, like
+    return lhs, rhs, like, _of(types, rhs)
 
 
 Binary = Callable[..., Call]
@@ -355,20 +379,21 @@ Binary = Callable[..., Call]
 
 def _register_arithmetic(name: str, qnn_op: Binary, biases: bool = False) -> None:
     def rule(expr: Call, types: Types) -> Made:
-        """The call on integers and what its result stands for. A bias in int32 whose steps are the
-        sum's is added as it is, without rescaling.
+        """Return the call on integers and the affine type of its result.
+
+        A bias in int32 whose steps are the sum's is added without rescaling.
         """
-        left, right, a, b = _sides(expr, types)
-        ends = (_from_end(t, _rank(e)) for t, e in ((a, left), (b, right)))
+        lhs, rhs, a, b = _sides(expr, types)
+        ends = (_from_end(t, _rank(e)) for t, e in ((a, lhs), (b, rhs)))
         is_bias = biases and a.dtype == "int32" and _same(*ends)
         if is_bias and isinstance(a.zero_point, Constant) and not a.zero_point.data.any():
-            return Call(expr.op, (left, right)), a  # 32 bits are room enough for a sum
+            return Call(expr.op, (lhs, rhs)), a  # 32 bits are room enough for a sum
         if a.dtype != b.dtype:
             raise ValueError(f"its operands are of {a.dtype} and {b.dtype}")
         is_wide = a.dtype not in ("int8", "uint8")
         result = a if is_wide else _held(_wanted(expr, types), a.dtype)
         steps = a.scale, a.zero_point, b.scale, b.zero_point, result.scale, result.zero_point
-        return qnn_op(left, right, *steps, a.axis, b.axis), result
+        return qnn_op(lhs, rhs, *steps, a.axis, b.axis), result
 
     register_fake_quantization_to_integer(name, rule, mixes=True, biases=biases)
 
@@ -379,13 +404,13 @@ _register_arithmetic("multiply", elementwise.mul)
 
 
 def _larger_or_smaller(expr: Call, types: Types) -> Made:
-    left, right, a, b = _sides(expr, types)
+    lhs, rhs, a, b = _sides(expr, types)
     if expr not in types and not _same(a, b):
         raise ValueError("its result needs a scale, and what follows gives none")
     result = _asked(expr, types, a)
     moved = [
-        each if _same(its, result) else _requantized(each, its, result, result.dtype)
-        for each, its in ((left, a), (right, b))
+        side if _same(its, result) else _requantized(side, its, result, result.dtype)
+        for side, its in ((lhs, a), (rhs, b))
     ]
     return Call(expr.op, tuple(moved)), result
 
@@ -396,19 +421,19 @@ for _name in ("minimum", "maximum"):
 
 @register_fake_quantization_to_integer("concatenate", mixes=True)
 def _concatenate(expr: Call, types: Types) -> Made:
-    whole = types[expr.args[0]]
-    assert isinstance(whole, TupleAffineType)
-    first = whole.types[0]
-    if expr not in types and not all(_same(first, other) for other in whole.types):
+    tuple_type = types[expr.args[0]]
+    assert isinstance(tuple_type, TupleAffineType)
+    first = tuple_type.types[0]
+    if expr not in types and not all(_same(first, field_type) for field_type in tuple_type.types):
         raise ValueError("its result needs a scale, and what follows gives none")
-    if any(other.dtype != first.dtype for other in whole.types):
+    if any(field_type.dtype != first.dtype for field_type in tuple_type.types):
         raise ValueError("its tensors are of several dtypes")
     result = _asked(expr, types, first)
-    scales = Tuple(tuple(t.scale for t in whole.types))
-    points = Tuple(tuple(t.zero_point for t in whole.types))
+    scales = Tuple(tuple(t.scale for t in tuple_type.types))
+    points = Tuple(tuple(t.zero_point for t in tuple_type.types))
     axis = int(getattr(expr.attrs, "axis", 0))
-    given = expr.args[0], scales, points, result.scale, result.zero_point
-    return shaping.concatenate(*given, axis), result
+    operands = expr.args[0], scales, points, result.scale, result.zero_point
+    return shaping.concatenate(*operands, axis), result
 
 
 # --- functions of one tensor ----------------------------------------------------------------------
@@ -416,10 +441,12 @@ def _concatenate(expr: Call, types: Types) -> Made:
 
 def _register_unary(name: str, qnn_op: Callable[..., Call]) -> None:
     def rule(expr: Call, types: Types) -> Made:
-        """The call on integers, with the steps of its input and of the rounding behind it."""
-        given = _of(types, expr.args[0])
-        result = _held(_wanted(expr, types), given.dtype)
-        steps = given.scale, given.zero_point, result.scale, result.zero_point
+        """Return the call on integers, with the steps of its input and of the rounding
+        behind it.
+        """
+        data_type = _of(types, expr.args[0])
+        result = _held(_wanted(expr, types), data_type.dtype)
+        steps = data_type.scale, data_type.zero_point, result.scale, result.zero_point
         return qnn_op(*expr.args, *steps), result
 
     register_fake_quantization_to_integer(name, rule)
@@ -431,17 +458,19 @@ for _name in "sqrt rsqrt exp erf sigmoid tanh abs log".split():
 
 @register_fake_quantization_to_integer("nn.leaky_relu")
 def _leaky_relu(expr: Call, types: Types) -> Made:
-    given = _of(types, expr.args[0])
-    result = _asked(expr, types, given)
-    steps = given.scale, given.zero_point, result.scale, result.zero_point
-    made = elementwise.leaky_relu(expr.args[0], float(getattr(expr.attrs, "alpha", 0.0)), *steps)
-    return made, result
+    data_type = _of(types, expr.args[0])
+    result = _asked(expr, types, data_type)
+    steps = data_type.scale, data_type.zero_point, result.scale, result.zero_point
+    integers = elementwise.leaky_relu(
+        expr.args[0], float(getattr(expr.attrs, "alpha", 0.0)), *steps
+    )
+    return integers, result
 
 
 @register_optional_fake_quantization_to_integer("nn.softmax")
 def _softmax(expr: Call, types: Types) -> Made:
-    given = _of(types, expr.args[0])
-    result = _held(_wanted(expr, types), given.dtype)
-    steps = given.scale, given.zero_point, result.scale, result.zero_point
+    data_type = _of(types, expr.args[0])
+    result = _held(_wanted(expr, types), data_type.dtype)
+    steps = data_type.scale, data_type.zero_point, result.scale, result.zero_point
     axis = int(getattr(expr.attrs, "axis", -1))
     return shaping.softmax(expr.args[0], *steps, axis), result

@@ -24,23 +24,27 @@ class RequantizeConfig:
     compute_dtype: str = "int64"
 
     def __post_init__(self) -> None:
-        """Check both."""
+        """Check both fields."""
         check_choice("rounding", self.rounding, ROUNDINGS)
         check_choice("compute_dtype", self.compute_dtype, COMPUTE_DTYPES)
 
 
 def check_choice(what: str, value: str, choices: tuple[str, ...]) -> None:
-    """Raises CompileError for a value that is none of the choices."""
+    """Check that a value is one of the choices.
+
+    Raises:
+        CompileError: It is none of them.
+    """
     if value not in choices:
-        known = ", ".join(map(repr, choices))
-        raise CompileError(f"qnn.requantize: {what!r} must be one of {known}, got {value!r}")
+        names = ", ".join(map(repr, choices))
+        raise CompileError(f"qnn.requantize: {what!r} must be one of {names}, got {value!r}")
 
 
 _CURRENT: ContextVar[RequantizeConfig] = ContextVar("requantize_config")
 
 
 def current_requantize_config() -> RequantizeConfig:
-    """The innermost configuration."""
+    """Return the innermost configuration."""
     return _CURRENT.get(RequantizeConfig())
 
 
@@ -48,10 +52,10 @@ def current_requantize_config() -> RequantizeConfig:
 def requantize_config(
     rounding: str = "UPWARD", compute_dtype: str = "int64"
 ) -> Iterator[RequantizeConfig]:
-    """A configuration for the calls of `requantize` that are made inside `with`.
+    """Set a configuration for the calls of `requantize` that are created inside `with`.
 
-    It is written into these calls: what a module means does not change with the place where it is
-    compiled. (TVM looks it up when it compiles.)
+    It is written into these calls: the meaning of a module does not depend on where it is compiled.
+    (TVM looks it up when it compiles.)
     """
     config = RequantizeConfig(rounding, compute_dtype)
     token = _CURRENT.set(config)

@@ -75,20 +75,23 @@ def _binary_relation(name: str) -> Callable[[Sequence[Type], Attrs | None], Type
     names = _BINARY.split()
 
     def relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
-        """The broadcast shape in the dtype of both sides. Raises TypeInferenceError where they
-        differ, and for scales or zero points that are neither scalars nor of their axis.
+        """Return the broadcast shape in the dtype of both sides.
+
+        Raises:
+            TypeInferenceError: The dtypes differ, or scales or zero points are neither scalars nor of
+                their axis.
         """
-        wanted, found = attrs_of(QnnBroadcastAttrs, attrs), tensors(name, types, 8)
-        dtype = one_dtype(name, found[:2])
-        dtype_of(name, found[0], INTEGERS, "lhs")
-        sides = (found[0], wanted.lhs_axis, 2), (found[1], wanted.rhs_axis, 4)
+        settings, kinds = attrs_of(QnnBroadcastAttrs, attrs), tensors(name, types, 8)
+        dtype = one_dtype(name, kinds[:2])
+        dtype_of(name, kinds[0], INTEGERS, "lhs")
+        sides = (kinds[0], settings.lhs_axis, 2), (kinds[1], settings.rhs_axis, 4)
         for data, axis, at in sides:
-            dim = axis_dim(name, data, axis, found[at : at + 2])
+            dim = axis_dim(name, data, axis, kinds[at : at + 2])
             for i in (at, at + 1):
-                check_parameter(name, found[i], names[i], dim)
+                check_parameter(name, kinds[i], names[i], dim)
         for i in (6, 7):
-            check_parameter(name, found[i], names[i])
-        return TensorType(broadcast_types(name, found[:2]), dtype)
+            check_parameter(name, kinds[i], names[i])
+        return TensorType(broadcast_types(name, kinds[:2]), dtype)
 
     return relation
 
@@ -96,39 +99,41 @@ def _binary_relation(name: str) -> Callable[[Sequence[Type], Attrs | None], Type
 def _sides(
     args: Sequence[Expr], types: Sequence[Type], attrs: QnnBroadcastAttrs
 ) -> tuple[Expr, Expr]:
-    """Both tensors in the scale of the result, as int32."""
-    found = []
+    """Return both tensors in the scale of the result, as int32."""
+    sides = []
     for i, axis in enumerate((attrs.lhs_axis, attrs.rhs_axis)):
         how = RequantizeAttrs(axis, out_dtype="int32")
         rescaling = Rescaling(Steps.of(args, types, 2 + 2 * i), Steps.of(args, types, 6), how)
-        found.append(rescaling.unless_same(args[i], len(tensor(types[i]).shape)))
-    return found[0], found[1]
+        sides.append(rescaling.unless_same(args[i], len(tensor(types[i]).shape)))
+    return sides[0], sides[1]
 
 
 def _expand_sum(sign: int) -> Callable[[QnnBroadcastAttrs, Sequence[Expr], Sequence[Type]], Expr]:
     def expand(attrs: QnnBroadcastAttrs, args: Sequence[Expr], types: Sequence[Type]) -> Expr:
-        """Both sides in steps of the result, whose zero point is then in both of them: a sum has
-        it once too often, a difference lacks it.
+        """Return the sum of both sides in steps of the result.
+
+        Both sides then have the zero point of the result: a sum has it once too often, a difference
+        lacks it.
         """
         lhs, rhs = _sides(args, types, attrs)
-        made = op.add(lhs, rhs) if sign > 0 else op.subtract(lhs, rhs)
+        total = op.add(lhs, rhs) if sign > 0 else op.subtract(lhs, rhs)
         if not is_all(args[7], 0):
-            made = op.subtract(made, args[7]) if sign > 0 else op.add(made, args[7])
-        return _saturate(made, tensor(types[0]).dtype)
+            total = op.subtract(total, args[7]) if sign > 0 else op.add(total, args[7])
+        return _saturate(total, tensor(types[0]).dtype)
 
     return expand
 
 
 def _sum_reference(sign: int) -> Callable[..., Array]:
     def reference(attrs: QnnBroadcastAttrs, *arrays: Array) -> Array:
-        """The same on arrays, sums in int32, held to the range of the dtype."""
+        """Return the sum of arrays, computed in int32 and limited to the range of the dtype."""
         own, sides = ((arrays[2], arrays[3]), (arrays[4], arrays[5])), []
         result = arrays[6], arrays[7]
         for i, axis in enumerate((attrs.lhs_axis, attrs.rhs_axis)):
             how = RequantizeAttrs(axis, out_dtype="int32")
             sides.append(requantize_array(arrays[i], own[i], result, how))
-        made = sides[0] + sides[1] - result[1] if sign > 0 else sides[0] - sides[1] + result[1]
-        return saturated(made, str(arrays[0].dtype))
+        total = sides[0] + sides[1] - result[1] if sign > 0 else sides[0] - sides[1] + result[1]
+        return saturated(total, str(arrays[0].dtype))
 
     return reference
 
@@ -138,9 +143,10 @@ def _is_vector(kind: Type) -> bool:
 
 
 def _product_axis(attrs: QnnBroadcastAttrs, ranks: tuple[int, int], vectors: Sequence[bool]) -> int:
-    """The axis of the result along which the product's scales run, from its end.
+    """Return the axis of the result along which the product's scales run, from its end.
 
-    Raises CompileError where the sides are scaled along different axes, as TVM refuses.
+    Raises:
+        CompileError: The sides are scaled along different axes, which TVM refuses too.
     """
     axes = {
         axis if axis < 0 else axis - rank
@@ -150,8 +156,8 @@ def _product_axis(attrs: QnnBroadcastAttrs, ranks: tuple[int, int], vectors: Seq
         if is_vector
     }
     if len(axes) > 1:
-        got = f"got {attrs.lhs_axis} and {attrs.rhs_axis}"
-        raise CompileError(f"qnn.mul: scales must run along one axis, {got}")
+        actual = f"got {attrs.lhs_axis} and {attrs.rhs_axis}"
+        raise CompileError(f"qnn.mul: scales must run along one axis, {actual}")
     return axes.pop() if axes else -1
 
 
@@ -173,7 +179,9 @@ def _expand_mul(attrs: QnnBroadcastAttrs, args: Sequence[Expr], types: Sequence[
 
 
 def _scale_product(lhs: Array, rhs: Array) -> Array:
-    """In float64 along an axis and in float32 for scalars, as TVM multiplies them."""
+    """Return the product of scales, in float64 along an axis and in float32 for scalars,
+    as in TVM.
+    """
     if lhs.ndim or rhs.ndim:
         return (lhs.astype(np.float64) * rhs.astype(np.float64)).astype(np.float32)
     return np.asarray(lhs * rhs, np.float32)
@@ -237,11 +245,13 @@ mul = _declare_binary("mul", _expand_mul, _mul_reference)
 def unary_relation(
     name: str, dtypes: Sequence[str]
 ) -> Callable[[Sequence[Type], Attrs | None], Type]:
-    """A relation whose result is the data's type; scales and zero points are scalars."""
+    """Return a relation whose result is the data's type; scales and zero points are scalars."""
 
     def relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
-        """The data's type. Raises TypeInferenceError for other dtypes, and scales that are no
-        scalars.
+        """Return the data's type.
+
+        Raises:
+            TypeInferenceError: The dtype is not allowed, or scales are no scalars.
         """
         data, *scales = tensors(name, types, 5)
         dtype_of(name, data, dtypes, "data")
@@ -273,14 +283,16 @@ def _declare_unary(
     full = f"qnn.{name}"
 
     def expand(attrs: None, args: Sequence[Expr], types: Sequence[Type]) -> Expr:
-        """quantize(f(dequantize(x))), computed in float32."""
+        """Return quantize(f(dequantize(x))), computed in float32."""
         data = tensor(types[0])
         rank = len(data.shape)
         floats = dequantized(args[0], rank, Steps.of(args, types, 1), -1)
         return quantized(float_op(floats), rank, Steps.of(args, types, 3), -1, data.dtype)
 
     def reference(attrs: None, data: Array, *steps: Array) -> Array:
-        """The same on arrays; f is computed in its own precision, and rounded to float32."""
+        """Return the function of arrays; f is computed in its own precision, and rounded to
+        float32.
+        """
         with np.errstate(all="ignore"):
             floats = evaluate(dequantize_array(data, (steps[0], steps[1]))).astype(np.float32)
         return quantize_array(floats, (steps[2], steps[3]), out_dtype=str(data.dtype))
@@ -346,7 +358,9 @@ def leaky_relu(
     output_scale: Expr,
     output_zero_point: Expr,
 ) -> Call:
-    """A quantised tensor of int8 or uint8, its negative values times `alpha` (from 0 to 1)."""
+    """Return a quantised tensor of int8 or uint8, its negative values times `alpha` (from
+    0 to 1).
+    """
     if not 0 <= alpha <= 1:
         fail("qnn.leaky_relu", f"'alpha' must be in [0, 1], got {alpha}")
     scales = input_scale, input_zero_point, output_scale, output_zero_point

@@ -59,34 +59,43 @@ class _Product:
         weight: Sequence[str] = BYTES,
         out: Sequence[str] = WIDE,
     ) -> None:
-        """`channels`: (attributes) -> axis of the weight's channels, and of the result's."""
+        """Set up the row of an operator.
+
+        Args:
+            name: The name of the ordinary operator.
+            attrs: The class of its attributes.
+            channels: Returns, for attributes, the axes of the weight's and of the result's channels.
+            data: The dtypes of data.
+            weight: The dtypes of weights.
+            out: The dtypes of results.
+        """
         self.name, self.attrs, self.channels = name, attrs, channels
         self.dtypes = {"data": data, "weight": weight, "out_dtype": out}
 
     @property
     def full(self) -> str:
-        """The operator's name."""
+        """Return the operator's name."""
         return f"qnn.{self.name}"
 
     def relation(self, types: Sequence[Type], attrs: Attrs | None) -> Type:
-        """The ordinary product's type, after a look at dtypes, scales and zero points."""
-        wanted: Any = attrs_of(self.attrs, attrs)
+        """Return the ordinary product's type, after checks of dtypes, scales and zero points."""
+        settings: Any = attrs_of(self.attrs, attrs)
         data, weight, *scales = tensors(self.full, types, 6)
         out = dtype_of(
-            self.full, TensorType((), wanted.out_dtype), self.dtypes["out_dtype"], "out_dtype"
+            self.full, TensorType((), settings.out_dtype), self.dtypes["out_dtype"], "out_dtype"
         )
         dtype_of(self.full, data, self.dtypes["data"], "data")
         dtype_of(self.full, weight, self.dtypes["weight"], "weight")
         like = [TensorType(kind.shape, out) for kind in (data, weight)]
-        result = tensor(OPS[f"nn.{self.name}"].relation(like, wanted))
-        at, of_result = self.channels(wanted)
+        result = tensor(OPS[f"nn.{self.name}"].relation(like, settings))
+        at, of_result = self.channels(settings)
         dims: tuple[PrimExpr | None, ...] = (None, weight.shape[at], None, result.shape[of_result])
         for kind, what, dim in zip(scales, _ARGUMENTS.split()[2:], dims, strict=True):
             check_parameter(self.full, kind, what, dim)
         return result
 
     def reference(self, attrs: Any, data: Array, weight: Array, *points: Array) -> Array:  # noqa: ANN401
-        """In int64, then the result's dtype."""
+        """Return the product computed in int64, in the result's dtype."""
         at, _ = self.channels(attrs)
         point = points[1]
         if point.ndim:
@@ -94,12 +103,12 @@ class _Product:
         multiply = OPS[f"nn.{self.name}"].reference
         assert multiply is not None
         wide = attrs.with_fields(out_dtype="int64")
-        made = multiply(wide, data.astype(np.int64) - points[0], weight.astype(np.int64) - point)
-        return np.asarray(made).astype(attrs.out_dtype)
+        product = multiply(wide, data.astype(np.int64) - points[0], weight.astype(np.int64) - point)
+        return np.asarray(product).astype(attrs.out_dtype)
 
     def general(self, attrs: Any, args: Sequence[Expr], types: Sequence[Type]) -> Expr:  # noqa: ANN401
-        """In the result's dtype."""
-        data, weight = (op.cast(each, attrs.out_dtype) for each in args[:2])
+        """Return the product of shifted operands in the result's dtype."""
+        data, weight = (op.cast(operand, attrs.out_dtype) for operand in args[:2])
         at, _ = self.channels(attrs)
         if not is_all(args[2], 0):
             data = op.subtract(data, op.cast(args[2], attrs.out_dtype))
@@ -111,13 +120,13 @@ class _Product:
         return call(f"nn.{self.name}", data, weight, attrs=attrs)
 
     def takes_bytes(self, attrs: Any, args: Sequence[Expr], types: Sequence[Type]) -> bool:  # noqa: ANN401
-        """Whether the product of bytes serves: it wants the weight when it is built."""
+        """Return whether the product of bytes serves, which needs the weight at build time."""
         data, weight = tensor(types[0]).dtype, tensor(types[1]).dtype
         are_known = isinstance(args[1], Constant) and isinstance(args[3], Constant)
         return are_known and data in BYTES and weight in BYTES and attrs.out_dtype == "int32"
 
     def declare(self, expand: Callable[[Any, Sequence[Expr], Sequence[Type]], Expr]) -> None:
-        """The operator's row."""
+        """Declare the operator."""
         result = f"as nn.{self.name}, of attribute 'out_dtype'"
         declare(
             self.full,
@@ -158,10 +167,11 @@ def dense(
     units: int | None = None,
     out_dtype: str = "int32",
 ) -> Call:
-    """Quantised data [..., k] of 8 or 16 bits times the transpose of weight [units, k] of 8 bits:
-    [..., units] of int32 or int64.
+    """Return quantised data [..., k] of 8 or 16 bits times the transpose of weight [units, k] of 8
+    bits.
 
-    Zero points are int32 and scales float32: scalars, those of the kernel also vectors [units].
+    The result is [..., units] of int32 or int64. Zero points are int32 and scales float32: scalars,
+    those of the kernel also vectors [units].
     """
     attrs = DenseAttrs(units, out_dtype)
     points = input_zero_point, kernel_zero_point
@@ -177,7 +187,7 @@ def batch_matmul(
     y_scale: Expr,
     out_dtype: str = "int32",
 ) -> Call:
-    """Quantised x [b, m, k] times the transposes of y [b, n, k], both of 8 bits: int32 [b, m, n].
+    """Return quantised x [b, m, k] times the transposes of y [b, n, k], of 8 bits: int32 [b, m, n].
 
     Zero points (int32) and scales (float32) are scalars.
     """
@@ -192,8 +202,11 @@ def batch_matmul(
 def _conv_channels(attrs: ConvAttrs) -> tuple[int, int]:
     layout = attrs.out_layout or attrs.data_layout
     if "O" not in attrs.kernel_layout or "C" not in layout:
-        got = f"got {attrs.kernel_layout!r} and {layout!r}"
-        fail("qnn.conv2d", f"layouts with channels O of the kernel and C of the data wanted, {got}")
+        actual = f"got {attrs.kernel_layout!r} and {layout!r}"
+        fail(
+            "qnn.conv2d",
+            f"layouts with channels O of the kernel and C of the data wanted, {actual}",
+        )
     return attrs.kernel_layout.index("O"), layout.index("C")
 
 
@@ -201,13 +214,13 @@ _CONV = _Product("conv2d", Conv2DAttrs, _conv_channels, SHORTS[:3], SHORTS[:3])
 _TRANSPOSED = _Product("conv2d_transpose", Conv2DTransposeAttrs, _conv_channels)
 
 
-def _permutation(layout: str, wanted: str) -> tuple[int, ...]:
-    return tuple(layout.index(axis) for axis in wanted)
+def _permutation(layout: str, target: str) -> tuple[int, ...]:
+    return tuple(layout.index(axis) for axis in target)
 
 
 def _expand_conv(attrs: Conv2DAttrs, args: Sequence[Expr], types: Sequence[Type]) -> Expr:
     weight, out = args[1], attrs.out_layout or attrs.data_layout
-    plain = {"".join(sorted(each)) for each in (attrs.data_layout, out)} == {"CHNW"}
+    plain = {"".join(sorted(layout)) for layout in (attrs.data_layout, out)} == {"CHNW"}
     plain = plain and sorted(attrs.kernel_layout) == sorted("OIHW")
     if not plain or not _CONV.takes_bytes(attrs, args, types) or not isinstance(weight, Constant):
         return _CONV.general(attrs, args, types)
@@ -216,7 +229,7 @@ def _expand_conv(attrs: Conv2DAttrs, args: Sequence[Expr], types: Sequence[Type]
     channels = data.shape[attrs.data_layout.index("C")]
     if not is_const(channels, kernel.shape[1] * attrs.groups):  # I is a multiplier
         return _CONV.general(attrs, args, types)
-    made = products.conv2d(
+    result = products.conv2d(
         _transposed(args[0], attrs.data_layout, "NCHW"),
         Constant(np.ascontiguousarray(kernel), span=weight.span),
         args[2],
@@ -227,27 +240,27 @@ def _expand_conv(attrs: Conv2DAttrs, args: Sequence[Expr], types: Sequence[Type]
         attrs.dilation,
         attrs.groups,
     )
-    return _transposed(made, "NCHW", out)
+    return _transposed(result, "NCHW", out)
 
 
-def _transposed(data: Expr, layout: str, wanted: str) -> Expr:
-    return data if layout == wanted else op.transpose(data, _permutation(layout, wanted))
+def _transposed(data: Expr, layout: str, target: str) -> Expr:
+    return data if layout == target else op.transpose(data, _permutation(layout, target))
 
 
 def _expand_transposed(
     attrs: Conv2DTransposeAttrs, args: Sequence[Expr], types: Sequence[Type]
 ) -> Expr:
-    """In float32, which has kernels, where that is exact."""
-    made = None
+    """Return the transposed convolution, in float32, which has kernels, where that is exact."""
+    exact = None
     if attrs.groups == 1 and _TRANSPOSED.takes_bytes(attrs, args, types):
         terms, channels = (attrs.kernel_layout.index(axis) for axis in "IO")
         wide = attrs.with_fields(out_dtype="float32")
-        made = products.in_floats(
+        exact = products.in_floats(
             args[0], args[1], (args[2], args[3]),
             (attrs.data_layout.index("C"), terms, channels),
             lambda data, weight: call("nn.conv2d_transpose", data, weight, attrs=wide),
         )  # fmt: skip
-    return _TRANSPOSED.general(attrs, args, types) if made is None else made
+    return _TRANSPOSED.general(attrs, args, types) if exact is None else exact
 
 
 _CONV.declare(_expand_conv)
@@ -272,11 +285,10 @@ def conv2d(
     out_layout: str = "",
     out_dtype: str = "int32",
 ) -> Call:
-    """A convolution of quantised tensors of int8, uint8 or int16; the result is int16, int32 or
-    int64. The border is the input's zero point, that is 0.
+    """Return a convolution of quantised tensors of int8, uint8 or int16, as int16, int32 or int64.
 
-    Zero points are int32 and scales float32: scalars, those of the kernel also vectors over its
-    output channels.
+    The border is the input's zero point, which stands for 0. Zero points are int32 and scales
+    float32: scalars, those of the kernel also vectors over its output channels.
     """
     attrs = Conv2DAttrs(
         spread(strides, 2), sides(padding, 2), spread(dilation, 2), groups, channels,
@@ -305,8 +317,10 @@ def conv2d_transpose(
     output_padding: Ints = (0, 0),
     out_dtype: str = "int32",
 ) -> Call:
-    """A transposed convolution of a quantised tensor of 8 or 16 bits with a weight of 8; otherwise
-    as `conv2d`."""
+    """Return a transposed convolution of a quantised tensor of 8 or 16 bits with a weight of 8.
+
+    Otherwise it is as `conv2d`.
+    """
     attrs = Conv2DTransposeAttrs(
         spread(strides, 2), sides(padding, 2), spread(dilation, 2), groups, channels,
         window_size(kernel_size, 2), data_layout, kernel_layout, out_layout, out_dtype,

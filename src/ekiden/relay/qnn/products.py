@@ -54,8 +54,10 @@ def _is_zero(point: Expr) -> bool:
 
 
 def _as_uint8(data: Expr, point: Expr, dtype: str) -> tuple[Expr, Expr]:
-    """Bytes and their zero point as uint8 and int32, a constant if it was one; both move by the
-    same number."""
+    """Return bytes and their zero point as uint8 and int32, both moved by the same number.
+
+    The zero point is a constant if it was one.
+    """
     by = 0 if dtype == "uint8" else SIGN
     if isinstance(point, Constant):
         moved: Expr = const(np.asarray(point.data.astype(np.int32) + by, np.int32))
@@ -74,7 +76,7 @@ def _as_int8(weight: Constant, point: Expr) -> tuple[Constant, Expr]:
 
 
 def _is_symmetric(weight: Constant, point: Expr) -> bool:
-    """Whether the weight as int8 has no zero point."""
+    """Return whether the weight as int8 has no zero point."""
     middle = 0 if weight.data.dtype == np.int8 else SIGN
     return isinstance(point, Constant) and bool(np.all(point.data == middle))
 
@@ -86,7 +88,7 @@ def dense(
     kernel_zero_point: Expr,
     data_dtype: str = "uint8",
 ) -> Expr:
-    """The int32 product (data - input_zero_point) (weight - kernel_zero_point)^T.
+    """Return the int32 product (data - input_zero_point) (weight - kernel_zero_point)^T.
 
     data [..., k] of `data_dtype` (uint8 or int8), weight [n, k] of uint8 or int8, input_zero_point
     a scalar, kernel_zero_point a scalar or [n]. TVM's qnn.dense with out_dtype int32; scales are
@@ -95,22 +97,23 @@ def dense(
     data, point = _as_uint8(data, input_zero_point, data_dtype)
     is_symmetric = _is_symmetric(weight, kernel_zero_point)
     weight, kernel_point = _as_int8(weight, kernel_zero_point)
-    made: Expr = nn.dense(data, weight, out_dtype="int32")
+    int_product: Expr = nn.dense(data, weight, out_dtype="int32")
     if not _is_zero(point):
         rows = const(weight.data.astype(np.int32).sum(axis=1, dtype=np.int32))
-        made = subtract(made, multiply(rows, point))
+        int_product = subtract(int_product, multiply(rows, point))
     if is_symmetric:
-        return made
+        return int_product
     sums = total(subtract(cast(data, "int32"), point), axis=(-1,), keepdims=True)
-    return subtract(made, multiply(sums, kernel_point))
+    return subtract(int_product, multiply(sums, kernel_point))
 
 
 def _grouped(
     data: Expr, weight: Constant, points: tuple[Expr, Expr], window: Conv2DAttrs, data_dtype: str
 ) -> Expr:
-    """A convolution of groups whose channels make no words of bytes: in float32 where that is
-    exact. One of each channel reads bytes as they are, if their zero point is 0, or has no border
-    and is taken off the sums.
+    """Return a convolution of groups whose channels fill no words of bytes.
+
+    It is computed in float32 where that is exact. One of each channel reads bytes as they are, if
+    their zero point is 0, or has no border and is subtracted from the sums.
     """
     centred = _centred(weight.data, points[1], 0)
     is_exact = centred is not None and len(_exact_parts(centred, 0, 1)) == 1
@@ -126,17 +129,19 @@ def _grouped(
     if not is_depthwise:
         shifted = subtract(cast(data, wide), cast(points[0], wide))
         return cast(call("nn.conv2d", shifted, kernel, attrs=window), "int32")
-    made: Expr = cast(call("nn.conv2d", levels, kernel, attrs=mixed), "int32")
+    sums: Expr = cast(call("nn.conv2d", levels, kernel, attrs=mixed), "int32")
     if _is_zero(points[0] if levels is data else point):
-        return made
+        return sums
     assert centred is not None
     rows = const(centred.sum(axis=(1, 2, 3)).astype(np.int32)[:, None, None])
-    return subtract(made, multiply(rows, point))
+    return subtract(sums, multiply(rows, point))
 
 
 def _centred(kernel: Array, point: Expr, channels: int) -> Array | None:
-    """Weights less their zero point, one for all or one for each of their channels, as int64; None
-    where that is no constant."""
+    """Return weights less their zero point as int64, or None if that is no constant.
+
+    The zero point is one for all or one for each of their channels.
+    """
     if not isinstance(point, Constant):
         return None
     shape = [-1 if axis == channels else 1 for axis in range(kernel.ndim)]
@@ -144,20 +149,25 @@ def _centred(kernel: Array, point: Expr, channels: int) -> Array | None:
 
 
 def _exact_parts(kernel: Array, channels: int, terms: int) -> list[slice]:
-    """Parts of the axis `terms` of weights such that float32 holds every sum of products with
-    bytes, of each of their channels; none if not even those of one element."""
-    others = tuple(axis for axis in range(kernel.ndim) if axis not in (channels, terms))
-    each = np.abs(np.moveaxis(kernel, (terms, channels), (0, 1)))
-    each = each.reshape(*each.shape[:2], -1).sum(axis=2) if others else each
-    parts, begin, so_far = list[slice](), 0, np.zeros_like(each[0])
-    for at, one in enumerate(MOST * each):
+    """Return slices of the axis `terms` of weights for which float32 holds every sum of products.
+
+    The list is empty if not even the sums of one element fit.
+    """
+    inner_axes = tuple(axis for axis in range(kernel.ndim) if axis not in (channels, terms))
+    magnitudes = np.abs(np.moveaxis(kernel, (terms, channels), (0, 1)))
+    magnitudes = (
+        magnitudes.reshape(*magnitudes.shape[:2], -1).sum(axis=2) if inner_axes else magnitudes
+    )
+    slices, begin, so_far = list[slice](), 0, np.zeros_like(magnitudes[0])
+    for at, one in enumerate(MOST * magnitudes):
+        # A single element may overflow already: no slice is exact.
         if one.max(initial=0) >= EXACT:
             return []
         so_far = so_far + one
         if so_far.max(initial=0) >= EXACT:
-            parts.append(slice(begin, at))
+            slices.append(slice(begin, at))
             begin, so_far = at, one
-    return [*parts, slice(begin, len(each))]
+    return [*slices, slice(begin, len(magnitudes))]
 
 
 def in_floats(
@@ -167,25 +177,32 @@ def in_floats(
     axes: tuple[int, int, int],
     product: Callable[[Expr, Expr], Expr],
 ) -> Expr | None:
-    """A product of bytes less their zero points as sums of int32, that is computed in float32, in
-    as few parts as are exact; None where the weights are no constants or too large.
+    """Return a product of shifted bytes as sums of int32, computed in float32, or None.
 
-    axes: the channels of the data, those of the weights that they are multiplied with, and those of
-    the result; product: (data, weight) of float32 -> the product.
+    As few slices as are exact are computed; None means that the weights are no constants or too
+    large.
+
+    Args:
+        data: The bytes.
+        weight: The weights.
+        points: The zero points of both.
+        axes: The channels of the data, those of the weights that they are multiplied with, and those
+            of the result.
+        product: Computes the product of float32 data and weights.
     """
     across, terms, channels = axes
     kernel = _centred(weight.data, points[1], channels) if isinstance(weight, Constant) else None
-    parts = [] if kernel is None else _exact_parts(kernel, channels, terms)
-    if kernel is None or not parts:
+    slices = [] if kernel is None else _exact_parts(kernel, channels, terms)
+    if kernel is None or not slices:
         return None
     levels = subtract(cast(data, "float32"), cast(points[0], "float32"))
-    made = []
-    for part in parts:
-        index = tuple(part if axis == terms else slice(None) for axis in range(kernel.ndim))
-        one = strided_slice(levels, (part.start,), (part.stop,), axes=(across,))
-        taken = levels if len(parts) == 1 else one
-        made.append(cast(product(taken, const(kernel[index].astype(np.float32))), "int32"))
-    return reduce(add, made)
+    sums = []
+    for piece in slices:
+        index = tuple(piece if axis == terms else slice(None) for axis in range(kernel.ndim))
+        one = strided_slice(levels, (piece.start,), (piece.stop,), axes=(across,))
+        operand = levels if len(slices) == 1 else one
+        sums.append(cast(product(operand, const(kernel[index].astype(np.float32))), "int32"))
+    return reduce(add, sums)
 
 
 def conv2d(
@@ -199,7 +216,7 @@ def conv2d(
     dilation: Ints = (1, 1),
     groups: int = 1,
 ) -> Expr:
-    """The int32 convolution of data - input_zero_point with weight - kernel_zero_point.
+    """Return the int32 convolution of data - input_zero_point with weight - kernel_zero_point.
 
     data [n, c, h, w] of `data_dtype` (uint8 or int8), its border the zero point; weight [o, c /
     groups, kh, kw] of uint8 or int8; input_zero_point a scalar, kernel_zero_point a scalar or [o].
@@ -213,17 +230,18 @@ def conv2d(
     is_symmetric = _is_symmetric(weight, kernel_zero_point)
     is_plain = _is_zero(point)
     weight, kernel_point = _as_int8(weight, kernel_zero_point)
-    top, left, bottom, right = sides(padding, 2)
-    if top or left or bottom or right:
-        around = ((0, 0), (0, 0), (top, bottom), (left, right))
+    top, left_pad, bottom, right = sides(padding, 2)
+    if top or left_pad or bottom or right:
+        around = ((0, 0), (0, 0), (top, bottom), (left_pad, right))
         data = nn.pad(data, around, cast(point, "uint8"))
 
     def convolved(kernel: Array) -> Expr:
-        """The convolution of a kernel of one dtype; where the input's zero point is not 0, its
-        product with the sums of the kernel is taken off: sum((x - z) * w) = sum(x * w) - z *
-        sum(w).
+        """Return the convolution with a kernel of one dtype, less the effect of the input's zero
+        point.
+
+        sum((x - z) * w) = sum(x * w) - z * sum(w).
         """
-        made: Expr = nn.conv2d(
+        result: Expr = nn.conv2d(
             data,
             Constant(kernel, span=weight.span),
             strides=strides,
@@ -232,23 +250,26 @@ def conv2d(
             out_dtype="int32",
         )
         rows = kernel.astype(np.int32).sum(axis=(1, 2, 3), dtype=np.int32)[:, None, None]
-        return made if is_plain else subtract(made, multiply(const(rows), point))
+        return result if is_plain else subtract(result, multiply(const(rows), point))
 
-    made = convolved(weight.data)
+    total = convolved(weight.data)
     if is_symmetric:
-        return made
+        return total
     # of one channel where they are those of all, else of each: groups read other data
     sums = convolved(np.ones_like(weight.data[: 1 if groups == 1 else None]))
-    return subtract(made, multiply(sums, reshape(kernel_point, (-1, 1, 1))))
+    return subtract(total, multiply(sums, reshape(kernel_point, (-1, 1, 1))))
 
 
 def dynamic_quantize(data: Expr) -> tuple[Expr, Expr, Expr]:
-    """(bytes of uint8, scale, zero point of uint8) of a float32 tensor: the least range that holds
-    its elements and 0 in 256 steps (ONNX DynamicQuantizeLinear 11).
+    """Return (bytes of uint8, scale, zero point of uint8) of a float32 tensor.
+
+    The least range that holds its elements and 0 is divided into 256 steps (ONNX
+    DynamicQuantizeLinear 11).
     """
     zero = const(np.float32(0))
     low, high = minimum(smallest(data), zero), maximum(largest(data), zero)
     spread = divide(subtract(high, low), const(np.float32(255)))
+    # A tensor of zeros has no range; any scale serves.
     scale = where(greater(spread, zero), spread, const(np.float32(1)))
     point = clip(round(divide(subtract(zero, low), scale)), 0, 255)
     levels = clip(add(round(divide(data, scale)), point), 0, 255)
@@ -268,12 +289,23 @@ def dynamic_lstm(
     peephole: Expr | None = None,
     **options: object,
 ) -> tuple[Expr, Expr, Expr]:
-    """An LSTM layer whose weights are int8 and whose inputs and states are quantised as they come:
-    all hidden states [steps, batch, hidden], the last one, the last cell state.
+    """Return the hidden states, the last one and the last cell state of a quantised LSTM layer.
 
-    data [steps, batch, inputs] of float32; weight_i [4 * hidden, inputs] and weight_h [4 * hidden,
-    hidden] of int8 without zero points, gates i, f, g, o; scales and bias (the sum of both)
-    [4 * hidden]; the rest as for `nn.lstm` (com.microsoft DynamicQuantizeLSTM 1).
+    Weights are int8; inputs and states are quantised as they come (com.microsoft
+    DynamicQuantizeLSTM 1).
+
+    Args:
+        data: [steps, batch, inputs] of float32.
+        weight_i: [4 * hidden, inputs] of int8 without zero points, gates i, f, g, o.
+        weight_h: [4 * hidden, hidden] of int8 without zero points.
+        scale_i: The scales of weight_i, [4 * hidden].
+        scale_h: The scales of weight_h, [4 * hidden].
+        bias: The sum of both biases, [4 * hidden].
+        initial_h: As for `nn.lstm`.
+        initial_c: As for `nn.lstm`.
+        lengths: As for `nn.lstm`.
+        peephole: As for `nn.lstm`.
+        options: As for `nn.lstm`.
     """
     levels, scale, point = dynamic_quantize(data)
     products = dense(levels, weight_i, point, const(np.int8(0)))

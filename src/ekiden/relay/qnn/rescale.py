@@ -105,7 +105,7 @@ class Parameter:
     kind: Type
 
     def over(self, rank: int, axis: int) -> Expr:
-        """So that it broadcasts over a tensor."""
+        """Return the parameter in the shape that broadcasts over a tensor."""
         return along(self.expr, self.kind, rank, axis)
 
 
@@ -118,18 +118,18 @@ class Steps:
 
     @staticmethod
     def of(args: Sequence[Expr], types: Sequence[Type], at: int) -> Steps:
-        """The two arguments of a call from `at` on."""
+        """Return the two arguments of a call from `at` on as steps."""
         return Steps(Parameter(args[at], types[at]), Parameter(args[at + 1], types[at + 1]))
 
     @staticmethod
     def known(scale: Array, kind: Type) -> Steps:
-        """A scale of a type, and the zero point 0."""
+        """Return steps with a scale of a type, and the zero point 0."""
         zero = Parameter(const(np.int32(0)), TensorType((), "int32"))
         return Steps(Parameter(const(scale), kind), zero)
 
-    def is_same(self, other: Steps) -> bool:
-        """Whether both are known to be the same scalars."""
-        return same(self.scale.expr, other.scale.expr) and same(self.point.expr, other.point.expr)
+    def is_same(self, steps: Steps) -> bool:
+        """Return whether both are known to be the same scalars."""
+        return same(self.scale.expr, steps.scale.expr) and same(self.point.expr, steps.point.expr)
 
 
 Levels = tuple[Array, Array]
@@ -144,8 +144,9 @@ def _scalar(number: float, dtype: str) -> Expr:
 
 
 def away(data: Expr, dtype: str) -> Expr:
-    """The nearest whole number, midway the one farther from zero: a sum with the greatest number
-    below a half, which rounds to the next whole number from midway on, and from nowhere nearer.
+    """Return the nearest integers, at halves the one farther from zero.
+
+    The greatest number below a half is added, which rounds up exactly from a half on.
     """
     kind = to_numpy(dtype).type
     below = np.nextafter(kind(0.5), kind(0))
@@ -158,7 +159,7 @@ def _saturate(data: Expr, dtype: str) -> Expr:
 
 
 def quantized(data: Expr, rank: int, steps: Steps, axis: int, out_dtype: str) -> Expr:
-    """float32 data as integers."""
+    """Return float32 data as integers."""
     levels = away(divide(data, steps.scale.over(rank, axis)), "float32")
     moved = add(levels, cast(steps.point.over(rank, axis), "float32"))
     if out_dtype == "int32":  # its largest is no float32
@@ -167,23 +168,29 @@ def quantized(data: Expr, rank: int, steps: Steps, axis: int, out_dtype: str) ->
 
 
 def dequantized(data: Expr, rank: int, steps: Steps, axis: int, out_dtype: str = "float32") -> Expr:
-    """Integers as floats."""
+    """Return integers as floats."""
     moved = subtract(cast(data, "int32"), steps.point.over(rank, axis))
-    made = multiply(cast(moved, "float32"), steps.scale.over(rank, axis))
+    floats = multiply(cast(moved, "float32"), steps.scale.over(rank, axis))
     if out_dtype == "float32":
-        return made
-    most = float(np.finfo(out_dtype).max)
-    return cast(clip(made, -most, most), out_dtype)
+        return floats
+    largest = float(np.finfo(out_dtype).max)
+    return cast(clip(floats, -largest, largest), out_dtype)
 
 
 def fixed_point(multiplier: Array) -> tuple[Array, Array]:
-    """(integers of 31 bits, exponents): multiplier = integer * 2**(exponent - 31), of float64."""
+    """Return (integers of 31 bits, exponents): multiplier = integer * 2**(exponent - 31), of
+    float64.
+    """
     fraction, exponent = np.frexp(multiplier)
     scaled = fraction * (1 << POINT)
-    whole = np.trunc(scaled + np.copysign(0.5, scaled)).astype(np.int64)
-    is_one = whole == 1 << POINT
-    whole, exponent = np.where(is_one, whole >> 1, whole), np.where(is_one, exponent + 1, exponent)
-    return whole, np.where(whole == 0, 0, exponent).astype(np.int64)
+    mantissa = np.trunc(scaled + np.copysign(0.5, scaled)).astype(np.int64)
+    # Rounding up to the next power of two needs one bit too many.
+    is_one = mantissa == 1 << POINT
+    mantissa, exponent = (
+        np.where(is_one, mantissa >> 1, mantissa),
+        np.where(is_one, exponent + 1, exponent),
+    )
+    return mantissa, np.where(mantissa == 0, 0, exponent).astype(np.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,14 +203,16 @@ class _Product:
 
     @staticmethod
     def by(quotient: Array) -> _Product:
-        """A product with float64."""
-        whole, exponent = fixed_point(quotient)
+        """Return a product with float64."""
+        mantissa, exponent = fixed_point(quotient)
         right = np.minimum(np.maximum(-exponent, 0), POINT + 1)  # from there on nothing is left
-        return _Product(whole, np.maximum(exponent, 0), right + POINT)
+        return _Product(mantissa, np.maximum(exponent, 0), right + POINT)
 
     def expr(self, data: Expr, rounding: str) -> Expr:
-        """int32 data times the multiplier, in int64: << left, * multiplier, >> right, rounded as
-        `rounding` says ("UPWARD", "TONEAREST" with halves away from zero, "TWICE" as gemmlowp).
+        """Return int32 data times the multiplier, in int64: << left, * multiplier, >> right,
+        rounded.
+
+        `rounding` is "UPWARD", "TONEAREST" with halves away from zero, or "TWICE" as gemmlowp.
         """
         wide = self._wide(data)
         if rounding == "TONEAREST":
@@ -213,15 +222,19 @@ class _Product:
             return cast(right_shift(add(wide, half), const(self.right)), "int32")
         nearest = add(wide, _scalar(1 << (POINT - 1), "int64"))
         high = cast(right_shift(nearest, _scalar(POINT, "int64")), "int32")
-        rest = self.right - POINT
-        if not rest.any():
+        remaining_shift = self.right - POINT
+        if not remaining_shift.any():
             return high
-        made = self._halved(wide, high, rest, rounding)
-        return made if rest.all() else where(const(rest > 0), made, high)
+        shifted = self._halved(wide, high, remaining_shift, rounding)
+        return (
+            shifted if remaining_shift.all() else where(const(remaining_shift > 0), shifted, high)
+        )
 
     def _wide(self, data: Expr) -> Expr:
-        """The product before its shift to the right. Both numbers are known to be int32, for what
-        makes code of it, but where data are shifted to the left first.
+        """Return the product before its shift to the right.
+
+        Both numbers are known to be int32 for code generation, unless data are shifted to the left
+        first.
         """
         if not self.left.any():
             return widening_multiply(data, const(self.multiplier.astype(np.int32)))
@@ -229,48 +242,55 @@ class _Product:
         return multiply(moved, const(self.multiplier))
 
     @staticmethod
-    def _halved(wide: Expr, high: Expr, rest: Array, rounding: str) -> Expr:
-        """The product shifted by POINT and by `rest`, at least 1, rounded once, midway upward; or
-        "TWICE": as gemmlowp rounds `high`, which is the product to where the multiplier has its
-        point, midway away from zero.
+    def _halved(wide: Expr, high: Expr, shift: Array, rounding: str) -> Expr:
+        """Return the product shifted by POINT and by `rest`, at least 1, rounded once, halves
+        upward.
 
-        A shift by POINT leaves int32, which few processors shift with its sign as int64. The shift
-        keeps a bit to round with, so that this stays within int32 too: high is above its least.
+        "TWICE" rounds `high`, the product up to the point of the multiplier, with halves away from
+        zero, as gemmlowp does. A shift by POINT leaves int32, as few processors shift int64 with
+        its sign. The shift keeps a bit to round with, so that this stays within int32 too: high is
+        above its least value.
         """
         if rounding == "TWICE":
             below = add(high, right_shift(high, _scalar(POINT, "int32")))  # 1 less if negative
         else:
             below = cast(right_shift(wide, _scalar(POINT, "int64")), "int32")
-        kept = right_shift(below, const(np.maximum(rest - 1, 0).astype(np.int32)))
-        return right_shift(add(kept, _scalar(1, "int32")), _scalar(1, "int32"))
+        with_round_bit = right_shift(below, const(np.maximum(shift - 1, 0).astype(np.int32)))
+        return right_shift(add(with_round_bit, _scalar(1, "int32")), _scalar(1, "int32"))
 
     def array(self, data: Array, rounding: str) -> Array:
-        """The same on an array, bit by bit: it is how constants fold."""
+        """Return the product of an array, bit by bit: constants fold with it."""
         wide = (data.astype(np.int64) << self.left) * self.multiplier
         if rounding == "TWICE":
-            high, rest = (wide + (1 << (POINT - 1))) >> POINT, self.right - POINT
-            below = (high < 0) & (rest > 0)
-            return np.asarray((high + (np.left_shift(np.int64(1), rest) >> 1) - below) >> rest)
+            high, shift = (wide + (1 << (POINT - 1))) >> POINT, self.right - POINT
+            below = (high < 0) & (shift > 0)
+            return np.asarray((high + (np.left_shift(np.int64(1), shift) >> 1) - below) >> shift)
         half = np.left_shift(np.int64(1), self.right - 1)
         rounded = half if rounding == "UPWARD" else half - (wide < 0)
         return np.asarray((wide + rounded) >> self.right).astype(np.int32)
 
 
 def times(data: Expr, multiplier: float | Array, rounding: str = "UPWARD") -> Expr:
-    """int32 data times numbers in fixed point, which broadcast. Midway: to the larger integer; away
-    from zero, "TONEAREST"; or rounded "TWICE" as gemmlowp does.
+    """Return int32 data times numbers in fixed point, which broadcast.
+
+    Halves are rounded up; away from zero, "TONEAREST"; or the result is rounded "TWICE" as in
+    gemmlowp.
     """
     return _Product.by(np.asarray(multiplier, np.float64)).expr(data, rounding)
 
 
 def times_whole(data: Expr, whole: int, exponent: int, rounding: str) -> Expr:
-    """int32 data times whole * 2**(exponent - 31), an integer of 31 bits."""
-    left, right = max(exponent, 0), max(-exponent, 0) + POINT
-    return _Product(*(np.asarray(n, np.int64) for n in (whole, left, right))).expr(data, rounding)
+    """Return int32 data times whole * 2**(exponent - 31), where `whole` is an integer of
+    31 bits.
+    """
+    left_shift, right_shift_bits = max(exponent, 0), max(-exponent, 0) + POINT
+    return _Product(*(np.asarray(n, np.int64) for n in (whole, left_shift, right_shift_bits))).expr(
+        data, rounding
+    )
 
 
 def times_array(data: Array, multiplier: float | Array, rounding: str = "UPWARD") -> Array:
-    """`times`, of an array."""
+    """Return an array times numbers in fixed point, as `times`."""
     return _Product.by(np.asarray(multiplier, np.float64)).array(data, rounding)
 
 
@@ -286,24 +306,36 @@ class Rescaling:
     attrs: RequantizeAttrs = _TO_INT32
 
     def unless_same(self, data: Expr, rank: int) -> Expr:
-        """The rescaled tensor, or where both steps are known to be the same, the tensor."""
+        """Return the rescaled tensor, or the tensor if both steps are known to be the same."""
         if self.source.is_same(self.result):
             return cast(data, self.attrs.out_dtype)
         return self.apply(data, rank)
 
     def apply(self, data: Expr, rank: int) -> Expr:
-        """The rescaled tensor. Raises CompileError for scales in int64 that are not constants."""
+        """Return the rescaled tensor.
+
+        Raises:
+            CompileError: Scales in int64 are not constants.
+        """
         compute, axis = self.attrs.compute_dtype, self.attrs.axis
-        made: Expr = cast(data, _dtype(compute))
+        rescaled: Expr = cast(data, _dtype(compute))
         if not is_all(self.source.point.expr, 0):
-            made = subtract(made, cast(self.source.point.over(rank, axis), _dtype(compute)))
+            rescaled = subtract(rescaled, cast(self.source.point.over(rank, axis), _dtype(compute)))
         if not same(self.source.scale.expr, self.result.scale.expr):
-            made = self._fixed(made, rank) if compute == "int64" else self._floating(made, rank)
+            rescaled = (
+                self._fixed(rescaled, rank)
+                if compute == "int64"
+                else self._floating(rescaled, rank)
+            )
         if not is_all(self.result.point.expr, 0):
-            made = add(made, cast(self.result.point.expr, _dtype(compute)))
+            rescaled = add(rescaled, cast(self.result.point.expr, _dtype(compute)))
         if compute != "int64":
-            made = cast(_ROUND[self.attrs.rounding](made, compute), "int32")
-        return made if self.attrs.out_dtype == "int32" else _saturate(made, self.attrs.out_dtype)
+            rescaled = cast(_ROUND[self.attrs.rounding](rescaled, compute), "int32")
+        return (
+            rescaled
+            if self.attrs.out_dtype == "int32"
+            else _saturate(rescaled, self.attrs.out_dtype)
+        )
 
     def _floating(self, data: Expr, rank: int) -> Expr:
         wide = cast(self.source.scale.over(rank, self.attrs.axis), "float64")
@@ -341,14 +373,16 @@ _ROUND_ARRAY: dict[str, Callable[[Array], Array]] = {
 
 
 def away_array(data: Array) -> Array:
-    """The nearest whole numbers, midway those farther from zero."""
-    whole = np.trunc(data)
-    return np.where(np.abs(data - whole) >= 0.5, whole + np.sign(data), whole).astype(data.dtype)
+    """Return the nearest integers, at halves those farther from zero."""
+    truncated = np.trunc(data)
+    return np.where(np.abs(data - truncated) >= 0.5, truncated + np.sign(data), truncated).astype(
+        data.dtype
+    )
 
 
 def quantize_array(data: Array, steps: Levels, axis: int = -1, out_dtype: str = "int8") -> Array:
-    """What qnn.quantize means."""
-    scale, point = (along_array(each, data.ndim, axis) for each in steps)
+    """Return the result of qnn.quantize on arrays."""
+    scale, point = (along_array(parameter, data.ndim, axis) for parameter in steps)
     with np.errstate(all="ignore"):
         moved = away_array(data / scale) + point.astype(np.float32)
         return saturated(moved.astype(np.float64), out_dtype)
@@ -357,27 +391,27 @@ def quantize_array(data: Array, steps: Levels, axis: int = -1, out_dtype: str = 
 def dequantize_array(
     data: Array, steps: Levels, axis: int = -1, out_dtype: str = "float32"
 ) -> Array:
-    """What qnn.dequantize means."""
-    scale, point = (along_array(each, data.ndim, axis) for each in steps)
-    made = (data.astype(np.int32) - point).astype(np.float32) * scale
-    most = np.finfo(out_dtype).max
-    return np.clip(made, -most, most).astype(out_dtype)
+    """Return the result of qnn.dequantize on arrays."""
+    scale, point = (along_array(parameter, data.ndim, axis) for parameter in steps)
+    floats = (data.astype(np.int32) - point).astype(np.float32) * scale
+    largest = np.finfo(out_dtype).max
+    return np.clip(floats, -largest, largest).astype(out_dtype)
 
 
 def requantize_array(data: Array, source: Levels, result: Levels, attrs: RequantizeAttrs) -> Array:
-    """What qnn.requantize means."""
+    """Return the result of qnn.requantize on arrays."""
     compute = attrs.compute_dtype
-    scale, point = (along_array(each, data.ndim, attrs.axis) for each in source)
+    scale, point = (along_array(parameter, data.ndim, attrs.axis) for parameter in source)
     quotient = scale.astype(np.float64) / result[0]
     moved = data.astype(_dtype(compute)) - point.astype(_dtype(compute))
     if compute == "int64":
         is_same = scale.size == 1 and bool(np.all(scale == result[0]))
-        made = moved if is_same else _Product.by(quotient).array(moved, attrs.rounding)
-        made = made + result[1]
+        rescaled = moved if is_same else _Product.by(quotient).array(moved, attrs.rounding)
+        rescaled = rescaled + result[1]
     else:
         floating = moved * quotient.astype(compute) + result[1].astype(compute)
-        made = _ROUND_ARRAY[attrs.rounding](floating).astype(np.int32)
-    return made if attrs.out_dtype == "int32" else saturated(made, attrs.out_dtype)
+        rescaled = _ROUND_ARRAY[attrs.rounding](floating).astype(np.int32)
+    return rescaled if attrs.out_dtype == "int32" else saturated(rescaled, attrs.out_dtype)
 
 
 # --- the operators -------------------------------------------------------------------------------
@@ -386,40 +420,40 @@ def requantize_array(data: Array, source: Levels, result: Levels, attrs: Requant
 def _checked(
     name: str, types: Sequence[Type], axis: int, what: Sequence[str]
 ) -> tuple[TensorType, ...]:
-    found = tensors(name, types, len(what) + 1)
-    dim = axis_dim(name, found[0], axis, found[1:3])
-    for position, (kind, each) in enumerate(zip(found[1:], what, strict=True)):
-        check_parameter(name, kind, each, dim if position < 2 else None)
-    return told_by(name, found[0], axis, found[1:3]), *found[1:]
+    kinds = tensors(name, types, len(what) + 1)
+    dim = axis_dim(name, kinds[0], axis, kinds[1:3])
+    for position, (kind, role) in enumerate(zip(kinds[1:], what, strict=True)):
+        check_parameter(name, kind, role, dim if position < 2 else None)
+    return told_by(name, kinds[0], axis, kinds[1:3]), *kinds[1:]
 
 
 def _quantize_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
-    wanted, name = attrs_of(QuantizeAttrs, attrs), "qnn.quantize"
+    settings, name = attrs_of(QuantizeAttrs, attrs), "qnn.quantize"
     names = ("output_scale", "output_zero_point")
-    data, *_ = _checked(name, types, wanted.axis, names)
+    data, *_ = _checked(name, types, settings.axis, names)
     dtype_of(name, data, ("float32",), "data")
     return TensorType(
-        data.shape, dtype_of(name, TensorType((), wanted.out_dtype), INTEGERS, "out_dtype")
+        data.shape, dtype_of(name, TensorType((), settings.out_dtype), INTEGERS, "out_dtype")
     )
 
 
 def _dequantize_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
-    wanted, name = attrs_of(DequantizeAttrs, attrs), "qnn.dequantize"
-    data, *_ = _checked(name, types, wanted.axis, ("input_scale", "input_zero_point"))
+    settings, name = attrs_of(DequantizeAttrs, attrs), "qnn.dequantize"
+    data, *_ = _checked(name, types, settings.axis, ("input_scale", "input_zero_point"))
     dtype_of(name, data, INTEGERS, "data")
     floats = ("float16", "float32")
     return TensorType(
-        data.shape, dtype_of(name, TensorType((), wanted.out_dtype), floats, "out_dtype")
+        data.shape, dtype_of(name, TensorType((), settings.out_dtype), floats, "out_dtype")
     )
 
 
 def _requantize_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
-    wanted, name = attrs_of(RequantizeAttrs, attrs), "qnn.requantize"
+    settings, name = attrs_of(RequantizeAttrs, attrs), "qnn.requantize"
     names = ("input_scale", "input_zero_point", "output_scale", "output_zero_point")
-    data, *_ = _checked(name, types, wanted.axis, names)
+    data, *_ = _checked(name, types, settings.axis, names)
     dtype_of(name, data, (*INTEGERS, "int64"), "data")
     return TensorType(
-        data.shape, dtype_of(name, TensorType((), wanted.out_dtype), INTEGERS, "out_dtype")
+        data.shape, dtype_of(name, TensorType((), settings.out_dtype), INTEGERS, "out_dtype")
     )
 
 
@@ -467,8 +501,10 @@ declare(
 def quantize(
     data: Expr, output_scale: Expr, output_zero_point: Expr, axis: int = -1, out_dtype: str = "int8"
 ) -> Call:
-    """float32 data as integers of `out_dtype` (int8, uint8, int16, uint16 or int32): see the top
-    of this file. Scale (float32) and zero point (int32) are scalars or vectors along `axis`.
+    """Return float32 data as integers of `out_dtype` (int8, uint8, int16, uint16 or int32).
+
+    See the top of this file. Scale (float32) and zero point (int32) are scalars or vectors along
+    `axis`.
     """
     attrs = QuantizeAttrs(axis, out_dtype)
     return call("qnn.quantize", data, output_scale, output_zero_point, attrs=attrs)
@@ -481,7 +517,7 @@ def dequantize(
     axis: int = -1,
     out_dtype: str = "float32",
 ) -> Call:
-    """Integers as floats of `out_dtype` (float16 or float32), the inverse of `quantize`."""
+    """Return integers as floats of `out_dtype` (float16 or float32), the inverse of `quantize`."""
     attrs = DequantizeAttrs(axis, out_dtype)
     return call("qnn.dequantize", data, input_scale, input_zero_point, attrs=attrs)
 
@@ -497,11 +533,14 @@ def requantize(
     compute_dtype: str = "None",
     out_dtype: str = "int8",
 ) -> Call:
-    """Integers of one scale as integers of another.
+    """Return integers of one scale as integers of another.
 
     The scales and zero points of the data are scalars or vectors along `axis`, those of the result
     scalars. `rounding` ("UPWARD", "TONEAREST") and `compute_dtype` ("int64", "float32", "float64")
-    are those of `requantize_config` where they are "None". Raises CompileError for others.
+    are those of `requantize_config` if they are "None".
+
+    Raises:
+        CompileError: `rounding` or `compute_dtype` is none of these.
     """
     config = current_requantize_config()
     rounding = config.rounding if rounding == "None" else rounding

@@ -48,12 +48,12 @@ def _concatenate_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
         its = fields(name, types[at], f"{what}s")
         if len(its) != len(data):
             fail(name, f"expected {len(data)} {what}s, one per tensor, got {len(its)}")
-        for each in its:
-            check_parameter(name, each, what)
+        for kind in its:
+            check_parameter(name, kind, what)
     check_parameter(name, tensor(types[3]), "output_scale")
     check_parameter(name, tensor(types[4]), "output_zero_point")
-    for each in data:
-        dtype_of(name, each, INTEGERS, "data")
+    for kind in data:
+        dtype_of(name, kind, INTEGERS, "data")
     return OPS["concatenate"].relation([TupleType(data)], attrs_of(ConcatenateAttrs, attrs))
 
 
@@ -70,13 +70,13 @@ def _expand_concatenate(
     result = Steps.of(args, types, 3)
     kinds = fields("qnn.concatenate", types[0], "data")
     scale, point = TensorType((), "float32"), TensorType((), "int32")
-    parts = zip(*(_parts(a, t) for a, t in zip(args[:3], types[:3], strict=False)), strict=True)
-    made = []
-    for kind, (data, its_scale, its_point) in zip(kinds, parts, strict=True):
+    operands = zip(*(_parts(a, t) for a, t in zip(args[:3], types[:3], strict=False)), strict=True)
+    rescaled = []
+    for kind, (data, its_scale, its_point) in zip(kinds, operands, strict=True):
         source = Steps(Parameter(its_scale, scale), Parameter(its_point, point))
         rescaling = Rescaling(source, result, RequantizeAttrs(out_dtype=kind.dtype))
-        made.append(rescaling.unless_same(data, len(kind.shape)))
-    return op.concatenate(Tuple(tuple(made)), attrs.axis)
+        rescaled.append(rescaling.unless_same(data, len(kind.shape)))
+    return op.concatenate(Tuple(tuple(rescaled)), attrs.axis)
 
 
 def _concatenate_reference(
@@ -87,15 +87,15 @@ def _concatenate_reference(
     scale: Array,
     point: Array,
 ) -> Array:
-    made = [
-        each
+    rescaled = [
+        array
         if (its, at) == (scale, point)
         else requantize_array(
-            each, (its, at), (scale, point), RequantizeAttrs(out_dtype=str(each.dtype))
+            array, (its, at), (scale, point), RequantizeAttrs(out_dtype=str(array.dtype))
         )
-        for each, its, at in zip(data, scales, points, strict=True)
+        for array, its, at in zip(data, scales, points, strict=True)
     ]
-    return np.concatenate(made, attrs.axis)
+    return np.concatenate(rescaled, attrs.axis)
 
 
 declare(
@@ -118,8 +118,10 @@ def concatenate(
     output_zero_point: Expr,
     axis: int = 0,
 ) -> Call:
-    """Quantised tensors of one dtype, each with a scale and zero point of its own (tuples of
-    scalars), joined along an axis in the scale of the result."""
+    """Return quantised tensors of one dtype joined along an axis, in the scale of the result.
+
+    Each has a scale and zero point of its own (tuples of scalars).
+    """
     tuples = as_tuple(data), as_tuple(input_scales), as_tuple(input_zero_points)
     attrs = ConcatenateAttrs(axis)
     return call("qnn.concatenate", *tuples, output_scale, output_zero_point, attrs=attrs)
@@ -180,8 +182,10 @@ def avg_pool2d(
     layout: str = "NHWC",
     out_layout: str = "",
 ) -> Call:
-    """Averages over windows of a quantised tensor of int8 or uint8: requantised, summed in int32,
-    divided towards zero."""
+    """Return averages over windows of a quantised tensor of int8 or uint8.
+
+    Data is requantised, summed in int32, and divided towards zero.
+    """
     attrs = AvgPool2DAttrs(
         pool_size=spread(pool_size, 2),
         strides=spread(strides, 2),
@@ -205,7 +209,11 @@ _SHARE = np.asarray(2.0 ** (1 - _BITS), np.float32)
 
 
 def _unit(scale: Array | None) -> int:
-    """1 in steps of the input's scale. Raises CompileError where it is no constant up to 1."""
+    """Return 1 in steps of the input's scale.
+
+    Raises:
+        CompileError: The scale is no constant up to 1.
+    """
     if scale is None or not 0 < float(scale.reshape(())) <= 1:
         raise CompileError("qnn.softmax: 'scale' must be a constant in (0, 1]")
     return int(np.trunc(np.float32(1) / np.float32(scale.reshape(())) + np.float32(0.5)))
@@ -232,9 +240,9 @@ def _expand_softmax(attrs: SoftmaxAttrs, args: Sequence[Expr], types: Sequence[T
     # 2**x of x * log2(e), which is x + x/2 - x/16
     scaled = op.subtract(op.add(x, op.right_shift(x, number(1))), op.right_shift(x, number(4)))
     halvings = op.clip(op.trunc_divide(scaled, number(-unit)), 0, _MOST)
-    rest = op.add(scaled, op.multiply(halvings, number(unit)))
+    remainder = op.add(scaled, op.multiply(halvings, number(unit)))
     exps = op.left_shift(
-        op.add(op.right_shift(rest, number(1)), number(unit)),
+        op.add(op.right_shift(remainder, number(1)), number(unit)),
         op.subtract(op.max(halvings, axis, keepdims=True), halvings),
     )
     shares = op.trunc_divide(number(1 << _LARGE), op.sum(exps, axis, keepdims=True))
@@ -278,8 +286,10 @@ def softmax(
     output_zero_point: Expr,
     axis: int = -1,
 ) -> Call:
-    """softmax of an int8 tensor in integers alone (Li and Gu, "I-ViT: Integer-only Quantization for
-    Efficient Vision Transformer Inference", 2022, algorithm 1). `scale` is a constant in (0, 1].
+    """Return softmax of an int8 tensor in integers alone.
+
+    Li and Gu, "I-ViT: Integer-only Quantization for Efficient Vision Transformer Inference", 2022,
+    algorithm 1. `scale` is a constant in (0, 1].
     """
     scales = scale, zero_point, output_scale, output_zero_point
     return call("qnn.softmax", x, *scales, attrs=SoftmaxAttrs(axis))

@@ -38,8 +38,11 @@ class SimulatedQuantizeAttrs(Attrs):
 
 def _relation(name: str) -> Callable[[Sequence[Type], Attrs | None], Type]:
     def relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
-        """The type of the float data. Raises TypeInferenceError for others, for a dtype's number
-        that is no int32 scalar, and scales that are neither scalars nor of the axis.
+        """Return the type of the float data.
+
+        Raises:
+            TypeInferenceError: The data is no floats, the dtype's number is no int32 scalar, or scales
+                are neither scalars nor of the axis.
         """
         axis = attrs_of(SimulatedQuantizeAttrs, attrs).axis
         data, code, *its = tensors(name, types, 4)
@@ -73,21 +76,21 @@ def _expand_quantize(
 ) -> Expr:
     data, code, scale, point = _parts(attrs, args, types)
     steps = op.add(away(op.divide(data, scale), tensor(types[0]).dtype), point)
-    made = data
+    selected = data
     for dtype in ("int8", "uint8", "int32"):
         low, high = limits(dtype)
-        made = op.where(_is(code, dtype), op.clip(steps, float(low), float(high)), made)
-    return made
+        selected = op.where(_is(code, dtype), op.clip(steps, float(low), float(high)), selected)
+    return selected
 
 
 def _expand_dequantize(
     attrs: SimulatedQuantizeAttrs, args: Sequence[Expr], types: Sequence[Type]
 ) -> Expr:
     data, code, scale, point = _parts(attrs, args, types)
-    known = op.logical_and(
+    is_quantized = op.logical_and(
         op.greater(code, const(np.int32(0))), op.less_equal(code, const(np.int32(3)))
     )
-    return op.where(known, op.multiply(op.subtract(data, point), scale), data)
+    return op.where(is_quantized, op.multiply(op.subtract(data, point), scale), data)
 
 
 def _arrays(
@@ -150,9 +153,13 @@ def simulated_quantize(
     axis: int = -1,
     out_dtype: str | Expr = "int8",
 ) -> Call:
-    """What `quantize` gives, in the data's floats. `out_dtype` may be an int32 scalar: CODES.
+    """Return the result of `quantize`, in the data's floats.
 
-    Scale and zero point are scalars or vectors along `axis`. Raises ValueError for another dtype.
+    `out_dtype` may be an int32 scalar: CODES. Scale and zero point are scalars or vectors along
+    `axis`.
+
+    Raises:
+        ValueError: The dtype is none of CODES.
     """
     attrs = SimulatedQuantizeAttrs(axis)
     args = data, _code(out_dtype), output_scale, output_zero_point
@@ -166,7 +173,9 @@ def simulated_dequantize(
     axis: int = -1,
     in_dtype: str | Expr = "int8",
 ) -> Call:
-    """What `dequantize` gives, of floats that hold integers; otherwise as simulated_quantize."""
+    """Return the result of `dequantize`, of floats that hold integers; otherwise as
+    simulated_quantize.
+    """
     attrs = SimulatedQuantizeAttrs(axis)
     args = data, _code(in_dtype), input_scale, input_zero_point
     return call("qnn.simulated_dequantize", *args, attrs=attrs)

@@ -11,13 +11,18 @@ from ekiden.relay.transform.graph import legalize
 
 
 def CanonicalizeOps() -> Pass:  # noqa: N802
-    """Replaces the operators of the dialect by ordinary ones (TVM's name). It runs at every level:
-    there are no kernels for the dialect itself."""
+    """Return the pass that replaces the operators of the dialect by ordinary ones (TVM's name).
+
+    It runs at every level: there are no kernels for the dialect itself.
+    """
     return legalize.Legalize(TABLE, "qnn.CanonicalizeOps", opt_level=0)
 
 
 def Legalize() -> Pass:  # noqa: N802
-    """Replaces calls of the dialect by what users register under "FTVMQnnLegalize" (TVM's name)."""
+    """Return the pass that replaces calls of the dialect by functions that users register.
+
+    They are registered under "FTVMQnnLegalize" (TVM's name).
+    """
     return legalize.Legalize("FTVMQnnLegalize", "qnn.Legalize")
 
 

@@ -48,37 +48,37 @@ class Script:
     """A Python function read as Relay. Inside another one it is called like any function."""
 
     def __init__(self, function: FunctionType, base: IRModule) -> None:
-        """Reads the source of `function`, which may call the functions of `base`."""
+        """Read the source of `function`, which may call the functions of `base`."""
         self.name = function.__name__
         self.__doc__ = function.__doc__
-        place = _place_of(function)
-        tree = place.tree
+        location = _place_of(function)
+        tree = location.tree
         self.global_var = GlobalVar(self.name)
-        body = Body(place, _names_around(function), base, self)
+        body = Body(location, _names_around(function), base, self)
         params, ret_type = body.signature(tree)
         kinds = [p.type_annotation for p in params]
         if ret_type is not None and all(k is not None for k in kinds):
-            known = tuple(k for k in kinds if k is not None)
-            self.global_var.set_checked_type(FuncType(known, ret_type))
-        made = body.function(tree, params, ret_type)
+            param_types = tuple(k for k in kinds if k is not None)
+            self.global_var.set_checked_type(FuncType(param_types, ret_type))
+        relay_function = body.function(tree, params, ret_type)
         module = IRModule(dict(base.functions.items()), base.type_definitions, base.attrs)
-        for other in body.used:
-            module.update(other.module)
-        module[self.global_var] = made
+        for callee in body.used:
+            module.update(callee.module)
+        module[self.global_var] = relay_function
         try:
             self.module: IRModule = infer_type(module)
         except TypeInferenceError as error:
-            raise place.source.shown(error) from None
+            raise location.source.shown(error) from None
 
     @property
     def function(self) -> Function:
-        """The function in Relay."""
-        found = self.module[self.global_var.name_hint]
-        assert isinstance(found, Function)
-        return found
+        """Return the function in Relay."""
+        function = self.module[self.global_var.name_hint]
+        assert isinstance(function, Function)
+        return function
 
     def __call__(self, *args: RelayExpr) -> Call:
-        """A call of the function in a module that has it."""
+        """Return a call of the function in a module that has it."""
         return Call(self.global_var, args)
 
     def __repr__(self) -> str:
@@ -101,7 +101,7 @@ def _place_of(function: FunctionType) -> Place:
 
 
 def _names_around(function: FunctionType) -> dict[str, object]:
-    """What the names of a function mean that it does not set itself."""
+    """Return the meanings of the names of a function that it does not set itself."""
     cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
     names = {**vars(builtins), **function.__globals__}
     for name, cell in cells:
@@ -120,7 +120,7 @@ def script(
     """Decorator: `@script`, or `@script(module)` for a function that uses what a module defines."""
     if isinstance(function, IRModule) or function is None:
         base = function if function is not None else IRModule()
-        return lambda each: Script(each, base)
+        return lambda decorated: Script(decorated, base)
     return Script(function, IRModule())
 
 

@@ -60,7 +60,7 @@ class Scope:
         self.lets: list[tuple[Var, Expr, ast.AST]] = []
 
     def inner(self) -> Scope:
-        """A scope for a branch or a body, whose lets are its own."""
+        """Return a scope for a branch or a body, whose lets are its own."""
         return Scope(dict(self.names))
 
 
@@ -68,9 +68,9 @@ class Expressions:
     """The value of each Python expression in a scope."""
 
     def __init__(
-        self, place: Place, around: dict[str, object], base: IRModule, script: Script
+        self, location: Place, around: dict[str, object], base: IRModule, script: Script
     ) -> None:
-        self.place = place
+        self.place = location
         self.around = around
         self.base = base
         self.script = script
@@ -85,7 +85,11 @@ class Expressions:
     # Values
 
     def value(self, node: ast.expr, scope: Scope) -> object:
-        """The value of an expression. Raises ParseError for a kind that has no meaning here."""
+        """Return the value of an expression.
+
+        Raises:
+            ParseError: The kind of expression has no meaning here.
+        """
         rule = _RULES.get(type(node))
         if rule is None:
             kind = type(node).__name__
@@ -93,18 +97,20 @@ class Expressions:
         return self._at(node, rule(self, node, scope))
 
     def expr(self, node: ast.expr, scope: Scope) -> Expr:
-        """The value as a Relay expression."""
+        """Return the value as a Relay expression."""
         return self.lift(self.value(node, scope), node)
 
     def lift(self, value: object, node: ast.AST) -> Expr:
-        """A value as a Relay expression: numbers and arrays become constants, tuples tuples."""
+        """Return a value as a Relay expression: numbers and arrays become constants,
+        tuples tuples.
+        """
         match value:
             case RelayExpr():
                 return value
             case bool() | int() | float() | np.ndarray() | np.generic():
                 return const(value)
             case tuple() | list():
-                return Tuple(tuple(self.lift(each, node) for each in value))
+                return Tuple(tuple(self.lift(element, node) for element in value))
         if value is self.script:
             return self.script.global_var
         if hasattr(value, "astuple"):
@@ -112,37 +118,39 @@ class Expressions:
         self.fail(node, f"expected a Relay value, got {value!r}")
 
     def _at(self, node: ast.expr, value: object) -> object:
-        """A call that a node made, with the place of the node."""
+        """Return a call created from a node, with the position of the node."""
         if isinstance(value, Call) and value.span is None:
             return value.with_fields(span=self.place.span(node))
         return value
 
     def type_of(self, expr: Expr) -> Type | None:
-        """The type of an expression, None where it depends on what is not known yet."""
+        """Return the type of an expression, or None if it depends on types that are not
+        known yet.
+        """
         try:
             return infer_expr_type(expr, self.base)
         except TypeInferenceError:
             return None
 
     def annotation(self, node: ast.expr | None) -> Type | None:
-        """The type that an annotation says."""
+        """Return the type in an annotation."""
         if node is None:
             return None
         names = {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}
-        found: object
+        meaning: object
         if isinstance(node, ast.Constant):
-            found = node.value
+            meaning = node.value
         elif names.issubset(self.around):
-            found = self.value(node, Scope({}))
+            meaning = self.value(node, Scope({}))
         else:  # Relay text without quotes, under `from __future__ import annotations`
-            found = ast.unparse(node)
-        if isinstance(found, Type):
-            return found
-        if found in SCALARS:
-            return TensorType((), SCALARS[found])
-        if not isinstance(found, str):
-            self.fail(node, f"expected a type, got {found!r}")
-        return self._parsed_type(found, node)
+            meaning = ast.unparse(node)
+        if isinstance(meaning, Type):
+            return meaning
+        if meaning in SCALARS:
+            return TensorType((), SCALARS[meaning])
+        if not isinstance(meaning, str):
+            self.fail(node, f"expected a type, got {meaning!r}")
+        return self._parsed_type(meaning, node)
 
     def _parsed_type(self, text: str, node: ast.AST) -> Type:
         source = Source(text, "annotation")
@@ -150,12 +158,12 @@ class Expressions:
         reader.symbols = self._types.symbols  # one name is one dimension in the whole function
         reader.global_types = {t.name_hint: t for t in self.base.type_definitions}
         try:
-            found = reader.type()
+            kind = reader.type()
         except ParseError as error:
             self.fail(node, str(error).split("\n")[0].split(": ", 1)[1])
         if reader.token.kind != "end":
             self.fail(node, f"expected one type, got {text!r}")
-        return found
+        return kind
 
     # One rule per kind of expression
 
@@ -164,10 +172,10 @@ class Expressions:
 
     def _name(self, node: ast.Name, scope: Scope) -> object:
         if node.id in scope.names:
-            found = scope.names[node.id]
-            if isinstance(found, Missing):
+            meaning = scope.names[node.id]
+            if isinstance(meaning, Missing):
                 self.fail(node, f"{node.id!r} is not set on every way to this place")
-            return found
+            return meaning
         if node.id == self.script.name:
             return self.script.global_var
         if node.id not in self.around:
@@ -177,13 +185,13 @@ class Expressions:
     def _attribute(self, node: ast.Attribute, scope: Scope) -> object:
         owner = self.value(node.value, scope)
         try:
-            found: object = getattr(owner, node.attr)
+            attribute: object = getattr(owner, node.attr)
         except AttributeError as error:
             self.fail(node, str(error))
-        return found
+        return attribute
 
     def _display(self, node: ast.Tuple | ast.List, scope: Scope) -> object:
-        return tuple(self.value(each, scope) for each in node.elts)
+        return tuple(self.value(element, scope) for element in node.elts)
 
     def _subscript(self, node: ast.Subscript, scope: Scope) -> object:
         owner, index = self.value(node.value, scope), self.value(node.slice, scope)
@@ -204,8 +212,9 @@ class Expressions:
     def _applied(
         self, node: ast.expr, apply: Callable[[object, object], object], a: object, b: object
     ) -> object:
-        """Python's operator on two values. A number beside a value of a type that is not known yet
-        is of int32 or float32.
+        """Return the result of Python's operator on two values.
+
+        A number beside a value of a type that is not known yet is of int32 or float32.
         """
         try:
             return apply(self._number(a, b), self._number(b, a))
@@ -229,13 +238,13 @@ class Expressions:
         self.fail(node, f"the operator {type(node.op).__name__} has no meaning in Relay")
 
     def _compare(self, node: ast.Compare, scope: Scope) -> object:
-        """`a < b < c` is `a < b and b < c`."""
-        values = [self.value(each, scope) for each in (node.left, *node.comparators)]
-        made: object = True
+        """Return `a < b < c` as `a < b and b < c`."""
+        values = [self.value(operand, scope) for operand in (node.left, *node.comparators)]
+        result: object = True
         for kind, a, b in zip(node.ops, values, values[1:], strict=False):
-            found = self._compared(node, kind, a, b)
-            made = found if made is True else self._both(made, found, node)
-        return made
+            comparison = self._compared(node, kind, a, b)
+            result = comparison if result is True else self._both(result, comparison, node)
+        return result
 
     def _compared(self, node: ast.Compare, kind: ast.cmpop, a: object, b: object) -> object:
         apply = COMPARE.get(type(kind))
@@ -260,12 +269,13 @@ class Expressions:
         return If(a, const(True), self.lift(b, node))
 
     def _boolean(self, node: ast.BoolOp, scope: Scope) -> object:
-        """`and` and `or` evaluate their right side only where it matters."""
+        """Return `and` and `or`, whose right side is evaluated only where it matters."""
         join = self._both if isinstance(node.op, ast.And) else self._either
-        made = self.value(node.values[-1], scope)
-        for each in reversed(node.values[:-1]):
-            made = join(self.value(each, scope), made, node)
-        return made
+        result = self.value(node.values[-1], scope)
+        # From the right: the first operand is the outermost choice.
+        for operand in reversed(node.values[:-1]):
+            result = join(self.value(operand, scope), result, node)
+        return result
 
     def _choice(self, node: ast.IfExp, scope: Scope) -> object:
         cond = self.value(node.test, scope)
@@ -277,10 +287,10 @@ class Expressions:
     def _call(self, node: ast.Call, scope: Scope) -> object:
         callee = self.value(node.func, scope)
         args: list[object] = []
-        for each in node.args:
-            if isinstance(each, ast.Starred):
-                self.fail(each, "a star before an argument has no meaning in Relay")
-            args.append(self.value(each, scope))
+        for argument in node.args:
+            if isinstance(argument, ast.Starred):
+                self.fail(argument, "a star before an argument has no meaning in Relay")
+            args.append(self.value(argument, scope))
         named = {k.arg: self.value(k.value, scope) for k in node.keywords if k.arg is not None}
         if isinstance(callee, type(self.script)):
             self.used.append(callee)
@@ -311,7 +321,7 @@ class Expressions:
         return Function(params, body, span=self.place.span(node))
 
     def close(self, scope: Scope, result: Expr) -> Expr:
-        """The result after the lets of its scope."""
+        """Return the result after the lets of its scope."""
         for name, value, node in reversed(scope.lets):
             result = Let(name, value, result, span=self.place.span(node))
         return result

@@ -22,7 +22,7 @@ class Place:
     indent: int
 
     def span(self, node: ast.AST) -> Span:
-        """The place of a node."""
+        """Return the span of a node."""
         line, column = self._start(node)
         end = getattr(node, "end_lineno", 1) + self.lines_before
         end_column = getattr(node, "end_col_offset", 0) + self.indent + 1

@@ -36,13 +36,17 @@ class Body(Expressions):
     # Functions
 
     def signature(self, tree: ast.FunctionDef) -> tuple[tuple[Var, ...], Type | None]:
-        """Parameters and the type of the result. Raises ParseError for other than plain ones."""
-        given = tree.args
-        extra = [*given.kwonlyargs, *given.posonlyargs, *given.defaults]
-        if extra or given.vararg is not None or given.kwarg is not None:
+        """Return the parameters and the type of the result.
+
+        Raises:
+            ParseError: Parameters are not plain.
+        """
+        arguments = tree.args
+        extra = [*arguments.kwonlyargs, *arguments.posonlyargs, *arguments.defaults]
+        if extra or arguments.vararg is not None or arguments.kwarg is not None:
             self.fail(tree, f"{tree.name}: expected plain parameters without defaults")
         params = tuple(
-            Var(a.arg, self.annotation(a.annotation), self.place.span(a)) for a in given.args
+            Var(a.arg, self.annotation(a.annotation), self.place.span(a)) for a in arguments.args
         )
         return params, self.annotation(tree.returns)
 
@@ -53,7 +57,7 @@ class Body(Expressions):
         ret_type: Type | None,
         outer: Scope | None = None,
     ) -> Function:
-        """A function in Relay."""
+        """Return a function in Relay."""
         scope = outer.inner() if outer is not None else Scope({})
         scope.names.update((p.name_hint, p) for p in params)
         result = self.block(tree.body, scope)
@@ -65,28 +69,28 @@ class Body(Expressions):
     # Blocks
 
     def block(self, statements: Statements, scope: Scope) -> Expr | None:
-        """Run statements; what they return, or None where they come to their end."""
-        for number, each in enumerate(statements):
-            rest = statements[number + 1 :]
-            match each:
+        """Run statements, and return their result, or None if they come to their end."""
+        for number, statement in enumerate(statements):
+            following = statements[number + 1 :]
+            match statement:
                 case ast.Return(value=value):
                     if value is None:
                         return Tuple(())
                     return self.expr(value, scope)
-                case ast.If() | ast.Match() if _may_return([each]):
-                    return self._final_choice(each, rest, scope)
+                case ast.If() | ast.Match() if _may_return([statement]):
+                    return self._final_choice(statement, following, scope)
                 case ast.If():
-                    found = self._choose(each, scope)
-                    if found is not None:
-                        return found
+                    result = self._choose(statement, scope)
+                    if result is not None:
+                        return result
                 case ast.Match():
-                    self._match(each, scope)
+                    self._match(statement, scope)
                 case ast.While():
-                    self._while(each, each.test, each.body, scope)
+                    self._while(statement, statement.test, statement.body, scope)
                 case ast.For():
-                    self._for(each, scope)
+                    self._for(statement, scope)
                 case _:
-                    self._simple(each, scope)
+                    self._simple(statement, scope)
         return None
 
     def _simple(self, node: ast.stmt, scope: Scope) -> None:
@@ -98,15 +102,15 @@ class Body(Expressions):
                     name, self.expr(value, scope), node, scope, self.annotation(node.annotation)
                 )
             case ast.AugAssign(target=ast.Name() as target):
-                left = ast.copy_location(ast.Name(target.id, ast.Load()), target)
-                made = ast.copy_location(ast.BinOp(left, node.op, node.value), node)
-                self._assign(target, self.value(made, scope), node, scope)
+                target_value = ast.copy_location(ast.Name(target.id, ast.Load()), target)
+                operation = ast.copy_location(ast.BinOp(target_value, node.op, node.value), node)
+                self._assign(target, self.value(operation, scope), node, scope)
             case ast.Expr(value=ast.Constant()) | ast.Pass():
                 return
             case ast.Expr(value=value):
-                found = self.value(value, scope)
-                if isinstance(found, RelayExpr):
-                    scope.lets.append((Var("_"), found, node))
+                effect = self.value(value, scope)
+                if isinstance(effect, RelayExpr):
+                    scope.lets.append((Var("_"), effect, node))
             case ast.FunctionDef():
                 self._inner_function(node, scope)
             case _:
@@ -115,26 +119,28 @@ class Body(Expressions):
 
     def _inner_function(self, tree: ast.FunctionDef, scope: Scope) -> None:
         params, ret_type = self.signature(tree)
-        known = tuple(p.type_annotation for p in params if p.type_annotation is not None)
-        is_typed = ret_type is not None and len(known) == len(params)
-        kind = FuncType(known, ret_type) if is_typed and ret_type is not None else None
+        param_types = tuple(p.type_annotation for p in params if p.type_annotation is not None)
+        is_typed = ret_type is not None and len(param_types) == len(params)
+        kind = FuncType(param_types, ret_type) if is_typed and ret_type is not None else None
         name = Var(tree.name, kind, self.place.span(tree))
-        seen = scope.inner()
-        seen.names[tree.name] = name
-        scope.lets.append((name, self.function(tree, params, ret_type, seen), tree))
+        scope_inside = scope.inner()
+        scope_inside.names[tree.name] = name
+        scope.lets.append((name, self.function(tree, params, ret_type, scope_inside), tree))
         scope.names[tree.name] = name
 
     def bind(
         self, name: str, value: Expr, node: ast.AST, scope: Scope, kind: Type | None = None
     ) -> Var:
-        """A let of a new variable of that name."""
-        made = Var(name, kind if kind is not None else self.type_of(value), self.place.span(node))
-        scope.lets.append((made, value, node))
-        scope.names[name] = made
-        return made
+        """Add a let of a new variable of that name, and return the variable."""
+        variable = Var(
+            name, kind if kind is not None else self.type_of(value), self.place.span(node)
+        )
+        scope.lets.append((variable, value, node))
+        scope.names[name] = variable
+        return variable
 
     def _assign(self, target: ast.expr, value: object, node: ast.AST, scope: Scope) -> None:
-        """Relay values are bound by lets; Python's stay what they are until they are needed."""
+        """Bind Relay values by lets; Python's values stay unchanged until they are needed."""
         match target:
             case ast.Name(id=name):
                 if isinstance(value, Var) or not isinstance(value, RelayExpr):
@@ -142,10 +148,10 @@ class Body(Expressions):
                 else:
                     self.bind(name, value, node, scope)
             case ast.Tuple(elts=targets) | ast.List(elts=targets):
-                for each, part in zip(
+                for element, component in zip(
                     targets, self._parts(value, len(targets), node, scope), strict=True
                 ):
-                    self._assign(each, part, node, scope)
+                    self._assign(element, component, node, scope)
             case _:
                 self.fail(target, "expected a name, or names, to assign to")
 
@@ -153,39 +159,42 @@ class Body(Expressions):
         if isinstance(value, Tuple):
             value = value.fields
         if isinstance(value, RelayExpr):
-            whole = value if isinstance(value, Var) else self.bind("parts", value, node, scope)
+            tuple_var = value if isinstance(value, Var) else self.bind("parts", value, node, scope)
             del_name = scope.names.pop("parts", None)
             assert del_name is None or isinstance(del_name, Var)
-            return [TupleGetItem(whole, i) for i in range(count)]
-        parts = list(value) if hasattr(value, "__iter__") else []
-        if len(parts) != count:
+            return [TupleGetItem(tuple_var, i) for i in range(count)]
+        values = list(value) if hasattr(value, "__iter__") else []
+        if len(values) != count:
             self.fail(node, f"expected {count} values, got {value!r}")
-        return parts
+        return values
 
     # Choices
 
     def _final_choice(
-        self, node: ast.If | ast.Match, rest: Statements, scope: Scope
+        self, node: ast.If | ast.Match, following: Statements, scope: Scope
     ) -> Expr | None:
-        """A choice that may return: what follows it belongs to each branch that does not."""
+        """Return a choice that may return: statements after it belong to each branch that
+        does not.
+        """
         if isinstance(node, ast.Match):
-            return self._final_match(node, rest, scope)
+            return self._final_match(node, following, scope)
         cond = self.value(node.test, scope)
         if not isinstance(cond, RelayExpr):
-            return self.block([*(node.body if cond else node.orelse), *rest], scope)
+            return self.block([*(node.body if cond else node.orelse), *following], scope)
         sides = [
-            self._side([*branch, *rest], scope.inner(), node) for branch in (node.body, node.orelse)
+            self._side([*branch, *following], scope.inner(), node)
+            for branch in (node.body, node.orelse)
         ]
         return If(cond, sides[0], sides[1], self.place.span(node))
 
     def _side(self, statements: Statements, scope: Scope, node: ast.AST) -> Expr:
-        found = self.block(statements, scope)
-        if found is None:
+        result = self.block(statements, scope)
+        if result is None:
             self.fail(node, "not every way from here returns a value")
-        return self.close(scope, found)
+        return self.close(scope, result)
 
     def _choose(self, node: ast.If, scope: Scope) -> Expr | None:
-        """A choice after which the program goes on."""
+        """Add a choice after which the program continues."""
         cond = self.value(node.test, scope)
         if not isinstance(cond, RelayExpr):
             return self.block(node.body if cond else node.orelse, scope)
@@ -198,11 +207,12 @@ class Body(Expressions):
         return None
 
     def _join(self, node: ast.AST, inner: list[Scope], scope: Scope, choose: object) -> None:
-        """Names that branches have set go on as the fields of the choice's result."""
+        """Bind names that branches have set to the fields of the choice's result."""
         assert callable(choose)
         changed = {n for s in inner for n, v in s.names.items() if v is not scope.names.get(n)}
         joined = sorted(n for n in changed if all(n in s.names for s in inner))
         joined = [n for n in joined if not any(isinstance(s.names[n], Missing) for s in inner)]
+        # A name that only some branches set has no value after them.
         for name in changed.difference(joined):
             scope.names[name] = Missing()
         values = [[self.lift(s.names[n], node) for n in joined] for s in inner]
@@ -210,18 +220,18 @@ class Body(Expressions):
         if not joined and not has_effects:
             return
         ends = [v[0] if len(joined) == 1 else Tuple(tuple(v)) for v in values]
-        made = choose([self.close(s, end) for s, end in zip(inner, ends, strict=True)])
-        self._spread(joined, made, node, scope)
+        chosen = choose([self.close(s, end) for s, end in zip(inner, ends, strict=True)])
+        self._spread(joined, chosen, node, scope)
 
     def _spread(self, names: list[str], value: Expr, node: ast.AST, scope: Scope) -> None:
         """Bind names to the fields of a value, or one name to the value itself."""
         if len(names) == 1:
             self.bind(names[0], value, node, scope)
             return
-        whole = Var("_" if not names else "all", self.type_of(value))
-        scope.lets.append((whole, value, node))
+        tuple_var = Var("_" if not names else "all", self.type_of(value))
+        scope.lets.append((tuple_var, value, node))
         for number, name in enumerate(names):
-            self.bind(name, TupleGetItem(whole, number), node, scope)
+            self.bind(name, TupleGetItem(tuple_var, number), node, scope)
 
     # Matching
 
@@ -237,12 +247,12 @@ class Body(Expressions):
                 side.names[name] = scope.names.get(name, Missing())
         self._join(node, inner, scope, lambda sides: self._matched(node, data, patterns, sides))
 
-    def _final_match(self, node: ast.Match, rest: Statements, scope: Scope) -> Expr:
+    def _final_match(self, node: ast.Match, following: Statements, scope: Scope) -> Expr:
         data = self.expr(node.subject, scope)
         inner = [scope.inner() for _ in node.cases]
         patterns = [self._case(c, s) for c, s in zip(node.cases, inner, strict=True)]
         sides = [
-            self._side([*case.body, *rest], side, node)
+            self._side([*case.body, *following], side, node)
             for case, side in zip(node.cases, inner, strict=True)
         ]
         return self._matched(node, data, patterns, sides)
@@ -263,27 +273,30 @@ class Body(Expressions):
             case ast.MatchAs(name=None):
                 return PatternWildcard()
             case ast.MatchAs(pattern=None, name=str(name)):
-                made = Var(name, None, self.place.span(node))
-                scope.names[name] = made
-                return PatternVar(made)
+                variable = Var(name, None, self.place.span(node))
+                scope.names[name] = variable
+                return PatternVar(variable)
             case ast.MatchSequence(patterns=inner):
                 return PatternTuple(tuple(self._pattern(p, scope) for p in inner))
             case ast.MatchClass(cls=cls, patterns=inner, kwd_attrs=[]):
-                found = self.value(cls, scope)
-                if not isinstance(found, Constructor):
-                    self.fail(node, f"expected a constructor, got {found!r}")
-                return PatternConstructor(found, tuple(self._pattern(p, scope) for p in inner))
+                constructor = self.value(cls, scope)
+                if not isinstance(constructor, Constructor):
+                    self.fail(node, f"expected a constructor, got {constructor!r}")
+                return PatternConstructor(
+                    constructor, tuple(self._pattern(p, scope) for p in inner)
+                )
         self.fail(node, "expected a constructor, a tuple, a name or _ as a pattern")
 
     # Loops
 
     def _while(self, node: ast.stmt, test: ast.expr, body: Statements, scope: Scope) -> None:
-        """`while` as a function of the variables that it changes, which calls itself."""
-        for each in (n for s in body for n in ast.walk(s)):
-            if isinstance(each, (ast.Return, ast.Break, ast.Continue)):
-                kind = type(each).__name__.lower()
-                self.fail(each, f"{kind} inside a loop has no meaning in Relay")
+        """Add `while` as a function of the variables that it changes, which calls itself."""
+        for statement in (n for s in body for n in ast.walk(s)):
+            if isinstance(statement, (ast.Return, ast.Break, ast.Continue)):
+                kind = type(statement).__name__.lower()
+                self.fail(statement, f"{kind} inside a loop has no meaning in Relay")
         assigned = _assigned(body)
+        # Only variables that exist before the loop are carried through it.
         names = sorted(
             n for n in assigned if n in scope.names and not isinstance(scope.names[n], Missing)
         )
@@ -295,17 +308,19 @@ class Body(Expressions):
         cond = self.expr(test, inner)
         again = inner.inner()
         self.block(body, again)
-        known = tuple(k for k in kinds if k is not None)
-        ret = known[0] if len(known) == 1 else TupleType(known)
-        is_typed = len(known) == len(kinds)
-        loop_type = FuncType(known, ret) if is_typed else None
+        known_types = tuple(k for k in kinds if k is not None)
+        ret = known_types[0] if len(known_types) == 1 else TupleType(known_types)
+        is_typed = len(known_types) == len(kinds)
+        loop_type = FuncType(known_types, ret) if is_typed else None
         loop = Var("while", loop_type, self.place.span(node))
         ends = [self.lift(again.names[n], node) for n in names]
         step = self.close(again, Call(loop, tuple(ends), span=self.place.span(node)))
         done: Expr = params[0] if len(params) == 1 else Tuple(params)
-        whole = self.close(inner, If(cond, step, done, self.place.span(node)))
-        made = Function(params, whole, ret if is_typed else None, span=self.place.span(node))
-        scope.lets.append((loop, made, node))
+        loop_body = self.close(inner, If(cond, step, done, self.place.span(node)))
+        loop_function = Function(
+            params, loop_body, ret if is_typed else None, span=self.place.span(node)
+        )
+        scope.lets.append((loop, loop_function, node))
         self._spread(names, Call(loop, tuple(first), span=self.place.span(node)), node, scope)
         for name in assigned.difference(names):
             scope.names[name] = Missing()
@@ -314,7 +329,7 @@ class Body(Expressions):
         return value.type_annotation if isinstance(value, Var) else self.type_of(value)
 
     def _for(self, node: ast.For, scope: Scope) -> None:
-        """`for i in range(a, b, c)` as a while over a counter of int32."""
+        """Add `for i in range(a, b, c)` as a while over a counter of int32."""
         match node:
             case ast.For(
                 target=ast.Name(id=name),
@@ -339,9 +354,9 @@ class Body(Expressions):
         set_name = ast.Assign([ast.Name(name, ast.Store())], before)
         add = ast.BinOp(before, ast.Add(), ast.Constant(step))
         count = ast.Assign([ast.Name(counter, ast.Store())], add)
-        for made in (test, set_name, count):
-            ast.copy_location(made, node)
-            ast.fix_missing_locations(made)
+        for tree in (test, set_name, count):
+            ast.copy_location(tree, node)
+            ast.fix_missing_locations(tree)
         self._while(node, test, [set_name, *node.body, count], scope)
         del scope.names[counter], scope.names[end]
 
@@ -356,7 +371,7 @@ def _unused(name: str, scope: Scope) -> str:
 
 
 def _may_return(statements: Statements) -> bool:
-    """Whether a return stands in statements, inner functions left out."""
+    """Return whether statements contain a return, outside of inner functions."""
     stack: list[ast.AST] = list(statements)
     while stack:
         at = stack.pop()
@@ -368,20 +383,20 @@ def _may_return(statements: Statements) -> bool:
 
 
 def _assigned(statements: Statements) -> set[str]:
-    """The names that statements set, inner functions left out."""
-    found: set[str] = set()
+    """Return the names that statements set, outside of inner functions."""
+    names: set[str] = set()
     stack: list[ast.AST] = list(statements)
     while stack:
         at = stack.pop()
         if isinstance(at, ast.FunctionDef):
-            found.add(at.name)
+            names.add(at.name)
             continue
         if isinstance(at, ast.Name) and isinstance(at.ctx, ast.Store):
-            found.add(at.id)
+            names.add(at.id)
         if isinstance(at, ast.For) and isinstance(at.target, ast.Name):
-            found.add(at.target.id)
+            names.add(at.target.id)
         stack.extend(ast.iter_child_nodes(at))
-    return found
+    return names
 
 
 def _pattern_vars(pattern: Pattern) -> list[Var]:

@@ -38,10 +38,14 @@ def get_net(
     image_shape: tuple[int, ...] = (3, 224, 224),
     dtype: str = "float32",
 ) -> Function:
-    """The network of 121, 161, 169 or 201 layers. Raises ValueError for other numbers."""
+    """Return the network of 121, 161, 169 or 201 layers.
+
+    Raises:
+        ValueError: There is no network of that number of layers.
+    """
     if densenet_size not in SIZES:
-        known = ", ".join(map(str, SIZES))
-        raise ValueError(f"densenet: no network of {densenet_size} layers; there are {known}")
+        sizes = ", ".join(map(str, SIZES))
+        raise ValueError(f"densenet: no network of {densenet_size} layers; there are {sizes}")
     first, growth, blocks = SIZES[densenet_size]
     body: Expr = var("data", shape=(batch_size, *image_shape), dtype=dtype)
     body = _activated(layers.conv2d(body, first, (7, 7), "conv1", (2, 2), (3, 3)), "batch1")
@@ -65,7 +69,7 @@ def get_workload(
     image_shape: tuple[int, ...] = (3, 224, 224),
     dtype: str = "float32",
 ) -> tuple[IRModule, dict[str, Tensor]]:
-    """The network with parameters."""
+    """Return the network with parameters."""
     return create_workload(get_net(densenet_size, classes, batch_size, image_shape, dtype))
 
 

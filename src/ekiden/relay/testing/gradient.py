@@ -30,9 +30,21 @@ def check_grad(
     target_devices: Sequence[tuple[object, object]] | None = None,
     executor_kind: str = "debug",
 ) -> None:
-    """Raise AssertionError unless the gradient of the sum of `func` is what two-sided differences
-    of `eps` say, at each of `test_inputs`: at all inputs, unless given. Without `inputs` they are
-    random. The gradient is computed by an executor of a kind, for each target and device given.
+    """Raise AssertionError unless the gradient of the sum of `func` is that of two-sided
+    differences.
+
+    Args:
+        func: The function.
+        inputs: Its inputs, random by default.
+        test_inputs: The inputs at which the gradient is checked; all by default.
+        eps: The step of the differences.
+        atol: The absolute tolerance.
+        rtol: The relative tolerance.
+        scale: The spread of random inputs.
+        mean: The mean of random inputs.
+        mode: The mode of `gradient`.
+        target_devices: The targets and devices on which the gradient is computed.
+        executor_kind: The kind of executor.
     """
     module = infer_type(IRModule.from_expr(func))
     forward = module["main"]
@@ -48,13 +60,13 @@ def check_grad(
         create(executor_kind, device=device, target=target).evaluate(backward)(*inputs)
         for target, device in target_devices or [("llvm", None)]
     ]
-    for place, each in enumerate(inputs):
-        if test_inputs is not None and not any(each is t for t in test_inputs):
+    for position, tested in enumerate(inputs):
+        if test_inputs is not None and not any(tested is t for t in test_inputs):
             continue
-        expected = _differences(machine, forward, inputs, place, eps)
+        expected = _differences(machine, forward, inputs, position, eps)
         for result in results:
-            found = np.asarray(result[1][place].numpy(), "float64")
-            np.testing.assert_allclose(found, expected, rtol=rtol, atol=atol)
+            computed = np.asarray(result[1][position].numpy(), "float64")
+            np.testing.assert_allclose(computed, expected, rtol=rtol, atol=atol)
 
 
 def _random(kind: TensorType, scale: float, mean: float) -> Array:
@@ -63,18 +75,18 @@ def _random(kind: TensorType, scale: float, mean: float) -> Array:
 
 
 def _differences(
-    machine: Interpreter, function: Function, inputs: Sequence[Array], place: int, eps: float
+    machine: Interpreter, function: Function, inputs: Sequence[Array], position: int, eps: float
 ) -> Array:
-    """The derivative of the sum of the results by each element of one input."""
-    found = np.zeros(inputs[place].shape)
-    for index in np.ndindex(*found.shape):
+    """Return the derivative of the sum of the results by each element of one input."""
+    slopes = np.zeros(inputs[position].shape)
+    for index in np.ndindex(*slopes.shape):
         sums = []
         for step in (eps, -eps):
             moved = [np.array(a) for a in inputs]
-            moved[place][index] += step
+            moved[position][index] += step
             sums.append(np.sum(np.asarray(machine.evaluate(function, *moved), "float64")))
-        found[index] = (sums[0] - sums[1]) / (2 * eps)
-    return found
+        slopes[index] = (sums[0] - sums[1]) / (2 * eps)
+    return slopes
 
 
 __all__ = ["check_grad"]

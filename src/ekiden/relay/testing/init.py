@@ -34,7 +34,7 @@ class Initializer:
             )
 
     def weight(self, desc: str, shape: tuple[int, ...]) -> Array | float:
-        """The elements of a weight."""
+        """Return the elements of a weight."""
         raise NotImplementedError
 
 
@@ -53,8 +53,11 @@ class Xavier(Initializer):
         self.magnitude = float(magnitude)
 
     def weight(self, desc: str, shape: tuple[int, ...]) -> Array | float:
-        """Random numbers from NumPy's global generator. Raises ValueError for fewer than two
-        dimensions."""
+        """Return random numbers from NumPy's global generator.
+
+        Raises:
+            ValueError: There are fewer than two dimensions.
+        """
         if len(shape) < 2:
             raise ValueError(f"Xavier: {desc!r} must have 2 dimensions or more, got {shape}")
         window = float(np.prod(shape[2:]))
@@ -68,27 +71,29 @@ class Constant(Initializer):
     """Every weight is 1 / (number of elements)."""
 
     def weight(self, desc: str, shape: tuple[int, ...]) -> Array | float:
-        """One number."""
+        """Return one number for all elements."""
         return 1 / float(np.prod(shape))
 
 
 def create_workload(
     net: Function, initializer: Initializer | None = None, seed: int = 0
 ) -> tuple[IRModule, dict[str, runtime.Tensor]]:
-    """A module whose `main` is a network, and values of its parameters but `data`, `data1`, ..."""
+    """Return a module whose `main` is a network, and values of its parameters but `data`, `data1`,
+    ...
+    """
     module = infer_type(IRModule.from_expr(net))
     main = module["main"]
     assert isinstance(main, Function)
     np.random.seed(seed)
     fill = initializer if initializer is not None else Xavier()
     params: dict[str, runtime.Tensor] = {}
-    for each in main.params:
-        kind = each.checked_type
-        is_data = each.name_hint.rstrip("0123456789") == DATA
+    for param in main.params:
+        kind = param.checked_type
+        is_data = param.name_hint.rstrip("0123456789") == DATA
         if not is_data and isinstance(kind, TensorType):
             value = np.zeros(kind.concrete_shape, to_numpy(kind.dtype))
-            fill(each.name_hint, value)
-            params[each.name_hint] = runtime.tensor(value)
+            fill(param.name_hint, value)
+            params[param.name_hint] = runtime.tensor(value)
     return module, params
 
 

@@ -14,14 +14,14 @@ from ekiden.relay.visitor import free_vars
 
 
 def shape_of(data: Expr) -> tuple[int, ...]:
-    """The static shape of a layer's input."""
+    """Return the static shape of a layer's input."""
     kind = infer_expr_type(data)
     assert isinstance(kind, TensorType), f"a layer takes a tensor, got {kind!r}"
     return kind.concrete_shape
 
 
 def dtype_of(data: Expr) -> str:
-    """Its dtype."""
+    """Return the dtype of a layer's input."""
     kind = infer_expr_type(data)
     assert isinstance(kind, TensorType), f"a layer takes a tensor, got {kind!r}"
     return kind.dtype
@@ -41,12 +41,12 @@ def conv2d(
     groups: int = 1,
     weight: Expr | None = None,
 ) -> Expr:
-    """A convolution in NCHW with a weight `{name}_weight`."""
+    """Return a convolution in NCHW with a weight `{name}_weight`."""
     inputs = shape_of(data)[1]
-    made = _param(f"{name}_weight", (channels, inputs // groups, *kernel_size), data)
+    new_weight = _param(f"{name}_weight", (channels, inputs // groups, *kernel_size), data)
     return nn.conv2d(
         data,
-        made if weight is None else weight,
+        new_weight if weight is None else weight,
         strides=strides,
         padding=padding,
         groups=groups,
@@ -58,40 +58,45 @@ def conv2d(
 def conv2d_transpose(
     data: Expr, weight: Expr | None = None, *, name: str, **options: object
 ) -> Expr:
-    """A transposed convolution with a weight `{name}_weight`; options as `nn.conv2d_transpose`."""
-    made = var(f"{name}_weight") if weight is None else weight
-    return nn.conv2d_transpose(data, made, **options)  # type: ignore[arg-type]
+    """Return a transposed convolution with a weight `{name}_weight`; options as
+    `nn.conv2d_transpose`.
+    """
+    kernel = var(f"{name}_weight") if weight is None else weight
+    return nn.conv2d_transpose(data, kernel, **options)  # type: ignore[arg-type]
 
 
 def batch_norm_infer(
     data: Expr, name: str, epsilon: float = 1e-5, scale: bool = True, axis: int = 1
 ) -> Expr:
-    """A batch normalisation with the four vectors `{name}_gamma`, `_beta`, `_moving_mean`,
-    `_moving_var`.
+    """Return a batch normalisation with vectors of its own.
+
+    They are `{name}_gamma`, `_beta`, `_moving_mean`, `_moving_var`.
     """
     size = (shape_of(data)[axis],)
     gamma, beta, mean, variance = (
-        _param(f"{name}_{each}", size, data)
-        for each in ("gamma", "beta", "moving_mean", "moving_var")
+        _param(f"{name}_{suffix}", size, data)
+        for suffix in ("gamma", "beta", "moving_mean", "moving_var")
     )
-    made = nn.batch_norm(data, gamma, beta, mean, variance, axis=axis, epsilon=epsilon, scale=scale)
-    return made[0]
+    normalized = nn.batch_norm(
+        data, gamma, beta, mean, variance, axis=axis, epsilon=epsilon, scale=scale
+    )
+    return normalized[0]
 
 
 def dense_add_bias(data: Expr, units: int, name: str) -> Expr:
-    """A dense layer with `{name}_weight` and `{name}_bias`."""
+    """Return a dense layer with `{name}_weight` and `{name}_bias`."""
     weight = _param(f"{name}_weight", (units, shape_of(data)[-1]), data)
     product = nn.dense(data, weight, units=units)
     return nn.bias_add(product, _param(f"{name}_bias", (units,), data), axis=-1)
 
 
 def add_bias(data: Expr, name: str, axis: int = 1) -> Expr:
-    """A vector `{name}_bias` added along an axis."""
+    """Return data plus a vector `{name}_bias` along an axis."""
     return nn.bias_add(data, _param(f"{name}_bias", (shape_of(data)[axis],), data), axis=axis)
 
 
 def closed(net: Expr) -> Function:
-    """A network as a function of its input and parameters."""
+    """Return a network as a function of its input and parameters."""
     return Function(tuple(free_vars(net)), net)
 
 

@@ -22,7 +22,7 @@ def _parameters(num_hidden: int, dtype: str, infix: str = "") -> list[Var]:
 
 
 def lstm_cell(num_hidden: int, batch_size: int = 1, dtype: str = "float32") -> Function:
-    """(input, (h, c), weights and biases) -> (h', (h', c'))."""
+    """Return the function (input, (h, c), weights and biases) -> (h', (h', c'))."""
     state = tensor_type((batch_size, num_hidden), dtype)
     inputs, states = Var("inputs", state), Var("states", TupleType((state, state)))
     params = _parameters(num_hidden, dtype)
@@ -30,9 +30,9 @@ def lstm_cell(num_hidden: int, batch_size: int = 1, dtype: str = "float32") -> F
     sb = ScopeBuilder()
     i2h = sb.let("i2h", nn.bias_add(nn.dense(inputs, i2h_weight), i2h_bias, axis=-1))
     h2h = sb.let("h2h", nn.bias_add(nn.dense(states[0], h2h_weight), h2h_bias, axis=-1))
-    parts = sb.let("parts", split(add(i2h, h2h), indices_or_sections=4, axis=1))
-    into, forget, out = (sb.let(f"gate_{i}", sigmoid(parts[i])) for i in (0, 1, 3))
-    new_c = sb.let("c", add(multiply(forget, states[1]), multiply(into, tanh(parts[2]))))
+    gates = sb.let("parts", split(add(i2h, h2h), indices_or_sections=4, axis=1))
+    into, forget, out = (sb.let(f"gate_{i}", sigmoid(gates[i])) for i in (0, 1, 3))
+    new_c = sb.let("c", add(multiply(forget, states[1]), multiply(into, tanh(gates[2]))))
     new_h = sb.let("h", multiply(out, tanh(new_c)))
     sb.ret(Tuple((new_h, Tuple((new_h, new_c)))))
     result = TupleType((state, TupleType((state, state))))
@@ -42,8 +42,9 @@ def lstm_cell(num_hidden: int, batch_size: int = 1, dtype: str = "float32") -> F
 def get_net(
     iterations: int, num_hidden: int, batch_size: int = 1, dtype: str = "float32"
 ) -> Function:
-    """The output after so many cells, each with an input ("data", "data1", ...) and parameters of
-    its own.
+    """Return the output after a number of cells.
+
+    Each cell has an input ("data", "data1", ...) and parameters of its own.
     """
     state = tensor_type((batch_size, num_hidden), dtype)
     sb = ScopeBuilder()
@@ -54,8 +55,8 @@ def get_net(
         cell = lstm_cell(num_hidden, batch_size, dtype)
         params = _parameters(num_hidden, dtype, f"{i}_")
         data = Var(f"data{i or ''}", state)
-        made = sb.let(f"call_{i}", cell(data, states, *params))
-        out, states = sb.let(f"out_{i}", made[0]), sb.let(f"states_{i}", made[1])
+        cell_result = sb.let(f"call_{i}", cell(data, states, *params))
+        out, states = sb.let(f"out_{i}", cell_result[0]), sb.let(f"states_{i}", cell_result[1])
     sb.ret(out)
     return layers.closed(sb.get())
 
@@ -63,7 +64,7 @@ def get_net(
 def get_workload(
     iterations: int, num_hidden: int, batch_size: int = 1, dtype: str = "float32"
 ) -> tuple[IRModule, dict[str, Tensor]]:
-    """The network with parameters."""
+    """Return the network with parameters."""
     return create_workload(get_net(iterations, num_hidden, batch_size, dtype))
 
 

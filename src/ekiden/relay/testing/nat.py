@@ -8,37 +8,37 @@ from ekiden.relay.values import ConstructorValue
 
 
 def constructors(prelude: Prelude) -> tuple[Constructor, Constructor]:
-    """`zero` and `succ`."""
+    """Return `zero` and `succ`."""
     _, zero, succ = prelude.mod.get_type("nat")
     assert isinstance(zero, Constructor) and isinstance(succ, Constructor)
     return zero, succ
 
 
 def count(prelude: Prelude, n: object) -> int:
-    """The number that a value is."""
+    """Return the number that a value stands for."""
     zero, _ = constructors(prelude)
-    found = 0
+    number = 0
     while isinstance(n, ConstructorValue) and n.tag != zero.tag:
-        found, n = found + 1, n.fields[0]
-    return found
+        number, n = number + 1, n.fields[0]
+    return number
 
 
 def make_nat_value(prelude: Prelude, n: int) -> ConstructorValue:
-    """The value that a number is."""
+    """Return the value for a number."""
     zero, succ = constructors(prelude)
-    made = ConstructorValue(zero)
+    value = ConstructorValue(zero)
     for _ in range(n):
-        made = ConstructorValue(succ, (made,))
-    return made
+        value = ConstructorValue(succ, (value,))
+    return value
 
 
 def make_nat_expr(prelude: Prelude, n: int) -> Expr:
-    """An expression with that value."""
+    """Return an expression with the value for a number."""
     zero, succ = constructors(prelude)
-    made: Expr = zero()
+    expr: Expr = zero()
     for _ in range(n):
-        made = succ(made)
-    return made
+        expr = succ(expr)
+    return expr
 
 
 __all__ = ["count", "make_nat_expr", "make_nat_value"]

@@ -52,7 +52,7 @@ RESULT = "__result"
 
 
 def _array(value: object) -> object:
-    """A value as operators take it: arrays, and tuples of them."""
+    """Return a value as operators take it: arrays, and tuples of them."""
     if isinstance(value, tuple):
         return tuple(map(_array, value))
     return value.numpy() if isinstance(value, runtime.Tensor) else value
@@ -62,14 +62,14 @@ def _tensor(data: Array) -> runtime.Tensor:
     return runtime.tensor(np.array(data, order="C"))
 
 
-def _value(made: object) -> object:
-    if isinstance(made, tuple):
-        return ADT(0, [_value(m) for m in made])
-    return _tensor(made) if isinstance(made, np.ndarray) else made
+def _value(result: object) -> object:
+    if isinstance(result, tuple):
+        return ADT(0, [_value(m) for m in result])
+    return _tensor(result) if isinstance(result, np.ndarray) else result
 
 
 def _call(op: Op, attrs: Attrs | None, *args: object) -> object:
-    """What an operator gives."""
+    """Return the result of an operator."""
     return _value(evaluate_call(op, attrs, [_array(a) for a in args]))
 
 
@@ -87,28 +87,30 @@ class _Writer:
         self.scopes: dict[RelayExpr, Scope] = {}
 
     def name(self, key: object, hint: str = "v") -> str:
-        """The name of a variable, a constant or the value of an expression; always the same."""
+        """Return the name of a variable, a constant or the value of an expression; always
+        the same.
+        """
         if key not in self.known:
             plain = "".join(c if c.isalnum() else "_" for c in hint)
             self.known[key] = f"{plain}_{len(self.known)}"
         return self.known[key]
 
     def refer(self, value: object, hint: str) -> str:
-        """The name under which the program finds an object."""
-        found = self.name(value, hint)
-        self.names[found] = value
-        return found
+        """Return the name under which the program has an object."""
+        name = self.name(value, hint)
+        self.names[name] = value
+        return name
 
     def line(self, depth: int, text: str) -> None:
         self.lines.append("    " * depth + text)
 
     def operand(self, expr: RelayExpr) -> str:
-        """What stands for a value that is there already."""
+        """Return the text for a value that is computed already."""
         match expr:
             case Constant(data=data):
-                found = self.name(expr, "c")
-                self.names[found] = _tensor(data)
-                return found
+                name = self.name(expr, "c")
+                self.names[name] = _tensor(data)
+                return name
             case Var(name_hint=hint) | GlobalVar(name_hint=hint):
                 return self.name(expr, hint)
             case Constructor(name_hint=hint):
@@ -122,14 +124,16 @@ class _Writer:
     # no depth of the program is one of Python's stack.
 
     def block(self, scope: Scope, depth: int, target: str) -> Iterator[Any]:
-        """The statements of a scope, the last of which puts its result into `target`."""
+        """Write the statements of a scope, the last of which assigns its result to `target`."""
         for expr in scope.nodes:
             yield self.statement(expr, scope, depth)
         self.line(depth, f"{target} = {self.operand(scope.result)}")
 
     def statement(self, expr: RelayExpr, scope: Scope, depth: int) -> Iterator[Any]:
-        """Writes a node as statements that leave its value under its name; yields what `deep` runs
-        next, so that the depth of a program is no depth of Python's stack.
+        """Write a node as statements that assign its value to its name.
+
+        Generators are yielded for `program` to run next, so that the depth of a program is no depth
+        of Python's stack.
         """
         inner = scope.inner.get(expr, [])
         name = self.operand(expr)
@@ -153,15 +157,16 @@ class _Writer:
                 self.line(depth, f"{name} = {self.expression(expr)}")
 
     def function(self, name: str, params: Any, body: Scope, depth: int) -> Iterator[Any]:  # noqa: ANN401
-        """Writes a function; its parameters are names of its own scope."""
+        """Write a function; its parameters are names of its own scope."""
         self.line(depth, f"def {name}({', '.join(map(self.operand, params))}):")
         result = f"{name}_result"
         yield self.block(body, depth + 1, result)
         self.line(depth + 1, f"return {result}")
 
     def match(self, expr: Match, inner: list[Scope], depth: int, name: str) -> Iterator[Any]:
-        """Writes the clauses as if and elif, the first that fits; what fits none is an error with
-        the span.
+        """Write the clauses as if and elif, the first that fits.
+
+        A value that fits none is an error with the span.
         """
         data = self.operand(expr.data)
         for number, (clause, body) in enumerate(zip(expr.clauses, inner, strict=True)):
@@ -169,38 +174,38 @@ class _Writer:
             bound: list[str] = []
             self.pattern(clause.lhs, data, tests, bound)
             self.line(depth, f"{'elif' if number else 'if'} {' and '.join(tests) or 'True'}:")
-            for each in bound:
-                self.line(depth + 1, each)
+            for assignment in bound:
+                self.line(depth + 1, assignment)
             yield self.block(body, depth + 1, name)
         self.line(depth, "else:" if expr.clauses else "if True:")
         self.line(depth + 1, f"unmatched({str(expr.span or 'the program')!r})")
 
     def pattern(self, pattern: Pattern, data: str, tests: list[str], bound: list[str]) -> None:
-        """What must hold of `data`, and what is then bound."""
+        """Add the tests that `data` must pass, and the assignments that follow."""
         match pattern:
             case PatternVar(var=var):
                 bound.append(f"{self.operand(var)} = {data}")
             case PatternConstructor(constructor=constructor, patterns=patterns):
-                wanted = self.refer(constructor, constructor.name_hint)
-                tests.append(f"{data}.constructor is {wanted}")
-                for i, each in enumerate(patterns):
-                    self.pattern(each, f"{data}.fields[{i}]", tests, bound)
+                constructor_name = self.refer(constructor, constructor.name_hint)
+                tests.append(f"{data}.constructor is {constructor_name}")
+                for i, subpattern in enumerate(patterns):
+                    self.pattern(subpattern, f"{data}.fields[{i}]", tests, bound)
             case PatternTuple(patterns=patterns):
-                for i, each in enumerate(patterns):
-                    self.pattern(each, f"{data}[{i}]", tests, bound)
+                for i, subpattern in enumerate(patterns):
+                    self.pattern(subpattern, f"{data}[{i}]", tests, bound)
 
     def expression(self, expr: RelayExpr) -> str:
-        """An expression without scopes of its own."""
+        """Return an expression without scopes of its own as text."""
         match expr:
             case Call(op=op, args=args, attrs=attrs):
-                given = [self.operand(a) for a in args]
+                operands = [self.operand(a) for a in args]
                 if isinstance(op, Op):
-                    known = self.refer(attrs, "attrs") if attrs is not None else "None"
-                    return f"call({', '.join([self.refer(op, op.name), known, *given])})"
+                    attrs_name = self.refer(attrs, "attrs") if attrs is not None else "None"
+                    return f"call({', '.join([self.refer(op, op.name), attrs_name, *operands])})"
                 if isinstance(op, Constructor):
-                    fields = "".join(f"{g}, " for g in given)
+                    fields = "".join(f"{g}, " for g in operands)
                     return f"ConstructorValue({self.refer(op, op.name_hint)}, ({fields}))"
-                return f"{self.operand(op)}({', '.join(given)})"
+                return f"{self.operand(op)}({', '.join(operands)})"
             case Tuple(fields=fields):
                 return f"ADT(0, [{', '.join(map(self.operand, fields))}])"
             case TupleGetItem(tuple_value=value, index=index):
@@ -216,7 +221,7 @@ class _Writer:
     bound_to: Mapping[RelayExpr, list[Var]] = {}
 
     def program(self, root: RelayExpr, target: str, depth: int) -> None:
-        """The statements of an expression, and of all inside."""
+        """Write the statements of an expression, and of all expressions inside."""
         scopes = find_scopes(root)
         lets = [e for s in scopes for e in s.nodes if isinstance(e, Let)]
         bound: dict[RelayExpr, list[Var]] = {}
@@ -241,7 +246,7 @@ def _write(ref: RefValue, value: Any) -> object:  # noqa: ANN401 - any value of 
 SUPPORT: dict[str, Callable[..., object]] = {
     "call": _call,
     "is_true": lambda value: bool(value.numpy()),
-    "constructor": lambda made: lambda *fields: ConstructorValue(made, fields),
+    "constructor": lambda declared: lambda *fields: ConstructorValue(declared, fields),
     "operator": lambda op, attrs: lambda *args: _call(op, attrs, *args),
     "unmatched": _unmatched,
     "write": _write,
@@ -253,9 +258,9 @@ SUPPORT: dict[str, Callable[..., object]] = {
 
 
 def _translate(expr: RelayExpr, module: IRModule | None) -> tuple[ast.Module, dict[str, object]]:
-    whole = IRModule() if module is None else module
+    base = IRModule() if module is None else module
     entry = GlobalVar(RESULT)
-    with_entry = whole.with_functions({**whole.functions, entry: Function((), expr)})
+    with_entry = base.with_functions({**base.functions, entry: Function((), expr)})
     simple = SimplifyInference()(with_entry)
     writer = _Writer()
     for var, function in simple.functions.items():
@@ -270,15 +275,18 @@ def _translate(expr: RelayExpr, module: IRModule | None) -> tuple[ast.Module, di
 
 
 def to_python(expr: RelayExpr, mod: IRModule | None = None, target: object = None) -> ast.Module:
-    """The Python program of an expression, and of the functions of a module that it may call: a
-    function `__result` gives its value. `target` is TVM's: nothing is compiled.
+    """Return the Python program of an expression, and of the functions of a module that it may
+    call.
+
+    A function `__result` returns its value. `target` is TVM's: nothing is compiled.
     """
     return _translate(expr, mod)[0]
 
 
 def run_as_python(expr: RelayExpr, mod: IRModule | None = None, target: object = None) -> Any:  # noqa: ANN401
-    """The value of `to_python(expr, mod)`: a tensor, an `ADT` for a tuple, a `ConstructorValue`, a
-    `RefValue`, or a Python function.
+    """Return the value of `to_python(expr, mod)`.
+
+    It is a tensor, an `ADT` for a tuple, a `ConstructorValue`, a `RefValue`, or a Python function.
     """
     program, names = _translate(expr, mod)
     space: dict[str, Any] = {**SUPPORT, **names}

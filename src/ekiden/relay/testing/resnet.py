@@ -29,7 +29,7 @@ def _normalized(data: Expr, name: str, scale: bool = True) -> Expr:
 def residual_unit(
     data: Expr, channels: int, stride: int, is_same: bool, name: str, is_bottleneck: bool
 ) -> Expr:
-    """One unit: two convolutions of 3x3, or 1x1, 3x3, 1x1, beside a shortcut."""
+    """Return one unit: two convolutions of 3x3, or 1x1, 3x3, 1x1, beside a shortcut."""
     inner = channels // 4
     # fmt: off
     steps = (
@@ -58,7 +58,7 @@ def resnet(
     is_bottleneck: bool,
     dtype: str = "float32",
 ) -> Function:
-    """A network of so many units in each stage."""
+    """Return a network of a number of units in each stage."""
     body: Expr = _normalized(var("data", shape=data_shape, dtype=dtype), "bn_data", scale=False)
     if data_shape[2] <= 32:
         body = layers.conv2d(body, filters[0], (3, 3), "conv0", padding=(1, 1))
@@ -83,8 +83,10 @@ def get_net(
     image_shape: tuple[int, ...] = (3, 224, 224),
     dtype: str = "float32",
 ) -> Function:
-    """A network of 18 to 152 layers, or of 6n + 2 for images of at most 28 rows. Raises ValueError
-    for other numbers of layers.
+    """Return a network of 18 to 152 layers, or of 6n + 2 for images of at most 28 rows.
+
+    Raises:
+        ValueError: There is no network of that number of layers.
     """
     shape = (batch_size, *image_shape)
     if image_shape[1] <= 28:
@@ -93,8 +95,8 @@ def get_net(
         units = ((num_layers - 2) // 6,) * 3
         return resnet(units, (16, 16, 32, 64), num_classes, shape, False, dtype)
     if num_layers not in UNITS:
-        known = ", ".join(map(str, UNITS))
-        raise ValueError(f"resnet: no network of {num_layers} layers; there are {known}")
+        sizes = ", ".join(map(str, UNITS))
+        raise ValueError(f"resnet: no network of {num_layers} layers; there are {sizes}")
     is_deep = num_layers >= 50
     filters = (64, 256, 512, 1024, 2048) if is_deep else (64, 64, 128, 256, 512)
     return resnet(UNITS[num_layers], filters, num_classes, shape, is_deep, dtype)
@@ -107,7 +109,7 @@ def get_workload(
     image_shape: tuple[int, ...] = (3, 224, 224),
     dtype: str = "float32",
 ) -> tuple[IRModule, dict[str, Tensor]]:
-    """The network with parameters."""
+    """Return the network with parameters."""
     return create_workload(get_net(batch_size, num_classes, num_layers, image_shape, dtype))
 
 

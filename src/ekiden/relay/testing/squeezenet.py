@@ -21,16 +21,16 @@ and the pools between them.
 
 
 def _conv(data: Expr, channels: int, size: int, name: str, stride: int = 1, pad: int = 0) -> Expr:
-    made = layers.conv2d(data, channels, (size, size), name, (stride, stride), (pad, pad))
-    return nn.relu(layers.add_bias(made, name))
+    convolution = layers.conv2d(data, channels, (size, size), name, (stride, stride), (pad, pad))
+    return nn.relu(layers.add_bias(convolution, name))
 
 
 def fire(data: Expr, squeezed: int, name: str) -> Expr:
-    """The squeeze and the two expansions to four times its channels each."""
+    """Return the squeeze and the two expansions to four times its channels each."""
     body = _conv(data, squeezed, 1, f"{name}_squeeze1x1")
-    left = _conv(body, 4 * squeezed, 1, f"{name}_left_expand1x1")
-    right = _conv(body, 4 * squeezed, 3, f"{name}_right_expand3x3", pad=1)
-    return concatenate((left, right), axis=1)
+    pointwise = _conv(body, 4 * squeezed, 1, f"{name}_left_expand1x1")
+    spatial = _conv(body, 4 * squeezed, 3, f"{name}_right_expand3x3", pad=1)
+    return concatenate((pointwise, spatial), axis=1)
 
 
 def get_net(
@@ -40,15 +40,19 @@ def get_net(
     version: str = "1.0",
     dtype: str = "float32",
 ) -> Function:
-    """The network of a version. Raises ValueError for one that there is not."""
+    """Return the network of a version.
+
+    Raises:
+        ValueError: There is no such version.
+    """
     if version not in VERSIONS:
         raise ValueError(f"squeezenet: no version {version!r}; there are {', '.join(VERSIONS)}")
-    channels, size, rest = VERSIONS[version]
+    channels, size, steps = VERSIONS[version]
     body: Expr = var("data", shape=(batch_size, *image_shape), dtype=dtype)
     body = _conv(body, channels, size, "conv1", stride=2)
-    for number, each in enumerate(rest, 1):
-        if isinstance(each, int):
-            body = fire(body, each, f"fire{number}")
+    for number, step in enumerate(steps, 1):
+        if isinstance(step, int):
+            body = fire(body, step, f"fire{number}")
         else:
             body = nn.max_pool2d(body, pool_size=(3, 3), strides=(2, 2))
     body = _conv(nn.dropout(body), num_classes, 1, "conv_final")
@@ -62,7 +66,7 @@ def get_workload(
     image_shape: tuple[int, ...] = (3, 224, 224),
     dtype: str = "float32",
 ) -> tuple[IRModule, dict[str, Tensor]]:
-    """The network with parameters."""
+    """Return the network with parameters."""
     return create_workload(get_net(batch_size, image_shape, num_classes, version, dtype))
 
 

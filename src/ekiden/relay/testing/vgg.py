@@ -27,10 +27,14 @@ def get_net(
     num_layers: int = 11,
     batch_norm: bool = False,
 ) -> Function:
-    """The network of 11, 13, 16 or 19 layers. Raises ValueError for other numbers."""
+    """Return the network of 11, 13, 16 or 19 layers.
+
+    Raises:
+        ValueError: There is no network of that number of layers.
+    """
     if num_layers not in STACKS:
-        known = ", ".join(map(str, STACKS))
-        raise ValueError(f"vgg: no network of {num_layers} layers; there are {known}")
+        sizes = ", ".join(map(str, STACKS))
+        raise ValueError(f"vgg: no network of {num_layers} layers; there are {sizes}")
     body: Expr = var("data", shape=(batch_size, *image_shape), dtype=dtype)
     for stack, (count, channels) in enumerate(zip(STACKS[num_layers], _FILTERS, strict=True), 1):
         for number in range(1, count + 1):
@@ -55,7 +59,7 @@ def get_workload(
     num_layers: int = 11,
     batch_norm: bool = False,
 ) -> tuple[IRModule, dict[str, Tensor]]:
-    """The network with parameters."""
+    """Return the network with parameters."""
     net = get_net(batch_size, image_shape, num_classes, dtype, num_layers, batch_norm)
     return create_workload(net)
 

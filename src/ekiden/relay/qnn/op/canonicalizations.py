@@ -37,19 +37,26 @@ def create_integer_lookup_table(
     in_dtype: str = "uint8",
     out_dtype: str = "uint8",
 ) -> Array:
-    """What each integer of `in_dtype` becomes, by the unsigned number of its bits. Scales and zero
-    points are constant scalars. Raises ValueError for others, and for dtypes of other than 8 or 16
-    bits."""
+    """Return the result for each integer of `in_dtype`, ordered by the unsigned number of its bits.
+
+    Scales and zero points are constant scalars.
+
+    Raises:
+        ValueError: They are not, or a dtype has other than 8 or 16 bits.
+    """
     if np.dtype(in_dtype).kind not in "iu" or np.dtype(out_dtype).kind not in "iu":
         raise ValueError(f"lookup table: expected integer dtypes, got {in_dtype} to {out_dtype}")
     bits = np.iinfo(in_dtype).bits
     if bits > 16:
         raise ValueError(f"lookup table: {in_dtype} has too many numbers for a table")
-    given = _scalar(input_scale, "input_scale"), _scalar(input_zero_point, "input_zero_point")
-    made = _scalar(output_scale, "output_scale"), _scalar(output_zero_point, "output_zero_point")
+    input_steps = _scalar(input_scale, "input_scale"), _scalar(input_zero_point, "input_zero_point")
+    output_steps = (
+        _scalar(output_scale, "output_scale"),
+        _scalar(output_zero_point, "output_zero_point"),
+    )
     numbers = np.arange(1 << bits, dtype=f"uint{bits}").view(in_dtype)
-    results = floating_point_func(dequantize_array(numbers, given)).astype(np.float32)
-    return quantize_array(results, made, out_dtype=out_dtype)
+    results = floating_point_func(dequantize_array(numbers, input_steps)).astype(np.float32)
+    return quantize_array(results, output_steps, out_dtype=out_dtype)
 
 
 def create_integer_lookup_op(
@@ -64,18 +71,22 @@ def create_integer_lookup_op(
     in_dtype: str = "uint8",
     out_dtype: str = "uint8",
 ) -> Expr:
-    """A function of a quantised tensor of `in_dtype`, looked up; see the table's function."""
+    """Return a function of a quantised tensor of `in_dtype` as a lookup in a table."""
     table = create_integer_lookup_table(
         floating_point_func, in_scale, in_zero_point, out_scale, out_zero_point,
         in_axis, out_axis, in_dtype, out_dtype,
     )  # fmt: skip
     bits = np.iinfo(in_dtype).bits
-    places = reinterpret(input_arg, f"uint{bits}") if in_dtype.startswith("int") else input_arg
-    return take(const(table), cast(places, "int32"), 0)
+    positions = reinterpret(input_arg, f"uint{bits}") if in_dtype.startswith("int") else input_arg
+    return take(const(table), cast(positions, "int32"), 0)
 
 
 def run_const_expr(expr: Expr) -> Array:
-    """The value of an expression of constants. Raises CompileError for free variables."""
+    """Return the value of an expression of constants.
+
+    Raises:
+        CompileError: The expression has free variables.
+    """
     if unbound := free_vars(expr):
         names = ", ".join(f"%{v.name_hint}" for v in unbound)
         raise CompileError(f"run_const_expr: the expression has free variables: {names}")

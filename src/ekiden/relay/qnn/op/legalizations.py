@@ -8,7 +8,7 @@ from ekiden.ir.op import Array
 
 
 def hardswish_func(x: Array) -> Array:
-    """x * min(max(x + 3, 0), 6) / 6, elementwise."""
+    """Return x * min(max(x + 3, 0), 6) / 6, elementwise."""
     return np.asarray(x * np.clip(x + 3, 0, 6) / 6)
 
 
