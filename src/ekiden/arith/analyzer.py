@@ -75,8 +75,8 @@ class Analyzer(CanonicalForm):
     def bind(
         self, var: Var, minimum: prim.ExprLike | Range, extent: prim.ExprLike | None = None
     ) -> None:
-        """Say that minimum <= var < minimum + extent, or that var is in a Range, or (TVM's form)
-        that var is an expression.
+        """Bind a variable to minimum <= var < minimum + extent, to a Range, or (TVM's form) to an
+        expression.
 
         Earlier results about the variable are forgotten.
         """
@@ -103,8 +103,10 @@ class Analyzer(CanonicalForm):
         self._rewritten = {}
 
     def _set_bound(self, number: int, bound: Interval) -> None:
-        """Say what values a variable has. Bounds of atoms over it that were found before hold for
-        fewer values too; for others they are found again.
+        """Set the values that a variable has.
+
+        Bounds of atoms over it that were found before hold for fewer values too; for more values
+        they are found again.
         """
         atom = self._atoms[number]
         (low, high), atom.bound = atom.bound, bound
@@ -112,11 +114,11 @@ class Analyzer(CanonicalForm):
             self._widen(number)
 
     def _widen(self, number: int) -> None:
-        """Find again the bounds of all atoms over a variable that may have more values than before.
+        """Find the bounds of all atoms over a variable that may have more values than before.
 
         First each of them may have any value, so that no bound of one that is still to be found
-        decides that of another; then they are found in the order of their numbers, in which what
-        an atom is made of comes before it.
+        decides that of another; then they are found in the order of their numbers, in which the
+        operands of an atom come before it.
         """
         variables = self._ranged_over(number)
         touched = [n for n in range(len(self._atoms)) if self._is_over(n, variables)]
@@ -131,21 +133,27 @@ class Analyzer(CanonicalForm):
             self._atoms[n].bound = self._found_again(n, keys[n])
 
     def _ranged_over(self, number: int) -> list[int]:
-        """A variable, and those whose ranges have it in their ends, or one of these."""
-        found = [number]
-        for one in found:
-            for other, ends in self._ranges.items():
+        """Return a variable, and those whose ranges have it in their ends, directly or through
+        others.
+        """
+        reached = [number]
+        for one in reached:
+            for candidate, ends in self._ranges.items():
                 inside = {a for end in ends for m in end for a in m}
-                if other not in found and any(a == one or self._mentions(a, one) for a in inside):
-                    found.append(other)
-        return found
+                if candidate not in reached and any(
+                    a == one or self._mentions(a, one) for a in inside
+                ):
+                    reached.append(candidate)
+        return reached
 
     def _is_over(self, number: int, variables: Sequence[int]) -> bool:
         return any(self._mentions(number, v) for v in variables)
 
     def _found_again(self, number: int, key: object) -> Interval:
-        """The bound of an atom's expression under what is known now: that of its normal form, made
-        as if the atom were not there. What that leaves behind is dropped.
+        """Return the bound of an atom's expression under present knowledge.
+
+        It is that of its normal form, computed as if the atom did not exist; side effects are
+        dropped.
         """
         atoms, numbers, terms = len(self._atoms), dict(self._numbers), dict(self._terms)
         self._forget()
@@ -157,7 +165,7 @@ class Analyzer(CanonicalForm):
         return bound
 
     def update(self, var: Var, bound: ConstIntBound, override: bool = False) -> None:
-        """Say what values a variable has. TVM: `Analyzer.update` with a ConstIntBound."""
+        """Set the values that a variable has. TVM: `Analyzer.update` with a ConstIntBound."""
         self._forget()
         number = self._variable(var)
         low, high = EVERYTHING if override else self._atoms[number].bound
@@ -165,7 +173,7 @@ class Analyzer(CanonicalForm):
 
     @contextmanager
     def constraint_scope(self, constraint: PrimExpr) -> Iterator[None]:
-        """Inside the `with`, a condition is known to hold.
+        """Assume a condition inside the `with`.
 
         Comparisons of integers join the proofs and the bounds of variables; any other condition is
         true where it is met again.
@@ -190,7 +198,7 @@ class Analyzer(CanonicalForm):
                 atom.bound = bound
 
     def _assume(self, constraint: PrimExpr) -> None:
-        """Take in a condition, conjunct by conjunct."""
+        """Assume a condition, conjunct by conjunct."""
         pending = [self.simplify(constraint), constraint]
         while pending:
             e = pending.pop()
@@ -223,16 +231,16 @@ class Analyzer(CanonicalForm):
         below = poly.add({}, difference, -1)
         match e:
             case LT() | LE():
-                known = [poly.add(below, poly.constant(-int(isinstance(e, LT))))]
+                facts = [poly.add(below, poly.constant(-int(isinstance(e, LT))))]
             case GT() | GE():
-                known = [poly.add(difference, poly.constant(-int(isinstance(e, GT))))]
+                facts = [poly.add(difference, poly.constant(-int(isinstance(e, GT))))]
             case EQ():
-                known = [difference, below]
+                facts = [difference, below]
             case _:
                 self._assume_truth(e, 1)
                 self._assume_truth(EQ(e.a, e.b, "bool"), 0)
                 return
-        for p in known:
+        for p in facts:
             self._facts.append(p)
             self._tighten(p)
         self._forget()
@@ -245,27 +253,29 @@ class Analyzer(CanonicalForm):
             if len(monomial) != 1:
                 continue
             atom = self._atoms[monomial[0]]
-            rest = self._bound({m: c for m, c in p.items() if m != monomial})[1]
-            if math.isinf(rest):
+            remainder_bound = self._bound({m: c for m, c in p.items() if m != monomial})[1]
+            if math.isinf(remainder_bound):
                 continue
             low, high = atom.bound
             if scale > 0:
-                atom.bound = max(low, -(int(rest) // scale)), high
+                atom.bound = max(low, -(int(remainder_bound) // scale)), high
             else:
-                atom.bound = low, min(high, int(rest) // -scale)
+                atom.bound = low, min(high, int(remainder_bound) // -scale)
 
     def rewrite_simplify(self, expr: PrimExpr) -> PrimExpr:
-        """The expression with the rules of `arith.rules` and `arith.forms` applied node by node; a
-        node that no rule fits stands in its normal form where that is shorter.
+        """Return the expression with the rules of `arith.rules` and `arith.forms` applied node by
+        node.
+
+        A node that no rule fits is in its normal form where that is shorter.
         """
         return RewriteSimplifier(self).form(prim.convert(expr))
 
     def canonical_simplify(self, expr: PrimExpr) -> PrimExpr:
-        """The canonical form; `simplify` by TVM's name for its last step."""
+        """Return the canonical form: `simplify` by TVM's name for its last step."""
         return self.simplify(expr)
 
     def simplify(self, expr: PrimExpr, steps: int = 1) -> PrimExpr:
-        """An equal expression in normal form: equal linear expressions get the same form.
+        """Return an equal expression in normal form: equal linear expressions get the same form.
 
         One step reaches it; `steps` is TVM's.
         """
@@ -276,40 +286,42 @@ class Analyzer(CanonicalForm):
         return self._emit(self._poly(expr), expr.dtype)
 
     def can_prove_equal(self, lhs: prim.ExprLike, rhs: prim.ExprLike) -> bool:
-        """Whether two integers are known to be equal. Nothing is ever known of `AnyDim`."""
+        """Return whether two integers are known to be equal. Nothing is ever known of `AnyDim`."""
         a, b = prim.convert(lhs), prim.convert(rhs)
         return self._poly(a) == self._poly(b) and not (has_unknown(a) or has_unknown(b))
 
     def can_prove_greater_equal(self, expr: PrimExpr, lower_bound: int) -> bool:
-        """Whether the value is known to be at least a number."""
+        """Return whether the value is known to be at least a number."""
         return self._nonnegative(poly.add(self._poly(expr), poly.constant(lower_bound), -1))
 
     def can_prove_less(self, expr: PrimExpr, upper_bound: int) -> bool:
-        """Whether the value is known to be below a number."""
+        """Return whether the value is known to be below a number."""
         return self._nonnegative(poly.add(poly.constant(upper_bound - 1), self._poly(expr), -1))
 
     def const_int_bound(self, expr: PrimExpr) -> ConstIntBound:
-        """(lowest, highest) possible value, infinite where not known."""
+        """Return the lowest and the highest possible value, infinite where not known."""
         return ConstIntBound(*self._tight_bound(self._poly(expr)))
 
     def modular_set(self, expr: PrimExpr) -> ModularSet:
-        """(coeff, base): the value is always coeff * something + base; coeff 0 for a constant."""
+        """Return (coeff, base): the value is always coeff * something + base; coeff 0 for a
+        constant.
+        """
         sets = modular.ModularSets(self._poly, lambda n: self._atoms[n].expr, self._fits_dtype)
-        for number, said in self._remainders():  # x % 4 is known to be 2
-            sets.learn(number, said)
+        for number, residue in self._remainders():  # x % 4 is known to be 2
+            sets.learn(number, residue)
         for p in self._facts:  # x - 4 * y - 2 is known to be 0
             if poly.add({}, p, -1) in self._facts:
                 for monomial, scale in p.items():
                     if len(monomial) == 1 and abs(scale) == 1:
-                        rest = {m: c for m, c in p.items() if m != monomial}
-                        sets.learn(monomial[0], sets.of(poly.add({}, rest, -scale)))
+                        remainder = {m: c for m, c in p.items() if m != monomial}
+                        sets.learn(monomial[0], sets.of(poly.add({}, remainder, -scale)))
         return sets.of(self._poly(expr))
 
     def _remainders(self) -> Iterator[tuple[int, ModularSet]]:
-        """What remainders of which atoms are known."""
+        """Yield the atoms whose remainders are known, with these."""
         for atom in self._atoms:
-            numerator, known = atom.numerator, atom.bound[0] == atom.bound[1]
-            if not known or numerator is None or not isinstance(atom.expr, FloorMod):
+            numerator, is_fixed = atom.numerator, atom.bound[0] == atom.bound[1]
+            if not is_fixed or numerator is None or not isinstance(atom.expr, FloorMod):
                 continue
             ((monomial, scale),) = numerator if len(numerator) == 1 else (((), 0),)
             if len(monomial) == 1 and scale == 1 and atom.divisor > 0:
@@ -323,8 +335,9 @@ class Analyzer(CanonicalForm):
     def int_set(
         self, expr: PrimExpr, dom_map: Mapping[Var, IntervalSet] | None = None
     ) -> IntervalSet:
-        """The interval of values while the variables of `dom_map` run over theirs; without it, the
-        constant bounds.
+        """Return the interval of values while the variables of `dom_map` run over theirs.
+
+        Without `dom_map` it has the constant bounds.
         """
         if dom_map is not None:
             return eval_set(expr, dom_map, self.simplify)
@@ -335,20 +348,21 @@ class Analyzer(CanonicalForm):
         )
 
     def coefficient(self, expr: PrimExpr, var: Var) -> int | None:
-        """c if expr is c * var + (something without var), c a number; else None."""
+        """Return c if expr is c * var + (something without var), c a number; else None."""
         p = self._poly(expr)
         number = self._variable(var)
         scale = 0
         for monomial, coefficient in p.items():
             if monomial == (number,):
                 scale = coefficient
+            # The variable inside another atom, or in a product with one, is not linear.
             elif any(a == number or self._mentions(a, number) for a in monomial):
                 return None
         return scale
 
     def can_fuse(self, expr: PrimExpr, outer: Var, inner: Var, extent: PrimExpr) -> bool:
-        """Whether expr is linear in both variables and depends on them through outer * extent +
-        inner alone.
+        """Return whether expr is linear in both variables and depends on outer * extent + inner
+        alone.
         """
         p = self._poly(expr)
         slopes = [self._slope(p, self._variable(v)) for v in (outer, inner)]
@@ -357,14 +371,16 @@ class Analyzer(CanonicalForm):
         return slopes[0] == poly.multiply(slopes[1], self._poly(extent))
 
     def _slope(self, p: Poly, number: int) -> Poly | None:
-        """The factor of a variable; None if the polynomial is not linear in it."""
+        """Return the factor of a variable, or None if the polynomial is not linear in it."""
         slope: Poly = {}
         for monomial, coefficient in p.items():
-            left = [a for a in monomial if a != number]
-            if len(left) < len(monomial) - 1 or any(self._mentions(a, number) for a in left):
+            cofactor = [a for a in monomial if a != number]
+            if len(cofactor) < len(monomial) - 1 or any(
+                self._mentions(a, number) for a in cofactor
+            ):
                 return None
-            if len(left) < len(monomial):
-                slope[tuple(left)] = coefficient
+            if len(cofactor) < len(monomial):
+                slope[tuple(cofactor)] = coefficient
         return slope
 
 
@@ -383,33 +399,35 @@ class _Shared(threading.local):
         """id of an expression -> it, and its normal form."""
 
     def analyzer_for_proofs(self) -> Analyzer:
-        """One for questions whose answers do not depend on earlier ones."""
+        """Return an analyzer for questions whose answers do not depend on earlier ones."""
         if self.analyzer.size > self.LIMIT:
             self.analyzer = Analyzer()
         return self.analyzer
 
     def simplified(self, expr: PrimExpr) -> PrimExpr:
-        """The normal form. Each is made by itself, as earlier ones decide the order of terms."""
-        found = self.simple.get(id(expr))
-        if found is None:
+        """Return the normal form, computed separately, as earlier ones would decide the order of
+        terms.
+        """
+        entry = self.simple.get(id(expr))
+        if entry is None:
             if len(self.simple) > self.LIMIT:
                 self.simple.clear()
-            found = self.simple[id(expr)] = expr, Analyzer().simplify(expr)
-        return found[1]
+            entry = self.simple[id(expr)] = expr, Analyzer().simplify(expr)
+        return entry[1]
 
 
 _SHARED = _Shared()
 
 
 def simplify(expr: PrimExpr) -> PrimExpr:
-    """`Analyzer().simplify(expr)`: SizeVars are >= 0, nothing else is known."""
+    """Return `Analyzer().simplify(expr)`: SizeVars are >= 0, nothing else is known."""
     if isinstance(expr, (Var, IntImm)):
         return expr
     return _SHARED.simplified(expr)
 
 
 def prove_equal(a: PrimExpr, b: PrimExpr) -> bool:
-    """Whether two integers are known to be equal for all values of their variables."""
+    """Return whether two integers are known to be equal for all values of their variables."""
     if isinstance(a, IntImm) and isinstance(b, IntImm):
         return a.value == b.value
     if isinstance(a, Var) and isinstance(b, Var):

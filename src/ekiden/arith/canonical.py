@@ -97,42 +97,47 @@ class CanonicalForm(Proofs):
         """Conditions that are no comparisons, known to be 1 or 0 in the scope."""
 
     def can_prove(self, condition: PrimExpr, strength: int = 0) -> bool:
-        """Whether a bool is known to be true; `strength` is TVM's, every proof is tried."""
+        """Return whether a bool is known to be true; `strength` is TVM's, every proof is tried."""
         del strength
         return poly.constant_of(self._poly(condition)) == 1
 
     @property
     def size(self) -> int:
-        """How many expressions it keeps alive."""
+        """Return how many expressions are kept alive."""
         return len(self._alive)
 
     def _poly(self, expr: PrimExpr) -> Poly:
-        """The form of an expression: what of it is not known yet, children first, without
-        recursion, as sums have tens of thousands of terms."""
-        found = self._memo.get(id(expr))
-        if found is not None:
-            return found
-        for each in pending((expr,), self._memo):
-            self._memo[id(each)] = self._node(each)
-            self._alive.append(each)
+        """Return the form of an expression.
+
+        Forms that are not known yet are computed children first, without recursion, as sums have
+        tens of thousands of terms.
+        """
+        form = self._memo.get(id(expr))
+        if form is not None:
+            return form
+        for node in pending((expr,), self._memo):
+            self._memo[id(node)] = self._node(node)
+            self._alive.append(node)
         return self._memo[id(expr)]
 
     def _node(self, expr: PrimExpr) -> Poly:
         if isinstance(expr, IntImm):
             return poly.constant(int(expr.value))
         if isinstance(expr, Var):
-            found = self._values.get(id(expr))
-            made: Poly = {(self._variable(expr),): 1} if found is None else found
+            value = self._values.get(id(expr))
+            form: Poly = {(self._variable(expr),): 1} if value is None else value
         else:
-            made = self._by_kind(expr)
+            form = self._by_kind(expr)
         if self._true and expr.dtype == "bool":
-            known = self._true.get(poly.key(made))
-            return made if known is None else poly.constant(known)
-        return made
+            truth = self._true.get(poly.key(form))
+            return form if truth is None else poly.constant(truth)
+        return form
 
     def _by_kind(self, expr: PrimExpr) -> Poly:
-        """Floats, vectors and integers of other widths are opaque: their arithmetic rounds, wraps
-        or has lanes, so that the rules of whole numbers do not hold for it.
+        """Return the form of a node by its kind.
+
+        Floats, vectors and integers of other widths are opaque: their arithmetic rounds, wraps or
+        has lanes, so that the rules of whole numbers do not hold for it.
         """
         rule = _RULES.get(type(expr))
         if rule is None or not _is_index(expr):
@@ -142,8 +147,9 @@ class CanonicalForm(Proofs):
         return rule(self, expr)
 
     def _may_wrap(self, expr: PrimExpr) -> bool:
-        """Whether an expression, whose form is known, computes with data of int32 what may leave
-        that type."""
+        """Return whether an expression, whose form is known, may leave int32 in computations with
+        data.
+        """
         if expr.dtype != "int32":
             return False
         p = self._of(expr)
@@ -156,12 +162,12 @@ class CanonicalForm(Proofs):
         return any(map(_is_data, post_order(*(self._atoms[a].expr for m in p for a in m))))
 
     def _held_bound(self, expr: PrimExpr) -> Interval:
-        """The values of an expression, as its type holds them."""
+        """Return the values of an expression, as its type holds them."""
         wrapped = int_range(expr.dtype) if self._may_wrap(expr) else None
         return self._bound(self._of(expr)) if wrapped is None else wrapped
 
     def _written_bound(self, expr: PrimExpr) -> Interval:
-        """The values of what stays as it is written."""
+        """Return the values of a node that stays as it is written."""
         if isinstance(expr, (Min, Max)):
             pick = min if isinstance(expr, Min) else max
             low, high = zip(*map(self._held_bound, (expr.a, expr.b)), strict=True)
@@ -179,7 +185,9 @@ class CanonicalForm(Proofs):
         return self._number(("var", id(var)), lambda: var, bound, (0, var.name))
 
     def _opaque(self, expr: PrimExpr, bound: Interval | None = None, rewrites: bool = True) -> Poly:
-        """A node of another kind, over simplified children, or what a rule makes of it."""
+        """Return a node of another kind, over simplified children, or the result of a rule
+        for it.
+        """
         # In this order: an atom that exists, what a rule made of its like before, and only then is
         # a node made at all.
         inside = children(expr)
@@ -197,8 +205,8 @@ class CanonicalForm(Proofs):
         )
 
         def make() -> PrimExpr:
-            """The node over its children's normal forms; only made where no equal node is known
-            yet.
+            """Build the node over its children's normal forms; only needed if no equal node is
+            known yet.
             """
             return rebuild(
                 expr, [self._emit(p, c.dtype) for p, c in zip(polys, inside, strict=True)]
@@ -208,27 +216,29 @@ class CanonicalForm(Proofs):
             return {(self._numbers[key],): 1}
         if key in self._rewritten:
             return self._rewritten[key]
-        made = make()
-        if isinstance(made, IntImm):
-            return poly.constant(int(made.value))
-        changed = self._rewrite(key, made) if rewrites else None
+        simplified = make()
+        if isinstance(simplified, IntImm):
+            return poly.constant(int(simplified.value))
+        changed = self._rewrite(key, simplified) if rewrites else None
         if changed is not None:
             return changed
         natural = natural_bound(expr) if bound is None else bound
-        return {(self._number(key, lambda: made, natural, (1, type(expr).__name__)),): 1}
+        return {(self._number(key, lambda: simplified, natural, (1, type(expr).__name__)),): 1}
 
-    def _rewrite(self, key: object, made: PrimExpr) -> Poly | None:
-        """The normal form of what a rule makes of a node, remembered; None if no rule fits."""
+    def _rewrite(self, key: object, simplified: PrimExpr) -> Poly | None:
+        """Return the normal form of a rule's result for a node, remembered; None if no
+        rule fits.
+        """
         if self._rewriting == DEPTH:
             return None
-        changed = rewrite.CANONICAL.apply(made, self.can_prove)
+        changed = rewrite.CANONICAL.apply(simplified, self.can_prove)
         if changed is None:
             return None
         # What the rule made may have parts that rules fit in turn: `_poly` comes back here.
         self._rewriting += 1
-        found = self._rewritten[key] = self._poly(changed[0])
+        form = self._rewritten[key] = self._poly(changed[0])
         self._rewriting -= 1
-        return found
+        return form
 
     # Each gives the normal form of a node whose children have theirs.
 
@@ -248,8 +258,10 @@ class CanonicalForm(Proofs):
         return poly.multiply(self._of(e.a), self._of(e.b))
 
     def _recombine(self, p: Poly) -> Poly:
-        """(x // c) * c + x % c -> x;  (x // c) % d * c + x % c -> x % (c * d);  (x // c) * c -> x
-        for a multiple x of c
+        """Return a sum with digits of one number joined.
+
+        (x // c) * c + x % c -> x;  (x // c) % d * c + x % c -> x % (c * d);  (x // c) * c -> x for
+        a multiple x of c
         """
         # Both by x = (x // c) * c + x % c, the definition of floor division, with c, d > 0. The
         # second joins two digits of x in mixed radix to one: what fusing two loops and splitting
@@ -262,25 +274,27 @@ class CanonicalForm(Proofs):
                 continue
             if not isinstance(atom.expr, FloorMod):
                 if scale % atom.divisor == 0 and self._is_multiple(atom.numerator, atom.divisor):
-                    rest = {m: c for m, c in p.items() if m != monomial}
+                    remainder = {m: c for m, c in p.items() if m != monomial}
                     factor = scale // atom.divisor
-                    return self._recombine(poly.add(rest, dict(atom.numerator), factor))
+                    return self._recombine(poly.add(remainder, dict(atom.numerator), factor))
                 continue
             quotient = self._numbers.get((FloorDiv, atom.numerator, atom.divisor))
             if quotient is not None and p.get((quotient,)) == scale * atom.divisor:
-                rest = {m: c for m, c in p.items() if m not in (monomial, (quotient,))}
-                return self._recombine(poly.add(rest, dict(atom.numerator), scale))
+                remainder = {m: c for m, c in p.items() if m not in (monomial, (quotient,))}
+                return self._recombine(poly.add(remainder, dict(atom.numerator), scale))
             above = None if quotient is None else self._digit_above(p, quotient, scale, atom)
             if above is not None:
-                rest = {m: c for m, c in p.items() if m not in (monomial, (above,))}
+                remainder = {m: c for m, c in p.items() if m not in (monomial, (above,))}
                 size = poly.constant(atom.divisor * self._atoms[above].divisor)
-                made = self._modulo(dict(atom.numerator), size, atom.expr.dtype)
-                return self._recombine(poly.add(rest, made, scale))
+                joined = self._modulo(dict(atom.numerator), size, atom.expr.dtype)
+                return self._recombine(poly.add(remainder, joined, scale))
         return self._recombine_symbolic(p) if self._has_digits else p
 
     def _is_multiple(self, numerator: Key, divisor: int) -> bool:
-        """Whether a sum is a multiple of the divisor as x % c is x less a multiple of c: what is
-        padded to whole blocks, x + -x % c, is one.
+        """Return whether a sum is a multiple of the divisor because x % c is x less a multiple of
+        c.
+
+        A size padded to full blocks, x + -x % c, is one.
         """
         p = dict(numerator)
         while True:
@@ -290,25 +304,25 @@ class CanonicalForm(Proofs):
                 if atom is None or atom.numerator is None or not isinstance(atom.expr, FloorMod):
                     continue
                 if scale * atom.divisor % divisor == 0:
-                    rest = {m: c for m, c in p.items() if m != monomial}
-                    p = poly.add(rest, dict(atom.numerator), scale)
+                    remainder = {m: c for m, c in p.items() if m != monomial}
+                    p = poly.add(remainder, dict(atom.numerator), scale)
                     break
             else:
                 return not p
 
     def _digit_above(self, p: Poly, quotient: int, scale: int, atom: Atom) -> int | None:
-        """The term of p that is `quotient % d` where the digit below it is `atom`."""
-        wanted = poly.key({(quotient,): 1})
+        """Return the term of p that is `quotient % d` where the digit below it is `atom`."""
+        numerator = poly.key({(quotient,): 1})
         for monomial, coefficient in p.items():
             if len(monomial) != 1 or coefficient != scale * atom.divisor:
                 continue
             above = self._atoms[monomial[0]]
-            if isinstance(above.expr, FloorMod) and above.numerator == wanted:
+            if isinstance(above.expr, FloorMod) and above.numerator == numerator:
                 return monomial[0]
         return None
 
     def _recombine_symbolic(self, p: Poly) -> Poly:
-        """(x // d) * d * y + x % d * y -> x * y"""
+        """Return a sum with (x // d) * d * y + x % d * y joined to x * y."""
         # As above for a divisor that is one symbolic monomial, d = factor * divisor, and times any
         # other monomial y. Only analyzers that have met such a remainder come here (_has_digits).
         for monomial, scale in p.items():
@@ -321,13 +335,13 @@ class CanonicalForm(Proofs):
                 ((divisor, factor),) = key
                 if quotient is None:
                     continue
-                others = list(monomial)
-                others.remove(number)
-                whole = tuple(sorted((*others, quotient, *divisor)))
-                if p.get(whole) == scale * factor:
-                    rest = {m: c for m, c in p.items() if m not in (monomial, whole)}
-                    made = poly.multiply(dict(numerator), {tuple(others): scale})
-                    return self._recombine(poly.add(rest, made))
+                cofactors = list(monomial)
+                cofactors.remove(number)
+                partner = tuple(sorted((*cofactors, quotient, *divisor)))
+                if p.get(partner) == scale * factor:
+                    remainder = {m: c for m, c in p.items() if m not in (monomial, partner)}
+                    joined = poly.multiply(dict(numerator), {tuple(cofactors): scale})
+                    return self._recombine(poly.add(remainder, joined))
         return p
 
     def _div(self, e: PrimExpr) -> Poly:
@@ -352,22 +366,22 @@ class CanonicalForm(Proofs):
         return self._modulo(self._of(e.a), self._of(e.b), e.dtype)
 
     def _divide(self, p: Poly, d: Poly, dtype: str) -> Poly:
-        """(d * q + r) // d  ->  q + r // d, where r // d may be known to be a number."""
+        """Return (d * q + r) // d as q + r // d, where r // d may be known to be a number."""
         # Floor division takes out whole multiples of any divisor; C's does not: (-8 + 7) / 4 is 0.
         divisor = poly.constant_of(d)
         if divisor is not None and divisor > 0:
-            quotient, rest = poly.split(p, divisor)
-            return poly.add(quotient, self._small_quotient(rest, divisor, dtype))
-        parts = poly.split_symbolic(p, d)
-        if parts is None or divisor is not None:
+            quotient, remainder = poly.split(p, divisor)
+            return poly.add(quotient, self._small_quotient(remainder, divisor, dtype))
+        divided = poly.split_symbolic(p, d)
+        if divided is None or divisor is not None:
             return self._quotient_atom(FloorDiv, p, d, dtype)
-        quotient, rest = parts
-        if self._within(rest, d):
+        quotient, remainder = divided
+        if self._within(remainder, d):
             return quotient
-        return poly.add(quotient, self._quotient_atom(FloorDiv, rest, d, dtype))
+        return poly.add(quotient, self._quotient_atom(FloorDiv, remainder, d, dtype))
 
     def _small_quotient(self, p: Poly, divisor: int, dtype: str) -> Poly:
-        """p // divisor, nothing in p being divisible."""
+        """Return p // divisor, nothing in p being divisible."""
         # (g * q + r) // (g * c) = q // c for 0 <= r < g: r can only be of p's number, as g divides
         # all other coefficients. And (x // c) // d = x // (c * d) for c, d > 0.
         low, high = self._bound(p)
@@ -384,7 +398,7 @@ class CanonicalForm(Proofs):
         return self._quotient_atom(FloorDiv, p, poly.constant(divisor), dtype)
 
     def _as_quotient(self, p: Poly) -> tuple[Key, int] | None:
-        """(x, c) if p is x // c."""
+        """Return (x, c) if p is x // c, else None."""
         if len(p) != 1:
             return None
         ((monomial, scale),) = p.items()
@@ -396,19 +410,25 @@ class CanonicalForm(Proofs):
         return atom.numerator, atom.divisor
 
     def _modulo(self, p: Poly, d: Poly, dtype: str) -> Poly:
-        """(d * q + r) % d  ->  r % d, which is r where 0 <= r < d is known."""
+        """Return (d * q + r) % d as r % d, which is r where 0 <= r < d is known."""
         divisor = poly.constant_of(d)
         if divisor is not None and divisor > 0:
             return self._small_modulo(poly.split(p, divisor)[1], divisor, dtype)
-        parts = poly.split_symbolic(p, d)
-        if parts is None or divisor is not None:
+        divided = poly.split_symbolic(p, d)
+        if divided is None or divisor is not None:
             return self._quotient_atom(FloorMod, p, d, dtype)
-        rest = parts[1]
-        return rest if self._within(rest, d) else self._quotient_atom(FloorMod, rest, d, dtype)
+        remainder = divided[1]
+        return (
+            remainder
+            if self._within(remainder, d)
+            else self._quotient_atom(FloorMod, remainder, d, dtype)
+        )
 
     def _small_modulo(self, p: Poly, divisor: int, dtype: str) -> Poly:
-        """p % divisor, whose coefficients are below the divisor: where all of p is in one turn of
-        it, p less a multiple; a common factor c leaves c * (p / c % (divisor / c)).
+        """Return p % divisor, whose coefficients are below the divisor.
+
+        If p cannot pass a multiple of the divisor, it is p less a multiple; a common factor c
+        leaves c * (p / c % (divisor / c)).
         """
         low, high = self._bound(p)
         if low > -math.inf and high < math.inf and low // divisor == high // divisor:
@@ -417,9 +437,9 @@ class CanonicalForm(Proofs):
             return p
         common = math.gcd(poly.content(p), divisor)
         if common > 1:
-            quotient, rest = poly.split(p, common)
+            quotient, remainder = poly.split(p, common)
             inner = self._small_modulo(quotient, divisor // common, dtype)
-            return poly.add(rest, inner, common)
+            return poly.add(remainder, inner, common)
         # Coefficients count modulo the divisor, so -1 may be divisor - 1. Where p may be negative
         # they are left as written: no form of it is known to be nearer to [0, divisor).
         p = {m: (c % divisor if m else c) for m, c in p.items()} if self._bound(p)[0] >= 0 else p
@@ -428,8 +448,9 @@ class CanonicalForm(Proofs):
         return self._quotient_atom(FloorMod, p, poly.constant(divisor), dtype)
 
     def _quotient_atom(self, kind: type[BinaryExpr], p: Poly, d: Poly, dtype: str) -> Poly:
-        """p // d or p % d as an atom, unless a rule makes something else of it; what `_recombine`
-        asks of a digit later is noted with it.
+        """Return p // d or p % d as an atom, unless a rule rewrites it.
+
+        Properties of a digit that `_recombine` needs later are noted with it.
         """
         divisor = poly.constant_of(d)
         if not p and divisor != 0:
@@ -439,12 +460,12 @@ class CanonicalForm(Proofs):
         if key in self._rewritten:
             return self._rewritten[key]
         if key not in self._numbers:
-            made = kind(self._emit(p, dtype), self._emit(d, dtype), dtype)
-            changed = self._rewrite(key, made)
+            node = kind(self._emit(p, dtype), self._emit(d, dtype), dtype)
+            changed = self._rewrite(key, node)
             if changed is not None:
                 return changed
             number = self._number(
-                key, lambda: made, self._quotient_bound(kind, p, d), (1, kind.__name__)
+                key, lambda: node, self._quotient_bound(kind, p, d), (1, kind.__name__)
             )
             if divisor is not None and divisor > 0:
                 self._atoms[number].numerator, self._atoms[number].divisor = numerator, divisor
@@ -454,8 +475,9 @@ class CanonicalForm(Proofs):
         return {(self._numbers[key],): 1}
 
     def _quotient_bound(self, kind: type[BinaryExpr], p: Poly, d: Poly) -> Interval:
-        """The values of p // d or p % d; a divisor that may be 0 counts as 1, as the value of a
-        division by 0 is nobody's to use.
+        """Return the values of p // d or p % d.
+
+        A divisor that may be 0 counts as 1, as the value of a division by 0 is never used.
         """
         low, high = self._bound(p)
         smallest, largest = self._bound(d)
@@ -471,11 +493,13 @@ class CanonicalForm(Proofs):
         step = max(smallest, 1)
         if smallest == largest:
             return floor_quotient(low, step), floor_quotient(high, step)
-        least = 0 if low >= 0 else floor_quotient(low, step)
-        return least, (floor_quotient(high, step) if high >= 0 else 0)
+        lower = 0 if low >= 0 else floor_quotient(low, step)
+        return lower, (floor_quotient(high, step) if high >= 0 else 0)
 
     def _extreme(self, e: PrimExpr) -> Poly:
-        """The side that is known to win; else an atom, the same for both orders of the sides."""
+        """Return the side that is known to win; else an atom, the same for both orders of the
+        sides.
+        """
         # min(a, b) = a where b - a >= 0. The bound of the atom: min and max rise with both sides.
         assert isinstance(e, (Min, Max))
         a, b = self._of(e.a), self._of(e.b)
@@ -491,18 +515,18 @@ class CanonicalForm(Proofs):
         if key in self._rewritten:
             return self._rewritten[key]
         if key not in self._numbers:
-            made = type(e)(self._emit(first, e.dtype), self._emit(second, e.dtype), e.dtype)
-            changed = self._rewrite(key, made)
+            node = type(e)(self._emit(first, e.dtype), self._emit(second, e.dtype), e.dtype)
+            changed = self._rewrite(key, node)
             if changed is not None:
                 return changed
             bound = (pick(low, low2), pick(high, high2))
-            self._number(key, lambda: made, bound, (1, type(e).__name__))
+            self._number(key, lambda: node, bound, (1, type(e).__name__))
         return {(self._numbers[key],): 1}
 
     def _compare(self, e: PrimExpr) -> Poly:
         assert isinstance(e, BinaryExpr)
-        known = self._decide(type(e), poly.add(self._of(e.a), self._of(e.b), -1))
-        return self._opaque(e) if known is None else poly.constant(int(known))
+        answer = self._decide(type(e), poly.add(self._of(e.a), self._of(e.b), -1))
+        return self._opaque(e) if answer is None else poly.constant(int(answer))
 
     def _and(self, e: PrimExpr) -> Poly:
         assert isinstance(e, (And, Or))
@@ -538,21 +562,25 @@ class CanonicalForm(Proofs):
         return self._select(e) if e.op == "if_then_else" else self._opaque(e)
 
     def _shift_bound(self, a: Poly, b: Poly) -> Interval:
-        """Of a number shifted down: by at least the least amount."""
-        (low, high), (least, most) = self._bound(a), self._bound(b)
-        if least < 0 or any(math.isinf(x) for x in (low, high, least, most)):
+        """Return the values of a number shifted down, by at least the least amount."""
+        (low, high), (least_shift, most_shift) = self._bound(a), self._bound(b)
+        if least_shift < 0 or any(math.isinf(x) for x in (low, high, least_shift, most_shift)):
             return EVERYTHING
-        ends = [int(x) >> min(int(n), 64) for x in (low, high) for n in (least, most)]
+        ends = [int(x) >> min(int(n), 64) for x in (low, high) for n in (least_shift, most_shift)]
         return min(ends), max(ends)
 
     def _mask_bound(self, a: Poly, b: Poly) -> Interval:
-        """Of the bits that two numbers share: no more than one that is not negative."""
+        """Return the values of the bits that two numbers share: no more than one that is not
+        negative.
+        """
         ends = [high for low, high in (self._bound(a), self._bound(b)) if low >= 0]
         return (0, min(ends)) if ends else EVERYTHING
 
     def _cast(self, e: PrimExpr) -> Poly:
-        """A cast that keeps the value is none: of a number that fits, and from int32 to int64 of a
-        sum whose parts are int64 already and that fits int32.
+        """Return the form of a cast; one that keeps the value is dropped.
+
+        That is one of a number that fits, and from int32 to int64 of a sum whose terms are int64
+        already and that fits int32.
         """
         assert isinstance(e, Cast)
         value = self._of(e.value)
@@ -575,29 +603,31 @@ class CanonicalForm(Proofs):
 
 
 def is_number(expr: PrimExpr) -> bool:
-    """Whether it is an integer of indices and sizes."""
+    """Return whether an expression is an integer of indices and sizes."""
     return expr.dtype in ("int64", "int32")
 
 
 def _is_index(expr: PrimExpr) -> bool:
-    """Whether the rules of whole numbers hold: int32 and int64 scalars, and bools made of them."""
+    """Return whether the rules of whole numbers hold: int32 and int64 scalars, and bools
+    over them.
+    """
     if isinstance(expr, (EQ, NE, LT, LE, GT, GE)):
         return is_number(expr.a)
     return is_number(expr) or isinstance(expr, (And, Or, Not, Select, Intrinsic))
 
 
 def _is_data(expr: PrimExpr) -> bool:
-    """Whether it is no arithmetic, number or name: a load, a call."""
+    """Return whether an expression is no arithmetic, number or name: a load, a call."""
     return type(expr) not in _RULES and not isinstance(expr, (IntImm, Var))
 
 
 def _is_one_atom(p: Poly) -> bool:
-    """Whether a form is nothing but an atom."""
+    """Return whether a form is nothing but an atom."""
     return len(p) == 1 and all(len(m) == 1 and c == 1 for m, c in p.items())
 
 
 def _is_ordered(expr: PrimExpr) -> bool:
-    """Whether a value depends on more of integers than what they are modulo 2**32."""
+    """Return whether a value depends on more of integers than their remainders modulo 2**32."""
     return isinstance(expr, _ORDERED) or (isinstance(expr, Intrinsic) and expr.op == "right_shift")
 
 
@@ -605,8 +635,9 @@ _ORDERED = (Div, FloorDiv, FloorMod, Min, Max, EQ, NE, LT, LE, GT, GE)
 
 
 def natural_bound(expr: PrimExpr) -> Interval:
-    """What an expression's kind and dtype alone say of its value; int32 and int64 count as numbers
-    without ends, but data of int32.
+    """Return the bound of an expression's value by its kind and dtype alone.
+
+    int32 and int64 count as numbers without ends, except for data of int32.
     """
     if expr.dtype == "bool":
         return 0, 1

@@ -41,8 +41,8 @@ _OPPOSITE: dict[type[PrimExpr], type[BinaryExpr]] = {LT: GE, GE: LT, LE: GT, GT:
 
 
 def _plain(condition: PrimExpr) -> list[PrimExpr]:
-    """The comparisons of a condition: `not (a > b)` as `a <= b`, `min(a, b) > c` as both."""
-    found: list[PrimExpr] = []
+    """Return the comparisons of a condition: `not (a > b)` as `a <= b`, `min(a, b) > c` as both."""
+    comparisons: list[PrimExpr] = []
     pending = conjuncts(condition)
     while pending:
         e = pending.pop(0)
@@ -54,20 +54,20 @@ def _plain(condition: PrimExpr) -> list[PrimExpr]:
             case And():
                 pending[:0] = [e.a, e.b]
             case _:
-                found.append(e)
-    return found
+                comparisons.append(e)
+    return comparisons
 
 
 def detect_clip_bound(expr: PrimExpr, variables: Sequence[Var]) -> list[End]:
-    """[low, high] of each variable so that a condition holds, None where there is no end.
+    """Return [low, high] of each variable so that a condition holds, None where there is no end.
 
-    Empty if some part of the condition is not linear in one of the variables alone with a number
-    as factor.
+    The list is empty if some conjunct of the condition is not linear in one of the variables alone
+    with a number as factor.
     """
     ends: dict[Var, list[End]] = {v: [None, None] for v in variables}
     analyzer = Analyzer()
-    for part in _plain(expr):
-        forms = nonnegative_forms(part, variables)
+    for comparison in _plain(expr):
+        forms = nonnegative_forms(comparison, variables)
         if forms is None:
             return []
         for form in forms:
@@ -81,16 +81,17 @@ def _clip(ends: dict[Var, list[End]], form: LinearForm, analyzer: Analyzer) -> N
     ((var, scale),) = form.coefficients.items()
     low, high = ends[var]
     if scale > 0:
-        least = analyzer.simplify(ceil_div(binary(Sub, 0, form.base), scale))
-        ends[var][0] = least if low is None else analyzer.simplify(maximum(low, least))
+        lower = analyzer.simplify(ceil_div(binary(Sub, 0, form.base), scale))
+        ends[var][0] = lower if low is None else analyzer.simplify(maximum(low, lower))
     else:
-        most = analyzer.simplify(form.base // -scale)
-        ends[var][1] = most if high is None else analyzer.simplify(minimum(high, most))
+        upper = analyzer.simplify(form.base // -scale)
+        ends[var][1] = upper if high is None else analyzer.simplify(minimum(high, upper))
 
 
 def detect_common_subexpr(expr: PrimExpr, threshold: int) -> dict[PrimExpr, int]:
-    """The expressions that occur at least `threshold` times, and how often, each counted as often
-    as its own parts are read; variables and numbers are not.
+    """Return the expressions that occur at least `threshold` times, with their counts.
+
+    Each counts as often as its parents are read; variables and numbers do not count.
     """
     keys: dict[int, tuple[object, ...]] = {}
     number: dict[tuple[object, ...], int] = {}
@@ -119,8 +120,9 @@ def detect_common_subexpr(expr: PrimExpr, threshold: int) -> dict[PrimExpr, int]
 
 
 def detect_linear_equation(expr: PrimExpr, variables: Sequence[Var]) -> list[PrimExpr]:
-    """[c0, c1, ..., base] with expr = c0 * variables[0] + ... + base, whose factors may be
-    expressions; empty if it is not linear.
+    """Return [c0, c1, ..., base] with expr = c0 * variables[0] + ... + base.
+
+    Factors may be expressions; the list is empty if the expression is not linear.
     """
     return LinearParts().parts(expr, variables)
 
@@ -131,23 +133,23 @@ class LinearParts(CanonicalForm):
     """The factors of variables in a normal form."""
 
     def parts(self, expr: PrimExpr, variables: Sequence[Var]) -> list[PrimExpr]:
-        """As `detect_linear_equation`."""
-        rest = dict(self._poly(expr))
-        found: list[PrimExpr] = []
+        """Return the factors and the base, as `detect_linear_equation`."""
+        remaining = dict(self._poly(expr))
+        factors: list[PrimExpr] = []
         numbers = [self._variable(v) for v in variables]
         for number in numbers:
             slope: dict[tuple[int, ...], int] = {}
-            for monomial in list(rest):
+            for monomial in list(remaining):
                 if number in monomial:
-                    left = list(monomial)
-                    left.remove(number)
-                    slope[tuple(left)] = rest.pop(monomial)
+                    cofactor = list(monomial)
+                    cofactor.remove(number)
+                    slope[tuple(cofactor)] = remaining.pop(monomial)
             if any(self._uses(atom, numbers) for m in slope for atom in m):
                 return []
-            found.append(self._emit(slope, expr.dtype) if slope else const(0, expr.dtype))
-        if any(self._uses(atom, numbers) for m in rest for atom in m):
+            factors.append(self._emit(slope, expr.dtype) if slope else const(0, expr.dtype))
+        if any(self._uses(atom, numbers) for m in remaining for atom in m):
             return []
-        return [*found, self._emit(rest, expr.dtype) if rest else const(0, expr.dtype)]
+        return [*factors, self._emit(remaining, expr.dtype) if remaining else const(0, expr.dtype)]
 
     def _uses(self, atom: int, numbers: Sequence[int]) -> bool:
         return any(atom == n or self._mentions(atom, n) for n in numbers)
@@ -165,47 +167,50 @@ Region = Sequence[Range]
 def estimate_region_strict_bound(
     region: Region, var_dom: Mapping[Var, Range], predicate: PrimExpr | bool = True
 ) -> list[IntervalSet] | None:
-    """What a region covers while variables run over their domains, where that is a box without
-    gaps whose axes do not depend on each other; None where it is not known to be.
+    """Return the box that a region covers while variables run over their domains.
+
+    None if it is not known to be a box without gaps whose axes do not depend on each other.
     """
-    given = detect_iter_map(
+    unchecked = detect_iter_map(
         [r.min for r in region], var_dom, convert(predicate), IterMapLevel.NO_CHECK
     )
     apart = detect_iter_map(
         [r.min for r in region], var_dom, convert(predicate), IterMapLevel.SURJECTIVE
     )
-    if given.errors or not given.indices:
+    if unchecked.errors or not unchecked.indices:
         return None
-    if len(region) > 1 and apart.errors and _share(given.indices):
+    if len(region) > 1 and apart.errors and _share(unchecked.indices):
         return None
-    found: list[IntervalSet] = []
-    for each, total in zip(region, given.indices, strict=True):
-        covered = _covered(each, total)
+    bounds: list[IntervalSet] = []
+    for axis_range, total in zip(region, unchecked.indices, strict=True):
+        covered = _covered(axis_range, total)
         if covered is None:
             return None
-        found.append(covered)
-    return found
+        bounds.append(covered)
+    return bounds
 
 
 estimate_region_lower_bound = estimate_region_strict_bound
 
 
 def _share(sums: Sequence[IterSum]) -> bool:
-    """Whether two sums use one iterator."""
-    seen: set[int] = set()
+    """Return whether two sums use one iterator."""
+    sources: set[int] = set()
     for total in sums:
         own = {id(split.source) for split in total.args}
-        if own & seen:
+        if own & sources:
             return True
-        seen |= own
+        sources |= own
     return False
 
 
-def _covered(part: Range, total: IterSum) -> IntervalSet | None:
-    """[low, high] of one axis, if steps are no longer than what each covers."""
+def _covered(axis_range: Range, total: IterSum) -> IntervalSet | None:
+    """Return [low, high] of one axis, if every step is no longer than the range covered
+    below it.
+    """
     analyzer = Analyzer()
     low = convert(total.base)
-    reach: PrimExpr = part.extent
+    reach: PrimExpr = axis_range.extent
     # By rising step: [low, low + reach) without gaps, and a step of at most `reach` joins the next
     # copy to it. A step below zero moves the start and not the end.
     for split in sorted(total.args, key=_step):
@@ -232,24 +237,24 @@ def _size(scale: object) -> int | None:
 def estimate_region_upper_bound(
     region: Region, var_dom: Mapping[Var, Range], predicate: PrimExpr | bool = True
 ) -> list[IntervalSet]:
-    """A box that holds all of a region while variables run over their domains."""
+    """Return a box that contains all of a region while variables run over their domains."""
     strict = estimate_region_strict_bound(region, var_dom, predicate)
     if strict is not None:
         return strict
     analyzer = Analyzer()
     for var, domain in var_dom.items():
         analyzer.bind(var, domain)
-    found: list[IntervalSet] = []
-    for each in region:
-        alone = estimate_region_strict_bound([each], var_dom, predicate)
+    bounds: list[IntervalSet] = []
+    for axis_range in region:
+        alone = estimate_region_strict_bound([axis_range], var_dom, predicate)
         if alone is not None:
-            found.append(alone[0])
+            bounds.append(alone[0])
             continue
-        low = eval_set(each.min, var_dom, analyzer.simplify)
+        low = eval_set(axis_range.min, var_dom, analyzer.simplify)
         high = low.max_value
-        end = None if high is None else analyzer.simplify(high + each.extent - 1)
-        found.append(IntervalSet(low.min_value, end))
-    return found
+        end = None if high is None else analyzer.simplify(high + axis_range.extent - 1)
+        bounds.append(IntervalSet(low.min_value, end))
+    return bounds
 
 
 __all__ = [

@@ -29,15 +29,18 @@ from ekiden.ir.range import Range
 class _Injection(Detector):
     """Unlike an iteration map, indices may step, leave gaps and use a digit twice."""
 
-    def __init__(self, iters: Mapping[Var, Range], whole: bool = False) -> None:
-        super().__init__(iters, IterMapLevel.NO_CHECK, trivial=True, whole=whole)
+    def __init__(self, iters: Mapping[Var, Range], whole_sums: bool = False) -> None:
+        super().__init__(iters, IterMapLevel.NO_CHECK, trivial=True, whole=whole_sums)
 
     def readable(self, a: IterSum) -> list[IterSplit]:
-        """The digits that the value of a sum shows.
+        """Return the digits that the value of a sum shows.
 
         By rising scale, a digit is shown if its step is longer than all below it together and all
         above it are longer than it. Digits that overlap form a group: none of them is shown, but
-        those around the group are. Raises IterMapError if nothing can be said.
+        those around the group are.
+
+        Raises:
+            IterMapError: No digit can be shown.
         """
         # -s * d and s * (extent - 1 - d) differ by a constant: a falling digit is as good.
         rising = (
@@ -51,8 +54,8 @@ class _Injection(Detector):
         total: Size = 0
         for group in self._groups(a):
             step = math.gcd(*(s.scale for s in group if isinstance(s.scale, int)))
-            least = group[0].scale if len(group) == 1 else step
-            if not self.numbers.at_most(self.numbers.simplify(total + 1), least):
+            smallest = group[0].scale if len(group) == 1 else step
+            if not self.numbers.at_most(self.numbers.simplify(total + 1), smallest):
                 raise IterMapError("the parts of an index overlap")
             if len(group) == 1:
                 shown.append(group[0])
@@ -64,7 +67,7 @@ class _Injection(Detector):
     # then (value // s) is it, up to what is above, whose scales are larger than all of that.
     # `total` is one more than the largest sum of the digits so far.
     def _groups(self, a: IterSum) -> list[list[IterSplit]]:
-        """The digits by rising scale, those that overlap together."""
+        """Return the digits by rising scale, those that overlap together."""
         if not all(isinstance(s.scale, int) for s in a.args):
             return [[s] for s in self._by_symbols(a)]
         groups: list[list[IterSplit]] = []
@@ -80,14 +83,16 @@ class _Injection(Detector):
         return groups
 
     def _by_symbols(self, a: IterSum) -> list[IterSplit]:
-        left, found = list(a.args), []
-        while left:
-            lowest = [s for s in left if all(self._is_below(s, o) for o in left if o is not s)]
+        remaining, by_scale = list(a.args), []
+        while remaining:
+            lowest = [
+                s for s in remaining if all(self._is_below(s, o) for o in remaining if o is not s)
+            ]
             if not lowest:
                 raise IterMapError("the parts of an index overlap")
-            found.append(lowest[0])
-            left.remove(lowest[0])
-        return found
+            by_scale.append(lowest[0])
+            remaining.remove(lowest[0])
+        return by_scale
 
     def _is_below(self, a: IterSplit, b: IterSplit) -> bool:
         if isinstance(a.scale, int) and isinstance(b.scale, int):
@@ -95,62 +100,69 @@ class _Injection(Detector):
         return self.numbers.at_most(self.numbers.times(a.scale, a.extent), b.scale)
 
     def filled(self, a: IterSum) -> Size | None:
-        """How many numbers, without gaps, a sum of independent digits gives; None with gaps."""
+        """Return how many numbers, without gaps, a sum of independent digits reaches; None with
+        gaps.
+        """
         reach: Size = 1
-        left = list(a.args)
-        while left:
+        remaining = list(a.args)
+        while remaining:
             fitting = [
                 s
-                for s in left
+                for s in remaining
                 if self.numbers.at_most(1, s.scale) and self.numbers.at_most(s.scale, reach)
             ]
             if not fitting:
                 return None
-            left.remove(fitting[0])
+            remaining.remove(fitting[0])
             reach = self.numbers.simplify(reach + (fitting[0].extent - 1) * fitting[0].scale)
         return reach
 
-    def require(self, indices: Sequence[PrimExpr], wanted: Collection[Var]) -> None:
-        """Raises IterMapError unless equal indices have equal wanted iterators."""
+    def require(self, indices: Sequence[PrimExpr], required: Collection[Var]) -> None:
+        """Check that equal indices have equal required iterators.
+
+        Raises:
+            IterMapError: They may differ.
+        """
         used: dict[IterMark, list[IterSplit]] = {}
-        for each in indices:
-            for split in self.readable(self.parse(each)):
+        for index in indices:
+            for split in self.readable(self.parse(index)):
                 used.setdefault(split.source, []).append(split)
-        known: set[Var] = set()
+        shown: set[Var] = set()
         # A fused mark comes before the marks it is made of: its digits are added to theirs.
         while used:
             mark = self._outermost(used)
-            whole = self._missing([*used.pop(mark), *self._lifted(mark, used)], mark)
+            fault = self._missing([*used.pop(mark), *self._lifted(mark, used)], mark)
             if isinstance(mark.source, Var):
-                if whole is None:
-                    known.add(mark.source)
-                elif mark.source in wanted:
-                    raise IterMapError(whole)
-            elif whole is None:
+                if fault is None:
+                    shown.add(mark.source)
+                elif mark.source in required:
+                    raise IterMapError(fault)
+            elif fault is None:
                 for split in mark.source.args:
                     used.setdefault(split.source, []).append(split)
-        for var in wanted:
-            if var not in known:
+        for var in required:
+            if var not in shown:
                 raise IterMapError(f"no index tells the steps of {var.name!r} apart")
 
     def _lifted(
         self, mark: IterMark, used: Mapping[IterMark, Sequence[IterSplit]]
     ) -> list[IterSplit]:
-        """Digits of the highest part of a fused mark as its own: of i * 6 + j, j < 6, the digit
-        i // 6 is (i * 6 + j) // 36.
+        """Return digits of the highest digit of a fused mark as its own.
+
+        Of i * 6 + j, j < 6, the digit i // 6 is (i * 6 + j) // 36.
         """
-        whole = mark.source
-        if isinstance(whole, Var) or whole.base != 0:
+        fused = mark.source
+        if isinstance(fused, Var) or fused.base != 0:
             return []
         try:
-            *below, top = self._by_symbols(whole)
+            *below, top = self._by_symbols(fused)
         except IterMapError:
             return []
-        rest: Size = 1
+        reach_below: Size = 1
         for s in below:
-            rest = self.numbers.simplify(rest + (s.extent - 1) * s.scale)
+            reach_below = self.numbers.simplify(reach_below + (s.extent - 1) * s.scale)
         is_whole = top.lower_factor == 1 and self.is_top(top)
-        if not is_whole or not self.numbers.at_most(rest, top.scale):
+        if not is_whole or not self.numbers.at_most(reach_below, top.scale):
             return []
         times = self.numbers.times
         return [
@@ -163,16 +175,16 @@ class _Injection(Detector):
         return next((m for m in used if m not in inside), next(iter(used)))
 
     def _missing(self, splits: Sequence[IterSplit], mark: IterMark) -> str | None:
-        """Which part of a mark no digit shows; None if all of it is known."""
+        """Return which digit of a mark no index shows, as text, or None if all of it is known."""
         name = repr(mark.source.name) if isinstance(mark.source, Var) else "a fused loop"
-        left = [s for s in splits if s.extent != 1]
+        remaining = [s for s in splits if s.extent != 1]
         reached: Size = 1
         top = False
-        while left and not top:
-            following = [s for s in left if self.numbers.at_most(s.lower_factor, reached)]
+        while remaining and not top:
+            following = [s for s in remaining if self.numbers.at_most(s.lower_factor, reached)]
             if not following:
                 return f"a part of {name} is in no index"
-            left.remove(following[0])
+            remaining.remove(following[0])
             joined = self.numbers.equal(following[0].lower_factor, reached)
             end = self.numbers.times(following[0].lower_factor, following[0].extent)
             top = self.is_top(following[0])
@@ -185,8 +197,9 @@ class _Injection(Detector):
 def determines(
     indices: Sequence[PrimExpr], iters: Mapping[Var, Range], wanted: Collection[Var]
 ) -> str | None:
-    """Why two iterations that differ in a wanted iterator may have equal indices; None if they
-    never do. The other iterators are anything in their ranges.
+    """Return why two iterations may have equal indices, or None if they never do.
+
+    The iterations differ in one of the `wanted` iterators; all others are anything in their ranges.
     """
     varying = [v for v in wanted if not _is_one(iters[v])]
     if not varying:
@@ -194,13 +207,15 @@ def determines(
     plain = {e for e in indices if isinstance(e, Var)}
     if plain.issuperset(varying):
         return None
-    others = [e for e in indices if not isinstance(e, IntImm)]
+    varying_indices = [e for e in indices if not isinstance(e, IntImm)]
     fault = ""
-    for simplify, whole in ((False, False), (True, False), (False, True)):
-        detector = _Injection(iters, whole)
+    for simplify, whole_sums in ((False, False), (True, False), (False, True)):
+        detector = _Injection(iters, whole_sums)
         try:
             detector.require(
-                [detector.numbers.analyzer.simplify(e) for e in others] if simplify else others,
+                [detector.numbers.analyzer.simplify(e) for e in varying_indices]
+                if simplify
+                else varying_indices,
                 varying,
             )
         except IterMapError as error:
@@ -213,7 +228,7 @@ def determines(
 def image_box(
     indices: Sequence[PrimExpr], iters: Mapping[Var, Range]
 ) -> list[tuple[PrimExpr, PrimExpr]] | str:
-    """(low, size) along each axis of the box that the indices fill, or why they fill none.
+    """Return (low, size) along each axis of the box that the indices fill, or why they fill none.
 
     An iteration map that is onto fills one; so do windows that overlap: i * 2 + j, j < 3.
     """
@@ -224,8 +239,8 @@ def image_box(
     used: set[IterMark] = set()
     box: list[tuple[PrimExpr, PrimExpr]] = []
     try:
-        for each in indices:
-            total = detector.parse(each)
+        for index in indices:
+            total = detector.parse(index)
             marks = {s.source for s in total.args}
             if not used.isdisjoint(marks) or len(marks) < len(total.args):
                 return exact.errors[0]

@@ -49,7 +49,7 @@ class _System:
     inverse: list[list[int]]
 
     def add_column(self, target: int, source: int, times: int) -> None:
-        """Column target += times * column source, of A V and V; the inverse follows."""
+        """Add `times` * column source to column target, of A V and V; the inverse follows."""
         for row in (*self.rows, *self.columns):
             row[target] += times * row[source]
         for n, value in enumerate(self.inverse[target]):
@@ -69,8 +69,10 @@ class _System:
 
 
 def _reduce(system: _System) -> int:
-    """Bring the rows into steps: row r has its pivot in column r, and zeros after; gives how many
-    have one. Euclid's algorithm over the columns of each row.
+    """Bring the rows into steps, and return how many have a pivot.
+
+    Row r has its pivot in column r, and zeros after. Euclid's algorithm runs over the columns of
+    each row.
     """
     rank = 0
     count = len(system.columns)
@@ -79,14 +81,15 @@ def _reduce(system: _System) -> int:
             at = [n for n in range(rank, count) if system.rows[row][n]]
             if not at:
                 break
+            # The column with the smallest entry becomes the pivot, as in Euclid's algorithm.
             best = min(at, key=lambda n: abs(system.rows[row][n]))
             if best != rank:
                 system.swap_columns(best, rank)
             pivot = system.rows[row][rank]
-            rest = [n for n in range(rank + 1, count) if system.rows[row][n]]
-            if not rest:
+            to_clear = [n for n in range(rank + 1, count) if system.rows[row][n]]
+            if not to_clear:
                 break
-            for n in rest:
+            for n in to_clear:
                 system.add_column(n, rank, -(system.rows[row][n] // pivot))
         if rank < count and system.rows[row][rank]:
             system.rows[row], system.rows[rank] = system.rows[rank], system.rows[row]
@@ -104,10 +107,10 @@ def solve_linear_equations(
     variables: Sequence[Var] | None = None,
     ranges: Mapping[Var, Range] | None = None,
 ) -> IntConstraintsTransform:
-    """The solutions of equations in terms of as many new variables as are free.
+    """Return the solutions of equations in terms of as many new variables as are free.
 
     Conditions that are no linear equations, and ranges of old variables, stay as conditions on the
-    new ones, whose ranges are what the old ones imply. A system without solutions has the one
+    new ones, whose ranges follow from the old ones. A system without solutions has the one
     condition False.
     """
     src = (
@@ -120,47 +123,50 @@ def solve_linear_equations(
     analyzer = Analyzer()
     for var, domain in src.ranges.items():
         analyzer.bind(var, domain)
-    system, others = _system(src, analyzer)
+    system, nonlinear = _system(src, analyzer)
     rank = _reduce(system)
     values, conditions = _solved(system, rank, analyzer)
     if any(is_const(c, 0) for c in conditions):
         return IntConstraintsTransform(src, IntConstraints((), {}, (const(False),)))
-    return _transformed(src, system, rank, values, [*conditions, *others], analyzer)
+    return _transformed(src, system, rank, values, [*conditions, *nonlinear], analyzer)
 
 
 def _system(src: IntConstraints, analyzer: Analyzer) -> tuple[_System, list[PrimExpr]]:
     rows: list[list[int]] = []
     sides: list[PrimExpr] = []
-    others: list[PrimExpr] = []
-    for each in (part for r in src.relations for part in conjuncts(r)):
+    nonlinear: list[PrimExpr] = []
+    for conjunct in (condition for r in src.relations for condition in conjuncts(r)):
         form = (
-            linear_form(binary(Sub, each.a, each.b), src.variables)
-            if isinstance(each, EQ)
+            linear_form(binary(Sub, conjunct.a, conjunct.b), src.variables)
+            if isinstance(conjunct, EQ)
             else None
         )
         if form is None:
-            others.append(each)
+            nonlinear.append(conjunct)
             continue
         rows.append([form.coefficients.get(v, 0) for v in src.variables])
         sides.append(analyzer.simplify(form.base * -1))
     size = len(src.variables)
-    return _System(rows, sides, _identity(size), _identity(size)), others
+    return _System(rows, sides, _identity(size), _identity(size)), nonlinear
 
 
 def _solved(
     system: _System, rank: int, analyzer: Analyzer
 ) -> tuple[list[PrimExpr], list[PrimExpr]]:
-    """The values of the first `rank` unknowns y, and what must hold for there to be any."""
+    """Return the values of the first `rank` unknowns y, and the conditions for a solution
+    to exist.
+    """
     values: list[PrimExpr] = []
     conditions: list[PrimExpr] = []
     for n, (row, side) in enumerate(zip(system.rows, system.sides, strict=True)):
-        for scale, known in zip(row, values, strict=False):
-            side = side - known * scale
+        for scale, value in zip(row, values, strict=False):
+            side = side - value * scale
         side = analyzer.simplify(side)
         if n >= rank:
             conditions.append(analyzer.simplify(EQ(side, const(0, side.dtype))))
             continue
         pivot = row[n]
+        # An integer solution exists only if the pivot divides the right side.
         exact = analyzer.simplify(EQ(side % abs(pivot), const(0, side.dtype)))
         conditions.append(exact)
         values.append(analyzer.simplify(side // abs(pivot) * (1 if pivot > 0 else -1)))
@@ -178,6 +184,7 @@ def _transformed(
     dtype = src.variables[0].dtype
     for n in range(rank, len(system.columns)):
         first = next(row[n] for row in system.columns if row[n])
+        # A free variable grows with the first old variable that depends on it.
         if first < 0:
             system.negate_column(n)
     free = tuple(Var(f"n{k}", dtype) for k in range(len(system.columns) - rank))
@@ -188,11 +195,11 @@ def _transformed(
     back: dict[Var, PrimExpr] = {}
     for n, new in enumerate(free):
         back[new] = analyzer.simplify(_sum(system.inverse[rank + n], src.variables, dtype))
-    left = [analyzer.simplify(substitute(c, forward)) for c in conditions]
+    remaining = [analyzer.simplify(substitute(c, forward)) for c in conditions]
     ranges = _ranges(src, free, forward, analyzer)
-    left += _lost(src, ranges, forward)
-    kept = tuple(c for c in left if not is_const(c, 1))
-    return IntConstraintsTransform(src, IntConstraints(free, ranges, kept), forward, back)
+    remaining += _lost(src, ranges, forward)
+    relations = tuple(c for c in remaining if not is_const(c, 1))
+    return IntConstraintsTransform(src, IntConstraints(free, ranges, relations), forward, back)
 
 
 def _sum(scales: Sequence[int], terms: Sequence[PrimExpr], dtype: str) -> PrimExpr:
@@ -206,28 +213,31 @@ def _sum(scales: Sequence[int], terms: Sequence[PrimExpr], dtype: str) -> PrimEx
 def _ranges(
     src: IntConstraints, free: Sequence[Var], forward: Mapping[Var, PrimExpr], analyzer: Analyzer
 ) -> dict[Var, Range]:
-    """What the ranges of old variables that are made of one new one say of it."""
+    """Return the ranges of new variables that follow from old ones that depend on a single
+    new one.
+    """
     ends: dict[Var, IntervalSet] = {}
     for var, domain in src.ranges.items():
         form = linear_form(forward[var], free) if var in forward else None
         if form is None or len(form.coefficients) != 1:
             continue
         ((new, scale),) = form.coefficients.items()
-        found = _end_values(form, scale, domain, analyzer)
-        known = ends.get(new)
-        ends[new] = found if known is None else _met(known, found, analyzer)
-    made: dict[Var, Range] = {}
-    for new, each in ends.items():
-        assert each.min_value is not None and each.max_value is not None
-        made[new] = Range.from_min_extent(
-            each.min_value, analyzer.simplify(each.max_value - each.min_value + 1)
+        interval = _end_values(form, scale, domain, analyzer)
+        earlier = ends.get(new)
+        ends[new] = interval if earlier is None else _met(earlier, interval, analyzer)
+    ranges: dict[Var, Range] = {}
+    for new, limits in ends.items():
+        assert limits.min_value is not None and limits.max_value is not None
+        ranges[new] = Range.from_min_extent(
+            limits.min_value, analyzer.simplify(limits.max_value - limits.min_value + 1)
         )
-    return made
+    return ranges
 
 
 def _end_values(form: LinearForm, scale: int, domain: Range, analyzer: Analyzer) -> IntervalSet:
-    """The values of n with low <= scale * n + base <= high."""
+    """Return the values of n with low <= scale * n + base <= high."""
     low, high = domain.min - form.base, domain.min + domain.extent - 1 - form.base
+    # Both sides are negated, which exchanges the ends.
     if scale < 0:
         low, high, scale = const(0) - high, const(0) - low, -scale
     return IntervalSet(
@@ -236,7 +246,7 @@ def _end_values(form: LinearForm, scale: int, domain: Range, analyzer: Analyzer)
 
 
 def _met(a: IntervalSet, b: IntervalSet, analyzer: Analyzer) -> IntervalSet:
-    """What is in both, where it can be told which ends are nearer; else the first."""
+    """Return the intersection, as far as it can be told which ends are nearer; else the first."""
     assert a.min_value is not None and a.max_value is not None
     assert b.min_value is not None and b.max_value is not None
     low = b.min_value if analyzer.can_prove(b.min_value >= a.min_value) else a.min_value
@@ -247,11 +257,11 @@ def _met(a: IntervalSet, b: IntervalSet, analyzer: Analyzer) -> IntervalSet:
 def _lost(
     src: IntConstraints, ranges: Mapping[Var, Range], forward: Mapping[Var, PrimExpr]
 ) -> list[PrimExpr]:
-    """The ends of old ranges that the new ranges do not imply."""
+    """Return the ends of old ranges that the new ranges do not imply."""
     analyzer = Analyzer()
     for new, domain in ranges.items():
         analyzer.bind(new, domain)
-    found: list[PrimExpr] = []
+    unimplied: list[PrimExpr] = []
     for var, domain in src.ranges.items():
         value = forward.get(var)
         if value is None:
@@ -261,8 +271,8 @@ def _lost(
             LT(value, analyzer.simplify(domain.min + domain.extent)),
         ):
             if not analyzer.can_prove(ends):
-                found.append(ends)
-    return found
+                unimplied.append(ends)
+    return unimplied
 
 
 __all__ = ["IntConstraints", "IntConstraintsTransform", "solve_linear_equations"]

@@ -28,7 +28,7 @@ from ekiden.ir.prim_visitor import children, post_order
 
 
 def substitute(expr: PrimExpr, values: Mapping[Var, PrimExpr]) -> PrimExpr:
-    """The expression with variables replaced, simplified."""
+    """Return the expression with variables replaced, simplified."""
     return simplify(prim_visitor.substitute(expr, dict(values)))
 
 
@@ -37,16 +37,17 @@ Number = int | float
 
 
 def evaluate(expr: PrimExpr, values: Mapping[Var, int]) -> int:
-    """The integer that an expression is when variables have these values; floats inside it are
-    rounded and integers wrap around as its types say, but for those of int64: sizes are whole
-    numbers while they are computed, so that a caller sees one that no int64 is.
+    """Return the integer value of an expression for values of its variables.
 
-    Raises ValueError for a variable without one, a division by zero, and where a float becomes an
-    integer that has no value for it.
+    Floats inside it are rounded and integers wrap around as their types require, except for int64:
+    sizes are whole numbers while they are computed, so that a caller sees one that no int64 is.
+
+    Raises:
+        ValueError: A variable has no value, a divisor is zero, or a float has no integer value.
     """
     done: dict[int, Number] = {}
-    for each in post_order(expr):
-        done[id(each)] = _value(each, [done[id(c)] for c in children(each)], values)
+    for node in post_order(expr):
+        done[id(node)] = _value(node, [done[id(c)] for c in children(node)], values)
     return int(done[id(expr)])
 
 
@@ -69,8 +70,8 @@ def _value(expr: PrimExpr, inside: list[Number], values: Mapping[Var, int]) -> N
         case Select() | Intrinsic(op="if_then_else"):
             return inside[1] if inside[0] else inside[2]
         case Intrinsic(op=name) if is_float(expr.dtype) and name in INTRINSICS:
-            found: Any = INTRINSICS[name].reference(*_typed(expr, inside))
-            return as_held(float(found), expr.dtype)
+            result: Any = INTRINSICS[name].reference(*_typed(expr, inside))
+            return as_held(float(result), expr.dtype)
         case _:
             raise ValueError(
                 f"evaluate: no value for {expr!r}; known are {sorted(v.name for v in values)}"
@@ -78,12 +79,12 @@ def _value(expr: PrimExpr, inside: list[Number], values: Mapping[Var, int]) -> N
 
 
 def _typed(expr: Intrinsic, inside: Sequence[Number]) -> list[object]:
-    """Arguments as NumPy has them in their dtypes."""
+    """Return arguments as NumPy values of their dtypes."""
     return [to_numpy(a.dtype).type(v) for a, v in zip(expr.args, inside, strict=True)]
 
 
 def _cast(value: Number, expr: Cast) -> Number:
-    """A number in another dtype: towards zero for integers."""
+    """Return a number in another dtype: towards zero for integers."""
     if is_float(expr.dtype):
         return as_held(value, expr.dtype)
     if expr.dtype == "bool":

@@ -51,7 +51,7 @@ class IntervalSet:
     empty: bool = False
 
     def __post_init__(self) -> None:
-        """Numbers become constants."""
+        """Convert numbers to constants."""
         for name in ("min_value", "max_value"):
             end = getattr(self, name)
             if end is not None and not isinstance(end, PrimExpr):
@@ -59,31 +59,37 @@ class IntervalSet:
 
     @staticmethod
     def single_point(point: ExprLike) -> IntervalSet:
-        """{point}"""
+        """Return {point}."""
         return single_point(point)
 
     @staticmethod
     def vector(vec: PrimExpr) -> IntervalSet:
-        """The values of the lanes of a vector: of base, base + stride, ... all between too."""
+        """Return the values of the lanes of a vector: for base, base + stride, ... all
+        between too.
+        """
         base, stride = getattr(vec, "base", vec), getattr(vec, "stride", 0)
         last = base + stride * (getattr(vec, "lanes", 1) - 1)
         return interval(minimum(base, last), maximum(base, last))
 
     def is_nothing(self) -> bool:
-        """Whether it is known to be empty."""
+        """Return whether the set is known to be empty."""
         return self.empty
 
     def is_everything(self) -> bool:
-        """Whether nothing is known."""
+        """Return whether nothing is known of the values."""
         return not self.empty and self.min_value is None and self.max_value is None
 
     def is_single_point(self) -> bool:
-        """Whether it is one value."""
+        """Return whether the set is one value."""
         low, high = self.min_value, self.max_value
         return not self.empty and low is not None and high is not None and _equal(low, high)
 
     def point(self) -> PrimExpr:
-        """That value. Raises ValueError if there are others."""
+        """Return the only value.
+
+        Raises:
+            ValueError: There are several values.
+        """
         if not self.is_single_point() or self.min_value is None:
             raise ValueError(f"int_set: expected a single point, got {self}")
         return self.min_value
@@ -101,11 +107,11 @@ IntSet = IntervalSet
 
 
 def pos_inf() -> None:
-    """The end of an interval that has no upper end."""
+    """Return None, the end of an interval that has no upper end."""
 
 
 def neg_inf() -> None:
-    """The end of an interval that has no lower end."""
+    """Return None, the end of an interval that has no lower end."""
 
 
 NOTHING = IntervalSet(None, None, True)
@@ -117,7 +123,7 @@ def _equal(a: PrimExpr, b: PrimExpr) -> bool:
 
 
 def interval(low: ExprLike | None, high: ExprLike | None) -> IntervalSet:
-    """[low, high]; empty if both are numbers the wrong way round."""
+    """Return [low, high], empty if both are numbers in the wrong order."""
     first, last = (None if v is None else convert(v) for v in (low, high))
     if isinstance(first, IntImm) and isinstance(last, IntImm) and first.value > last.value:
         return NOTHING
@@ -125,18 +131,18 @@ def interval(low: ExprLike | None, high: ExprLike | None) -> IntervalSet:
 
 
 def single_point(value: ExprLike) -> IntervalSet:
-    """{value}"""
+    """Return {value}."""
     point = convert(value)
     return IntervalSet(point, point)
 
 
 def vector(base: ExprLike, extent: ExprLike) -> IntervalSet:
-    """[base, base + extent)"""
+    """Return [base, base + extent)."""
     return interval(base, convert(base) + extent - 1)
 
 
 def from_range(domain: Range) -> IntervalSet:
-    """The integers of a Range."""
+    """Return the integers of a Range."""
     return vector(domain.min, domain.extent)
 
 
@@ -146,30 +152,31 @@ def _of(ends: Sequence[End]) -> IntervalSet:
 
 def _ends(pick: Callable[[ExprLike, ExprLike], PrimExpr], ends: Iterable[End]) -> End:
     total: End = None
-    for n, each in enumerate(ends):
-        if each is None:
+    for n, end in enumerate(ends):
+        if end is None:
             return None
-        total = each if n == 0 or total is None else pick(total, each)
+        total = end if n == 0 or total is None else pick(total, end)
     return total
 
 
 def union(sets: Iterable[IntervalSet]) -> IntervalSet:
-    """The smallest interval that holds all of them."""
-    kept = [s for s in sets if not s.empty]
-    if not kept:
+    """Return the smallest interval that contains all of the sets."""
+    nonempty = [s for s in sets if not s.empty]
+    if not nonempty:
         return NOTHING
     return IntervalSet(
-        _ends(minimum, (s.min_value for s in kept)), _ends(maximum, (s.max_value for s in kept))
+        _ends(minimum, (s.min_value for s in nonempty)),
+        _ends(maximum, (s.max_value for s in nonempty)),
     )
 
 
 def intersect(sets: Iterable[IntervalSet]) -> IntervalSet:
-    """What is in all of them."""
-    kept = list(sets)
-    if any(s.empty for s in kept):
+    """Return the intersection of all sets."""
+    operands = list(sets)
+    if any(s.empty for s in operands):
         return NOTHING
-    low = _ends(maximum, (s.min_value for s in kept if s.min_value is not None))
-    high = _ends(minimum, (s.max_value for s in kept if s.max_value is not None))
+    low = _ends(maximum, (s.min_value for s in operands if s.min_value is not None))
+    high = _ends(minimum, (s.max_value for s in operands if s.max_value is not None))
     return interval(low, high)
 
 
@@ -178,31 +185,34 @@ def eval_set(
     dom_map: Mapping[Var, IntervalSet | Range],
     simplify: Simplify = lambda e: e,
 ) -> IntervalSet:
-    """The interval of an expression while the variables of `dom_map` run over theirs; the others
-    stay in the ends. Everything where an operation says nothing.
+    """Return the interval of an expression while the variables of `dom_map` run over theirs.
+
+    All other variables stay in the ends. It is everything where an operation gives no bound.
     """
-    known = {v: from_range(d) if isinstance(d, Range) else d for v, d in dom_map.items()}
+    domains = {v: from_range(d) if isinstance(d, Range) else d for v, d in dom_map.items()}
     done: dict[int, IntervalSet] = {}
-    for each in post_order(expr):
-        inside = [done[id(c)] for c in children(each)]
-        done[id(each)] = _node(each, inside, known)
-    found = done[id(expr)]
-    if found.empty:
-        return found
+    for node in post_order(expr):
+        inside = [done[id(c)] for c in children(node)]
+        done[id(node)] = _node(node, inside, domains)
+    values = done[id(expr)]
+    if values.empty:
+        return values
     return interval(
-        None if found.min_value is None else simplify(found.min_value),
-        None if found.max_value is None else simplify(found.max_value),
+        None if values.min_value is None else simplify(values.min_value),
+        None if values.max_value is None else simplify(values.max_value),
     )
 
 
 # Each operation is monotonic in each operand where it is looked at: sums in both; products,
 # quotients by a number of one sign; so ends come from ends. Everything else is EVERYTHING.
-def _node(e: PrimExpr, inside: list[IntervalSet], known: Mapping[Var, IntervalSet]) -> IntervalSet:
+def _node(
+    e: PrimExpr, inside: list[IntervalSet], domains: Mapping[Var, IntervalSet]
+) -> IntervalSet:
     if isinstance(e, Var):
-        return known.get(e, single_point(e))
+        return domains.get(e, single_point(e))
     if any(s.empty for s in inside):
         return NOTHING
-    if all(s.is_single_point() for s in inside) and not _moves(e, known):
+    if all(s.is_single_point() for s in inside) and not _moves(e, domains):
         return single_point(e)
     match e:
         case Add():
@@ -224,9 +234,9 @@ def _node(e: PrimExpr, inside: list[IntervalSet], known: Mapping[Var, IntervalSe
     return EVERYTHING
 
 
-def _moves(e: PrimExpr, known: Mapping[Var, IntervalSet]) -> bool:
-    """Whether a variable with a domain is inside."""
-    return any(isinstance(v, Var) and v in known for v in post_order(e))
+def _moves(e: PrimExpr, domains: Mapping[Var, IntervalSet]) -> bool:
+    """Return whether a variable with a domain occurs in an expression."""
+    return any(isinstance(v, Var) and v in domains for v in post_order(e))
 
 
 def _both(s: IntervalSet) -> tuple[End, End]:
@@ -234,8 +244,8 @@ def _both(s: IntervalSet) -> tuple[End, End]:
 
 
 def _sum(kind: type[BinaryExpr], a: IntervalSet, b: IntervalSet, end: int) -> End:
-    other = 1 - end if kind is Sub else end
-    x, y = _both(a)[end], _both(b)[other]
+    opposite_end = 1 - end if kind is Sub else end
+    x, y = _both(a)[end], _both(b)[opposite_end]
     return None if x is None or y is None else binary(kind, x, y)
 
 
@@ -278,7 +288,10 @@ def _remainder(a: IntervalSet, b: IntervalSet) -> IntervalSet:
 
 
 def _extreme(e: PrimExpr, a: IntervalSet, b: IntervalSet) -> IntervalSet:
-    """min: no end below is needed to know the upper one; max the other way."""
+    """Return the interval of a minimum or maximum.
+
+    The upper end of a minimum needs only one upper end; for a maximum it is the lower one.
+    """
     low = isinstance(e, Min)
     pick = minimum if low else maximum
     ends: list[End] = []

@@ -43,8 +43,8 @@ def quotients(a: Interval, b: Interval, divide: Callable[[Bound, Bound], Bound])
 
 def remainders(a: Interval, b: Interval) -> Interval:
     """Return the interval of a - truncdiv(a, b) * b: below |b|, with the sign of a, within a."""
-    most = max(abs(b[0]), abs(b[1])) - 1
-    return (-min(most, -a[0]) if a[0] < 0 else 0), (min(most, a[1]) if a[1] > 0 else 0)
+    largest = max(abs(b[0]), abs(b[1])) - 1
+    return (-min(largest, -a[0]) if a[0] < 0 else 0), (min(largest, a[1]) if a[1] > 0 else 0)
 
 
 def floor_quotient(value: Bound, divisor: Bound) -> Bound:

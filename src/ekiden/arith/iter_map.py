@@ -84,7 +84,7 @@ class IterSplit:
     scale: Size
 
     def key(self) -> tuple[object, ...]:
-        """Which digit it is, whatever the scale."""
+        """Return the identity of the digit, whatever its scale."""
         return (self.source, size_key(self.lower_factor), size_key(self.extent))
 
 
@@ -109,7 +109,7 @@ def _plain(value: Size) -> Size:
 
 
 def size_key(value: Size) -> object:
-    """What tells two sizes apart: the number, or which expression it is."""
+    """Return the identity of a size: the number, or the id of the expression."""
     return value if isinstance(value, int) else id(value)
 
 
@@ -120,33 +120,31 @@ class _Numbers:
     analyzer: Analyzer = field(default_factory=Analyzer)
 
     def simplify(self, value: Size) -> Size:
-        """The least form known of a size; a plain number where all of it is known."""
+        """Return the shortest form known of a size, a plain number where all of it is known."""
         if isinstance(value, int):
             return value
         return _plain(self.analyzer.simplify(value))
 
     def base(self, value: Size) -> Size:
-        """The same of a base, which stays what iterators outside make of it."""
+        """Return the shortest form of a base, in which iterators outside keep their digits."""
         if isinstance(value, int):
             return value
         return _plain(simplify_around_digits(value, self.analyzer))
 
     def equal(self, a: Size, b: Size) -> bool:
-        """Whether two sizes are equal wherever the iterators are; False where that cannot be
-        proved.
-        """
+        """Return whether two sizes are proved to be equal wherever the iterators are."""
         if isinstance(a, int) and isinstance(b, int):
             return a == b
         return self.analyzer.can_prove_equal(_expr(a, b), _expr(b, a))
 
     def divides(self, divisor: Size, value: Size) -> bool:
-        """Whether value is known to be a multiple of divisor, which is not 0."""
+        """Return whether value is known to be a multiple of divisor, which is not 0."""
         if isinstance(divisor, int) and isinstance(value, int):
             return divisor != 0 and value % divisor == 0
         return self.simplify(_expr(value, divisor) % divisor) == 0
 
     def at_most(self, a: Size, b: Size) -> bool:
-        """Whether a <= b wherever the iterators are; False where that cannot be proved."""
+        """Return whether a <= b is proved wherever the iterators are."""
         if isinstance(a, int) and isinstance(b, int):
             return a <= b
         return self.analyzer.can_prove(_expr(a, b) <= b)
@@ -166,9 +164,13 @@ class Detector:
     """Writes expressions over some iterators as sums of their digits."""
 
     def __init__(
-        self, iters: Mapping[Var, Range], level: IterMapLevel, trivial: bool, whole: bool = False
+        self,
+        iters: Mapping[Var, Range],
+        level: IterMapLevel,
+        trivial: bool,
+        whole_sums: bool = False,
     ) -> None:
-        self.whole = whole
+        self.whole = whole_sums
         """Divide sums as one digit even where the divisor falls between two of their digits."""
         self.numbers = _Numbers()
         self.level = level
@@ -189,11 +191,15 @@ class Detector:
     # From expressions to sums.
 
     def parse(self, expr: PrimExpr) -> IterSum:
-        """Raises IterMapError for what is not a sum of digits."""
-        for each in post_order(expr):
-            if id(each) not in self._done:
-                self._done[id(each)] = self._node(each)
-                self._alive.append(each)
+        """Return an expression as a sum of digits.
+
+        Raises:
+            IterMapError: It is none.
+        """
+        for node in post_order(expr):
+            if id(node) not in self._done:
+                self._done[id(node)] = self._node(node)
+                self._alive.append(node)
         return self._done[id(expr)]
 
     def _node(self, e: PrimExpr) -> IterSum:
@@ -202,6 +208,7 @@ class Detector:
         if isinstance(e, Var):
             return self._variable(e)
         inside = [self._done[id(c)] for c in children(e)]
+        # No iterator is inside: the node belongs to the base.
         if not any(s.args for s in inside):
             values = {v: _expr(b, v) for v, b in self.starts.items() if v not in self.marks}
             return IterSum((), self.numbers.base(substitute(e, values)))
@@ -230,20 +237,23 @@ class Detector:
         return IterSum((IterSplit(mark, 1, mark.extent, 1),), self.starts[var])
 
     def add(self, a: IterSum, b: IterSum, sign: int) -> IterSum:
-        """a + sign * b, equal digits taken together."""
-        found = {s.key(): s for s in a.args}
-        for each in b.args:
-            old = found.get(each.key())
-            scale = self.numbers.simplify((old.scale if old else 0) + each.scale * sign)
+        """Return a + sign * b, with equal digits merged."""
+        merged = {s.key(): s for s in a.args}
+        for split in b.args:
+            old = merged.get(split.key())
+            scale = self.numbers.simplify((old.scale if old else 0) + split.scale * sign)
+            # Equal digits of opposite sign cancel.
             if scale == 0:
-                del found[each.key()]
+                del merged[split.key()]
             else:
-                found[each.key()] = IterSplit(each.source, each.lower_factor, each.extent, scale)
+                merged[split.key()] = IterSplit(
+                    split.source, split.lower_factor, split.extent, scale
+                )
         base = self.numbers.base(a.base + b.base * sign)
-        return IterSum(tuple(found.values()), base)
+        return IterSum(tuple(merged.values()), base)
 
     def scaled(self, a: IterSum, factor: Size) -> IterSum:
-        """a * factor."""
+        """Return a * factor."""
         if factor == 0:
             return IterSum((), 0)
         times = self.numbers.times
@@ -252,8 +262,9 @@ class Detector:
         )
         return IterSum(tuple(args), times(a.base, factor))
 
-    def _divided(self, a: IterSum, c: Size, whole: bool) -> IterSum:
-        """a // c or a % c: multiples of c leave, the rest must be digits of one fused sum.
+    def _divided(self, a: IterSum, c: Size, wants_quotient: bool) -> IterSum:
+        """Return a // c or a % c: multiples of c are divided out, the remainder must be digits of
+        one sum.
 
         (i * 16 + j) // 4 = i * 4 + j // 4, and (i * 16 + j) % 4 = j % 4.
         """
@@ -261,9 +272,9 @@ class Detector:
         if not self.numbers.at_most(1 if isinstance(c, int) else 0, c):
             raise IterMapError(f"the divisor {c!r} is not known to be positive")
         numbers = self.numbers
-        kept = self.whole and len(a.args) > 1
-        multiple = tuple(s for s in a.args if not kept and numbers.divides(c, s.scale))
-        rest = tuple(s for s in a.args if kept or not numbers.divides(c, s.scale))
+        keeps_sum = self.whole and len(a.args) > 1
+        multiple = tuple(s for s in a.args if not keeps_sum and numbers.divides(c, s.scale))
+        remainder = tuple(s for s in a.args if keeps_sum or not numbers.divides(c, s.scale))
         whole_base: Size
         rest_base: Size
         if numbers.divides(c, a.base):
@@ -279,18 +290,18 @@ class Detector:
             ),
             whole_base,
         )
-        inner = self._digit(IterSum(rest, rest_base), c, whole)
-        return self.add(outer, inner, 1) if whole else inner
+        inner = self._digit(IterSum(remainder, rest_base), c, wants_quotient)
+        return self.add(outer, inner, 1) if wants_quotient else inner
 
-    def _digit(self, a: IterSum, c: Size, whole: bool) -> IterSum:
-        """a // c or a % c where no scale is a multiple of c."""
+    def _digit(self, a: IterSum, c: Size, wants_quotient: bool) -> IterSum:
+        """Return a // c or a % c where no scale is a multiple of c."""
         numbers = self.numbers
         if not a.args:
-            base = a.base // c if whole else a.base % c
+            base = a.base // c if wants_quotient else a.base % c
             return IterSum((), numbers.simplify(base))
         top = numbers.simplify(a.base + self._last(a.args))
         if self._is_nonnegative(a) and numbers.at_most(numbers.simplify(top + 1), c):
-            return IterSum((), 0) if whole else a
+            return IterSum((), 0) if wants_quotient else a
         if a.base != 0:
             raise IterMapError(f"an offset of {a.base!r} is not a multiple of the divisor {c!r}")
         digits = self.ordered(a)
@@ -302,38 +313,38 @@ class Detector:
         if border < 0:
             step = digits[0].scale
             raise IterMapError(f"the divisor {c!r} is not a multiple of the step {step!r}")
-        above = self._cut(self.fuse(IterSum(digits[border:], 0)), c, whole)
-        below = () if whole else digits[:border]
+        above = self._cut(self.fuse(IterSum(digits[border:], 0)), c, wants_quotient)
+        below = () if wants_quotient else digits[:border]
         return IterSum((*((above,) if above.extent != 1 else ()), *below), 0)
 
-    def _cut(self, split: IterSplit, c: Size, whole: bool) -> IterSplit:
-        """The part of a digit above or below c, a multiple of its scale.
+    def _cut(self, split: IterSplit, c: Size, wants_quotient: bool) -> IterSplit:
+        """Return the digit above or below c within a digit; c is a multiple of its scale.
 
-        Where c does not divide it, the last value of the part above has fewer values below it: such
-        a digit is taken only where nothing is claimed and nothing stands above it.
+        Where c does not divide it, the last value of the digit above has fewer values below it:
+        such a digit is taken only where nothing is claimed and nothing is above it.
         """
         numbers = self.numbers
         factor = numbers.quotient(c, split.scale)
         above: Size
         if not numbers.divides(factor, split.extent):
             if numbers.at_most(split.extent, factor):
-                return IterSplit(split.source, 1, 1, 1) if whole else split
+                return IterSplit(split.source, 1, 1, 1) if wants_quotient else split
             if self.level is not IterMapLevel.NO_CHECK or not self.is_top(split):
                 raise IterMapError(f"{factor!r} does not divide the extent {split.extent!r}")
             above = numbers.simplify((_expr(split.extent) + factor - 1) // factor)
         else:
             above = numbers.quotient(split.extent, factor)
-        if whole:
+        if wants_quotient:
             lower = numbers.times(split.lower_factor, factor)
             return IterSplit(split.source, lower, above, 1)
         return IterSplit(split.source, split.lower_factor, factor, split.scale)
 
     def is_top(self, split: IterSplit) -> bool:
-        """Whether a digit goes up to the end of its mark."""
-        numbers, whole = self.numbers, split.source.extent
-        if numbers.at_most(whole, numbers.times(split.lower_factor, split.extent)):
+        """Return whether a digit goes up to the end of its mark."""
+        numbers, mark_extent = self.numbers, split.source.extent
+        if numbers.at_most(mark_extent, numbers.times(split.lower_factor, split.extent)):
             return True
-        return numbers.equal(self._ceil_div(whole, split.lower_factor), split.extent)
+        return numbers.equal(self._ceil_div(mark_extent, split.lower_factor), split.extent)
 
     def _last(self, args: Sequence[IterSplit]) -> Size:
         total: Size = 0
@@ -349,45 +360,51 @@ class Detector:
     # Sums in mixed radix.
 
     def ordered(self, a: IterSum) -> tuple[IterSplit, ...]:
-        """The digits, the lowest first, each scale the product of the extents below it.
+        """Return the digits, the lowest first, each scale the product of the extents below it.
 
-        Raises IterMapError if they overlap or leave gaps.
+        Raises:
+            IterMapError: Digits overlap or leave gaps.
         """
-        left = list(self._with_constraints(a).args)
-        found: list[IterSplit] = []
-        if not left:
+        remaining = list(self._with_constraints(a).args)
+        digits: list[IterSplit] = []
+        if not remaining:
             return ()
-        expected = self._smallest(left)
-        while left:
-            at = self._next(left, expected)
+        expected = self._smallest(remaining)
+        while remaining:
+            at = self._next(remaining, expected)
             if at is None:
                 raise IterMapError(f"digits overlap or leave a gap: none has the step {expected!r}")
-            split = left.pop(at)
-            found.append(split)
+            split = remaining.pop(at)
+            digits.append(split)
             expected = self.numbers.times(split.scale, split.extent)
-        return tuple(found)
+        return tuple(digits)
 
-    def _next(self, left: Sequence[IterSplit], expected: Size) -> int | None:
-        """The digit of a scale. Of several only one may have more than one value; those of one
-        value go first, as they leave the next scale where it is.
+    def _next(self, remaining: Sequence[IterSplit], expected: Size) -> int | None:
+        """Return the digit of a scale, or None.
+
+        Of several only one may have more than one value; those of one value go first, as they leave
+        the next scale unchanged.
         """
-        matching = [n for n, s in enumerate(left) if self.numbers.equal(s.scale, expected)]
+        matching = [n for n, s in enumerate(remaining) if self.numbers.equal(s.scale, expected)]
         for n in matching:
-            if len(matching) == 1 or left[n].extent == 1:
+            if len(matching) == 1 or remaining[n].extent == 1:
                 return n
         return None
 
-    def _smallest(self, left: Sequence[IterSplit]) -> Size:
-        """The scale that divides all others."""
-        for each in left:
-            if all(self.numbers.divides(each.scale, s.scale) for s in left):
-                return each.scale
+    def _smallest(self, remaining: Sequence[IterSplit]) -> Size:
+        """Return the scale that divides all others."""
+        for split in remaining:
+            if all(self.numbers.divides(split.scale, s.scale) for s in remaining):
+                return split.scale
         raise IterMapError("no step divides all others")
 
     def _with_constraints(self, a: IterSum) -> IterSum:
-        """The sum with the digits that a predicate ties together replaced by their fused mark."""
+        """Return the sum with the digits that a predicate ties together replaced by their fused
+        mark.
+        """
         for pattern, mark in self.constrained:
             held = {s.key(): s for s in a.args}
+            # The bound is on these digits together, so it applies only if all of them are present.
             if not all(s.key() in held for s in pattern.args):
                 continue
             step = held[pattern.args[-1].key()].scale
@@ -397,12 +414,12 @@ class Detector:
             ):
                 continue
             used = {s.key() for s in pattern.args}
-            rest = tuple(s for s in a.args if s.key() not in used)
-            a = IterSum((*rest, IterSplit(mark, 1, mark.extent, step)), a.base)
+            unrelated = tuple(s for s in a.args if s.key() not in used)
+            a = IterSum((*unrelated, IterSplit(mark, 1, mark.extent, step)), a.base)
         return a
 
     def fuse(self, a: IterSum) -> IterSplit:
-        """The sum (whose base is 0) as one digit of a new mark, or the digit it is."""
+        """Return the sum (whose base is 0) as one digit of a new mark, or its only digit."""
         digits = self.ordered(a)
         if len(digits) == 1:
             return digits[0]
@@ -423,8 +440,11 @@ class Detector:
     def assume(self, predicate: PrimExpr) -> list[tuple[PrimExpr, IterMark]]:
         """Learn upper bounds of fused sums from `a < b and ...`.
 
-        Gives the conditions used and the marks they shorten; raises IterMapError for a condition
-        that is no bound of a fused sum.
+        Returns:
+            The conditions used, with the marks they shorten.
+
+        Raises:
+            IterMapError: A condition is no bound of a fused sum.
         """
         used: list[tuple[PrimExpr, IterMark]] = []
         pending = [predicate]
@@ -478,71 +498,78 @@ class Detector:
     # What may be claimed.
 
     def normalized(self, a: IterSum) -> IterSum:
-        """The digits in order, with their constraints applied; raises IterMapError on overlaps."""
+        """Return the digits in order, with their constraints applied.
+
+        Raises:
+            IterMapError: Digits overlap.
+        """
         digits = self.ordered(a)
         if digits and digits[0].scale != 1 and self.level is not IterMapLevel.NO_CHECK:
             raise IterMapError(f"the index steps by {digits[0].scale!r}")
         return IterSum(tuple(reversed(digits)), a.base)
 
     def checked(self, indices: Sequence[PrimExpr]) -> list[IterSum]:
-        """The digits of indices that together are a map of the level asked for."""
-        found = [self.normalized(self.parse(i)) for i in indices]
+        """Return the digits of indices that together are a map of the required level."""
+        sums = [self.normalized(self.parse(i)) for i in indices]
         if self.level is not IterMapLevel.NO_CHECK:
-            self.check(found)
-        return found
+            self.check(sums)
+        return sums
 
     def check(self, indices: Sequence[IterSum]) -> None:
-        """No digit is used twice, and (bijective) none is left out. Raises IterMapError.
+        """Check that no digit is used twice, and (bijective) that every digit is used.
 
-        Marks are looked at before those that they are fused of, whose digits they use.
+        Marks are examined before those that they are fused of, whose digits they use.
+
+        Raises:
+            IterMapError: The check fails.
         """
         used: dict[IterMark, list[IterSplit]] = {}
-        for each in indices:
-            for split in each.args:
+        for total in indices:
+            for split in total.args:
                 used.setdefault(split.source, []).append(split)
-        seen: set[IterMark] = set()
+        visited: set[IterMark] = set()
         pending = list(used)
         while pending:
             mark = pending.pop()
             # A mark may be part of another that was not looked at yet.
-            if mark in seen:
+            if mark in visited:
                 raise IterMapError("an iterator is used twice")
-            seen.add(mark)
+            visited.add(mark)
             self._disjoint(mark, used[mark])
             if isinstance(mark.source, IterSum):
                 for split in mark.source.args:
-                    known = split.source in used
+                    is_used = split.source in used
                     used.setdefault(split.source, []).append(split)
-                    if not known:
+                    if not is_used:
                         pending.append(split.source)
-                    elif split.source in seen:
+                    elif split.source in visited:
                         raise IterMapError("an iterator is used twice")
         if self.level is IterMapLevel.BIJECTIVE:
-            self._complete({m.source for m in seen if isinstance(m.source, Var)})
+            self._complete({m.source for m in visited if isinstance(m.source, Var)})
 
-    def _complete(self, seen: set[Var]) -> None:
+    def _complete(self, used_vars: set[Var]) -> None:
         for var, mark in self.marks.items():
-            if mark.extent != 1 and var not in seen:
+            if mark.extent != 1 and var not in used_vars:
                 raise IterMapError(f"iterator {var.name!r} is not used")
 
     def _disjoint(self, mark: IterMark, splits: Sequence[IterSplit]) -> None:
-        """The digits of one mark follow each other; in a bijection, without gaps."""
+        """Check that the digits of one mark follow each other; in a bijection, without gaps."""
         numbers = self.numbers
-        left = [s for s in splits if s.extent != 1]
+        remaining = [s for s in splits if s.extent != 1]
         name = mark.source.name if isinstance(mark.source, Var) else "a fused iterator"
         expected: Size = 1
-        while left:
-            exact = [s for s in left if numbers.equal(s.lower_factor, expected)]
+        while remaining:
+            exact = [s for s in remaining if numbers.equal(s.lower_factor, expected)]
             if not exact and self.level is not IterMapLevel.BIJECTIVE:
                 exact = [
                     s
-                    for s in left
+                    for s in remaining
                     if numbers.divides(expected, s.lower_factor)
-                    and all(numbers.at_most(s.lower_factor, o.lower_factor) for o in left)
+                    and all(numbers.at_most(s.lower_factor, o.lower_factor) for o in remaining)
                 ]
             if len(exact) != 1:
                 raise IterMapError(f"{name}: digits overlap or leave a gap at {expected!r}")
-            left.remove(exact[0])
+            remaining.remove(exact[0])
             expected = numbers.times(exact[0].lower_factor, exact[0].extent)
         if self.level is IterMapLevel.BIJECTIVE and not numbers.equal(expected, mark.extent):
             raise IterMapError(
@@ -551,14 +578,14 @@ class Detector:
 
 
 def simplify_around_digits(e: PrimExpr, analyzer: Analyzer) -> PrimExpr:
-    """An index, simplified but for quotients and remainders of sums, of which it may be told from
-    others of the same sum alone that they are digits: (i * 5 + j) // 2 and (i * 5 + j) % 2 are,
-    i * 2 + (i + j) // 2 and (i + j) % 2 are not known to be.
+    """Return an index simplified except for quotients and remainders of sums.
+
+    Only together with others of the same sum can these be recognized as digits: (i * 5 + j) // 2
+    and (i * 5 + j) % 2 can, i * 2 + (i + j) // 2 and (i + j) % 2 cannot.
     """
 
     def change(d: PrimExpr) -> PrimExpr:
-        """A quotient or remainder of a sum keeps its form, of others the numerator is
-        simplified."""
+        """Return a quotient or remainder, with its numerator simplified unless that is a sum."""
         if not isinstance(d, (FloorDiv, FloorMod)) or _divided_sums(d.a):
             return d
         return d.with_fields(a=analyzer.simplify(d.a))
@@ -567,18 +594,18 @@ def simplify_around_digits(e: PrimExpr, analyzer: Analyzer) -> PrimExpr:
 
 
 def keep_digits(indices: Sequence[PrimExpr], analyzer: Analyzer) -> bool:
-    """Whether what indices divide, of sums, is known to be digits, and all of one sum."""
-    divided = [each for e in indices for each in _divided_sums(e)]
-    return all(same(each.a, divided[0].a) for each in divided) and all(
-        _is_map(each, analyzer) for each in divided
+    """Return whether the divided sums in indices are known to be digits, all of one sum."""
+    divided = [division for e in indices for division in _divided_sums(e)]
+    return all(same(digit.a, divided[0].a) for digit in divided) and all(
+        _is_map(checked, analyzer) for checked in divided
     )
 
 
 def _divided_sums(e: PrimExpr) -> list[FloorDiv | FloorMod]:
     return [
-        each
-        for each in post_order(e)
-        if isinstance(each, (FloorDiv, FloorMod)) and isinstance(each.a, (Add, Sub))
+        node
+        for node in post_order(e)
+        if isinstance(node, (FloorDiv, FloorMod)) and isinstance(node.a, (Add, Sub))
     ]
 
 
@@ -607,13 +634,22 @@ def detect_iter_map(
     """Write each index as a sum of digits of the iterators.
 
     SURJECTIVE: every index covers its range without steps and no digit is used twice, so that
-    different points of the digits used give different indices. BIJECTIVE: also every digit of every
-    iterator is used, so that the map can be inverted. NO_CHECK: digits only. `predicate` may
-    shorten fused iterators (`i * 4 + j < 10`). The result has no indices if the check fails.
+    different points of the digits used have different indices. BIJECTIVE: also every digit of every
+    iterator is used, so that the map can be inverted. NO_CHECK: digits only.
+
+    Args:
+        indices: The indices.
+        input_iters: The ranges of the iterators.
+        predicate: May shorten fused iterators (`i * 4 + j < 10`).
+        check_level: The claim.
+        simplify_trivial_iterators: Treat iterators of one value as constants.
+
+    Returns:
+        A result without indices if the check fails.
     """
     errors: list[str] = []
-    for whole in (False, True):
-        detector = Detector(input_iters, check_level, simplify_trivial_iterators, whole)
+    for whole_sums in (False, True):
+        detector = Detector(input_iters, check_level, simplify_trivial_iterators, whole_sums)
         try:
             detector.assume(convert(predicate))
             return IterMapResult(tuple(detector.checked(indices)))
@@ -623,6 +659,6 @@ def detect_iter_map(
 
 
 def is_bijective(indices: Sequence[PrimExpr], input_iters: Mapping[Var, Range]) -> bool:
-    """Whether the indices visit every point of the box of their ranges exactly once."""
-    found = detect_iter_map(indices, input_iters, True, IterMapLevel.BIJECTIVE)
-    return bool(found.indices) or not indices
+    """Return whether the indices visit every point of the box of their ranges exactly once."""
+    result = detect_iter_map(indices, input_iters, True, IterMapLevel.BIJECTIVE)
+    return bool(result.indices) or not indices

@@ -23,17 +23,18 @@ from ekiden.runtime.lazy_dataclass import dataclass
 
 
 def normalize_to_iter_sum(index: PrimExpr, input_iters: Mapping[Var, Range]) -> IterSum:
-    """The index as digits, highest scale first where that is known, without any claim.
+    """Return the index as digits, highest scale first where that is known, without any claim.
 
-    Raises IterMapError if it is not a sum of digits.
+    Raises:
+        IterMapError: The index is not a sum of digits.
     """
     detector = Detector(input_iters, IterMapLevel.NO_CHECK, True)
-    found = detector.parse(index)
-    scales = [s.scale for s in found.args]
+    total = detector.parse(index)
+    scales = [s.scale for s in total.args]
     if all(isinstance(s, int) for s in scales):
-        args = sorted(found.args, key=lambda s: -s.scale if isinstance(s.scale, int) else 0)
-        return IterSum(tuple(args), found.base)
-    return found
+        args = sorted(total.args, key=lambda s: -s.scale if isinstance(s.scale, int) else 0)
+        return IterSum(tuple(args), total.base)
+    return total
 
 
 def _mark_value(mark: IterMark, values: Mapping[Var, PrimExpr]) -> PrimExpr:
@@ -60,19 +61,19 @@ def _split_value(split: IterSplit, values: Mapping[Var, PrimExpr]) -> PrimExpr:
     value = _mark_value(split.source, values)
     is_top = not isinstance(split.lower_factor, int) or not isinstance(split.extent, int)
     lower, extent = split.lower_factor, split.extent
-    whole = split.source.extent
-    if is_top or not isinstance(whole, int) or lower * extent < whole:
-        if lower == 1 and size_key(extent) == size_key(whole):
+    mark_extent = split.source.extent
+    if is_top or not isinstance(mark_extent, int) or lower * extent < mark_extent:
+        if lower == 1 and size_key(extent) == size_key(mark_extent):
             return value * split.scale
         return (value // lower) % extent * split.scale
     return value // lower * split.scale
 
 
 def normalize_iter_map_to_expr(expr: IterSum | IterSplit | IterMark) -> PrimExpr:
-    """The plain expression of a sum, a digit or a mark.
+    """Return the plain expression of a sum, a digit or a mark.
 
-    A variable stands for itself: iterators whose range does not start at 0 have their start in
-    the base.
+    A variable stands for itself: iterators whose range does not start at 0 have their start in the
+    base.
     """
     match expr:
         case IterSum():
@@ -90,30 +91,31 @@ def iter_map_simplify(
     check_level: IterMapLevel = IterMapLevel.SURJECTIVE,
     simplify_trivial_iterators: bool = True,
 ) -> list[PrimExpr]:
-    """The indices, simplified through their iteration map: `(i * 4 + j) // 4` with j < 4 -> `i`.
+    """Return the indices simplified through their iteration map: `(i * 4 + j) // 4`, j < 4, is `i`.
 
-    An index that is none is only simplified as an expression.
+    An index that is no sum of digits is only simplified as an expression.
     """
     detector = Detector(input_iters, check_level, simplify_trivial_iterators)
     starts = {v: v - s for v, s in detector.starts.items() if s != 0}
     simplify = detector.numbers.analyzer.simplify
-    made: list[PrimExpr] = []
+    simplified: list[PrimExpr] = []
     try:
         detector.assume(convert(predicate))
     except IterMapError:
+        # A predicate that is no bound of digits is not used at all.
         detector.constrained.clear()
     for index in indices:
         try:
-            made.append(simplify(_sum_value(detector.parse(index), starts)))
+            simplified.append(simplify(_sum_value(detector.parse(index), starts)))
         except IterMapError:
-            made.append(simplify(index))
-    return made
+            simplified.append(simplify(index))
+    return simplified
 
 
 def inverse_affine_iter_map(
     iter_map: Sequence[IterSum], outputs: Sequence[PrimExpr]
 ) -> dict[Var, PrimExpr]:
-    """What each iterator is, given what the indices are; for a bijective map.
+    """Return each iterator as an expression over the indices, for a bijective map.
 
     Iterators count from the start of their ranges.
     """
@@ -122,30 +124,32 @@ def inverse_affine_iter_map(
     analyzer = Analyzer()
 
     def spread(total: IterSum, value: PrimExpr) -> None:
-        """Takes a value apart into the digits of its iterators, lowest last, and adds each part to
-        what is known of the iterator that it comes from. Only the highest digit needs no remainder.
+        """Split a value into the digits of its iterators, lowest last, and add each to its
+        iterator.
+
+        Only the highest digit needs no remainder.
         """
         for n, split in enumerate(total.args):
             digit = value // split.scale if split.scale != 1 else value
             digit = digit % split.extent if n > 0 else digit  # the highest has nothing above it
-            part = digit * split.lower_factor
-            known = totals.get(split.source)
-            totals[split.source] = part if known is None else known + part
+            contribution = digit * split.lower_factor
+            collected = totals.get(split.source)
+            totals[split.source] = contribution if collected is None else collected + contribution
 
     for total, output in zip(iter_map, outputs, strict=True):
         spread(total, output - total.base if total.base != 0 else output)
-    found: dict[Var, PrimExpr] = {}
+    inverse: dict[Var, PrimExpr] = {}
     for mark in order:
         value = analyzer.simplify(totals[mark])
         if isinstance(mark.source, Var):
-            found[mark.source] = value
+            inverse[mark.source] = value
         else:
             spread(mark.source, value)
-    return found
+    return inverse
 
 
 def _marks_outermost_first(iter_map: Sequence[IterSum]) -> list[IterMark]:
-    """Marks before those that their sources are made of."""
+    """Return marks before those that their sources contain."""
     waiting: dict[IterMark, int] = {}
     stack = [s.source for total in iter_map for s in total.args]
     for mark in stack:
@@ -187,82 +191,88 @@ class _Divider:
         self._marks: dict[IterMark, _Division] = {}
 
     def total(self, digits: Sequence[IterSplit]) -> _Division:
-        """Digits (highest first, compact, smallest scale 1): the inner ones must be the lowest."""
+        """Return digits (highest first, compact, smallest scale 1) divided: inner ones must be the
+        lowest.
+        """
         numbers = self._numbers
         outer, inner = _NOTHING, _NOTHING
         outer_extent: Size = 1
         inner_extent: Size = 1
         for split in reversed(digits):
-            part = self.split(split)
-            if part.inner_extent != 1:
+            division = self.split(split)
+            if division.inner_extent != 1:
                 if outer_extent != 1:
                     raise IterMapError("an inner iterator stands above an outer one")
                 inner = self._detector.add(
-                    inner, self._detector.scaled(part.inner, inner_extent), 1
+                    inner, self._detector.scaled(division.inner, inner_extent), 1
                 )
-                inner_extent = numbers.times(inner_extent, part.inner_extent)
-            if part.outer_extent != 1:
+                inner_extent = numbers.times(inner_extent, division.inner_extent)
+            if division.outer_extent != 1:
                 outer = self._detector.add(
-                    outer, self._detector.scaled(part.outer, outer_extent), 1
+                    outer, self._detector.scaled(division.outer, outer_extent), 1
                 )
-                outer_extent = numbers.times(outer_extent, part.outer_extent)
+                outer_extent = numbers.times(outer_extent, division.outer_extent)
         return _Division(outer, outer_extent, inner, inner_extent)
 
     def split(self, split: IterSplit) -> _Division:
-        """One digit, its scale left aside."""
+        """Return one digit divided, without its scale."""
         numbers = self._numbers
         mark = self.mark(split.source)
         low, extent = split.lower_factor, split.extent
 
-        def digit(of: IterSum, whole: Size, lower: Size, size: Size) -> IterSum:
-            """Of an iterator of `whole` values the digit of `size` values above `lower` of them;
-            the iterator itself where that is all of it. A digit of a digit is one of the same
+        def digit(of: IterSum, count: Size, lower: Size, size: Size) -> IterSum:
+            """Return, of an iterator of `whole` values, the digit of `size` values above `lower` of
+            them.
+
+            It is the iterator itself if that is all of it. A digit of a digit is one of the same
             source, further up.
             """
-            if lower == 1 and numbers.equal(size, whole):
+            if lower == 1 and numbers.equal(size, count):
                 return of
             single = of.args[0] if len(of.args) == 1 and of.args[0].scale == 1 else None
-            source = single.source if single else IterMark(of, whole)
+            source = single.source if single else IterMark(of, count)
             start = numbers.times(single.lower_factor, lower) if single else lower
             return IterSum((IterSplit(source, start, size, 1),), 0)
 
         below = mark.inner_extent
+        # The digit begins at or above the border: it is a digit of the outer iterator.
         if numbers.divides(below, low):
             lower = numbers.quotient(low, below)
-            made = digit(mark.outer, mark.outer_extent, lower, extent)
+            divided = digit(mark.outer, mark.outer_extent, lower, extent)
             if low != 1 or below == 1:
-                return _Division(made, extent, _NOTHING, 1)
+                return _Division(divided, extent, _NOTHING, 1)
         reach = numbers.times(low, extent)
+        # The digit ends at or below the border: it is inner.
         if numbers.divides(reach, below):
             return _Division(_NOTHING, 1, digit(mark.inner, below, low, extent), extent)
         if low == 1 and numbers.divides(below, extent):
             above = numbers.quotient(extent, below)
-            made = digit(mark.outer, mark.outer_extent, 1, above)
-            return _Division(made, above, mark.inner, below)
+            divided = digit(mark.outer, mark.outer_extent, 1, above)
+            return _Division(divided, above, mark.inner, below)
         raise IterMapError("a digit lies across the border of outer and inner iterators")
 
     def mark(self, mark: IterMark) -> _Division:
-        """A variable is outer or inner; a fused sum is divided."""
-        found = self._marks.get(mark)
-        if found is None:
-            found = self._marks[mark] = self._divide(mark)
-        return found
+        """Return a mark divided: a variable is outer or inner; a fused sum is split."""
+        division = self._marks.get(mark)
+        if division is None:
+            division = self._marks[mark] = self._divide(mark)
+        return division
 
     def _divide(self, mark: IterMark) -> _Division:
-        whole = IterSum((IterSplit(mark, 1, mark.extent, 1),), 0)
+        undivided = IterSum((IterSplit(mark, 1, mark.extent, 1),), 0)
         if isinstance(mark.source, Var):
             if mark.source in self._inner:
-                return _Division(_NOTHING, 1, whole, mark.extent)
-            return _Division(whole, mark.extent, _NOTHING, 1)
-        made = self.total(mark.source.args)
-        if made.outer_extent == 1:
-            return _Division(_NOTHING, 1, whole, mark.extent)
-        if made.inner_extent == 1:
-            return _Division(whole, mark.extent, _NOTHING, 1)
-        size = self._numbers.times(made.outer_extent, made.inner_extent)
+                return _Division(_NOTHING, 1, undivided, mark.extent)
+            return _Division(undivided, mark.extent, _NOTHING, 1)
+        division = self.total(mark.source.args)
+        if division.outer_extent == 1:
+            return _Division(_NOTHING, 1, undivided, mark.extent)
+        if division.inner_extent == 1:
+            return _Division(undivided, mark.extent, _NOTHING, 1)
+        size = self._numbers.times(division.outer_extent, division.inner_extent)
         if not self._numbers.equal(size, mark.extent):
             raise IterMapError("a predicate ties outer and inner iterators together")
-        return made
+        return division
 
 
 def subspace_divide(
@@ -275,12 +285,13 @@ def subspace_divide(
 ) -> list[tuple[IterMark, IterMark]]:
     """Split each binding into `outer * inner.extent + inner`, inner over `sub_iters` alone.
 
-    One (outer, inner) pair of marks for each binding and a last one for the predicate, whose
-    extents are the outer and inner conditions as 0 or 1 expressions. Empty if the bindings are no
-    map or cannot be divided.
+    Returns:
+        One (outer, inner) pair of marks for each binding and a last one for the predicate, whose
+        extents are the outer and inner conditions as 0 or 1 expressions. Empty if the bindings are no
+        map or cannot be divided.
     """
-    for whole in (False, True):
-        detector = Detector(input_iters, check_level, simplify_trivial_iterators, whole)
+    for whole_sums in (False, True):
+        detector = Detector(input_iters, check_level, simplify_trivial_iterators, whole_sums)
         try:
             conditions = detector.assume(convert(predicate))
             return _divided_space(detector, detector.checked(bindings), sub_iters, conditions)
@@ -298,11 +309,13 @@ def _divided_space(
     divider = _Divider(detector, set(sub_iters))
     pairs: list[tuple[IterMark, IterMark]] = []
     for total in totals:
-        made = divider.total(total.args)
-        in_outer = made.inner_extent == 1
-        outer = IterSum(made.outer.args, total.base if in_outer else 0)
-        inner = IterSum(made.inner.args, 0 if in_outer else total.base)
-        pairs.append((IterMark(outer, made.outer_extent), IterMark(inner, made.inner_extent)))
+        division = divider.total(total.args)
+        in_outer = division.inner_extent == 1
+        outer = IterSum(division.outer.args, total.base if in_outer else 0)
+        inner = IterSum(division.inner.args, 0 if in_outer else total.base)
+        pairs.append(
+            (IterMark(outer, division.outer_extent), IterMark(inner, division.inner_extent))
+        )
     sides: list[PrimExpr] = [const(True), const(True)]
     for condition, mark in conditions:
         at = 0 if divider.mark(mark).inner_extent == 1 else 1

@@ -43,11 +43,11 @@ class LinearForm:
 
     def plus(self, other: LinearForm, scale: int = 1) -> LinearForm:
         """self + scale * other."""
-        found = dict(self.coefficients)
-        for var, each in other.coefficients.items():
-            found[var] = found.get(var, 0) + scale * each
+        coefficients = dict(self.coefficients)
+        for var, coefficient in other.coefficients.items():
+            coefficients[var] = coefficients.get(var, 0) + scale * coefficient
         base = binary(Add, self.base, other.base * scale)
-        return LinearForm({v: c for v, c in found.items() if c}, base)
+        return LinearForm({v: c for v, c in coefficients.items() if c}, base)
 
     def times(self, scale: int) -> LinearForm:
         """scale * self."""
@@ -57,45 +57,47 @@ class LinearForm:
 # Written over expressions and not over the Analyzer's polynomials, since the base has to stay an
 # expression that a caller may show, and no range of anything is known here.
 def linear_form(expr: PrimExpr, variables: Sequence[Var]) -> LinearForm | None:
-    """The expression as a linear form over variables; None if it is not linear in them."""
-    wanted = set(variables)
+    """Return the expression as a linear form over variables; None if it is not linear in them."""
+    variable_set = set(variables)
     done: dict[int, LinearForm | None] = {}
-    for each in post_order(expr):
-        done[id(each)] = _form(each, [done[id(c)] for c in children(each)], wanted)
+    for node in post_order(expr):
+        done[id(node)] = _form(node, [done[id(c)] for c in children(node)], variable_set)
     return done[id(expr)]
 
 
-def _form(e: PrimExpr, inside: list[LinearForm | None], wanted: set[Var]) -> LinearForm | None:
-    if isinstance(e, Var) and e in wanted:
+def _form(e: PrimExpr, inside: list[LinearForm | None], variables: set[Var]) -> LinearForm | None:
+    if isinstance(e, Var) and e in variables:
         return LinearForm({e: 1}, const(0, e.dtype))
-    known = [f for f in inside if f is not None]
-    if len(known) < len(inside):
+    forms = [f for f in inside if f is not None]
+    if len(forms) < len(inside):
         return None
-    if not any(f.coefficients for f in known):
+    # Whatever does not depend on the variables is part of the base as it stands, of any kind of
+    # node.
+    if not any(f.coefficients for f in forms):
         return LinearForm({}, e)
     match e:
         case Add():
-            return known[0].plus(known[1])
+            return forms[0].plus(forms[1])
         case Sub():
-            return known[0].plus(known[1], -1)
+            return forms[0].plus(forms[1], -1)
         case Mul(a=IntImm(value=scale)):
-            return known[1].times(scale)
+            return forms[1].times(scale)
         case Mul(b=IntImm(value=scale)):
-            return known[0].times(scale)
+            return forms[0].times(scale)
     return None
 
 
 def conjuncts(condition: PrimExpr) -> list[PrimExpr]:
-    """The conditions that `and` ties together, in order."""
-    found: list[PrimExpr] = []
+    """Return the conditions that `and` ties together, in order."""
+    conditions: list[PrimExpr] = []
     pending = [condition]
     while pending:
         e = pending.pop()
         if isinstance(e, And):
             pending += [e.b, e.a]
         else:
-            found.append(e)
-    return found
+            conditions.append(e)
+    return conditions
 
 
 # Over whole numbers a < b is b - a - 1 >= 0: everything below is of the one form `form >= 0`. NE
@@ -122,7 +124,7 @@ def nonnegative_forms(condition: PrimExpr, variables: Sequence[Var]) -> list[Lin
 
 
 def ceil_div(value: PrimExpr, divisor: int) -> PrimExpr:
-    """The quotient rounded up, for a divisor > 0."""
+    """Return the quotient rounded up, for a divisor > 0."""
     return value if divisor == 1 else (value + (divisor - 1)) // divisor
 
 
@@ -132,35 +134,40 @@ def deduce_bound(
     hint_map: Mapping[Var, IntervalSet | Range],
     relax_map: Mapping[Var, IntervalSet | Range],
 ) -> IntervalSet:
-    """Values of `var` for which a condition holds whatever the variables of `relax_map` are.
+    """Return values of `var` for which a condition holds for all values of the variables of
+    `relax_map`.
 
     The condition is a conjunction of comparisons linear in `var` with numbers as factors. For a
-    part that is not, or that is not known to hold, no value is known: the set is nothing.
-    `hint_map` says what else is known of variables.
+    conjunct that is not, or that is not known to hold, no value is known: the set is nothing.
+    `hint_map` has ranges of further variables, by which bounds are simplified.
     """
     analyzer = Analyzer()
-    for each, domain in hint_map.items():
+    for hinted, domain in hint_map.items():
         if isinstance(domain, Range):
-            analyzer.bind(each, domain)
+            analyzer.bind(hinted, domain)
     low: End = None
     high: End = None
-    for part in conjuncts(condition):
-        forms = nonnegative_forms(part, [var])
+    for conjunct in conjuncts(condition):
+        forms = nonnegative_forms(conjunct, [var])
         if not forms:
             return NOTHING
         for form in forms:
             scale = form.coefficients.get(var, 0)
-            rest = eval_set(form.base, relax_map, analyzer.simplify).min_value
-            if rest is None or (scale == 0 and not analyzer.can_prove(rest >= 0)):
+            # The lowest value of the base over `relax_map` is the strictest: scale * var + base >=
+            # 0 then holds for all of the others.
+            base_min = eval_set(form.base, relax_map, analyzer.simplify).min_value
+            if base_min is None or (scale == 0 and not analyzer.can_prove(base_min >= 0)):
                 return NOTHING
             if scale == 0:
                 continue
             if scale > 0:
-                least = analyzer.simplify(ceil_div(binary(Sub, 0, rest), scale))
-                low = least if low is None else analyzer.simplify(maximum(low, least))
+                bound = analyzer.simplify(ceil_div(binary(Sub, 0, base_min), scale))
+                low = bound if low is None else analyzer.simplify(maximum(low, bound))
             else:
-                most = analyzer.simplify(rest // -scale)
-                high = most if high is None else analyzer.simplify(minimum(high, most))
+                upper_bound = analyzer.simplify(base_min // -scale)
+                high = (
+                    upper_bound if high is None else analyzer.simplify(minimum(high, upper_bound))
+                )
     return EVERYTHING if low is None and high is None else interval(low, high)
 
 
@@ -174,7 +181,7 @@ class IntGroupBounds:
     upper: tuple[PrimExpr, ...]
 
     def find_best_range(self, analyzer: Analyzer | None = None) -> Range | None:
-        """The range of the variable, from its tightest ends; None if an end is missing."""
+        """Return the range of the variable, from its tightest ends; None if an end is missing."""
         solver = Analyzer() if analyzer is None else analyzer
         lows, highs = [*self.equal, *self.lower], [*self.equal, *self.upper]
         if not lows or not highs:
@@ -186,8 +193,8 @@ class IntGroupBounds:
 
 def _tightest(values: Sequence[PrimExpr], is_lower: bool) -> PrimExpr:
     total = values[0]
-    for each in values[1:]:
-        total = maximum(total, each) if is_lower else minimum(total, each)
+    for value in values[1:]:
+        total = maximum(total, value) if is_lower else minimum(total, value)
     return total
 
 
@@ -217,15 +224,17 @@ def solve_linear_inequalities(
         analyzer.bind(var, domain)
         system += nonnegative_forms(var >= domain.min, variables) or ()
         system += nonnegative_forms(var < domain.min + domain.extent, variables) or ()
-    for each in (part for e in inequalities for part in conjuncts(e)):
-        forms = nonnegative_forms(each, variables)
+    for conjunct in (clause for e in inequalities for clause in conjuncts(e)):
+        forms = nonnegative_forms(conjunct, variables)
         if forms is None:
-            solution.relations.append(each)
+            solution.relations.append(conjunct)
         else:
             system += forms
     for var in variables:
         system = _eliminate(var, system, solution, analyzer)
     for form in system:
+        # All variables are gone: what is proved is dropped, what is not may be false for every
+        # solution.
         remains = analyzer.simplify(binary(GE, form.base, 0))
         if not (isinstance(remains, IntImm) and remains.value):
             solution.relations.append(remains)
@@ -242,22 +251,23 @@ def _eliminate(
     lower = [_end(f, var, coef, -1, analyzer) for f in positive]
     upper = [_end(f, var, coef, 1, analyzer) for f in negative]
     solution.bounds[var] = _group(coef, lower, upper)
-    left = [f for f in system if var not in f.coefficients]
+    remaining = [f for f in system if var not in f.coefficients]
     for above in positive:
         for below in negative:
             a, b = above.coefficients[var], -below.coefficients[var]
+            # Scaled so that the variable cancels: (b / gcd) * above + (a / gcd) * below.
             common = math.gcd(a, b)
-            left.append(_reduced(above.times(b // common).plus(below, a // common), analyzer))
-    return left
+            remaining.append(_reduced(above.times(b // common).plus(below, a // common), analyzer))
+    return remaining
 
 
 def _end(form: LinearForm, var: Var, coef: int, sign: int, analyzer: Analyzer) -> PrimExpr:
-    """What coef * var is at least (sign -1) or at most (sign 1)."""
+    """Return what coef * var is at least (sign -1) or at most (sign 1)."""
     scale = coef // abs(form.coefficients[var]) * sign
     total = form.base * scale
-    for other, each in form.coefficients.items():
-        if other is not var:
-            total = total + other * (each * scale)
+    for variable, coefficient in form.coefficients.items():
+        if variable is not var:
+            total = total + variable * (coefficient * scale)
     return analyzer.simplify(total)
 
 
@@ -287,10 +297,12 @@ def solve_inequalities_to_range(
     inequalities: Sequence[PrimExpr],
     ranges: Mapping[Var, Range] | None = None,
 ) -> tuple[dict[Var, Range], list[PrimExpr]]:
-    """The range of each variable where both ends are known, and the conditions that are left."""
+    """Return the range of each variable where both ends are known, and the conditions that
+    remain.
+    """
     solution = solve_linear_inequalities(variables, inequalities, ranges)
-    found = {v: b.find_best_range() for v, b in solution.bounds.items()}
-    return {v: r for v, r in found.items() if r is not None}, solution.relations
+    best_ranges = {v: b.find_best_range() for v, b in solution.bounds.items()}
+    return {v: r for v, r in best_ranges.items() if r is not None}, solution.relations
 
 
 __all__ = [

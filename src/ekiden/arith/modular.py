@@ -27,30 +27,30 @@ def _made(coeff: int, base: int) -> ModularSet:
 
 
 def both(a: ModularSet, b: ModularSet) -> ModularSet:
-    """Of values that may be in either set."""
+    """Return the set of values that may be in either set."""
     # Both progressions lie in the one whose step divides both steps and what is between the bases.
     return _made(math.gcd(a.coeff, b.coeff, a.base - b.base), a.base)
 
 
 def sum_of(a: ModularSet, b: ModularSet) -> ModularSet:
-    """Of a + b."""
+    """Return the set of a + b."""
     return _made(math.gcd(a.coeff, b.coeff), a.base + b.base)
 
 
 def product(a: ModularSet, b: ModularSet) -> ModularSet:
-    """Of a * b."""
+    """Return the set of a * b."""
     # (m * k + b)(n * l + c) = m * n * k * l + m * c * k + n * b * l + b * c
     shared = math.gcd(a.coeff * b.coeff, a.coeff * b.base, b.coeff * a.base)
     return _made(shared, a.base * b.base)
 
 
 def remainder(a: ModularSet, divisor: int) -> ModularSet:
-    """Of a % divisor, or of what differs from a by multiples of the divisor."""
+    """Return the set of a % divisor, or of what differs from a by multiples of the divisor."""
     return _made(math.gcd(a.coeff, divisor), a.base)
 
 
 def met(a: ModularSet, b: ModularSet) -> ModularSet:
-    """Of values in both sets, of which there is one at least."""
+    """Return the set of values in both sets, of which there is one at least."""
     # The Chinese remainder theorem: a.base + steps * a.coeff = b.base modulo b.coeff, solved by the
     # inverse of a.coeff / g modulo b.coeff / g, g being what both share; the answer repeats every
     # lcm.
@@ -79,12 +79,12 @@ class ModularSets:
         self._poly_of, self._atom, self._fits = poly_of, atom, fits
         self._known: dict[int, ModularSet] = {}
 
-    def learn(self, number: int, said: ModularSet) -> None:
+    def learn(self, number: int, residues: ModularSet) -> None:
         """Say what is known of an atom beside what it is."""
-        self._known[number] = met(self._known.get(number, EVERY), said)
+        self._known[number] = met(self._known.get(number, EVERY), residues)
 
     def of(self, p: Poly) -> ModularSet:
-        """The set of a polynomial."""
+        """Return the set of a polynomial."""
         total = ModularSet(0, 0)
         for monomial, scale in p.items():
             term = ModularSet(0, scale)
@@ -94,9 +94,9 @@ class ModularSets:
         return total
 
     def _of_atom(self, number: int) -> ModularSet:
-        found = self._of_node(self._atom(number))
-        said = self._known.get(number)
-        return found if said is None else met(found, said)
+        derived = self._of_node(self._atom(number))
+        learned = self._known.get(number)
+        return derived if learned is None else met(derived, learned)
 
     def _of_node(self, e: PrimExpr) -> ModularSet:
         match e:

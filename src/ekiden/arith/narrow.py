@@ -37,10 +37,11 @@ _ORDERS = (LT, LE, GT, GE)
 
 
 def narrow_predicate_expression(expr: PrimExpr, ranges: Mapping[Var, Range]) -> PrimExpr:
-    """A condition without the variables of `ranges` that is true only where `expr` is for all of
-    their values, written as `expr` is: `i < n` for n in [0, 8) is `i < 0`.
+    """Return a condition without the variables of `ranges` that holds only where `expr` does for
+    all.
 
-    Nothing is known of loads, remainders and products: a comparison with one inside is False.
+    It is written as `expr` is: `i < n` for n in [0, 8) is `i < 0`. Nothing is known of loads,
+    remainders and products: a comparison with one inside is False.
     """
     return _Narrowing(ranges).condition(convert(expr), 0)
 
@@ -53,21 +54,24 @@ class _Narrowing:
         }
 
     def condition(self, e: PrimExpr, wider: int) -> PrimExpr:
-        """What holds at most where `e` does; with `wider`, at least."""
+        """Return a condition that holds at most where `e` does; with `wider`, at least there."""
         match e:
             case And() | Or():
                 return type(e)(self.condition(e.a, wider), self.condition(e.b, wider), e.dtype)
             case Not():
+                # What is too narrow inside a `not` is too wide outside.
                 inner = self.condition(e.a, 1 - wider)
                 return const(not inner.value, "bool") if isinstance(inner, IntImm) else Not(inner)
             case EQ():
                 both = And(LE(e.a, e.b), LE(e.b, e.a))
-                found = self.condition(both, wider)
-                unknown = isinstance(found, And) and isinstance(found.a, IntImm)
-                return const(bool(wider), "bool") if unknown else found
+                narrowed = self.condition(both, wider)
+                unknown = isinstance(narrowed, And) and isinstance(narrowed.a, IntImm)
+                return const(bool(wider), "bool") if unknown else narrowed
             case NE():
                 return self.condition(Or(LT(e.a, e.b), LT(e.b, e.a)), wider)
             case _ if isinstance(e, _ORDERS):
+                # a < b for all values is max(a) < min(b); for some value (wider) it is min(a) <
+                # max(b).
                 left_low = isinstance(e, _LARGER_LEFT) is not bool(wider)
                 a, b = self.end(e.a, int(not left_low)), self.end(e.b, int(left_low))
                 return const(bool(wider), "bool") if a is None or b is None else type(e)(a, b)
@@ -76,7 +80,9 @@ class _Narrowing:
         return const(bool(wider), "bool")
 
     def end(self, e: PrimExpr, at: int) -> PrimExpr | None:
-        """The least (0) or the largest (1) value of a number; None where nothing is known."""
+        """Return the lowest (at=0) or the highest (at=1) value of a number; None where nothing is
+        known.
+        """
         match e:
             case Var():
                 return self.ends[e][at] if e in self.ends else e

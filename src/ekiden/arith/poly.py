@@ -23,12 +23,12 @@ ONE: Monomial = ()
 
 
 def constant(value: int) -> Poly:
-    """The polynomial of a number."""
+    """Return the polynomial of a number."""
     return {ONE: value} if value else {}
 
 
 def constant_of(p: Poly) -> int | None:
-    """The number a polynomial is, or None."""
+    """Return the number that a polynomial is, or None."""
     if not p:
         return 0
     return p.get(ONE) if len(p) == 1 else None
@@ -61,57 +61,58 @@ def multiply(p: Poly, q: Poly) -> Poly:
 
 
 def key(p: Poly) -> Key:
-    """What is equal for equal polynomials, and can be hashed."""
+    """Return a hashable key that is equal for equal polynomials."""
     return tuple(sorted(p.items()))
 
 
 def split(p: Poly, divisor: int) -> tuple[Poly, Poly]:
-    """(q, r) with p = divisor * q + r: r's coefficients smaller than divisor, its constant in [0,
-    divisor).
+    """Return (q, r) with p = divisor * q + r.
+
+    The coefficients of r are smaller than the divisor, its constant is in [0, divisor).
     """
     quotient: Poly = {}
-    rest: Poly = {}
+    remainder: Poly = {}
     for monomial, coefficient in p.items():
-        whole, left = divmod(coefficient, divisor)
-        if monomial and whole < 0 and left:
-            whole, left = whole + 1, left - divisor
-        if whole:
-            quotient[monomial] = whole
-        if left:
-            rest[monomial] = left
-    return quotient, rest
+        multiple, residue = divmod(coefficient, divisor)
+        if monomial and multiple < 0 and residue:
+            multiple, residue = multiple + 1, residue - divisor
+        if multiple:
+            quotient[monomial] = multiple
+        if residue:
+            remainder[monomial] = residue
+    return quotient, remainder
 
 
 def split_symbolic(p: Poly, divisor: Poly) -> tuple[Poly, Poly] | None:
-    """(q, r) with p = divisor * q + r where divisor is one monomial; None if it is a sum."""
+    """Return (q, r) with p = divisor * q + r where divisor is one monomial; None if it is a sum."""
     # A term is in the quotient as a whole or not at all: x * n % n has no rest, (x + 1) % n is not
     # looked into. Long division by a sum would need an order of monomials, and no index has it.
     if len(divisor) != 1:
         return None
     ((monomial, scale),) = divisor.items()
     quotient: Poly = {}
-    rest: Poly = {}
+    remainder: Poly = {}
     for term, coefficient in p.items():
-        left = _without(term, monomial) if coefficient % scale == 0 else None
-        if left is None:
-            rest[term] = coefficient
+        factor = _without(term, monomial) if coefficient % scale == 0 else None
+        if factor is None:
+            remainder[term] = coefficient
         else:
-            quotient[left] = coefficient // scale
-    return quotient, rest
+            quotient[factor] = coefficient // scale
+    return quotient, remainder
 
 
 def _without(term: Monomial, factor: Monomial) -> Monomial | None:
-    """A monomial divided by another; None where it is no multiple of it."""
-    left = list(term)
+    """Return a monomial divided by another; None where it is no multiple of it."""
+    quotient = list(term)
     for atom in factor:
-        if atom not in left:
+        if atom not in quotient:
             return None
-        left.remove(atom)
-    return tuple(left)
+        quotient.remove(atom)
+    return tuple(quotient)
 
 
 def content(p: Poly) -> int:
-    """The greatest common divisor of the coefficients of everything but the constant; 0 if there is
-    nothing else.
+    """Return the greatest common divisor of the coefficients without the constant; 0 if there are
+    none.
     """
     return math.gcd(*(c for m, c in p.items() if m != ONE))

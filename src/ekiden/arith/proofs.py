@@ -61,23 +61,25 @@ class Proofs:
         raise NotImplementedError
 
     def _mentions(self, atom: int, variable: int) -> bool:
-        """Whether an atom that is no variable depends on one: i // 4 does on i."""
-        wanted = self._atoms[variable].expr
+        """Return whether an atom that is no variable depends on one: i // 4 does on i."""
+        target = self._atoms[variable].expr
         expr = self._atoms[atom].expr
-        return not isinstance(expr, Var) and any(e is wanted for e in post_order(expr))
+        return not isinstance(expr, Var) and any(e is target for e in post_order(expr))
 
     def _number(
         self, key: object, make: Callable[[], PrimExpr], bound: Interval, order: tuple[object, ...]
     ) -> int:
-        found = self._numbers.get(key)
-        if found is None:
-            found = self._numbers[key] = len(self._atoms)
+        number = self._numbers.get(key)
+        if number is None:
+            number = self._numbers[key] = len(self._atoms)
             self._atoms.append(Atom(make(), bound, order))
-        return found
+        return number
 
     def _emit(self, p: Poly, dtype: str) -> PrimExpr:
-        """The polynomial as an expression: terms in the order of their atoms, those that are taken
-        away behind the others, the number last.
+        """Return the polynomial as an expression.
+
+        Terms stand in the order of their atoms, those that are subtracted behind the others, the
+        number last.
         """
         # A polynomial of one atom is that atom's own object, so that what does not change is not
         # made again and `is` stays the cheap test for it.
@@ -104,12 +106,14 @@ class Proofs:
         return total + offset if offset >= 0 else total - -offset
 
     def _scaled(self, monomial: Monomial, scale: int, first: bool) -> PrimExpr:
-        """A term without its sign (with it, if it comes first); the same object each time."""
+        """Return a term without its sign (with it, if it comes first); the same object
+        each time.
+        """
         scale = scale if first else abs(scale)
-        found = self._terms.get((monomial, scale))
-        if found is None:
-            found = self._terms[monomial, scale] = self._product(monomial) * scale
-        return found
+        term = self._terms.get((monomial, scale))
+        if term is None:
+            term = self._terms[monomial, scale] = self._product(monomial) * scale
+        return term
 
     def _product(self, monomial: Monomial) -> PrimExpr:
         """x * y * z of a monomial, which is not that of the number."""
@@ -119,8 +123,9 @@ class Proofs:
         return total
 
     def _bound(self, p: Poly) -> Interval:
-        """The sum of the terms' intervals. A variable in two terms counts as two: the interval may
-        be too wide, never too narrow.
+        """Return the sum of the terms' intervals.
+
+        A variable in two terms counts as two: the interval may be too wide, never too narrow.
         """
         low: Bound = 0
         high: Bound = 0
@@ -146,17 +151,17 @@ class Proofs:
                     continue
                 a, b = self._poly(quotient.a), self._poly(quotient.b)
                 ((by, size),) = b.items() if len(b) == 1 else (((0,), 0),)
-                left = list(monomial)
-                left.remove(number)
-                if tuple(left) != by or not size or coefficient % size:
+                cofactor = list(monomial)
+                cofactor.remove(number)
+                if tuple(cofactor) != by or not size or coefficient % size:
                     continue
                 scale = -coefficient // size
-                rest = poly.add({m: c for m, c in p.items() if m != monomial}, a, -scale)
-                if monomial in rest or any(number in m for m in rest):
+                remaining = poly.add({m: c for m, c in p.items() if m != monomial}, a, -scale)
+                if monomial in remaining or any(number in m for m in remaining):
                     continue
-                low, high = self._bound(rest)
-                least, most = remainders(self._bound(a), self._bound(b))
-                ends = [times(scale, least), times(scale, most)]
+                low, high = self._bound(remaining)
+                remainder_min, remainder_max = remainders(self._bound(a), self._bound(b))
+                ends = [times(scale, remainder_min), times(scale, remainder_max)]
                 yield low + min(ends), high + max(ends)
 
     def _tight_bound(self, p: Poly, depth: int = DEPTH) -> Interval:
@@ -171,14 +176,14 @@ class Proofs:
             if numerator is None or divisor <= 0 or coefficient % divisor:
                 continue
             scale = -coefficient // divisor
-            others = {m: c for m, c in p.items() if m != monomial}
-            inside = self._tight_bound(poly.add(others, dict(numerator), -scale), depth - 1)
+            remaining = {m: c for m, c in p.items() if m != monomial}
+            inside = self._tight_bound(poly.add(remaining, dict(numerator), -scale), depth - 1)
             ends = 0, scale * (divisor - 1)
             low, high = max(low, inside[0] + min(ends)), min(high, inside[1] + max(ends))
         return low, high
 
     def _nonnegative(self, p: Poly, depth: int = DEPTH) -> bool:
-        """Whether p >= 0 is known: by constant bounds, or after replacing ranged variables by their
+        """Return whether p >= 0 is known: by constant bounds, or with ranged variables at their
         ends.
         """
         # 1. Constant bounds. 2. If p - fact >= 0 then p >= fact >= 0; each fact branches, which is
@@ -189,8 +194,8 @@ class Proofs:
         if depth <= 0:
             return False
         for fact in self._facts:
-            left = _without_fact(p, fact)
-            if left is not None and self._nonnegative(left, depth - 2):
+            difference = _without_fact(p, fact)
+            if difference is not None and self._nonnegative(difference, depth - 2):
                 return True
         if not self._ranges:
             return False
@@ -203,30 +208,30 @@ class Proofs:
         return False
 
     def _at_worst(self, p: Poly, atom: int) -> Poly | None:
-        """p with a ranged variable at the end where p is lowest; None if p is not known monotonic
-        in it.
+        """Return p with a ranged variable at the end where p is lowest; None if p is not known
+        monotonic in it.
         """
         # p = slope * v + rest. For slope >= 0, p is lowest where v is: slope * low(v) + rest. That
         # holds if p is linear in v and v is in no atom of p, whose value would change with it.
         slope: Poly = {}
-        rest: Poly = {}
+        offset: Poly = {}
         for monomial, coefficient in p.items():
             if atom in monomial:
-                left = list(monomial)
-                left.remove(atom)
-                slope[tuple(left)] = coefficient
+                cofactor = list(monomial)
+                cofactor.remove(atom)
+                slope[tuple(cofactor)] = coefficient
             else:
-                rest[monomial] = coefficient
+                offset[monomial] = coefficient
         if any(atom in m for m in slope) or any(self._mentions(a, atom) for m in p for a in m):
             return None
         low, high = self._bound(slope)
         if low >= 0 or high <= 0:
             end = self._ranges[atom][0 if low >= 0 else 1]
-            return poly.add(rest, poly.multiply(slope, end))
+            return poly.add(offset, poly.multiply(slope, end))
         return None
 
     def _decide(self, kind: type[BinaryExpr], p: Poly) -> bool | None:
-        """Whether `p kind 0` is known."""
+        """Return whether `p kind 0` holds, None where that is not known."""
         low, high = self._bound(p)
         if kind in (EQ, NE):
             if low > 0 or high < 0 or not p or self._never_zero(p):
@@ -247,7 +252,9 @@ class Proofs:
         )
 
     def _decide_by_facts(self, p: Poly, wants_zero: bool) -> bool | None:
-        """Whether p is 0 (or, with `wants_zero` false, is not), if the scope's facts say it."""
+        """Return whether p is 0 (or, with `wants_zero` false, is not), if the scope's facts decide
+        it.
+        """
         below = poly.add({}, p, -1)
         if self._nonnegative(p) and self._nonnegative(below):
             return wants_zero
@@ -257,14 +264,14 @@ class Proofs:
         return None
 
     def _never_zero(self, p: Poly) -> bool:
-        """4 * i + 6 * j + 3 != 0: the terms are multiples of 2, the number is not."""
+        """Return whether 0 is excluded by divisibility: 4 * i + 6 * j + 3 is odd."""
         # An equation sum(c_k * x_k) = -n has solutions in whole numbers only where gcd(c_k) divides
         # n. That is the whole of what is asked of divisibility here; `modular` knows more.
         coeff = poly.content(p)
         return bool(coeff) and p.get(ONE, 0) % coeff != 0
 
     def _within(self, p: Poly, d: Poly) -> bool:
-        """Whether 0 <= p < d is known."""
+        """Return whether 0 <= p < d is known."""
         if not p:
             return True
         return self._nonnegative(p) and self._nonnegative(

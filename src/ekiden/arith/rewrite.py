@@ -111,12 +111,12 @@ def _rest(a: ast.expr, b: ast.expr) -> ast.expr:
 
 
 def _orders(p: Pattern) -> list[Pattern]:
-    """The pattern with operands that commute in every order."""
-    choices = [_orders(each) for each in p.parts]
-    found = [Pattern(p.head, parts, p.is_name) for parts in itertools.product(*choices)]
+    """Return the pattern with operands that commute in every order."""
+    choices = [_orders(operand) for operand in p.parts]
+    patterns = [Pattern(p.head, operands, p.is_name) for operands in itertools.product(*choices)]
     if p.head in _COMMUTE and p.parts[0] != p.parts[1]:
-        found += [Pattern(f.head, f.parts[::-1], False) for f in list(found)]
-    return found
+        patterns += [Pattern(f.head, f.parts[::-1], False) for f in list(patterns)]
+    return patterns
 
 
 # A name's first letter is its type: rules of whole numbers never match floats, whose sums round.
@@ -129,24 +129,25 @@ def _accepts(name: str, e: PrimExpr) -> bool:
 
 
 def _kind(e: PrimExpr) -> object:
-    """What the head of a pattern that is no name is compared with."""
+    """Return what the head of a pattern that is no name is compared with."""
     return e.op if isinstance(e, Intrinsic) else type(e)
 
 
-def _match(p: Pattern, e: PrimExpr, found: Match) -> bool:
-    """Whether an expression has the form of a pattern; names are filled in."""
+def _match(p: Pattern, e: PrimExpr, bindings: Match) -> bool:
+    """Return whether an expression has the form of a pattern; names are filled in."""
     head = p.head
     if p.is_name:
         assert isinstance(head, str)
-        known = found.get(head)
-        if known is not None:
-            return same(known, e)
-        found[head] = e
+        bound = bindings.get(head)
+        if bound is not None:
+            return same(bound, e)
+        bindings[head] = e
         return _accepts(head, e)
     if isinstance(head, int):
         return isinstance(e, IntImm) and int(e.value) == head
     return _kind(e) == head and all(
-        _match(part, child, found) for part, child in zip(p.parts, children(e), strict=True)
+        _match(operand, child, bindings)
+        for operand, child in zip(p.parts, children(e), strict=True)
     )
 
 
@@ -155,13 +156,15 @@ Builder: TypeAlias = Callable[[Mapping[str, PrimExpr], str], PrimExpr]
 
 
 def build(node: ast.expr, names: Mapping[str, PrimExpr], dtype: str) -> PrimExpr:
-    """The right side, or a condition, with names filled in; numbers fold."""
+    """Return the right side, or a condition, with names filled in; numbers fold."""
     return builder(node)(names, dtype)
 
 
 def builder(node: ast.expr) -> Builder:
-    """What builds a side of a rule: the tree is read once, here. Raises ValueError for a tree that
-    is no expression."""
+    """Return a function that builds a side of a rule.
+
+    The tree is read once, here. Raises ValueError for a tree that is no expression.
+    """
     match node:
         case ast.Name(id=name):
             return lambda names, dtype: names[name]
@@ -200,8 +203,8 @@ def _of_two(make: Callable[[PrimExpr, PrimExpr], PrimExpr], a: ast.expr, b: ast.
 
 
 def _of_many(make: Callable[..., PrimExpr], args: list[ast.expr]) -> Builder:
-    parts = [builder(each) for each in args]
-    return lambda names, dtype: make(*(part(names, dtype) for part in parts))
+    builders = [builder(arg) for arg in args]
+    return lambda names, dtype: make(*(build_arg(names, dtype) for build_arg in builders))
 
 
 def _negation(inner: Builder) -> Builder:
@@ -254,7 +257,7 @@ def _conditions(text: str) -> tuple[Condition, ...]:
 
 
 def parsed(text: str) -> ast.expr:
-    """A side of a rule as Python's tree."""
+    """Return a side of a rule as Python's tree."""
     return ast.parse(text, mode="eval").body
 
 
@@ -263,27 +266,29 @@ Written: TypeAlias = tuple[Rule, ast.expr]
 
 
 def by_kind(rules: Sequence[Rule]) -> dict[object, list[Written]]:
-    """The rules by the kind of their root. All left sides are read at once, which takes a third of
-    the time that they take one by one."""
-    found: dict[object, list[Written]] = {}
+    """Return the rules by the kind of their root.
+
+    All left sides are parsed at once, which takes a third of the time that they take one by one.
+    """
+    rules_by_kind: dict[object, list[Written]] = {}
     for rule, line in zip(rules, ast.parse("\n".join(r.left for r in rules)).body, strict=True):
         assert isinstance(line, ast.Expr), "a left side is an expression"
-        found.setdefault(_parts(line.value)[0], []).append((rule, line.value))
-    return found
+        rules_by_kind.setdefault(_parts(line.value)[0], []).append((rule, line.value))
+    return rules_by_kind
 
 
 def compiled(rules: Sequence[Written], written_first: bool) -> tuple[Compiled, ...]:
     """Rules in every order of their operands, as `Rules` says, ready to be tried."""
     first: list[Compiled] = []
-    others = [] if written_first else first
-    for rule, left in rules:
+    exchanged = [] if written_first else first
+    for rule, lhs in rules:
         right, conditions = builder(parsed(rule.right)), _conditions(rule.condition)
-        written = _pattern(left)
+        written = _pattern(lhs)
         orders = [written] if rule.fixed else _orders(written)
-        made = [Compiled(pattern, right, conditions, rule) for pattern in orders]
-        first.append(made[0])
-        others += made[1:]
-    return (*first, *others) if written_first else tuple(first)
+        variants = [Compiled(pattern, right, conditions, rule) for pattern in orders]
+        first.append(variants[0])
+        exchanged += variants[1:]
+    return (*first, *exchanged) if written_first else tuple(first)
 
 
 class Rules:
@@ -303,38 +308,42 @@ class Rules:
     # Found once for each combination of kinds that is met; the order of rules stays, as the first
     # that fits is applied.
     def candidates(self, e: PrimExpr) -> tuple[Compiled, ...]:
-        """The rules for nodes of a kind whose children are of these kinds: most others fail at
-        once."""
+        """Return the rules for nodes of a kind whose children are of these kinds.
+
+        Most others fail at once.
+        """
         kind, inside = _kind(e), tuple(map(_kind, children(e)))
-        found = self._found.get((kind, inside))
-        if found is None:
-            found = self._found[kind, inside] = tuple(
-                each
-                for each in self._of(kind)
-                if all(_may_be(p, k) for p, k in zip(each.pattern.parts, inside, strict=True))
+        candidates = self._found.get((kind, inside))
+        if candidates is None:
+            candidates = self._found[kind, inside] = tuple(
+                compiled_rule
+                for compiled_rule in self._of(kind)
+                if all(
+                    _may_be(p, k) for p, k in zip(compiled_rule.pattern.parts, inside, strict=True)
+                )
             )
-        return found
+        return candidates
 
     def _of(self, kind: object) -> tuple[Compiled, ...]:
-        """The rules for nodes of a kind."""
-        found = self._table.get(kind)
-        if found is None:
+        """Return the rules for nodes of a kind."""
+        compiled_rules = self._table.get(kind)
+        if compiled_rules is None:
             if self._by_kind is None:
                 self._by_kind = by_kind(self._rules)
             rows = self._by_kind.get(kind, ())
-            found = self._table[kind] = compiled(rows, self._written_first)
-        return found
+            compiled_rules = self._table[kind] = compiled(rows, self._written_first)
+        return compiled_rules
 
     def apply(self, e: PrimExpr, prove: Prove) -> tuple[PrimExpr, Rule] | None:
-        """What the first rule that fits makes of a node, and that rule; or None."""
-        for each in self.candidates(e):
-            found: Match = {}
-            if not _match(each.pattern, e, found):
+        """Return what the first rule that fits makes of a node, and that rule; or None."""
+        for candidate in self.candidates(e):
+            bindings: Match = {}
+            if not _match(candidate.pattern, e, bindings):
                 continue
-            dtype = next((v.dtype for n, v in found.items() if n in _NUMBERS), "int64")
-            if all(_holds(c, found, dtype, prove) for c in each.conditions):
-                right = each.right(found, e.dtype if e.dtype != "bool" else dtype)
-                return right, each.rule
+            dtype = next((v.dtype for n, v in bindings.items() if n in _NUMBERS), "int64")
+            if all(_holds(c, bindings, dtype, prove) for c in candidate.conditions):
+                right = candidate.right(bindings, e.dtype if e.dtype != "bool" else dtype)
+                return right, candidate.rule
         return None
 
 
@@ -343,21 +352,21 @@ CANONICAL = Rules(*REWRITES, *NORMAL)
 
 
 def _may_be(p: Pattern, kind: object) -> bool:
-    """Whether a pattern can fit a node of a kind."""
+    """Return whether a pattern can fit a node of a kind."""
     if p.is_name:
         return kind is IntImm or p.head not in _CONSTANTS
     return kind is IntImm if isinstance(p.head, int) else kind == p.head
 
 
 def folded(e: PrimExpr) -> PrimExpr | None:
-    """A cast or a pure call of numbers as the number it is; None for others."""
+    """Return a cast or a pure call of numbers as the number it is; None for others."""
     match e:
         case Cast(value=IntImm() | FloatImm() as value) if dt.lanes(e.dtype) == 1:
-            made = prim.cast(value, e.dtype)
-            return None if isinstance(made, Cast) else made
+            result = prim.cast(value, e.dtype)
+            return None if isinstance(result, Cast) else result
         case Intrinsic(args=[IntImm() as x]) if e.op in ("popcount", "clz", "abs", "bitwise_not"):
-            given = np.asarray(x.value, x.dtype)
-            return const(int(row_of(e.op).reference(given)), e.dtype)  # type: ignore[call-overload]
+            operand = np.asarray(x.value, x.dtype)
+            return const(int(row_of(e.op).reference(operand)), e.dtype)  # type: ignore[call-overload]
     return None
 
 

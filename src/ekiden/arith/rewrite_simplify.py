@@ -34,28 +34,30 @@ _COMPARISONS = (EQ, NE, LT, LE, GT, GE)
 class RewriteSimplifier:
     """The forms of expressions under what an Analyzer knows."""
 
-    def __init__(self, known: Analyzer) -> None:
-        self._known = known
+    def __init__(self, analyzer: Analyzer) -> None:
+        self._known = analyzer
         self._done: dict[int, PrimExpr] = {}
         """id of an expression -> its form; a form is its own."""
         self._alive: list[PrimExpr] = []
         self._applied = 0
 
     def form(self, expr: PrimExpr, depth: int = 0) -> PrimExpr:
-        """The form of an expression; `depth` says how many rules made it of one another."""
-        for each in pending((expr,), self._done):
-            inside = children(each)
-            here = rebuild(each, [self._done[id(c)] for c in inside]) if inside else each
-            made = self._done.get(id(here))
-            if made is None:
-                made = self._node(here, depth, ruled=depth > 0 and each is expr)
-            self._done[id(each)] = self._done[id(made)] = made
-            self._alive += (each, here, made)
+        """Return the form of an expression; `depth` is how many rules produced it in turn."""
+        for node in pending((expr,), self._done):
+            inside = children(node)
+            rebuilt = rebuild(node, [self._done[id(c)] for c in inside]) if inside else node
+            form = self._done.get(id(rebuilt))
+            if form is None:
+                form = self._node(rebuilt, depth, ruled=depth > 0 and node is expr)
+            self._done[id(node)] = self._done[id(form)] = form
+            self._alive += (node, rebuilt, form)
         return self._done[id(expr)]
 
     def _node(self, e: PrimExpr, depth: int, ruled: bool) -> PrimExpr:
-        """The form of a node over formed children. What a rule made is not brought to its normal
-        form, which may be what the rule was given."""
+        """Return the form of a node over formed children.
+
+        The result of a rule is not brought to its normal form, which may be the input of the rule.
+        """
         if depth == DEPTH or self._applied == LIMIT or _holds_rest(e):
             return e
         if isinstance(e, _COMPARISONS) and is_number(e.a):
@@ -64,11 +66,11 @@ class RewriteSimplifier:
                 changed = self._at_most(e, depth)
             if changed is not None:
                 return self.form(changed, depth + 1)
-        found = RULES.apply(e, self._known.can_prove)
-        if found is not None:
+        applied = RULES.apply(e, self._known.can_prove)
+        if applied is not None:
             self._applied += 1
-            made, rule = found
-            return made if rule.final else self.form(made, depth + 1)
+            rewritten, rule = applied
+            return rewritten if rule.final else self.form(rewritten, depth + 1)
         changed = rewrite.folded(e)
         if changed is None:
             changed = vectors.combined(e, self._known.modular_set)
@@ -77,30 +79,32 @@ class RewriteSimplifier:
         return e if changed is None else self.form(changed, depth + 1)
 
     def _decided(self, e: BinaryExpr) -> PrimExpr | None:
-        """A comparison whose answer is known."""
+        """Return a comparison whose answer is known as a constant, else None."""
         difference = poly.add(self._known._poly(e.a), self._known._poly(e.b), -1)
-        known = self._known._decide(type(e), difference)
-        return None if known is None else const(known, "bool")
+        answer = self._known._decide(type(e), difference)
+        return None if answer is None else const(answer, "bool")
 
     def _at_most(self, e: LE, depth: int) -> PrimExpr | None:
-        """a <= b as the opposite of b < a, where rules know that."""
+        """Return a <= b as the opposite of b < a, where rules rewrite that."""
         strict = binary(LT, e.b, e.a)
-        made = self.form(strict, depth + 1)
-        return None if made is strict else _opposite(made)
+        formed = self.form(strict, depth + 1)
+        return None if formed is strict else _opposite(formed)
 
     def _shorter(self, e: PrimExpr) -> PrimExpr | None:
-        """The normal form of a node, if it has fewer operations."""
+        """Return the normal form of a node, if it has fewer operations."""
         if not (is_number(e) or e.dtype == "bool") or isinstance(e, (Var, IntImm)):
             return None
         if isinstance(e, _COMPARISONS) and is_number(e.a):
-            whole = not any(isinstance(each, prim.Div) for each in post_order(e))
-            return self._shorter_comparison(e) if whole else None
-        found = self._known.simplify(e)
-        return found if _length(found) < _length(e) else None
+            is_exact = not any(isinstance(inner, prim.Div) for inner in post_order(e))
+            return self._shorter_comparison(e) if is_exact else None
+        form = self._known.simplify(e)
+        return form if _length(form) < _length(e) else None
 
     def _shorter_comparison(self, e: BinaryExpr) -> PrimExpr | None:
-        """A comparison of whole numbers with what both sides share taken away, every term on the
-        side where it is added, by `<` or `<=`; None if that is not shorter."""
+        """Return a comparison of whole numbers without terms that both sides share.
+
+        Every term is on the side where it is added, by `<` or `<=`; None if that is not shorter.
+        """
         kind, p = type(e), poly.add(self._known._poly(e.a), self._known._poly(e.b), -1)
         if kind in (GT, GE):
             kind, p = (LT if kind is GT else LE), poly.add({}, p, -1)
@@ -112,24 +116,24 @@ class RewriteSimplifier:
         elif kind is LT:
             kind, offset = LE, offset + 1
         offset = -(-offset // common)
-        left = {m: c // common for m, c in p.items() if c > 0}
-        right = {m: -c // common for m, c in p.items() if c < 0}
-        if kind is LE and (offset == 1 or (offset > 0 and left)):
+        lhs = {m: c // common for m, c in p.items() if c > 0}
+        rhs = {m: -c // common for m, c in p.items() if c < 0}
+        if kind is LE and (offset == 1 or (offset > 0 and lhs)):
             kind, offset = LT, offset - 1
-        if offset > 0 or not left:
-            left = poly.add(left, poly.constant(offset))
+        if offset > 0 or not lhs:
+            lhs = poly.add(lhs, poly.constant(offset))
         else:
-            right = poly.add(right, poly.constant(-offset))
+            rhs = poly.add(rhs, poly.constant(-offset))
         dtype = e.a.dtype
-        made = binary(kind, self._known._emit(left, dtype), self._known._emit(right, dtype))
-        return None if _length(made) >= _length(e) else made
+        shorter = binary(kind, self._known._emit(lhs, dtype), self._known._emit(rhs, dtype))
+        return None if _length(shorter) >= _length(e) else shorter
 
 
 _OPPOSITE: dict[type[PrimExpr], type[BinaryExpr]] = {EQ: NE, NE: EQ, LT: LE, LE: LT}
 
 
 def _opposite(condition: PrimExpr) -> PrimExpr:
-    """The opposite of a condition in its form."""
+    """Return the opposite of a condition in its form."""
     match condition:
         case IntImm(value=value):
             return const(not value, "bool")
@@ -145,8 +149,10 @@ def _opposite(condition: PrimExpr) -> PrimExpr:
 
 
 def _holds_rest(e: PrimExpr) -> bool:
-    """Whether a node is a rest of a division that rounds towards zero, a - truncdiv(a, b) * b, or
-    its opposite or multiple: they stay in one piece."""
+    """Return whether a node is a remainder of a division that rounds towards zero.
+
+    a - truncdiv(a, b) * b, its opposite or a multiple of it stay in one piece.
+    """
     match e:
         case prim.Sub(a=IntImm(value=0), b=prim.Sub() as inside):
             return _holds_rest(inside)
@@ -158,10 +164,10 @@ def _holds_rest(e: PrimExpr) -> bool:
 
 
 def _length(expr: PrimExpr) -> int:
-    """How many nodes an expression is written with."""
+    """Return how many nodes an expression is written with."""
     sizes: dict[int, int] = {}
-    for each in post_order(expr):
-        sizes[id(each)] = 1 + sum(sizes[id(c)] for c in children(each))
+    for node in post_order(expr):
+        sizes[id(node)] = 1 + sum(sizes[id(c)] for c in children(node))
     return sizes[id(expr)]
 
 

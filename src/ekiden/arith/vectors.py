@@ -30,14 +30,14 @@ class _Line:
     lanes: object
 
     def made(self) -> PrimExpr:
-        """The node; a line that does not move is a broadcast."""
+        """Return the node; a line that does not move is a broadcast."""
         if self.stride is None or prim.is_const(self.stride, 0):
             return NODE_TYPES["tir.Broadcast"](self.base, self.lanes)  # type: ignore[call-arg,return-value]
         return NODE_TYPES["tir.Ramp"](self.base, self.stride, self.lanes)  # type: ignore[call-arg,return-value]
 
     @property
     def step(self) -> PrimExpr:
-        """The stride; 0 of a broadcast."""
+        """Return the stride; 0 of a broadcast."""
         return const(0, self.base.dtype) if self.stride is None else self.stride
 
 
@@ -50,7 +50,7 @@ def _line(e: PrimExpr) -> _Line | None:
 
 
 def combined(e: PrimExpr, modular: Modular) -> PrimExpr | None:
-    """An operation on two such vectors as one of them; None for others."""
+    """Return an operation on two such vectors as one of them; None for others."""
     if not isinstance(e, BinaryExpr) or not dt.vector(e.dtype):
         return None
     a, b = _line(e.a), _line(e.b)
@@ -67,6 +67,7 @@ def combined(e: PrimExpr, modular: Modular) -> PrimExpr | None:
             return _Line(binary(kind, a.base, b.base), stride, a.lanes).made()
         case prim.Mul():
             line, scale = (a, b.base) if b.stride is None else (b, a.base)
+            # The product of two lines is quadratic in the lane.
             if a.stride is not None and b.stride is not None:
                 return None
             return _Line(line.base * scale, line.step * scale, a.lanes).made()
@@ -76,8 +77,11 @@ def combined(e: PrimExpr, modular: Modular) -> PrimExpr | None:
 
 
 def _divided(e: BinaryExpr, a: _Line, b: _Line, modular: Modular) -> PrimExpr | None:
-    """A line by a number: it stays one where the stride is a multiple, or no lane of a base whose
-    remainder is known reaches the next multiple."""
+    """Return a line divided by a number, or its remainder; None where that is no line.
+
+    It is one where the stride is a multiple, or where no lane of a base with a known remainder
+    reaches the next multiple.
+    """
     divisor, stride, is_quotient = b.base, a.stride, isinstance(e, prim.FloorDiv)
     if not isinstance(divisor, IntImm) or not isinstance(stride, IntImm) or divisor.value <= 0:
         return None
@@ -86,15 +90,16 @@ def _divided(e: BinaryExpr, a: _Line, b: _Line, modular: Modular) -> PrimExpr | 
         quotient = const(step // size, stride.dtype) if is_quotient else None
         return _Line(binary(type(e), a.base, divisor), quotient, a.lanes).made()
     coeff, first = modular(a.base)
-    known = size if coeff == 0 else math.gcd(coeff, size)
-    rest = first % known
-    if step > 0 and isinstance(a.lanes, int) and rest + step * (a.lanes - 1) < known:
+    # What is known of the base: its remainder by `coeff`, of which this common divisor is of use.
+    modulus = size if coeff == 0 else math.gcd(coeff, size)
+    residue = first % modulus
+    if step > 0 and isinstance(a.lanes, int) and residue + step * (a.lanes - 1) < modulus:
         base = binary(type(e), a.base, divisor)
-        if not is_quotient and known == size:
-            base = const(rest, a.base.dtype)
+        if not is_quotient and modulus == size:
+            base = const(residue, a.base.dtype)
         return _Line(base, None if is_quotient else stride, a.lanes).made()
-    if not is_quotient and known == size and not prim.is_const(a.base, rest):
-        line = _Line(const(rest, a.base.dtype), stride, a.lanes)
+    if not is_quotient and modulus == size and not prim.is_const(a.base, residue):
+        line = _Line(const(residue, a.base.dtype), stride, a.lanes)
         return prim.FloorMod(line.made(), e.b, e.dtype)
     return None
 
