@@ -25,20 +25,20 @@ class Attrs(Node):
     __slots__ = ()
 
     def __post_init__(self) -> None:
-        """A dtype is kept as it is written here."""
+        """Replace TVM's spellings of dtypes by those of `ekiden.ir.dtype`."""
         for name in _dtype_fields(self.type_key):
-            given = getattr(self, name)
-            if isinstance(given, str) and (own := spelled(given)) != given:
-                freeze(self, **{name: own})
+            dtype = getattr(self, name)
+            if isinstance(dtype, str) and (spelling := spelled(dtype)) != dtype:
+                freeze(self, **{name: spelling})
 
     def keys(self) -> tuple[str, ...]:
-        """The names of the fields, in their order."""
+        """Return the names of the fields, in their order."""
         return tuple(field.name for field in fields_of(self))
 
     def __getitem__(self, name: str) -> object:
         if name not in self.keys():
-            known = ", ".join(self.keys()) or "none"
-            raise KeyError(f"{self.type_key} has no field {name!r}; there are {known}")
+            field_names = ", ".join(self.keys()) or "none"
+            raise KeyError(f"{self.type_key} has no field {name!r}; there are {field_names}")
         return getattr(self, name)
 
     def __iter__(self) -> Iterator[str]:
@@ -71,12 +71,13 @@ class NamedDimsAttrs(Attrs):
 
 
 def own_attrs(attrs: Attrs | None) -> Attrs | None:
-    """The attributes as a program has given them."""
+    """Return the attributes as a program has given them."""
     return attrs.own if isinstance(attrs, NamedDimsAttrs) else attrs
 
 
 def with_symbols(attrs: Attrs | None, symbols: tuple[PrimExpr, ...]) -> Attrs:
     """Attributes with names for the dimensions of a result that are open."""
+    # Operators with shapes that depend on data have the field themselves; others are wrapped.
     if attrs is not None and "symbols" in attrs.keys():  # noqa: SIM118 - it is no dictionary
         return attrs.with_fields(symbols=symbols)
     return NamedDimsAttrs(attrs, symbols)
@@ -90,36 +91,39 @@ def _dtype_fields(type_key: str) -> tuple[str, ...]:
 
 @cache
 def field_classes(type_key: str) -> dict[str, frozenset[object]]:
-    """The classes that each field of an attribute class may hold, alone or in tuples."""
+    """Return the classes that each field of an attribute class may hold, alone or in tuples."""
     hints = typing.get_type_hints(NODE_TYPES[type_key])
     return {name: frozenset(_leaves(hint)) for name, hint in hints.items()}
 
 
 @cache
 def expression_fields(type_key: str) -> frozenset[str]:
-    """The fields whose numbers are always PrimExpr, never Python ints."""
+    """Return the fields whose numbers are always PrimExpr, never Python ints."""
     classes = field_classes(type_key).items()
-    return frozenset(name for name, found in classes if PrimExpr in found and int not in found)
+    return frozenset(
+        name for name, allowed in classes if PrimExpr in allowed and int not in allowed
+    )
 
 
 @cache
 def sequence_fields(type_key: str) -> frozenset[str]:
-    """The fields that are tuples of numbers and never a number alone."""
+    """Return the fields that are tuples of numbers and never a number alone."""
     hints = typing.get_type_hints(NODE_TYPES[type_key]).items()
     return frozenset(name for name, hint in hints if _is_sequence(hint))
 
 
 def _is_sequence(hint: object) -> bool:
+    # `tuple[int, ...] | None` is a sequence, `int | tuple[int, ...]` is not.
     kinds = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
-    tuples = [each for each in kinds if typing.get_origin(each) is tuple]
-    inner = {of for each in tuples for of in typing.get_args(each)}
+    tuples = [kind for kind in kinds if typing.get_origin(kind) is tuple]
+    inner = {of for tuple_hint in tuples for of in typing.get_args(tuple_hint)}
     return bool(inner & {int, float, PrimExpr}) and not {int, float, PrimExpr}.intersection(kinds)
 
 
 def _leaves(hint: object) -> typing.Iterator[object]:
-    """The classes that an annotation is made of."""
+    """Yield the classes that an annotation is made of."""
     inside = typing.get_args(hint)
     if not inside:
         yield hint
-    for each in inside:
-        yield from _leaves(each)
+    for argument in inside:
+        yield from _leaves(argument)

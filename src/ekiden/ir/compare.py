@@ -36,7 +36,7 @@ class Mismatch:
 
     @property
     def path(self) -> str:
-        """The fields that lead there, as text: `main.body.args[0]`."""
+        """Return the fields that lead to the difference, as text: `main.body.args[0]`."""
         at = self.lhs_path
         while isinstance(at, (MissingArrayElementPath, MissingMapEntryPath)) and at.parent:
             at = at.parent
@@ -53,21 +53,24 @@ def assert_structural_equal(lhs: object, rhs: object, map_free_vars: bool = Fals
     """
     if structural_equal(lhs, rhs, map_free_vars):
         return
-    found = first_mismatch(lhs, rhs, map_free_vars)
-    where = "" if found is None else f" at {found}"
+    mismatch = first_mismatch(lhs, rhs, map_free_vars)
+    where = "" if mismatch is None else f" at {mismatch}"
     raise ValueError(f"structural equality: the two differ{where}\n{_first_lines(lhs, rhs)}")
 
 
 def get_first_structural_mismatch(
     lhs: object, rhs: object, map_free_vars: bool = False
 ) -> tuple[ObjectPath, ObjectPath] | None:
-    """The paths to what differs first in each, None for two that mean the same. TVM's name."""
-    found = first_mismatch(lhs, rhs, map_free_vars)
-    return None if found is None else (found.lhs_path, found.rhs_path)
+    """Return the paths to what differs first in each, None for two that mean the same.
+    TVM's name.
+    """
+    mismatch = first_mismatch(lhs, rhs, map_free_vars)
+    return None if mismatch is None else (mismatch.lhs_path, mismatch.rhs_path)
 
 
 def first_mismatch(lhs: object, rhs: object, map_free_vars: bool = False) -> Mismatch | None:
-    """Where two nodes, modules, arrays or containers differ first, None where they mean the same.
+    """Return where two nodes, modules, arrays or containers differ first, None where they mean the
+    same.
 
     The path is one of fields, numbers and names: `main.body.args[0].data[2, 1]`.
     """
@@ -79,7 +82,7 @@ def first_mismatch(lhs: object, rhs: object, map_free_vars: bool = False) -> Mis
 
 
 def _text(step: ObjectPath) -> str:
-    """A step as a program would be written that takes it; a name is a field of a mapping."""
+    """Return a step as a program would write it; a name is a field of a mapping."""
     if isinstance(step, RootPath):
         return ""
     return f".{step.key}" if isinstance(step, MapValuePath) else step.form.format(step.key)
@@ -123,18 +126,20 @@ class _Walk:
     """That of the node that is compared."""
 
     def run(self, lhs: object, rhs: object) -> Mismatch | None:
-        """The first difference."""
+        """Return the first difference."""
         stack: list[tuple[_Pair, _Scope]] = [((ObjectPath.root(), lhs, rhs), self.scope)]
         while stack:
             pair, self.scope = stack.pop()
-            found = self._compare(*pair)
-            if isinstance(found, Mismatch):
-                return found
-            stack.extend((inside, self.scope) for inside in reversed(list(found)))
+            outcome = self._compare(*pair)
+            if isinstance(outcome, Mismatch):
+                return outcome
+            # Reversed, so that the first field is popped first. A stack, as programs are deeper
+            # than Python's.
+            stack.extend((inside, self.scope) for inside in reversed(list(outcome)))
         return None
 
     def _compare(self, path: ObjectPath, a: object, b: object) -> Mismatch | Iterator[_Pair]:
-        """That what stands here differs, or what to compare inside."""
+        """Return the mismatch if these two differ themselves, or the pairs to compare inside."""
         if isinstance(a, Node) and isinstance(b, Node):
             return self._nodes(path, a, b)
         if isinstance(a, _Absent):
@@ -155,6 +160,7 @@ class _Walk:
             self.scope = _Scope(self.scope)
             a, b = canonical_form(a), canonical_form(b)
         scope = self.scope.of_free(a) if plan.is_variable else self.scope
+        # Both directions: two variables of one program must not match one of the other.
         if a in scope.same or b in scope.back:
             is_it = scope.same.get(a) is b or (self._is_copied(a) and structural_equal(a, b, True))
             shown = f"{_shown(a)} (shared)", f"{_shown(b)} (another)"
@@ -162,6 +168,7 @@ class _Walk:
         if a.type_key != b.type_key:
             return _mismatch(path, _shown(a), _shown(b))
         scope.same[a], scope.back[b] = b, a
+        # Before the fields are compared, in which these variables occur.
         scope.bound.update(plan.bound_by(a))
         is_size = a.type_key == "tir.SizeVar" and self.maps_sizes
         is_free = not scope.binds(a) and not (self.maps_free or is_size)
@@ -171,7 +178,7 @@ class _Walk:
         return iter(inside)
 
     def _is_copied(self, node: Node) -> bool:
-        """Whether it is no part of the meaning if a node is shared."""
+        """Return whether sharing a node is no part of its meaning."""
         plan = plan_of(node)
         return not plan.is_graph and not plan.is_variable
 
@@ -198,42 +205,43 @@ def _sequences(path: ObjectPath, a: Sequence[object], b: Sequence[object]) -> It
     return iter(pairs)
 
 
-def _lacking(path: ObjectPath, mine: int, other: int) -> Mismatch:
-    shorter = path.missing_array_element(min(mine, other))
-    longer = path.array_index(min(mine, other))
-    paths = (shorter, longer) if mine < other else (longer, shorter)
-    return Mismatch(*paths, f"{mine} items", f"{other} items")
+def _lacking(path: ObjectPath, mine: int, theirs: int) -> Mismatch:
+    shorter = path.missing_array_element(min(mine, theirs))
+    longer = path.array_index(min(mine, theirs))
+    paths = (shorter, longer) if mine < theirs else (longer, shorter)
+    return Mismatch(*paths, f"{mine} items", f"{theirs} items")
 
 
 def _mappings(
     path: ObjectPath, a: Mapping[object, object], b: Mapping[object, object]
 ) -> Mismatch | Iterator[_Pair]:
-    mine, other = ({str(k): v for k, v in each.items()} for each in (a, b))
-    if mine.keys() != other.keys():
-        key = sorted(mine.keys() ^ other.keys())[0]
+    mine, theirs = ({str(k): v for k, v in mapping.items()} for mapping in (a, b))
+    if mine.keys() != theirs.keys():
+        key = sorted(mine.keys() ^ theirs.keys())[0]
         paths = [
-            path.map_value(key) if key in m else path.missing_map_entry() for m in (mine, other)
+            path.map_value(key) if key in m else path.missing_map_entry() for m in (mine, theirs)
         ]
-        shown = ["there" if key in m else "missing" for m in (mine, other)]
+        shown = ["there" if key in m else "missing" for m in (mine, theirs)]
         return Mismatch(paths[0], paths[1], shown[0], shown[1])
-    return iter([(path.map_value(k), mine[k], other[k]) for k in sorted(mine)])
+    return iter([(path.map_value(k), mine[k], theirs[k]) for k in sorted(mine)])
 
 
 def _arrays(path: ObjectPath, a: np.ndarray, b: np.ndarray) -> Mismatch | Iterator[_Pair]:
-    """The first element in which two arrays differ, bit by bit: a NaN equals itself."""
-    kinds = [f"{each.dtype} of shape {each.shape}" for each in (a, b)]
+    """Return the first element in which two arrays differ, bit by bit: a NaN equals itself."""
+    kinds = [f"{array.dtype} of shape {array.shape}" for array in (a, b)]
     if kinds[0] != kinds[1]:
         return _mismatch(path, *kinds)
     if not a.size:  # no width of a row follows from no bytes
         return iter(())
+    # One row of bytes for each element: elements are equal where their rows are.
     rows = [np.ascontiguousarray(x).reshape(-1).view(np.uint8).reshape(x.size, -1) for x in (a, b)]
     wrong = np.flatnonzero((rows[0] != rows[1]).any(axis=1))
     if not len(wrong):
         return iter(())
     at = np.unravel_index(int(wrong[0]), a.shape)
     index = ", ".join(map(str, at))
-    more = f" ({len(wrong)} of {a.size} elements differ)" if a.size > 1 else ""
-    return _mismatch(path.array_index(index), str(a[at]), f"{b[at]}{more}")
+    count_note = f" ({len(wrong)} of {a.size} elements differ)" if a.size > 1 else ""
+    return _mismatch(path.array_index(index), str(a[at]), f"{b[at]}{count_note}")
 
 
 def _mismatch(path: ObjectPath, lhs: str, rhs: str) -> Mismatch:
@@ -241,7 +249,7 @@ def _mismatch(path: ObjectPath, lhs: str, rhs: str) -> Mismatch:
 
 
 def _shown(value: object) -> str:
-    """A value on one short line."""
+    """Return a value on one short line."""
     if isinstance(value, Node):
         name = getattr(value, "name_hint", None) or getattr(value, "name", None)
         return f"a {type(value).__name__}" + (f" '{name}'" if isinstance(name, str) else "")
@@ -250,17 +258,17 @@ def _shown(value: object) -> str:
 
 
 def _first_lines(lhs: object, rhs: object) -> str:
-    left, right = _lines(lhs), _lines(rhs)
-    for number, (a, b) in enumerate(zip_longest(left, right, fillvalue="")):
+    lhs_lines, rhs_lines = _lines(lhs), _lines(rhs)
+    for number, (a, b) in enumerate(zip_longest(lhs_lines, rhs_lines, fillvalue="")):
         if a != b:
-            before = [f"  {line}" for line in left[max(0, number - _CONTEXT) : number]]
+            before = [f"  {line}" for line in lhs_lines[max(0, number - _CONTEXT) : number]]
             return "\n".join([*before, f"- {a}", f"+ {b}"])
     return f"both print as\n{lhs}"
 
 
 def _lines(value: object) -> list[str]:
     if isinstance(value, Mapping):
-        return [f"{key}: {each}" for key, each in value.items()]
+        return [f"{key}: {item}" for key, item in value.items()]
     text = value.astext(show_meta_data=False) if isinstance(value, IRModule) else str(value)
     return text.splitlines()
 

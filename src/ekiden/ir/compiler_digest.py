@@ -31,49 +31,58 @@ _STATE = 40
 
 @functools.cache
 def compiler_digest() -> str:
-    """A digest of all of Ekiden, source and runtime, and of the versions beneath. Takes 15 ms; 5
-    where the files are as they were, of which only the times are asked then."""
+    """Return a digest of all of Ekiden, source and runtime, and of the versions beneath.
+
+    It takes 15 ms; 5 where the files are as they were, of which only the times are read then.
+    """
     return digest_of(sys.modules["ekiden"].__path__, IMPORTED_NS)
 
 
 def digest_of(roots: Iterable[str], imported_ns: int | None = None) -> str:
-    """The digest of a package that stands in some folders. Where a file changed after
-    `imported_ns`, in nanoseconds since 1970, no other process has the same: modules are imported
-    when they are first used, and what runs is neither what the files are nor what they were.
+    """Return the digest of a package that stands in some folders.
+
+    Where a file changed after `imported_ns`, in nanoseconds since 1970, no other process has the
+    same digest: modules are imported when they are first used, and what runs is neither what the
+    files are nor what they were.
     """
-    found = {root: states_below(root, _SOURCES) for root in roots}
-    changed = max((latest for _, latest in found.values()), default=0)
+    states_by_root = {root: states_below(root, _SOURCES) for root in roots}
+    changed = max((latest for _, latest in states_by_root.values()), default=0)
     beneath = " ".join([sys.version, *map(version_of, _PACKAGES)])
     if imported_ns is not None and imported_ns < changed <= time.time_ns():
         beneath += f" changed under {os.getpid()} {imported_ns}"
-    states = [(root, sha256(listed).hexdigest()) for root, (listed, _) in found.items()]
+    states = [(root, sha256(listed).hexdigest()) for root, (listed, _) in states_by_root.items()]
     return known(
         f"compiler {beneath} {states}",
         changed,
-        lambda: _digest(beneath, {root: _names(listed) for root, (listed, _) in found.items()}),
+        lambda: _digest(
+            beneath, {root: _names(listed) for root, (listed, _) in states_by_root.items()}
+        ),
     )
 
 
 def _digest(beneath: str, files: dict[str, list[str]]) -> str:
-    found = hashlib.sha256(beneath.encode())
+    digest = hashlib.sha256(beneath.encode())
     for root, names in files.items():
         for name in names:
-            found.update(f"/{name}".encode())
+            digest.update(f"/{name}".encode())
             with open(os.path.join(root, name), "rb", buffering=0) as file:
-                found.update(file.read())
-    return found.hexdigest()
+                digest.update(file.read())
+    return digest.hexdigest()
 
 
 def sources(root: str) -> list[str]:
-    """The files of a package that decide what it does, by their paths below its folder."""
+    """Return the files of a package that decide what it does, by their paths below its folder."""
     return _names(states_below(root, _SOURCES)[0])
 
 
 def _names(listed: bytes) -> list[str]:
-    """The files in what `states_below` gives, sorted: the same wherever they stand."""
-    found, at = [], 0
-    while at < len(listed):
-        end = listed.index(b"\0", at)
-        found.append(os.fsdecode(listed[at:end]))
-        at = end + 1 + _STATE
-    return sorted(found)
+    """Return the files in what `states_below` gives, sorted: the same wherever the package
+    stands.
+    """
+    names, offset = [], 0
+    while offset < len(listed):
+        # Records: a name, a zero byte, and `_STATE` bytes that may hold zero bytes themselves.
+        end = listed.index(b"\0", offset)
+        names.append(os.fsdecode(listed[offset:end]))
+        offset = end + 1 + _STATE
+    return sorted(names)

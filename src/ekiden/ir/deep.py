@@ -15,20 +15,21 @@ LEVELS = 60
 
 
 def on_fresh_stack(function: Callable[[_T], _Result], argument: _T) -> _Result:
-    """`function(argument)` with an empty stack: on a thread that this one waits for.
+    """Return `function(argument)`, called with an empty stack: on a thread that this one waits for.
 
     Python counts the depth of calls per thread, so a visitor that goes to a fresh stack every
-    `LEVELS` levels has no limit but memory. Context variables are those of the caller; errors
-    come back.
+    `LEVELS` levels has no limit but memory. Context variables are those of the caller; errors come
+    back.
     """
     done: list[_Result] = []
     failed: list[BaseException] = []
     context = contextvars.copy_context()
 
     def run() -> None:
-        """In the thread: what comes of the call, or what it raised, goes to the one that waits."""
+        """Call the function in the thread, and hand over its result, or the error it raised."""
         try:
             done.append(context.run(function, argument))
+        # Everything, KeyboardInterrupt too: an error in a thread would be printed and lost.
         except BaseException as error:
             failed.append(error)
 

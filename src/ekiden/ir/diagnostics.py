@@ -69,9 +69,9 @@ class DiagnosticRenderer:
 
 
 def _print(context: DiagnosticContext) -> None:
-    for each in context.diagnostics:
-        place = f"{each.span}: " if each.span is not None else ""
-        print(f"{each.level.name.lower()}: {place}{each.message}", file=sys.stderr)
+    for diagnostic in context.diagnostics:
+        prefix = f"{diagnostic.span}: " if diagnostic.span is not None else ""
+        print(f"{diagnostic.level.name.lower()}: {prefix}{diagnostic.message}", file=sys.stderr)
 
 
 _overriding: list[DiagnosticRenderer] = []
@@ -79,12 +79,13 @@ _PRINTING = DiagnosticRenderer(_print)
 
 
 def get_renderer() -> DiagnosticRenderer:
-    """What shows diagnostics now: a user's function, or one that prints them."""
+    """Return what shows diagnostics now: a user's function, or one that prints them."""
     return _overriding[-1] if _overriding else _PRINTING
 
 
 def override_renderer(render_func: Callable[[DiagnosticContext], object] | None) -> None:
     """Let a function show diagnostics; None: nobody any more."""
+    # A list and not a name that is bound anew: other modules hold the list.
     _overriding.clear()
     if render_func is not None:
         _overriding.append(DiagnosticRenderer(render_func))

@@ -71,21 +71,24 @@ def lanes(dtype: str) -> int:
 
 @cache
 def vector(dtype: str) -> str:
-    """What a type says of lanes: "4" of float32x4, "vscalex4" of float32xvscalex4, "" of
-    scalars."""
+    """Return the lanes of a type as text.
+
+    "4" of float32x4, "vscalex4" of float32xvscalex4, "" of scalars.
+    """
     count = dtype.partition("x")[2]
     return "" if count == "1" else count
 
 
 def scalable(factor: int) -> str:
-    """The lanes of a vector of `factor` times vscale elements, for `with_lanes`."""
+    """Return the lanes of a vector of `factor` times vscale elements, for `with_lanes`."""
     return f"{VSCALE}{factor}"
 
 
 @cache
 def spelled(dtype: str) -> str:
-    """A type as it is written here, of one as TVM may write it: its "uint1" is "bool", its "float"
-    is "float32"."""
+    """Return a type in the spelling used here: TVM's "uint1" is "bool", its "float" is
+    "float32".
+    """
     kind = element(dtype)
     own = OTHER_NAMES.get(kind)
     return dtype if own is None else f"{own}{dtype.removeprefix(kind)}"
@@ -93,22 +96,27 @@ def spelled(dtype: str) -> str:
 
 @cache
 def element(dtype: str) -> str:
-    """The scalar type of a vector type; the type itself for a scalar."""
+    """Return the scalar type of a vector type; the type itself for a scalar."""
     return dtype.partition("x")[0]
 
 
 @cache
 def with_lanes(dtype: str, count: int | str) -> str:
-    """`dtype` with `count` lanes, a number or what `vector` says (its scalar type when 1)."""
+    """Return `dtype` with `count` lanes, a number or what `vector` returns (its scalar type when
+    1).
+    """
     return element(dtype) if count in (1, "") else f"{element(dtype)}x{count}"
 
 
 def gathered(dtype: str, indices: Iterable[str]) -> str:
-    """What is read of elements of a type by indices of these types: of a vector of indices a
-    vector."""
+    """Return the type of what is read of elements of a type by indices of these types.
+
+    By a vector of indices it is a vector.
+    """
     lanes = next(filter(None, map(vector, indices)), "")
     if not lanes or not vector(dtype):
         return dtype if not lanes else with_lanes(dtype, lanes)
+    # Elements that are vectors themselves: every index brings all lanes of one.
     return with_lanes(dtype, int(lanes) * int(vector(dtype)))
 
 
@@ -120,19 +128,21 @@ def itemsize(dtype: str) -> int:
 
 @cache
 def is_packed(dtype: str) -> bool:
-    """Whether several elements share a byte, low bits first."""
+    """Return whether several elements share a byte, low bits first."""
     return SCALAR_BITS[element(dtype)] < 8
 
 
 @cache
 def is_small(dtype: str) -> bool:
-    """Whether kernels hold elements as bytes, for want of arithmetic on them."""
+    """Return whether kernels hold elements as bytes, for want of arithmetic on them."""
     return dtype in SMALL_FLOATS or is_packed(dtype)
 
 
 @cache
 def carrier(dtype: str) -> str:
-    """The type that holds a value in registers: bytes for small types, else the type itself."""
+    """Return the type that holds a value in registers: bytes for small types, else the
+    type itself.
+    """
     if not is_small(dtype):
         return dtype
     return "int8" if dtype in ("int4", "int2") else "uint8"
@@ -140,13 +150,13 @@ def carrier(dtype: str) -> str:
 
 @cache
 def is_float(dtype: str) -> bool:
-    """Whether elements are floating point that is computed with (not SMALL_FLOATS)."""
+    """Return whether elements are floating point that is computed with (not SMALL_FLOATS)."""
     return element(dtype) in ("float16", "bfloat16", "float32", "float64")
 
 
 @cache
 def is_int(dtype: str) -> bool:
-    """Whether elements are integers, signed or not; bool is not an integer."""
+    """Return whether elements are integers, signed or not; bool is not an integer."""
     return element(dtype).startswith(("int", "uint"))
 
 
@@ -158,15 +168,15 @@ def is_counted(dtype: str) -> bool:
 
 @cache
 def is_unsigned(dtype: str) -> bool:
-    """Whether elements are unsigned integers."""
+    """Return whether elements are unsigned integers."""
     return element(dtype).startswith("uint")
 
 
 @cache
 def to_numpy(dtype: str) -> np.dtype[np.generic]:
-    """The NumPy dtype of a scalar type; ml_dtypes' own for bfloat16 and small types."""
-    own = dtype == "bfloat16" or is_small(dtype)
-    return np.dtype(getattr(ml_dtypes, dtype) if own else dtype)
+    """Return the NumPy dtype of a scalar type; ml_dtypes' own for bfloat16 and small types."""
+    is_extended = dtype == "bfloat16" or is_small(dtype)
+    return np.dtype(getattr(ml_dtypes, dtype) if is_extended else dtype)
 
 
 @cache
@@ -188,4 +198,5 @@ def as_held(value: float, dtype: str) -> int | float:
     ends = int_range(dtype)
     if ends is None or ends[0] <= value <= ends[1]:
         return value
+    # Modulo 2**bits into [ends[0], ends[1]]: two's complement.
     return (int(value) - ends[0]) % (ends[1] - ends[0] + 1) + ends[0]

@@ -122,6 +122,7 @@ class DumpIR(PassInstrument):
             return
         with self._own_time():
             stage = self._stage_of(module)
+            # Only outermost passes have files: `running` holds the pass around this one, if any.
             if not stage.running and self._takes_pass(info.name):
                 name = "000-input" if stage.count == 0 else f"{_numbered(stage, info)}-before"
                 what = "before the first pass" if stage.count == 0 else f"before {info.name}"
@@ -151,6 +152,7 @@ class DumpIR(PassInstrument):
             return
         with self._own_time():
             stage = self._stage_of(module)
+            # The pass is over; what it ran and left open goes with it.
             _ended_run(stage.running, info.name)
             if stage.running or not self._takes_pass(info.name):
                 return
@@ -168,8 +170,8 @@ class DumpIR(PassInstrument):
             is_new = kernel not in self._stages
             stage = self._kernel_stage(kernel)
             if is_new and stage.is_selected and self._pass_name == "*":
-                whole = self._stage("", self.folder, is_selected=False)
-                self._note(whole, f"kernels/{stage.folder.name}/", None, "a loop program")
+                model_stage = self._stage("", self.folder, is_selected=False)
+                self._note(model_stage, f"kernels/{stage.folder.name}/", None, "a loop program")
             return stage
         return self._stage("", self.folder, is_selected=False)
 
@@ -241,26 +243,28 @@ class DumpIR(PassInstrument):
         with self._own_time():
             stage = self._kernel_stage(kernel)
             if stage.folder.is_dir():
-                whole = self._stage("", self.folder, is_selected=False)
-                self._note(whole, f"kernels/{stage.folder.name}/", seconds, "a kernel")
+                model_stage = self._stage("", self.folder, is_selected=False)
+                self._note(model_stage, f"kernels/{stage.folder.name}/", seconds, "a kernel")
 
     # Processes that compile kernels.
 
     def for_worker(self) -> DumpIR:
         """Return the instrument of a process that compiles kernels, which writes their folders."""
+        # A list instead of None marks the copy as that of a worker, which reports its kernels to
+        # the program.
         copy = type(self)(self.folder, self._show_meta_data, self._function, self._pass_name)
         copy._seen = []
         return copy
 
     def take_seen(self) -> object:
         """Return the kernels that were compiled since the last call, with their seconds."""
-        seen, self._seen = self._seen, []
-        return seen
+        kernels, self._seen = self._seen, []
+        return kernels
 
-    def add_seen(self, seen: object) -> None:
+    def add_seen(self, report: object) -> None:
         """Add the kernels of another process to the index."""
-        assert isinstance(seen, list), "what take_seen gives"
-        for kernel, seconds in seen:
+        assert isinstance(report, list), "what take_seen gives"
+        for kernel, seconds in report:
             self._note_kernel(kernel, seconds)
 
     # Files.
@@ -312,6 +316,8 @@ class DumpIR(PassInstrument):
                     with (stage.folder / name).open("x", encoding="utf-8", newline="\n") as file:
                         file.write(text)
                         return name
+                # Another kernel, or another process, has the name: opening with "x" decides it
+                # without a race.
                 except FileExistsError:
                     number += 1
                     name = f"{stem}-{number}.{suffix}"
@@ -355,11 +361,11 @@ class CompilationDump(DumpIR):
     def note_beginning(self, what: str, dump: Dump) -> None:
         """Begin the index with what is dumped, and by which filters."""
         filters = [f"{key}={value}" for key, value in dump.filters().items() if value != "*"]
-        asked = f" ({', '.join(filters)})" if filters else ""
+        filter_note = f" ({', '.join(filters)})" if filters else ""
         version = f"ekiden {version_of('ekiden')}"
         self._note(
             self._stage("", self.folder, is_selected=False),
-            "-", None, f"{what} by {version}, process {os.getpid()}{asked}",
+            "-", None, f"{what} by {version}, process {os.getpid()}{filter_note}",
         )  # fmt: skip
 
     def note_failure(self, error: BaseException) -> None:
@@ -380,8 +386,13 @@ def dump_compilation(what: str, dump: Dump) -> Iterator[None]:
     instrument = CompilationDump(folder, function=dump.function, pass_name=dump.pass_name)
     instrument.note_beginning(what, dump)
     watching = PassContext.current().instruments
-    others = [each for each in watching if not each.dumps_compilation]
-    with with_instruments((*others, instrument)):
+    # The dump of an outer compilation must not count the passes of this one as its own.
+    kept_instruments = [
+        watching_instrument
+        for watching_instrument in watching
+        if not watching_instrument.dumps_compilation
+    ]
+    with with_instruments((*kept_instruments, instrument)):
         try:
             yield
         except BaseException as error:

@@ -14,13 +14,13 @@ class EnvFunc(Node):
 
     @staticmethod
     def get(name: str) -> EnvFunc:
-        """The function of a name. Raises ValueError where none is registered."""
+        """Return the function of a name. Raises ValueError where none is registered."""
         get_global_func(name)
         return EnvFunc(name)
 
     @property
     def func(self) -> PackedFunc:
-        """The function that is registered now. Raises ValueError where none is."""
+        """Return the function that is registered now. Raises ValueError where none is."""
         return get_global_func(self.name)
 
     def __call__(self, *args: object) -> object:

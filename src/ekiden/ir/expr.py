@@ -29,20 +29,20 @@ class RelayExpr(Node):
 
     @property
     def checked_type(self) -> Type:
-        """The inferred type; raises ValueError before inference."""
-        found = self.checked_type_or_none()
-        if found is None:
+        """Return the inferred type; raises ValueError before inference."""
+        checked = self.checked_type_or_none()
+        if checked is None:
             raise ValueError(
                 f"{type(self).__name__}: no type yet; run relay.transform.InferType() first"
             )
-        return found
+        return checked
 
     def checked_type_or_none(self) -> Type | None:
-        """The inferred type, or None before inference."""
+        """Return the inferred type, or None before inference."""
         return getattr(self, "_checked_type", None)
 
     def __call__(self, *args: RelayExpr) -> RelayExpr:
-        """A relay.Call of this expression."""
+        """Return a relay.Call of this expression."""
         call = cast(Callable[..., RelayExpr], NODE_TYPES["relay.Call"])
         return call(self, args)
 
@@ -56,7 +56,8 @@ class RelayExpr(Node):
         annotate: Callable[[RelayExpr], str] | None = None,
         show_spans: bool = False,
     ) -> str:
-        """The expression in Relay's text format; `ekiden.relay.parse_expr` reads it back.
+        """Return the expression in Relay's text format; `ekiden.relay.parse_expr` reads it back.
+        `ekiden.relay.parse_expr` reads it back.
 
         `annotate` gives the comment after each expression in place of its type. `show_spans` adds
         the place in the text that each came from.
@@ -75,12 +76,13 @@ class RelayExpr(Node):
         )  # the dataclass's own would print a shared node once per path
 
     def _repr_html_(self) -> str | None:
-        """What a notebook shows."""
+        """Return the HTML that a notebook shows."""
         return None if RelayExpr.html_printer is None else RelayExpr.html_printer(self)
 
-    def set_checked_type(self, found: Type) -> None:
-        """For type inference alone."""
-        object.__setattr__(self, "_checked_type", found)
+    def set_checked_type(self, checked: Type) -> None:
+        """Set the inferred type; for type inference alone."""
+        # Nodes are frozen; the type is no field and takes no part in equality.
+        object.__setattr__(self, "_checked_type", checked)
 
 
 class BaseFunc(RelayExpr):
@@ -91,7 +93,7 @@ class BaseFunc(RelayExpr):
     """The form in which functions of a class are compared and hashed, None for their own."""
 
     def attr(self, key: str) -> object:
-        """An attribute of the function, None if it has none of that key."""
+        """Return an attribute of the function, None if it has none of that key."""
         return (getattr(self, "attrs", None) or {}).get(key)
 
 

@@ -17,5 +17,5 @@ def note_extension(definition: object) -> None:
 
 
 def is_extended() -> bool:
-    """Whether anything was registered that is not Ekiden's own."""
+    """Return whether anything was registered that is not Ekiden's own."""
     return bool(_FOREIGN)

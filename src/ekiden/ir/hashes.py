@@ -15,7 +15,7 @@ __all__ = ["blake2b", "sha256"]
 
 
 def _lean(name: str, homes: tuple[str, ...]) -> object:
-    """The function from the first module that is there, `hashlib` at last."""
+    """Return the function from the first of the modules that exists, `hashlib` at last."""
     for home in homes:
         with suppress(ImportError):
             return getattr(import_module(home), name)

@@ -18,52 +18,54 @@ Identity: TypeAlias = Callable[..., int]
 LEFT, RIGHT, NEITHER, ZERO = range(4)
 
 
-def of_none(left: float | None, right: float | None, dtype: str) -> int:
+def of_none(lhs: float | None, rhs: float | None, dtype: str) -> int:
     """Return that the operation stays."""
-    del left, right, dtype
+    del lhs, rhs, dtype
     return NEITHER
 
 
-def of_sum(left: float | None, right: float | None, dtype: str) -> int:
+def of_sum(lhs: float | None, rhs: float | None, dtype: str) -> int:
     """Return the operand beside an integer 0 or a float -0.0."""
-    if _adds_nothing(right, -1, dtype):
+    if _adds_nothing(rhs, -1, dtype):
         return LEFT
-    return RIGHT if _adds_nothing(left, -1, dtype) else NEITHER
+    return RIGHT if _adds_nothing(lhs, -1, dtype) else NEITHER
 
 
-def of_difference(left: float | None, right: float | None, dtype: str) -> int:
+def of_difference(lhs: float | None, rhs: float | None, dtype: str) -> int:
     """Return the left operand where 0 is taken off, of floats 0.0."""
-    del left
-    return LEFT if _adds_nothing(right, 1, dtype) else NEITHER
+    del lhs
+    # x - 0.0 is x also for x = -0.0; 0 - x is no x.
+    return LEFT if _adds_nothing(rhs, 1, dtype) else NEITHER
 
 
-def of_product(left: float | None, right: float | None, dtype: str) -> int:
+def of_product(lhs: float | None, rhs: float | None, dtype: str) -> int:
     """Return the operand beside 1; of integers 0 itself."""
-    if right == 1:
+    if rhs == 1:
         return LEFT
-    if left == 1:
+    if lhs == 1:
         return RIGHT
-    if dt.is_int(dtype) and (left == 0 or right == 0):
-        return LEFT if left == 0 else RIGHT
+    if dt.is_int(dtype) and (lhs == 0 or rhs == 0):
+        # The zero is the answer, so the operand that is 0.
+        return LEFT if lhs == 0 else RIGHT
     return NEITHER
 
 
-def of_quotient(left: float | None, right: float | None, dtype: str) -> int:
+def of_quotient(lhs: float | None, rhs: float | None, dtype: str) -> int:
     """Return the left operand of a division by 1."""
-    del left, dtype
-    return LEFT if right == 1 else NEITHER
+    del lhs, dtype
+    return LEFT if rhs == 1 else NEITHER
 
 
-def of_floor_quotient(left: float | None, right: float | None, dtype: str) -> int:
+def of_floor_quotient(lhs: float | None, rhs: float | None, dtype: str) -> int:
     """Return the left operand of a division of integers by 1."""
-    del left
-    return LEFT if right == 1 and dt.is_int(dtype) else NEITHER
+    del lhs
+    return LEFT if rhs == 1 and dt.is_int(dtype) else NEITHER
 
 
-def of_remainder(left: float | None, right: float | None, dtype: str) -> int:
+def of_remainder(lhs: float | None, rhs: float | None, dtype: str) -> int:
     """Return that an integer leaves 0 when it is divided by 1."""
-    del left
-    return ZERO if right == 1 and dt.is_int(dtype) else NEITHER
+    del lhs
+    return ZERO if rhs == 1 and dt.is_int(dtype) else NEITHER
 
 
 def _adds_nothing(value: float | None, sign: int, dtype: str) -> bool:

@@ -22,10 +22,10 @@ _SUFFIX = ".dist-info"
 
 
 def version_of(distribution: str) -> str:
-    """The version of a package, "" where it is not installed."""
-    found = _found().get(_name(distribution))
-    if found is not None:
-        return found
+    """Return the version of a package, "" where it is not installed."""
+    version = _found().get(_name(distribution))
+    if version is not None:
+        return version
     try:  # an egg, a zip, or what was installed since
         return metadata.version(distribution)
     except metadata.PackageNotFoundError:
@@ -35,14 +35,14 @@ def version_of(distribution: str) -> str:
 @functools.cache
 def _found() -> dict[str, str]:
     """Name -> version, of all folders that modules are looked for in; the first has it."""
-    found: dict[str, str] = {}
+    versions: dict[str, str] = {}
     for folder in sys.path:
         with suppress(OSError):
-            for each in os.listdir(folder or os.curdir):
-                if each.endswith(_SUFFIX):
-                    name, _, version = each.removesuffix(_SUFFIX).rpartition("-")
-                    found.setdefault(_name(name), version)
-    return found
+            for entry in os.listdir(folder or os.curdir):
+                if entry.endswith(_SUFFIX):
+                    name, _, version = entry.removesuffix(_SUFFIX).rpartition("-")
+                    versions.setdefault(_name(name), version)
+    return versions
 
 
 def _name(distribution: str) -> str:

@@ -41,7 +41,10 @@ class PassPrintingInstrument(PassInstrument):
         print_after_pass_names: Iterable[str] = (),
         file: TextIO | None = None,
     ) -> None:
-        """`file` defaults to the standard error stream at the time of printing."""
+        """Choose the passes to print before and after.
+
+        `file` defaults to the standard error stream at the time of printing.
+        """
         self.before = frozenset(print_before_pass_names)
         self.after = frozenset(print_after_pass_names)
         self._file = file
@@ -90,7 +93,7 @@ class Verify(PassInstrument):
     """
 
     def __init__(self, check: Callable[[IRModule], None]) -> None:
-        """`check` raises an EkidenError for a module that is not legal."""
+        """Set the check, which raises an EkidenError for a module that is not legal."""
         self._check = check
 
     def run_after_pass(self, module: IRModule, info: PassInfo) -> None:
@@ -115,7 +118,7 @@ class StopAfter(PassInstrument):
         self.ran: list[str] = []
 
     def should_run(self, module: IRModule, info: PassInfo) -> bool:
-        """Whether there are passes left to run."""
+        """Return whether there are passes left to run."""
         return info.is_sequence or len(self.ran) < self.count
 
     def run_before_pass(self, module: IRModule, info: PassInfo) -> None:
@@ -129,15 +132,18 @@ def find_breaking_pass(
     module: IRModule,
     is_right: Callable[[IRModule], bool],
 ) -> tuple[int, str] | None:
-    """The first pass after which `is_right` no longer holds, as (its number from 0, its name).
+    """Return the first pass after which `is_right` no longer holds, as (its number from 0, its
+    name).
 
     None when the whole pipeline keeps the module right. Bisects: runs the pipeline once for each
-    halving, and takes it that what is broken stays broken. An EkidenError of the pipeline counts
-    as broken. Raises EkidenError when the module is not right before the first pass.
+    halving, and assumes that what is broken stays broken. An EkidenError of the pipeline counts as
+    broken. Raises EkidenError when the module is not right before the first pass.
     """
 
     def run(count: int) -> tuple[bool, list[str]]:
-        """(whether the module is right after `count` passes, the names of those that ran)."""
+        """Return whether the module is right after `count` passes, and the names of those
+        that ran.
+        """
         stop = StopAfter(count)
         try:
             with PassContext(opt_level=PassContext.current().opt_level, instruments=[stop]):
@@ -150,6 +156,7 @@ def find_breaking_pass(
         return None
     if not run(0)[0]:
         raise EkidenError("find_breaking_pass: the module is not right before the first pass")
+    # Right after `good` passes, not right after `bad`: they close in on the pass between them.
     good, bad = 0, len(names)
     while bad - good > 1:
         middle = (good + bad) // 2
@@ -167,7 +174,7 @@ class PassProfile:
 
     @property
     def own_seconds(self) -> float:
-        """The time without the passes it ran."""
+        """Return the time without the passes it ran."""
         return self.seconds - sum(child.seconds for child in self.children)
 
 
@@ -199,13 +206,14 @@ class PassTimingInstrument(PassInstrument):
         """Stop it, and those of what an exception left open in between."""
         while self._open:
             profile, started = self._open.pop()
+            # Phases above the named one were left open by an exception, and end now too.
             profile.seconds = time.perf_counter() - started
             if profile.name == name:
                 return
 
     @property
     def seconds(self) -> dict[str, float]:
-        """The own time of the passes by name, added up."""
+        """Return the own time of the passes by name, added up."""
         total: dict[str, float] = {}
         stack = list(self.root.children)
         while stack:
@@ -215,15 +223,17 @@ class PassTimingInstrument(PassInstrument):
         return total
 
     def render(self) -> str:
-        """One line a pass, indented below the one that ran it: milliseconds, own, share of all."""
-        whole = sum(child.seconds for child in self.root.children) or 1.0
+        """Return one line for each pass, indented below the one that ran it: milliseconds, own,
+        share of all.
+        """
+        total_seconds = sum(child.seconds for child in self.root.children) or 1.0
         lines = []
         stack = [(child, 0) for child in reversed(self.root.children)]
         while stack:
             profile, depth = stack.pop()
             lines.append(
                 f"{'  ' * depth}{profile.name}: {profile.seconds * 1e3:.3f} ms "
-                f"[{profile.own_seconds * 1e3:.3f} own] ({profile.seconds / whole:.1%})"
+                f"[{profile.own_seconds * 1e3:.3f} own] ({profile.seconds / total_seconds:.1%})"
             )
             stack.extend((child, depth + 1) for child in reversed(profile.children))
         return "\n".join(lines)
@@ -239,5 +249,6 @@ def pass_instrument(cls: type) -> type:
 
     Its constructor is its own; it need not derive from PassInstrument.
     """
+    # Only what the class lacks: hooks of PassInstrument do nothing.
     missing = {name: getattr(PassInstrument, name) for name in HOOKS if not hasattr(cls, name)}
     return type(cls.__name__, (cls, PassInstrument), {"__doc__": cls.__doc__, **missing})

@@ -45,7 +45,7 @@ class IntrinsicDef:
 
     @property
     def has_meaning(self) -> bool:
-        """Whether its value follows from its arguments alone."""
+        """Return whether its value follows from its arguments alone."""
         return self.reference is not _not_here
 
 
@@ -67,66 +67,65 @@ ANY = -1
 
 
 def _dot4(total: object, a: object, b: object) -> object:
-    """Per lane, the sum of the products of the four bytes of two words and a number."""
-    left = np.asarray(a, np.int32)[..., None].view(np.uint8).astype(np.int32)
-    right = np.asarray(b, np.int32)[..., None].view(np.int8).astype(np.int32)
-    return np.asarray(total, np.int32) + (left * right).sum(-1, dtype=np.int32)
+    """Return per lane the sum of the products of the four bytes of two words and a number."""
+    a_bytes = np.asarray(a, np.int32)[..., None].view(np.uint8).astype(np.int32)
+    b_bytes = np.asarray(b, np.int32)[..., None].view(np.int8).astype(np.int32)
+    return np.asarray(total, np.int32) + (a_bytes * b_bytes).sum(-1, dtype=np.int32)
 
 
 def _signed_dot4(total: object, a: object, b: object) -> object:
-    """`_dot4` of bytes that have a sign in both words."""
-    left, right = (
+    """Return `_dot4` of bytes that have a sign in both words."""
+    a_bytes, b_bytes = (
         np.asarray(x, np.int32)[..., None].view(np.int8).astype(np.int32) for x in (a, b)
     )
-    return np.asarray(total, np.int32) + (left * right).sum(-1, dtype=np.int32)
+    return np.asarray(total, np.int32) + (a_bytes * b_bytes).sum(-1, dtype=np.int32)
 
 
 def _unsigned_dot4(total: object, a: object, b: object) -> object:
-    """`_dot4` of bytes that have a sign in neither word."""
-    left, right = (
+    """Return `_dot4` of bytes that have a sign in neither word."""
+    a_bytes, b_bytes = (
         np.asarray(x, np.int32)[..., None].view(np.uint8).astype(np.int32) for x in (a, b)
     )
-    return np.asarray(total, np.int32) + (left * right).sum(-1, dtype=np.int32)
+    return np.asarray(total, np.int32) + (a_bytes * b_bytes).sum(-1, dtype=np.int32)
 
 
 def _pair_sums(total: object, a: object, b: object) -> object:
-    """Per half of words, the sum of the products of its two bytes and a number."""
-    left = np.asarray(a, np.int32)[..., None].view(np.uint8).astype(np.int16)
-    right = np.asarray(b, np.int32)[..., None].view(np.int8).astype(np.int16)
-    pairs = (left * right).reshape(*left.shape[:-1], 2, 2).sum(-1, dtype=np.int16)
+    """Return per half of words the sum of the products of its two bytes and a number."""
+    a_bytes = np.asarray(a, np.int32)[..., None].view(np.uint8).astype(np.int16)
+    b_bytes = np.asarray(b, np.int32)[..., None].view(np.int8).astype(np.int16)
+    pairs = (a_bytes * b_bytes).reshape(*a_bytes.shape[:-1], 2, 2).sum(-1, dtype=np.int16)
     sums = np.asarray(total, np.int16)
     return sums + pairs.reshape(sums.shape)
 
 
 def _madd(total: object, a: object, b: object) -> object:
-    """Per lane, the sum of the products of the two int16 of two words and a number."""
-    left, right = (
+    """Return per lane the sum of the products of the two int16 of two words and a number."""
+    a_halves, b_halves = (
         np.asarray(x, np.int32)[..., None].view(np.int16).astype(np.int32) for x in (a, b)
     )
-    return np.asarray(total, np.int32) + (left * right).sum(-1, dtype=np.int32)
+    return np.asarray(total, np.int32) + (a_halves * b_halves).sum(-1, dtype=np.int32)
 
 
 def _dot2(total: object, a: object, b: object) -> object:
-    """Per lane, the sum of the products of the two bfloat16 in the bits of two words and a
-    number."""
-    left, right = (np.asarray(x, np.float32)[..., None].view(np.uint32) for x in (a, b))
-    parts = [
-        (left << shift & 0xFFFF0000).view(np.float32)
-        * (right << shift & 0xFFFF0000).view(np.float32)
+    """Return per lane the sum of the products of the two bfloat16 of two words and a number."""
+    a_bits, b_bits = (np.asarray(x, np.float32)[..., None].view(np.uint32) for x in (a, b))
+    products = [
+        (a_bits << shift & 0xFFFF0000).view(np.float32)
+        * (b_bits << shift & 0xFFFF0000).view(np.float32)
         for shift in (np.uint32(16), np.uint32(0))
     ]
-    return np.asarray(total, np.float32) + (parts[0] + parts[1])[..., 0]
+    return np.asarray(total, np.float32) + (products[0] + products[1])[..., 0]
 
 
 def _shuffled(a: object, b: object, *order: object) -> object:
-    """Elements of two vectors, numbered through."""
+    """Return elements of two vectors, numbered through."""
     return np.concatenate([np.asarray(a), np.asarray(b)])[np.asarray(order, np.int64)]
 
 
 def _same_memory(a: object, b: object) -> object:
-    """Whether the first elements of two arrays are in one place."""
-    one, other = np.asarray(a), np.asarray(b)
-    return one.ctypes.data == other.ctypes.data
+    """Return whether the first elements of two arrays are in one place."""
+    first, second = np.asarray(a), np.asarray(b)
+    return first.ctypes.data == second.ctypes.data
 
 
 def _not_here(*args: object) -> object:
@@ -145,12 +144,12 @@ def _call_packed(name: str, *args: object) -> object:
 
 
 def _popcount(x: object) -> object:
-    """How many bits are set."""
+    """Return how many bits are set."""
     return np.bitwise_count(_unsigned(x)).astype(np.asarray(x).dtype)[()]
 
 
 def _clz(x: object) -> object:
-    """How many bits are 0 before the first that is 1."""
+    """Return how many bits are 0 before the first that is 1."""
     bits = _unsigned(x)
     for shift in (1, 2, 4, 8, 16, 32):
         if shift < 8 * bits.itemsize:
@@ -159,8 +158,8 @@ def _clz(x: object) -> object:
 
 
 def _unsigned(x: object) -> np.ndarray[Any, Any]:
-    given = np.asarray(x)
-    return given.view(f"u{given.itemsize}")
+    array = np.asarray(x)
+    return array.view(f"u{array.itemsize}")
 
 
 def _erf(x: object) -> object:
@@ -168,26 +167,33 @@ def _erf(x: object) -> object:
 
 
 def _q_multiply_shift(x: object, y: object, q: object, s: object) -> object:
-    """The product of two numbers, of which one has q binary places, shifted right by s; halves are
-    rounded up."""
-    left = np.asarray(x, np.int64) << np.maximum(-np.asarray(s), 0)
+    """Return the product of two numbers, of which one has q binary places, shifted right by s.
+
+    Halves are rounded up.
+    """
+    shifted = np.asarray(x, np.int64) << np.maximum(-np.asarray(s), 0)
     total = np.maximum(np.asarray(s), 0) + np.asarray(q)
-    return (left * np.asarray(y, np.int64) + (np.int64(1) << (total - 1))) >> total
+    return (shifted * np.asarray(y, np.int64) + (np.int64(1) << (total - 1))) >> total
 
 
-def _q_per_axis(x: object, y: object, left: object, right: object, q: object, *_: object) -> object:
-    """The same with shifts to the left and to the right of their own."""
-    shifted = np.asarray(x, np.int64) << np.asarray(left)
-    return _q_multiply_shift(shifted, y, q, right)
+def _q_per_axis(
+    x: object, y: object, left_shift: object, right_shift: object, q: object, *_: object
+) -> object:
+    """Return the same with shifts to the left and to the right of their own."""
+    shifted = np.asarray(x, np.int64) << np.asarray(left_shift)
+    return _q_multiply_shift(shifted, y, q, right_shift)
 
 
 def _power(base: object, exponent: object) -> object:
-    """Of integers by negative ones the quotient without its fraction: 0, but for 1 and -1."""
+    """Return the power; of integers by negative ones the quotient without its fraction.
+
+    That is 0, but for 1 and -1.
+    """
     a, b = np.asarray(base), np.asarray(exponent)
     if b.dtype.kind != "i":
         return np.power(a, b)
-    found = np.power(a, np.where(b < 0, b & 1, b).astype(b.dtype))
-    return np.where((b < 0) & (a != 1) & (a != -1), np.zeros_like(found), found)[()]
+    power = np.power(a, np.where(b < 0, b & 1, b).astype(b.dtype))
+    return np.where((b < 0) & (a != 1) & (a != -1), np.zeros_like(power), power)[()]
 
 
 # fmt: off
@@ -314,7 +320,7 @@ OpName.others = {ours: theirs for theirs, ours in NAMES.items()}
 
 
 def row_of(op: str) -> IntrinsicDef:
-    """The row of an intrinsic; one that somebody registered may do anything."""
+    """Return the row of an intrinsic; one that somebody registered may do anything."""
     return INTRINSICS.get(op) or IntrinsicDef(op, ANY, _not_here, None, True, is_compiled=False)
 
 
@@ -356,7 +362,7 @@ def call_intrin(op: str, *args: ExprLike, dtype: str | None = None) -> PrimExpr:
 
 
 def result_dtype(op: str, args: Sequence[PrimExpr]) -> str:
-    """The dtype of a call of an intrinsic that does not say another."""
+    """Return the dtype of a call of an intrinsic that does not say another."""
     row = INTRINSICS.get(op)
     if row is None or row.dtype is None:
         return args[-1].dtype if args else "int32"
@@ -368,13 +374,14 @@ def result_dtype(op: str, args: Sequence[PrimExpr]) -> str:
 
 
 def shuffle(a: PrimExpr, b: PrimExpr, order: Sequence[int]) -> PrimExpr:
-    """A vector of elements of two vectors of one type, by number: those of `b` follow those of
-    `a`."""
+    """Return a vector of elements of two vectors of one type, by number: those of `b` follow those
+    of `a`.
+    """
     assert a.dtype == b.dtype, f"{a.dtype} and {b.dtype}"
     dtype = dt.with_lanes(dt.element(a.dtype), len(order))
     return Intrinsic("shuffle", (a, b, *map(const, order)), dtype)
 
 
 def if_then_else(condition: PrimExpr, true_value: PrimExpr, false_value: PrimExpr) -> PrimExpr:
-    """The guarded form of Select: the side that is not chosen is not evaluated."""
+    """Return the guarded form of Select: the side that is not chosen is not evaluated."""
     return call_intrin("if_then_else", condition, true_value, false_value)

@@ -38,12 +38,15 @@ def _fields(type_key: str) -> tuple[Field[object], ...]:
 
 
 def _take_apart(at: Node | IRModule) -> tuple[str, Fields]:
-    """The key and the fields to save of a node or module."""
+    """Return the key and the fields to save of a node or module."""
     if isinstance(at, IRModule):
         return at.type_key, [(name, getattr(at, name)) for name in _MODULE]
     values = ((f, getattr(at, f.name)) for f in _fields(at.type_key))
     return at.type_key, [
-        (f.name, v) for f, v in values if f.default is MISSING or v is not f.default
+        # By identity: a value that equals the default may be of another type, as 0 and False are.
+        (f.name, v)
+        for f, v in values
+        if f.default is MISSING or v is not f.default
     ]
 
 
@@ -52,6 +55,7 @@ def _make(key: str, fields: Mapping[str, object], decode: Decode) -> object:
         return _module(fields, decode)
     kind = NODE_TYPES[key]
     values = {name: decode(value, _enum_of(key, name)) for name, value in fields.items()}
+    # An operator is one object, which others compare by identity.
     if kind is Op and values["name"] in OP_NODES:
         return get(str(values["name"]))
     return kind(**values)
@@ -71,7 +75,7 @@ def _module(fields: Mapping[str, object], decode: Decode) -> IRModule:
 
 @cache
 def _enum_of(type_key: str, name: str) -> type[Enum] | None:
-    """The enum class that a field of a node is annotated with."""
+    """Return the enum class that a field of a node is annotated with."""
     hint = _hints(type_key).get(name)
     return hint if isinstance(hint, type) and issubclass(hint, Enum) else None
 

@@ -30,7 +30,7 @@ LIMIT = 100_000
 
 
 def state_of(status: os.stat_result) -> tuple[int, ...]:
-    """What tells a file from any other, and from itself before it was written."""
+    """Return what tells a file from any other, and from itself before it was written."""
     return (
         status.st_dev,
         status.st_ino,
@@ -41,19 +41,25 @@ def state_of(status: os.stat_result) -> tuple[int, ...]:
 
 
 def known(about: str, changed_ns: int, find: Callable[[], str]) -> str:
-    """What `find` gives, from the cache where it is there. `changed_ns`: when what it is about
-    changed last, in nanoseconds. Raises what `find` raises, and nothing else.
+    """Return what `find` returns, from the cache where it is there.
+
+    Args:
+        about: A text that says what the fact is about, with whatever would change it.
+        changed_ns: When what it is about changed last, in nanoseconds.
+        find: Computes the fact.
+
+    Raises what `find` raises, and nothing else.
     """
     is_settled = changed_ns + SETTLED_NS < time.time_ns()
     folder = cache_layers()[0] if is_settled else None
     if folder is None:
         return find()
     path = os.path.join(folder, "known", _digest(about))
-    found = _read(path, about)
-    if found is None:
-        found = find()
-        _write(path, about, found)
-    return found
+    fact = _read(path, about)
+    if fact is None:
+        fact = find()
+        _write(path, about, fact)
+    return fact
 
 
 def _digest(text: str) -> str:
@@ -64,6 +70,7 @@ def _read(path: str, about: str) -> str | None:
     with suppress(OSError, ValueError), open(path, encoding="ascii") as file:
         expect_trusted(path)
         digest, _, fact = file.read().partition(" ")
+        # A file that was cut short, or is about something else, counts as missing.
         if digest == _digest(about + fact):
             return fact
     return None

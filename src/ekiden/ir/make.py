@@ -37,6 +37,7 @@ def make_node(type_key: str, **kwargs: object) -> object:
     """
     if type_key in OTHERS:
         return OTHERS[type_key](**kwargs)
+    # The first prefix under which the key is registered; TVM leaves some of them out.
     full = next((p + type_key for p in PREFIXES if p + type_key in NODE_TYPES), type_key)
     if full in NODE_TYPES:
         kind = NODE_TYPES[full]

@@ -27,8 +27,10 @@ class WorkspacePoolInfo:
 
     @property
     def size(self) -> int | None:
-        """The most bytes that it may give; None for no limit. Raises CompileError for a negative
-        number but -1."""
+        """Return the most bytes that it may give; None for no limit.
+
+        Raises CompileError for a negative number but -1.
+        """
         size = self.pool_info_properties.size_hint_bytes
         if size < -1:
             raise CompileError(f"pool '{self.pool_name}': bytes or -1 expected, got {size}")

@@ -39,7 +39,10 @@ class IRModule:
         type_definitions: Mapping[GlobalTypeVar, Node] | None = None,
         attrs: Mapping[str, object] | None = None,
     ) -> None:
-        """`type_definitions` maps names of algebraic data types to relay.TypeData nodes."""
+        """Set the functions, data types and attributes.
+
+        `type_definitions` maps names of algebraic data types to relay.TypeData nodes.
+        """
         self.functions: dict[GlobalVar, BaseFunc] = {
             GlobalVar(k) if isinstance(k, str) else k: f for k, f in (functions or {}).items()
         }
@@ -53,8 +56,10 @@ class IRModule:
         functions: Mapping[GlobalVar | str, BaseFunc] | None = None,
         type_defs: Mapping[GlobalTypeVar, Node] | None = None,
     ) -> IRModule:
-        """A module whose `main` is `expr`, beside other functions and types. An expression that is
-        no function becomes the body of one, whose parameters are its free variables.
+        """Return a module whose `main` is `expr`, beside other functions and types.
+
+        An expression that is no function becomes the body of one, whose parameters are its free
+        variables.
         """
         module = IRModule(functions, type_defs)
         named = expr.attr("global_symbol") if isinstance(expr, BaseFunc) else None
@@ -62,7 +67,7 @@ class IRModule:
         return module
 
     def get_global_var(self, name: str) -> GlobalVar:
-        """The GlobalVar of a function. Raises KeyError naming those there are."""
+        """Return the GlobalVar of a function. Raises KeyError naming those there are."""
         if name not in self._by_name:
             raise KeyError(
                 f"no function {name!r}; the module has {', '.join(sorted(self._by_name))}"
@@ -70,32 +75,32 @@ class IRModule:
         return self._by_name[name]
 
     def get_global_vars(self) -> list[GlobalVar]:
-        """The names of all functions."""
+        """Return the names of all functions."""
         return list(self.functions)
 
     def get_global_type_var(self, name: str) -> GlobalTypeVar:
-        """The name of a data type. Raises KeyError naming those there are."""
+        """Return the name of a data type. Raises KeyError naming those there are."""
         for header in self.type_definitions:
             if header.name_hint == name:
                 return header
-        known = ", ".join(h.name_hint for h in self.type_definitions)
-        raise KeyError(f"no type {name!r}; the module has {known}")
+        type_names = ", ".join(h.name_hint for h in self.type_definitions)
+        raise KeyError(f"no type {name!r}; the module has {type_names}")
 
     def get_global_type_vars(self) -> list[GlobalTypeVar]:
-        """The names of all data types."""
+        """Return the names of all data types."""
         return list(self.type_definitions)
 
     def get_type(self, name: str) -> tuple[Node, ...]:
-        """A data type's GlobalTypeVar, then its constructors. Raises KeyError."""
+        """Return a data type's GlobalTypeVar, then its constructors. Raises KeyError."""
         header = self.get_global_type_var(name)
         return (header, *getattr(self.type_definitions[header], "constructors", ()))
 
     def get_attr(self, attr_key: str) -> object:
-        """An attribute of the module, None if it has none of that key."""
+        """Return an attribute of the module, None if it has none of that key."""
         return self.attrs.get(attr_key)
 
     def with_attr(self, attr_key: str, attr_value: object) -> IRModule:
-        """A copy with one attribute set."""
+        """Return a copy with one attribute set."""
         attrs = {**self.attrs, attr_key: attr_value}
         named: dict[GlobalVar | str, BaseFunc] = dict(self.functions.items())
         return IRModule(named, self.type_definitions, attrs)
@@ -117,6 +122,8 @@ class IRModule:
                 raise TypeError(f"module: expected a function, got {value!r}")
             value = IRModule.wrapper(value)
         name = self._by_name.get(var) or GlobalVar(var) if isinstance(var, str) else var
+        # Calls name functions by the object: a second GlobalVar of one name would be ambiguous in
+        # texts.
         if self._by_name.setdefault(name.name_hint, name) is not name:
             raise ValueError(
                 f"module: {name.name_hint!r} is the name of another GlobalVar of the module"
@@ -128,19 +135,23 @@ class IRModule:
         if not isinstance(other, IRModule):
             other = IRModule(other)
         for header, data in other.type_definitions.items():
+            # By name: the header of another module is another object, and the old one must not stay
+            # beside it.
             mine = [h for h in self.type_definitions if h.name_hint == header.name_hint]
-            for each in mine:
-                del self.type_definitions[each]
+            for replaced in mine:
+                del self.type_definitions[replaced]
             self.type_definitions[header] = data
         for name, function in other.functions.items():
             self.update_func(name, function)
 
     def _add(self, var: GlobalVar | GlobalTypeVar | str, val: Node, update: bool = True) -> None:
-        """`module[var] = val` (TVM's programs call it)."""
+        """Add a definition, as `module[var] = val` does (TVM's programs call it)."""
         self[var] = val
 
     def update_func(self, var: GlobalVar, func: BaseFunc) -> None:
         """Add or replace one function under its GlobalVar."""
+        # A GlobalVar of that name that is another object would stay in `functions` beside the new
+        # one.
         old = self._by_name.pop(var.name_hint, None)
         if old is not None and old is not var:
             del self.functions[old]
@@ -159,7 +170,9 @@ class IRModule:
     @overload
     def __getitem__(self, key: GlobalTypeVar) -> Node: ...
     def __getitem__(self, key: str | GlobalVar | GlobalTypeVar) -> BaseFunc | Node:
-        """A function by its name or variable, the definition of a type by its. Raises KeyError."""
+        """Return a function by its name or variable, the definition of a type by its. Raises
+        KeyError.
+        """
         if isinstance(key, GlobalTypeVar):
             return self.type_definitions[key]
         return self.functions[self.get_global_var(key) if isinstance(key, str) else key]
@@ -171,18 +184,18 @@ class IRModule:
         return iter(self.functions)
 
     def with_functions(self, functions: Mapping[GlobalVar, BaseFunc]) -> IRModule:
-        """The same module with other functions."""
+        """Return the same module with other functions."""
         named: dict[GlobalVar | str, BaseFunc] = dict(functions.items())
         return IRModule(named, self.type_definitions, self.attrs)
 
     def with_function(self, var: GlobalVar | str, function: BaseFunc) -> IRModule:
-        """A copy with one function added or replaced."""
+        """Return a copy with one function added or replaced."""
         if isinstance(var, str):
             var = self._by_name.get(var) or GlobalVar(var)
         return self.with_functions({**self.functions, var: function})
 
     def same_as(self, other: object) -> bool:
-        """Whether both are one object."""
+        """Return whether both are one object."""
         return self is other
 
     def show(self, show_meta_data: bool = False) -> None:
@@ -190,7 +203,7 @@ class IRModule:
         print(self._shown(show_meta_data))
 
     def _shown(self, show_meta_data: bool) -> str:
-        """Loop programs alone as Python text, whatever else is loaded; else Relay's text."""
+        """Return loop programs alone as Python text, whatever else is loaded; else Relay's text."""
         are_loops = all(f.type_key == "tir.PrimFunc" for f in self.functions.values())
         if IRModule.script_printer is None or not self.functions or not are_loops:
             return self.astext(show_meta_data)
@@ -202,7 +215,8 @@ class IRModule:
         annotate: Callable[[RelayExpr], str] | None = None,
         show_spans: bool = False,
     ) -> str:
-        """The module in Relay's text format; `ekiden.relay.parse` reads it back.
+        """Return the module in Relay's text format; `ekiden.relay.parse` reads it back.
+        `ekiden.relay.parse` reads it back.
 
         `annotate` gives the comment after each expression in place of its type. `show_spans` adds
         the place in the text that each came from.
@@ -216,17 +230,17 @@ class IRModule:
         return self._shown(show_meta_data=False)
 
     def __repr__(self) -> str:
-        """The text, as expressions and functions have it: a prompt shows the program."""
+        """Return the text, as expressions and functions do: a prompt shows the program."""
         return self._shown(show_meta_data=False)
 
     def _repr_html_(self) -> str | None:
-        """What a notebook shows."""
+        """Return the HTML that a notebook shows."""
         return None if IRModule.html_printer is None else IRModule.html_printer(self)
 
     def script(self, name: str = "Module", show_meta: bool = False) -> str:
-        """The module as Python text, loop programs and all, a class of that name;
-        `ekiden.tir.parse` reads it back. `show_meta` asks for what stands in the text anyhow.
+        """Return the module as Python text, loop programs and all, as a class of that name.
 
+        `ekiden.tir.parse` reads it back. `show_meta` asks for what stands in the text anyhow.
         Raises ValueError before `ekiden.tir` is loaded.
         """
         if IRModule.script_printer is None:

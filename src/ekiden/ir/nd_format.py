@@ -31,23 +31,24 @@ _DTYPES = {dtype: key for key, dtype in reversed(_CODES.items())}
 
 
 def array_to_bytes(array: Array) -> bytes:
-    """An array in TVM's form."""
+    """Return an array in TVM's form."""
     code, bits = _DTYPES[str(array.dtype)]
     head = _HEAD.pack(MAGIC, 0, _CPU, 0, array.ndim, code, bits, 1)
     content = np.ascontiguousarray(array).tobytes()
     return head + struct.pack(f"<{array.ndim}qq", *array.shape, len(content)) + content
 
 
-def array_from_bytes(data: bytes | memoryview, at: int = 0) -> tuple[Array, int]:
-    """The array that begins at a position, and where it ends. Raises LoadError."""
+def array_from_bytes(data: bytes | memoryview, offset: int = 0) -> tuple[Array, int]:
+    """Return the array that begins at a position, and where it ends. Raises LoadError."""
     try:
-        magic, _, _, _, rank, code, bits, lanes = _HEAD.unpack_from(data, at)
+        magic, _, _, _, rank, code, bits, lanes = _HEAD.unpack_from(data, offset)
         if magic != MAGIC:
             raise LoadError(f"array: expected the number {MAGIC:#x} at its start, got {magic:#x}")
+        # The rank is bounded before it decides how much is read: the bytes may come from anywhere.
         if (code, bits) not in _CODES or lanes != 1 or not 0 <= rank <= 64:
             raise LoadError(f"array: no dtype of code {code}, {bits} bits and {lanes} lanes")
-        *shape, size = struct.unpack_from(f"<{rank}qq", data, at + _HEAD.size)
-        begin = at + _HEAD.size + 8 * (rank + 1)
+        *shape, size = struct.unpack_from(f"<{rank}qq", data, offset + _HEAD.size)
+        begin = offset + _HEAD.size + 8 * (rank + 1)
         if size < 0 or begin + size > len(data):
             raise LoadError(f"array: {size} bytes are announced, {len(data) - begin} are there")
         content = np.frombuffer(data[begin : begin + size], to_numpy(_CODES[code, bits]))

@@ -52,13 +52,15 @@ class Node:
     __setstate__ = set_field_values
 
     def with_fields(self: _N, **changes: object) -> _N:
-        """A copy with some fields replaced; the node itself if nothing differs by identity."""
+        """Return a copy with some fields replaced; the node itself if nothing differs by
+        identity.
+        """
         if all(getattr(self, name) is value for name, value in changes.items()):
             return self
         return dataclasses.replace(self, **changes)  # type: ignore[type-var]
 
     def same_as(self, other: object) -> bool:
-        """Whether both are one object."""
+        """Return whether both are one object."""
         return self is other
 
 
@@ -71,19 +73,22 @@ def binding(default: object = dataclasses.MISSING) -> Any:  # noqa: ANN401
 
 
 def shown(default: object) -> Any:  # noqa: ANN401
-    """A field of attributes that texts show even where it has its default: TVM has none for it."""
+    """Return a field of attributes that texts show even where it has its default: TVM has none for
+    it.
+    """
     return dataclasses.field(default=default, metadata={"shown": True})
 
 
 def ignored(default: object = None) -> Any:  # noqa: ANN401
-    """A field that structural equality and hashing do not look at."""
+    """Return a field that structural equality and hashing do not look at."""
     return dataclasses.field(default=default, repr=False, compare=False, metadata={"ignored": True})
 
 
-def freeze(made: Node, **values: object) -> None:
+def freeze(target: Node, **values: object) -> None:
     """Put fields into the form they are kept in; for `__post_init__` alone."""
     for name, value in values.items():
-        object.__setattr__(made, name, value)
+        # Past the frozen dataclass's own `__setattr__`.
+        object.__setattr__(target, name, value)
 
 
 def as_given(value: object) -> Any:  # noqa: ANN401
@@ -103,10 +108,13 @@ def node(type_key: str) -> Callable[[type[_N]], type[_N]]:
     """
 
     def register(cls: type[_N]) -> type[_N]:
-        """The class with slots, an initializer of its own fields and its place in NODE_TYPES.
+        """Return the class with slots, an initializer of its own fields and its place in
+        NODE_TYPES.
+
         Raises ValueError when the key is taken.
         """
         defaults = declared_defaults(cls)
+        # Slots need a new class object: from here on `cls` is not the class that programs see.
         node_class = decorate(
             cls, repr=not hasattr(cls, "astext"), eq=False, frozen=True, slots=True
         )
@@ -123,8 +131,9 @@ def node(type_key: str) -> Callable[[type[_N]], type[_N]]:
 
 
 def _keys(cls: type) -> list[str]:
-    """The type keys of the bases of a class that are nodes, the farthest first, and its own. Those
-    of abstract classes are their folder and name: "ir.RelayExpr".
+    """Return the type keys of the bases of a class that are nodes, the farthest first, and its own.
+
+    Those of abstract classes are their folder and name: "ir.RelayExpr".
     """
     nodes = [base for base in reversed(cls.__mro__) if issubclass(base, Node)]
     return [NODE_KEYS.get(base) or NODE_KEYS.setdefault(base, _key_of(base)) for base in nodes]
@@ -132,6 +141,7 @@ def _keys(cls: type) -> list[str]:
 
 def _key_of(cls: type) -> str:
     own = getattr(cls, "type_key", "")
+    # An abstract class inherits `type_key` from a registered base: that key is not its own.
     is_own = NODE_TYPES.has(own) and NODE_TYPES[own] is cls
     return own if is_own else f"{cls.__module__.split('.')[1]}.{cls.__name__}"
 
@@ -151,7 +161,9 @@ def _reflected(name: str, annotation: object, default: object) -> tuple[str, str
 
 
 def _read(source: object, name: str) -> object:
-    """A field as it crosses to other languages: enums by their names, arrays in one piece."""
+    """Return a field as it crosses to other languages: enums by their names, arrays in one
+    piece.
+    """
     value = getattr(source, name)
     if isinstance(value, Enum):
         return value.name
@@ -159,15 +171,15 @@ def _read(source: object, name: str) -> object:
 
 
 def _build(cls: type, fields: Mapping[str, object]) -> object:
-    """A node from fields as they cross."""
+    """Return a node from fields as they cross."""
     enums = _enums_of(cls)
-    given = {name: enums[name][v] if name in enums else v for name, v in fields.items()}  # type: ignore[index]
-    return cls(**given)
+    values = {name: enums[name][v] if name in enums else v for name, v in fields.items()}  # type: ignore[index]
+    return cls(**values)
 
 
 @cache
 def _enums_of(cls: type) -> dict[str, type[Enum]]:
-    """The fields of a class of nodes that are enums, with the classes of these."""
+    """Return the fields of a class of nodes that are enums, with the classes of these."""
     hints = typing.get_type_hints(cls)
     return {n: h for n, h in hints.items() if isinstance(h, type) and issubclass(h, Enum)}
 
@@ -176,5 +188,5 @@ set_node_hooks(_read, _build)
 
 
 def fields_of(value: Node | type[Node]) -> tuple[dataclasses.Field[Any], ...]:
-    """The dataclass fields of a node: its reflection table."""
+    """Return the dataclass fields of a node: its reflection table."""
     return dataclasses.fields(value)  # type: ignore[arg-type]

@@ -127,37 +127,42 @@ class Op(RelayExpr):
 
     @property
     def definition(self) -> OpDef:
-        """The declaration of this operator. Raises KeyError for one of loop programs, which
-        `ekiden.ir.intrinsic.INTRINSICS` declares.
+        """Return the declaration of this operator.
+
+        Raises KeyError for one of loop programs, which `ekiden.ir.intrinsic.INTRINSICS` declares.
         """
         return OPS[self.name]
 
     @staticmethod
     def get(op_name: str) -> Op:
-        """The operator of a name, of Relay or ("tir.exp") of loop programs. Raises KeyError."""
+        """Return the operator of a name, of Relay or ("tir.exp") of loop programs. Raises
+        KeyError.
+        """
         return get(op_name)
 
     @staticmethod
     def list_op_names() -> list[str]:
-        """The names of all operators."""
+        """Return the names of all operators."""
         return sorted(OP_NODES)
 
     @property
     def num_inputs(self) -> int:
-        """How many arguments a call has; of a tuple, one."""
+        """Return how many arguments a call has; of a tuple, one."""
         return len(self.definition.arguments)
 
     @property
     def description(self) -> str:
-        """What the operator does, in a sentence: where its declaration does not say so, all are
-        loaded, which describes them by the functions that call them.
+        """Return what the operator does, in a sentence.
+
+        Where its declaration does not say so, all are loaded, which describes them by the functions
+        that call them.
         """
         if not self.definition.description:
             load_deferred()
         return self.definition.description
 
     def set_num_inputs(self, n: int) -> None:
-        """How many arguments calls have, for those that `add_argument` does not name."""
+        """Set how many arguments calls have, for those that `add_argument` does not name."""
         named = self.definition.arguments[:n]
         _change(self.name, arguments=(*named, *(f"argument_{i}" for i in range(len(named), n))))
 
@@ -165,8 +170,8 @@ class Op(RelayExpr):
         """Name an argument: the first that has none. (The type's name and the description are of
         TVM's face; what an argument may be is said by the relation.)"""
         named = list(self.definition.arguments)
-        left = [i for i, each in enumerate(named) if each == f"argument_{i}"]
-        at = left[0] if left else len(named)
+        unnamed = [i for i, argument in enumerate(named) if argument == f"argument_{i}"]
+        at = unnamed[0] if unnamed else len(named)
         named[at : at + 1] = [name]
         _change(self.name, arguments=tuple(named))
 
@@ -179,25 +184,28 @@ class Op(RelayExpr):
         _change(self.name, relation=_own_relation(type_rel_func or RELATIONS[rel_name]))
 
     def set_attrs_type_key(self, key: str) -> None:
-        """The class of the attributes of calls, by its type key; "DictAttrs": they have none.
-        Raises KeyError for a key that no class has."""
+        """Set the class of the attributes of calls, by its type key; "DictAttrs": they have none.
+
+        Raises KeyError for a key that no class has.
+        """
         if key != "DictAttrs" and key not in NODE_TYPES:
             raise KeyError(f"no attribute class {key!r}")
         _change(self.name, attrs=None if key == "DictAttrs" else NODE_TYPES[key])
 
     def set_support_level(self, level: int) -> None:
-        """A note on who uses the operator, from 1, everybody, to 10 (TVM's)."""
+        """Note who uses the operator, from 1, everybody, to 10 (TVM's)."""
         set_op_attr(self.name, "TSupportLevel", level)
 
     @property
     def support_level(self) -> int:
-        """What `set_support_level` said, else 10."""
-        found = OP_ATTRS.get("TSupportLevel", {}).get(self.name, 10)
-        assert isinstance(found, int)
-        return found
+        """Return what `set_support_level` was told, else 10."""
+        level = OP_ATTRS.get("TSupportLevel", {}).get(self.name, 10)
+        assert isinstance(level, int)
+        return level
 
     def get_attr(self, attr_name: str) -> object:
-        """An attribute given by `register_op_attr`, or TOpPattern; None if there is none."""
+        """Return an attribute given by `register_op_attr`, or TOpPattern; None if there is none."""
+        # Columns of the operator table, under TVM's names.
         if attr_name == "TOpPattern" and self.name in OPS:
             return self.definition.pattern
         if attr_name == "TOpIsStateful" and self.name in OPS:
@@ -209,7 +217,7 @@ class Op(RelayExpr):
         register_op_attr(self.name, attr_name, value)
 
     def has_attr(self, attr_name: str) -> bool:
-        """Whether `get_attr` finds something."""
+        """Return whether `get_attr` finds something."""
         return self.get_attr(attr_name) is not None
 
     def reset_attr(self, attr_name: str) -> None:
@@ -332,8 +340,9 @@ OP_NODES: Table[str, Op] = Table()
 
 
 def same_type(types: Sequence[Type], attrs: Attrs | None) -> Type:
-    """The relation of operators whose result is of the type of their one argument, whatever that
-    is. Inference goes both ways through them.
+    """Return the type of the one argument: the relation of operators whose result is like it.
+
+    Inference goes both ways through them.
     """
     return types[0]
 
@@ -355,8 +364,10 @@ _OWN: set[str] = set()
 
 
 def declare_own(op_name: str, describe: str = "") -> Op:
-    """A new operator of a program, described by the methods of what this gives and by
-    `register_op_attr`. Raises CompileError when the name is taken.
+    """Declare an operator of a program, and return it.
+
+    The methods of what this returns and `register_op_attr` describe it. Raises CompileError when
+    the name is taken.
     """
     if op_name in OP_NODES:
         raise CompileError(f"Operator {op_name} is registered before")
@@ -387,27 +398,30 @@ def _change(op_name: str, **fields: Any) -> None:  # noqa: ANN401 - the fields o
     OPS[op_name] = replace(OPS[op_name], **fields)
 
 
-def _own_relation(given: Relation) -> Relation:
-    """The relation of a program's own operator, which knows nothing of named dimensions."""
+def _own_relation(own: Relation) -> Relation:
+    """Return the relation of a program's own operator, which knows nothing of named dimensions."""
 
     def relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
-        """The result's type, with the dimensions that a call names in the places of unknown
-        ones."""
-        found = given(types, own_attrs(attrs))
-        named = isinstance(attrs, NamedDimsAttrs) and found is not None
-        return with_dims(found, iter(attrs.symbols)) if named else found  # type: ignore[union-attr]
+        """Return the result's type, with the dimensions that a call names in the places of unknown
+        ones.
+        """
+        result = own(types, own_attrs(attrs))
+        named = isinstance(attrs, NamedDimsAttrs) and result is not None
+        return with_dims(result, iter(attrs.symbols)) if named else result  # type: ignore[union-attr]
 
     return relation
 
 
 def set_dims(op_name: str, dims: DimsOf) -> None:
-    """How the unknown dimensions of a program's own operator follow from its arguments. Raises
-    ValueError for one of Ekiden's."""
+    """Set how the unknown dimensions of a program's own operator follow from its arguments.
+
+    Raises ValueError for one of Ekiden's.
+    """
     _change(op_name, dims=dims)
 
 
 def set_pattern(op_name: str, pattern: OpPattern) -> None:
-    """How a program's own operator fuses. Raises ValueError for one of Ekiden's."""
+    """Set how a program's own operator fuses. Raises ValueError for one of Ekiden's."""
     _change(op_name, pattern=OpPattern(pattern))
 
 
@@ -428,38 +442,41 @@ def register_reference(
             the dtype, shape and number that the type relation says.
     """
 
-    def register(given: Reference) -> Reference:
+    def register(function: Reference) -> Reference:
         """Set the reference, and give it back."""
-        if not callable(given):
-            raise CompileError(f"{op_name}: expected a function as its reference, got {given!r}")
-        note_extension(given)
-        _change(op_name, reference=_own_reference(op_name, given))
-        return given
+        if not callable(function):
+            raise CompileError(f"{op_name}: expected a function as its reference, got {function!r}")
+        note_extension(function)
+        _change(op_name, reference=_own_reference(op_name, function))
+        return function
 
     return register if reference is None else register(reference)
 
 
-def _own_reference(op_name: str, given: Reference) -> Reference:
+def _own_reference(op_name: str, function: Reference) -> Reference:
     """Return a program's reference with its results held against the operator's relation."""
 
     def reference(attrs: Attrs | None, *arrays: object) -> Array | tuple[Array, ...]:
         """Return what the program's function gives. Raises RunError where it is of another type."""
         try:
-            result = given(own_attrs(attrs), *arrays)
+            result = function(own_attrs(attrs), *arrays)
+        # Errors that name their cause already, as those of nested operators do.
         except EkidenError:
             raise
         except Exception as error:
             reason = f"{type(error).__name__}: {error}"
             raise RunError(f"{op_name}: its reference raised {reason}") from error
         kind = OPS[op_name].relation([_type_of(a) for a in arrays], attrs)
-        wanted = kind.fields if isinstance(kind, TupleType) else (kind,)
-        parts = result if isinstance(result, (tuple, list)) else (result,)
-        got = [_type_of(p) for p in parts]
+        expected = kind.fields if isinstance(kind, TupleType) else (kind,)
+        results = result if isinstance(result, (tuple, list)) else (result,)
+        result_types = [_type_of(p) for p in results]
         if isinstance(result, (tuple, list)) != isinstance(kind, TupleType) or not (
-            len(wanted) == len(got) and all(map(_may_be, wanted, got))
+            len(expected) == len(result_types) and all(map(_may_be, expected, result_types))
         ):
-            said, came = type_text(kind), ", ".join(map(type_text, got))
-            raise RunError(f"{op_name}: its reference gave {came}, its type relation says {said}")
+            promised, actual = type_text(kind), ", ".join(map(type_text, result_types))
+            raise RunError(
+                f"{op_name}: its reference gave {actual}, its type relation says {promised}"
+            )
         return result
 
     return reference
@@ -473,19 +490,22 @@ def _type_of(value: object) -> Type:
     return tensor_type(shape, str(dtype))
 
 
-def _may_be(wanted: Type, got: Type) -> bool:
+def _may_be(expected: Type, actual: Type) -> bool:
     """Return whether a tensor may be of a type whose sizes may be unknown."""
-    if not isinstance(wanted, TensorType) or not isinstance(got, TensorType):
+    if not isinstance(expected, TensorType) or not isinstance(actual, TensorType):
         return False
-    pairs = zip(wanted.shape, got.shape, strict=False)
+    pairs = zip(expected.shape, actual.shape, strict=False)
+    # Sizes that are no numbers on either side are decided elsewhere, and pass here.
     same = all(w.value == g.value for w, g in pairs
                if isinstance(w, IntImm) and isinstance(g, IntImm))  # fmt: skip
-    return wanted.dtype == got.dtype and len(wanted.shape) == len(got.shape) and same
+    return expected.dtype == actual.dtype and len(expected.shape) == len(actual.shape) and same
 
 
 def set_stateful(op_name: str, stateful: bool) -> None:
-    """Whether calls of a program's own operator must all be made. Raises ValueError for one of
-    Ekiden's."""
+    """Set whether calls of a program's own operator must all be made.
+
+    Raises ValueError for one of Ekiden's.
+    """
     _change(op_name, stateful=stateful)
 
 
@@ -499,7 +519,7 @@ def register_name(name: str) -> Op:
 
 
 def get(name: str) -> Op:
-    """The operator of that name. Raises KeyError with the nearest names."""
+    """Return the operator of that name. Raises KeyError with the nearest names."""
     if name not in OP_NODES:
         raise KeyError(f"no operator {name!r}{nearest(name)}")
     return OP_NODES[name]
@@ -509,8 +529,9 @@ register_func("ir.GetOp", get, override=True)
 
 
 def nearest(name: str) -> str:
-    """`; did you mean ...?` for a name that no operator has; empty if none is like it."""
+    """Return `; did you mean ...?` for a name that no operator has; empty if none is like it."""
     last = name.rpartition(".")[2]
+    # The same name under another prefix first ("conv2d" for "nn.conv2d"), then a misspelling.
     near = sorted(n for n in OP_NODES if n.rpartition(".")[2] == last)
     near = near or difflib.get_close_matches(name, OP_NODES, n=2, cutoff=0.85)
     return f"; did you mean {' or '.join(near)}?" if near else ""
@@ -525,9 +546,9 @@ def register_op_attr(
     new intrinsic. Raises KeyError for another one that no operator has.
     """
 
-    def register(given: _V) -> _V:
-        note_extension(given)
-        return set_op_attr(op_name, attr_key, given)
+    def register(attached: _V) -> _V:
+        note_extension(attached)
+        return set_op_attr(op_name, attr_key, attached)
 
     return register if value is None else register(value)
 
@@ -535,20 +556,23 @@ def register_op_attr(
 def registrar(
     attr_key: str, what: str, changed: Callable[[str], None] | None = None
 ) -> Callable[..., Callable[..., object]]:
-    """A function `(op_name, function=None, level=10)` that gives operators one attribute; without a
-    function, a decorator. `changed` is told the name of each operator that has a new one."""
+    """Return a function `(op_name, function=None, level=10)` that gives operators one attribute.
+
+    Without a function, it is a decorator. `changed` is told the name of each operator that has a
+    new one.
+    """
 
     def register(
         op_name: str, function: Callable[..., object] | None = None, level: int = 10
     ) -> Callable[..., object]:
-        """Its documentation is `what`, set below."""
+        """Register a function for an operator. Its documentation is `what`, set below."""
 
-        def one(given: Callable[..., object]) -> Callable[..., object]:
+        def one(attached: Callable[..., object]) -> Callable[..., object]:
             """Attaches a function, and gives it back."""
-            register_op_attr(op_name, attr_key, given, level)
+            register_op_attr(op_name, attr_key, attached, level)
             if changed is not None:
                 changed(op_name)
-            return given
+            return attached
 
         return one if function is None else one(function)
 

@@ -17,9 +17,9 @@ class OpName(str):
 
     @property
     def name(self) -> str:
-        """`ekiden.ir.Op.get` knows it."""
+        """Return the name in the registry of operators, which `ekiden.ir.Op.get` knows."""
         return f"tir.{self.others.get(self, self)}"
 
     def same_as(self, other: object) -> bool:
-        """Whether another operator, of a call or of the registry, is this one."""
+        """Return whether another operator, of a call or of the registry, is this one."""
         return getattr(other, "name", None) == self.name

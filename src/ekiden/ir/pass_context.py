@@ -72,7 +72,7 @@ class PassInstrument:
         """Called when that context is left."""
 
     def should_run(self, module: IRModule, info: PassInfo) -> bool:
-        """Whether to run the pass at all."""
+        """Return whether to run the pass at all."""
         return True
 
     def run_before_pass(self, module: IRModule, info: PassInfo) -> None:
@@ -104,7 +104,7 @@ class PassInstrument:
         it is sent to this process (`add_seen`); None for nothing."""
         return None
 
-    def add_seen(self, seen: object) -> None:
+    def add_seen(self, report: object) -> None:
         """Take in what the instrument of a process that compiles has seen."""
 
 
@@ -321,42 +321,49 @@ class AddedPass:
 
 
 def _added(value: Iterable[object]) -> list[AddedPass]:
-    """What is to be added, of TVM's pairs. Raises PassError."""
-    found = []
-    for each in value:
-        if not isinstance(each, AddedPass):
-            phase, run = each if isinstance(each, (tuple, list)) and len(each) == 2 else (-1, None)
+    """Return the passes to add, of TVM's pairs. Raises PassError."""
+    passes = []
+    for entry in value:
+        if not isinstance(entry, AddedPass):
+            phase, run = (
+                entry if isinstance(entry, (tuple, list)) and len(entry) == 2 else (-1, None)
+            )
             if run is None or not isinstance(phase, int) or phase < 0 or not hasattr(run, "info"):
-                raise PassError(f"PassContext: {ADDED!r} has (phase, pass), got {each!r}")
-            each = AddedPass(min(phase, 3), run, os.urandom(16).hex())
-        found.append(each)
-    return found
+                raise PassError(f"PassContext: {ADDED!r} has (phase, pass), got {entry!r}")
+            # Random, so that no other context, here or in another process, has the same token.
+            entry = AddedPass(min(phase, 3), run, os.urandom(16).hex())
+        passes.append(entry)
+    return passes
 
 
 def _near(key: str, table: Mapping[str, Option]) -> str:
-    """What follows an option that there is not, in a message: the nearest, and where all are;
-    those of one dictionary are few."""
+    """Return the end of a message about an unknown option: the nearest ones, and where all are
+    listed.
+
+    Those of one dictionary are few, and are all named.
+    """
     if table is not OPTIONS:
         return f"; there are {', '.join(table)}"
     last = {name.rpartition(".")[2].lower(): name for name in table}  # "max_depth" is asked for too
     near = difflib.get_close_matches(key, table, n=3, cutoff=0.6)
     near += [last[n] for n in difflib.get_close_matches(key.lower(), last, n=3, cutoff=0.6)]
     nearest = ", ".join(dict.fromkeys(near))
-    said = f"; nearest: {nearest}" if near else ""
-    return f"{said}; PassContext.list_configs() has all"
+    suggestion = f"; nearest: {nearest}" if near else ""
+    return f"{suggestion}; PassContext.list_configs() has all"
 
 
 def _checked(key: str, value: object, table: Mapping[str, Option] = OPTIONS) -> object:
-    """The value of an option, a bool where it is one and 0 or 1 is given."""
+    """Return the value of an option, a bool where it is one and 0 or 1 is given."""
     if key not in table:
         raise PassError(f"PassContext: no option {key!r}{_near(key, table)}")
     kind, fields = table[key].kind, table[key].fields
     if fields is not None and isinstance(value, dict):
-        return {name: _checked(name, each, fields) for name, each in value.items()}
+        return {name: _checked(name, field_value, fields) for name, field_value in value.items()}
     if kind is bool and type(value) is int and value in (0, 1):
         return bool(value)
     if key == ADDED and isinstance(value, (list, tuple)):
         return _added(value)
+    # A bool is an int to Python, and no number to a reader of the option.
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
         raise PassError(
             f"PassContext: option {key!r} is a {kind.__name__}, got {type(value).__name__}: "
@@ -396,40 +403,45 @@ class PassContext:
 
     @staticmethod
     def current() -> PassContext:
-        """The innermost context, or a default one."""
+        """Return the innermost context, or a default one."""
         return _CURRENT.get()
 
     @staticmethod
     def list_configs() -> dict[str, dict[str, object]]:
-        """Every option with its type, default and meaning."""
+        """Return every option with its type, default and meaning."""
         return {
             key: {"type": row.kind.__name__, "default": row.default, "doc": row.doc}
             for key, row in sorted(OPTIONS.items())
         }
 
     def option(self, key: str) -> object:
-        """The value of an option here, its default where this context does not set it."""
+        """Return the value of an option here, its default where this context does not set it."""
         if key in self.config:
             return self.config[key]
+        # For the message that names the nearest options.
         if key not in OPTIONS:
             _checked(key, None)
         return OPTIONS[key].default
 
     def fields(self, key: str) -> Mapping[str, int]:
-        """All fields of an option that is a dictionary; those not given at their defaults."""
+        """Return all fields of an option that is a dictionary; those not given at their
+        defaults.
+        """
         rows = OPTIONS[key].fields
-        given = self.option(key)
-        assert rows is not None and isinstance(given, dict), f"{key!r} is an option with fields"
-        return {name: given.get(name, row.default) for name, row in rows.items()}
+        values = self.option(key)
+        assert rows is not None and isinstance(values, dict), f"{key!r} is an option with fields"
+        return {name: values.get(name, row.default) for name, row in rows.items()}
 
     def of_lowering(self) -> list[str]:
-        """What is said here that changes how loop programs are lowered: part of a kernel's key."""
+        """Return what this context sets that changes how loop programs are lowered: part of a
+        kernel's key.
+        """
         options = [f"{key}={self.config[key]}" for key in sorted(self.config)]
         lists = [*sorted(self.disabled_pass), *(f"+{name}" for name in sorted(self.required_pass))]
-        return [each for each in (*options, *lists) if each.startswith(("tir.", "+tir."))]
+        return [setting for setting in (*options, *lists) if setting.startswith(("tir.", "+tir."))]
 
     def enables(self, info: PassInfo) -> bool:
-        """Whether the opt level and the lists let a pass run."""
+        """Return whether the opt level and the lists let a pass run."""
         if info.name in self.disabled_pass:
             return False
         return info.name in self.required_pass or info.opt_level <= self.opt_level
@@ -444,14 +456,18 @@ class PassContext:
 
     @property
     def is_watched(self) -> bool:
-        """Whether an instrument sees the passes of this process alone: each runs here then, also
-        one whose result a cache has."""
+        """Return whether an instrument sees the passes of this process alone.
+
+        Each pass runs here then, also one whose result a cache has.
+        """
         return any(instrument.for_worker() is None for instrument in self.instruments)
 
     @property
     def compiles_cached(self) -> bool:
-        """Whether an instrument sees the passes of every kernel, also of one that a cache has."""
-        return self.is_watched or any(each.compiles_cached for each in self.instruments)
+        """Return whether an instrument sees the passes of every kernel, also of one that a cache
+        has.
+        """
+        return self.is_watched or any(instrument.compiles_cached for instrument in self.instruments)
 
     def notify(self, call: Callable[[PassInstrument], object]) -> bool:
         """Call each instrument; False as soon as one gives False.
@@ -460,7 +476,7 @@ class PassContext:
         more.
         """
         try:
-            return all(call(each) is not False for each in self.instruments)
+            return all(call(instrument) is not False for instrument in self.instruments)
         except BaseException:
             self._leave_instruments()
             raise
@@ -483,25 +499,28 @@ class PassContext:
     ) -> None:
         """Make the context around it current again."""
         _CURRENT.reset(self._tokens.pop())
+        # They are put back below: a context may be entered again.
         instruments = self.instruments
         self._leave_instruments()
         self.instruments = instruments
 
     def _leave_instruments(self) -> None:
+        # Emptied first: an instrument that raises here is not told a second time.
         leaving, self.instruments = self.instruments, ()
-        for each in leaving:
-            each.exit_pass_ctx()
+        for instrument in leaving:
+            instrument.exit_pass_ctx()
 
     def _enter_instruments(self, instruments: tuple[PassInstrument, ...]) -> None:
         entered: list[PassInstrument] = []
         self.instruments = ()
         try:
-            for each in instruments:
-                each.enter_pass_ctx()
-                entered.append(each)
+            for instrument in instruments:
+                instrument.enter_pass_ctx()
+                entered.append(instrument)
+        # Those that were entered are left again, also in the face of a KeyboardInterrupt.
         except BaseException:
-            for each in entered:
-                each.exit_pass_ctx()
+            for instrument in entered:
+                instrument.exit_pass_ctx()
             raise
         self.instruments = instruments
 
@@ -516,24 +535,28 @@ class PassContext:
 
 @contextmanager
 def with_options(config: Mapping[str, object]) -> Iterator[PassContext]:
-    """The current context with more options, for a while; its instruments go on watching.
+    """Make a context with more options the current one, for a while; its instruments go on
+    watching.
 
     Raises PassError for an option that does not exist or has another type.
     """
     around = PassContext.current()
-    made = PassContext(
+    extended = PassContext(
         around.opt_level,
         around.required_pass,
         around.disabled_pass,
         config={**around.config, **config},
     )
-    made.instruments = around.instruments
-    token = _CURRENT.set(made)
+    # Set here and not passed: they were entered by the context around, and are not entered again.
+    extended.instruments = around.instruments
+    token = _CURRENT.set(extended)
     try:
-        yield made
+        yield extended
     finally:
         _CURRENT.reset(token)
-        around.instruments = made.instruments
+        # An instrument that raised has emptied those of this context, and must be silent outside
+        # too.
+        around.instruments = extended.instruments
 
 
 @contextmanager
@@ -557,7 +580,9 @@ def with_instruments(instruments: tuple[PassInstrument, ...]) -> Iterator[None]:
 def show_product(file_name: str, meaning: str, render: Callable[[], str]) -> None:
     """Show the current context's instruments what a stage has made that is no module; `render`
     returns its text, and is called where one of them wants it."""
-    PassContext.current().notify(lambda each: each.see_product(file_name, meaning, render))
+    PassContext.current().notify(
+        lambda instrument: instrument.see_product(file_name, meaning, render)
+    )
 
 
 def current_dump() -> PassInstrument | None:
@@ -592,14 +617,16 @@ _CURRENT: contextvars.ContextVar[PassContext] = contextvars.ContextVar(
 
 @contextmanager
 def phase(name: str, level: int = INFO) -> Iterator[None]:
-    """A part of a compilation that is no pass, for the current context's instruments and the log;
-    around a block or, as a decorator, around a function.
+    """Run a stage of a compilation that is no pass, for the current context's instruments and the
+    log.
+
+    Around a block or, as a decorator, around a function.
     """
     context = PassContext.current()
-    context.notify(lambda each: each.enter_phase(name))
+    context.notify(lambda instrument: instrument.enter_phase(name))
     started = time.perf_counter()
     try:
         yield
     finally:
-        context.notify(lambda each: each.exit_phase(name))
+        context.notify(lambda instrument: instrument.exit_phase(name))
         LOG.log(level, "%s: %.0f ms", name, 1e3 * (time.perf_counter() - started))

@@ -45,90 +45,90 @@ class PrimExpr(Node):
     """How an expression becomes text for messages; set by `ekiden.ir.text`, then by tir."""
 
     def astext(self) -> str:
-        """The expression as Python writes it; variables stand by name."""
+        """Return the expression as Python writes it; variables stand by name."""
         printer = PrimExpr.printer
         return f"{type(self).__name__}(...)" if printer is None else printer(self)
 
     def __repr__(self) -> str:
         return self.astext()
 
-    def __add__(self, other: ExprLike) -> PrimExpr:
-        return binary(Add, self, other)
+    def __add__(self, rhs: ExprLike) -> PrimExpr:
+        return binary(Add, self, rhs)
 
-    def __radd__(self, other: ExprLike) -> PrimExpr:
-        return binary(Add, other, self)
+    def __radd__(self, lhs: ExprLike) -> PrimExpr:
+        return binary(Add, lhs, self)
 
-    def __sub__(self, other: ExprLike) -> PrimExpr:
-        return binary(Sub, self, other)
+    def __sub__(self, rhs: ExprLike) -> PrimExpr:
+        return binary(Sub, self, rhs)
 
-    def __rsub__(self, other: ExprLike) -> PrimExpr:
-        return binary(Sub, other, self)
+    def __rsub__(self, lhs: ExprLike) -> PrimExpr:
+        return binary(Sub, lhs, self)
 
-    def __mul__(self, other: ExprLike) -> PrimExpr:
-        return binary(Mul, self, other)
+    def __mul__(self, rhs: ExprLike) -> PrimExpr:
+        return binary(Mul, self, rhs)
 
-    def __rmul__(self, other: ExprLike) -> PrimExpr:
-        return binary(Mul, other, self)
+    def __rmul__(self, lhs: ExprLike) -> PrimExpr:
+        return binary(Mul, lhs, self)
 
-    def __truediv__(self, other: ExprLike) -> PrimExpr:
-        return binary(Div, self, other)
+    def __truediv__(self, rhs: ExprLike) -> PrimExpr:
+        return binary(Div, self, rhs)
 
-    def __rtruediv__(self, other: ExprLike) -> PrimExpr:
-        return binary(Div, other, self)
+    def __rtruediv__(self, lhs: ExprLike) -> PrimExpr:
+        return binary(Div, lhs, self)
 
-    def __floordiv__(self, other: ExprLike) -> PrimExpr:
-        return binary(FloorDiv, self, other)
+    def __floordiv__(self, rhs: ExprLike) -> PrimExpr:
+        return binary(FloorDiv, self, rhs)
 
-    def __rfloordiv__(self, other: ExprLike) -> PrimExpr:
-        return binary(FloorDiv, other, self)
+    def __rfloordiv__(self, lhs: ExprLike) -> PrimExpr:
+        return binary(FloorDiv, lhs, self)
 
-    def __mod__(self, other: ExprLike) -> PrimExpr:
-        return binary(FloorMod, self, other)
+    def __mod__(self, rhs: ExprLike) -> PrimExpr:
+        return binary(FloorMod, self, rhs)
 
-    def __rmod__(self, other: ExprLike) -> PrimExpr:
-        return binary(FloorMod, other, self)
+    def __rmod__(self, lhs: ExprLike) -> PrimExpr:
+        return binary(FloorMod, lhs, self)
 
-    def __lshift__(self, other: ExprLike) -> PrimExpr:
-        return _bits("left_shift", self, other)
+    def __lshift__(self, rhs: ExprLike) -> PrimExpr:
+        return _bits("left_shift", self, rhs)
 
-    def __rshift__(self, other: ExprLike) -> PrimExpr:
-        return _bits("right_shift", self, other)
+    def __rshift__(self, rhs: ExprLike) -> PrimExpr:
+        return _bits("right_shift", self, rhs)
 
-    def __and__(self, other: ExprLike) -> PrimExpr:
-        return _bits("bitwise_and", self, other)
+    def __and__(self, rhs: ExprLike) -> PrimExpr:
+        return _bits("bitwise_and", self, rhs)
 
-    def __or__(self, other: ExprLike) -> PrimExpr:
-        return _bits("bitwise_or", self, other)
+    def __or__(self, rhs: ExprLike) -> PrimExpr:
+        return _bits("bitwise_or", self, rhs)
 
-    def __xor__(self, other: ExprLike) -> PrimExpr:
-        return _bits("bitwise_xor", self, other)
+    def __xor__(self, rhs: ExprLike) -> PrimExpr:
+        return _bits("bitwise_xor", self, rhs)
 
     def __neg__(self) -> PrimExpr:
         return binary(Sub, const(0, self.dtype), self)
 
-    def __lt__(self, other: ExprLike) -> PrimExpr:
-        return binary(LT, self, other)
+    def __lt__(self, rhs: ExprLike) -> PrimExpr:
+        return binary(LT, self, rhs)
 
-    def __le__(self, other: ExprLike) -> PrimExpr:
-        return binary(LE, self, other)
+    def __le__(self, rhs: ExprLike) -> PrimExpr:
+        return binary(LE, self, rhs)
 
-    def __gt__(self, other: ExprLike) -> PrimExpr:
-        return binary(GT, self, other)
+    def __gt__(self, rhs: ExprLike) -> PrimExpr:
+        return binary(GT, self, rhs)
 
-    def __ge__(self, other: ExprLike) -> PrimExpr:
-        return binary(GE, self, other)
+    def __ge__(self, rhs: ExprLike) -> PrimExpr:
+        return binary(GE, self, rhs)
 
-    def __eq__(self, other: object) -> bool:
+    def __eq__(self, rhs: object) -> bool:
         """See Comparison, which this is for numbers and expressions."""
-        if not isinstance(other, (PrimExpr, int, float)):
+        if not isinstance(rhs, (PrimExpr, int, float)):
             return NotImplemented
-        return Comparison(EQ, self, other)  # type: ignore[return-value]  # its truth is one
+        return Comparison(EQ, self, rhs)  # type: ignore[return-value]  # its truth is one
 
-    def __ne__(self, other: object) -> bool:
+    def __ne__(self, rhs: object) -> bool:
         """See Comparison, which this is for numbers and expressions."""
-        if not isinstance(other, (PrimExpr, int, float)):
+        if not isinstance(rhs, (PrimExpr, int, float)):
             return NotImplemented
-        return Comparison(NE, self, other)  # type: ignore[return-value]
+        return Comparison(NE, self, rhs)  # type: ignore[return-value]
 
     # `==` has to give an expression, and nodes have to be dictionary keys, where Python asks `==`
     # for a truth. Both are one object's: Comparison, which is an expression where one is wanted and
@@ -136,13 +136,13 @@ class PrimExpr(Node):
     __hash__ = Node.__hash__
 
     def equal(self, other: ExprLike) -> PrimExpr:
-        """`EQ(self, other)`, at once; vscale() is one number, whichever call it is."""
+        """Return `EQ(self, other)`, at once; vscale() is one number, whichever call it is."""
         if _is_vscale(self) and _is_vscale(other):
             return const(True)
         return binary(EQ, self, other)
 
     def astype(self, dtype: str) -> PrimExpr:
-        """This value converted to `dtype` as C does (floats truncate towards zero)."""
+        """Return this value converted to `dtype` as C does (floats truncate towards zero)."""
         return cast(self, dt.spelled(dtype))
 
     def __bool__(self) -> bool:
@@ -165,14 +165,16 @@ class Comparison:
         self.kind, self.a, self.b = kind, a, b
 
     def asobject(self) -> PrimExpr:
-        """The expression. Raises TypeError for operands that cannot be compared."""
+        """Return the expression. Raises TypeError for operands that cannot be compared."""
         return binary(self.kind, self.a, self.b)
 
     def __bool__(self) -> bool:
         return (self.a is self.b) is (self.kind is EQ)
 
     def __getattr__(self, name: str) -> object:
-        """What the expression has: `dtype`, `astype`."""
+        """Return an attribute of the expression: `dtype`, `astype`."""
+        # Python and its libraries probe for protocols by such names; the expression has none to
+        # offer.
         if name.startswith("__"):
             raise AttributeError(name)
         return getattr(self.asobject(), name)
@@ -221,14 +223,16 @@ class IntImm(PrimExpr):
     def __index__(self) -> int:
         return self.value
 
-    def __eq__(self, other: object) -> bool:
-        """The same number, an int or another constant: `shape[0] == 1` (TVM's rule)."""
-        if self is other:
+    def __eq__(self, rhs: object) -> bool:
+        """Return whether it is the same number, an int or another constant: `shape[0] == 1` (TVM's
+        rule).
+        """
+        if self is rhs:
             return True
-        return self.value == (other.value if isinstance(other, IntImm) else other)
+        return self.value == (rhs.value if isinstance(rhs, IntImm) else rhs)
 
-    def __ne__(self, other: object) -> bool:
-        return not self == other
+    def __ne__(self, rhs: object) -> bool:
+        return not self == rhs
 
     __hash__ = PrimExpr.__hash__  # by identity, as all nodes: constants are not shared
 
@@ -254,12 +258,12 @@ class StringImm(PrimExpr):
     value: str
     dtype: str = "handle"
 
-    def __eq__(self, other: object) -> bool:
-        """The same text, a str or another constant (TVM's rule)."""
-        return self.value == (other.value if isinstance(other, StringImm) else other)
+    def __eq__(self, rhs: object) -> bool:
+        """Return whether it is the same text, a str or another constant (TVM's rule)."""
+        return self.value == (rhs.value if isinstance(rhs, StringImm) else rhs)
 
-    def __ne__(self, other: object) -> bool:
-        return not self == other
+    def __ne__(self, rhs: object) -> bool:
+        return not self == rhs
 
     __hash__ = PrimExpr.__hash__
 
@@ -303,15 +307,18 @@ class BinaryExpr(PrimExpr):
 
 
 def numbers_beside(a: ExprLike, b: ExprLike) -> tuple[PrimExpr, PrimExpr]:
-    """Two operands as expressions, of which one may be a Python number (see `number_beside`)."""
+    """Return two operands as expressions, of which one may be a Python number (see
+    `number_beside`).
+    """
     if not isinstance(a, PrimExpr):
         a = number_beside(a, b.dtype if isinstance(b, PrimExpr) else None)
     return a, b if isinstance(b, PrimExpr) else number_beside(b, a.dtype)
 
 
 def number_beside(value: ExprLike, dtype: str | None) -> PrimExpr:
-    """A Python number beside an expression of a dtype, which it takes; but a float beside integers
-    or bools is float32, as in TVM: `i * 0.5` is not `i * 0`.
+    """Return a Python number as an expression beside one of a dtype, which it takes.
+
+    But a float beside integers or bools is float32, as in TVM: `i * 0.5` is not `i * 0`.
     """
     if dtype and isinstance(value, (float, np.floating)) and dt.is_counted(dtype):
         return const(float(value), dt.with_lanes("float32", dt.vector(dtype)))
@@ -475,7 +482,7 @@ class Not(PrimExpr):
     dtype: str = "bool"
 
     def __post_init__(self) -> None:
-        """A comparison or a bool is taken too."""
+        """Convert the operand: a comparison or a bool is accepted too."""
         freeze(self, a=convert(self.a))
 
 
@@ -541,7 +548,7 @@ class Intrinsic(PrimExpr):
 
 
 def _bits(op: str, a: ExprLike, b: ExprLike) -> PrimExpr:
-    """An operator on bits. Raises TypeError for what are no integers of one dtype."""
+    """Return an operation on bits. Raises TypeError for what are no integers of one dtype."""
     x, y = numbers_beside(a, b)
     if x.dtype != y.dtype or dt.is_float(x.dtype):
         raise TypeError(f"{op}: operands must be integers of one dtype, got {x.dtype}, {y.dtype}")
@@ -550,17 +557,19 @@ def _bits(op: str, a: ExprLike, b: ExprLike) -> PrimExpr:
 
 # The value is as given. It is casts and folded arithmetic that give numbers which the dtype has.
 def const(value: int | float | bool, dtype: str | None = None) -> PrimExpr:
-    """A constant, of a vector type in every lane; dtype defaults to int64, float32 or bool by the
-    Python type. What stands for an expression (a Comparison, an axis) is that. Raises
-    ExpressionError for what stands for none."""
-    given: object = value
-    if not isinstance(given, (int, float)):
-        make = getattr(given, "asobject", None)  # of a Comparison, and of an axis its variable
+    """Return a constant, of a vector type in every lane.
+
+    The dtype defaults to int64, float32 or bool by the Python type. What stands for an expression
+    (a Comparison, an axis) gives that expression. Raises ExpressionError for what stands for none.
+    """
+    source: object = value
+    if not isinstance(source, (int, float)):
+        make = getattr(source, "asobject", None)  # of a Comparison, and of an axis its variable
         if make is not None:
-            found = make()
-            if not isinstance(found, PrimExpr):
-                raise ExpressionError(f"an expression expected, got {found!r}")
-            return found if dtype is None else cast(found, dtype)
+            expression = make()
+            if not isinstance(expression, PrimExpr):
+                raise ExpressionError(f"an expression expected, got {expression!r}")
+            return expression if dtype is None else cast(expression, dtype)
     if dtype is None:
         dtype = (
             "bool" if isinstance(value, bool) else "int64" if isinstance(value, int) else "float32"
@@ -578,12 +587,12 @@ def _is_vscale(value: object) -> bool:
 
 
 def convert(value: ExprLike, dtype: str | None = None) -> PrimExpr:
-    """An expression from a Python number, or the expression itself."""
+    """Return an expression for a Python number, or the expression itself."""
     return value if isinstance(value, PrimExpr) else const(value, dtype)
 
 
 def is_const(value: ExprLike, number: int | float | None = None) -> bool:
-    """Whether `value` is a constant (equal to `number`, if given)."""
+    """Return whether `value` is a constant (equal to `number`, if given)."""
     if isinstance(value, (IntImm, FloatImm)):
         return number is None or value.value == number
     is_number = not isinstance(value, (PrimExpr, Comparison))
@@ -591,8 +600,9 @@ def is_const(value: ExprLike, number: int | float | None = None) -> bool:
 
 
 def cast(value: PrimExpr, dtype: str) -> PrimExpr:
-    """`value` as `dtype`; no node when it already is, constants fold, a scalar stands in every lane
-    of a vector.
+    """Return `value` as `dtype`.
+
+    No node is made when it already is; constants fold, a scalar stands in every lane of a vector.
     """
     if value.dtype == dtype:
         return value
@@ -605,42 +615,49 @@ def cast(value: PrimExpr, dtype: str) -> PrimExpr:
         return _in_lanes(cast(value, dt.element(dtype)), dtype)
     if isinstance(value, (IntImm, FloatImm)) and not dt.vector(dtype):
         number = convert_number(value.value, value.dtype, dtype)
+        # A float that the integer dtype does not hold: the machine that runs it decides.
         return Cast(value, dtype) if number is None else const(number, dtype)
     return Cast(value, dtype)
 
 
 def _are_integers(a: PrimExpr, b: PrimExpr) -> bool:
-    """Whether two operands are integers of as many lanes."""
+    """Return whether two operands are integers of as many lanes."""
     return dt.is_int(a.dtype) and dt.is_int(b.dtype) and dt.vector(a.dtype) == dt.vector(b.dtype)
 
 
 def _in_one_dtype(a: PrimExpr, b: PrimExpr) -> tuple[PrimExpr, PrimExpr] | None:
-    """Two operands as TVM brings them together: integers in the wider dtype, an integer beside a
-    float in that of the float; None for others."""
+    """Return two operands as TVM brings them together; None for others.
+
+    Integers get the wider dtype, an integer beside a float that of the float.
+    """
     if _are_integers(a, b):
         return _widened(a, b)
-    for one, other in ((a, b), (b, a)):
-        if dt.is_float(one.dtype) and dt.is_int(other.dtype):
-            return (cast(a, one.dtype), b) if one is b else (a, cast(b, one.dtype))
+    for float_side, int_side in ((a, b), (b, a)):
+        if dt.is_float(float_side.dtype) and dt.is_int(int_side.dtype):
+            return (
+                (cast(a, float_side.dtype), b)
+                if float_side is b
+                else (a, cast(b, float_side.dtype))
+            )
     return None
 
 
 def _widened(a: PrimExpr, b: PrimExpr) -> tuple[PrimExpr, PrimExpr]:
-    """Two integers in the wider dtype of theirs."""
+    """Return two integers in the wider dtype of theirs."""
     wide = a.dtype if dt.itemsize(a.dtype) >= dt.itemsize(b.dtype) else b.dtype
     return cast(a, wide), cast(b, wide)
 
 
-def _in_lanes(a: PrimExpr, other: str) -> PrimExpr:
-    """A scalar in every lane, beside a vector of dtype `other`."""
-    lanes = dt.vector(other)
+def _in_lanes(a: PrimExpr, vector_dtype: str) -> PrimExpr:
+    """Return a scalar in every lane, beside a vector of dtype `other`."""
+    lanes = dt.vector(vector_dtype)
     if not lanes or dt.vector(a.dtype):
         return a
     return NODE_TYPES["tir.Broadcast"](a, lanes, dt.with_lanes(a.dtype, lanes))  # type: ignore[call-arg,return-value]
 
 
 def in_one_dtype(what: str, a: ExprLike, b: ExprLike) -> tuple[PrimExpr, PrimExpr]:
-    """Two operands of `what` in one dtype, as `binary` says. Raises TypeError."""
+    """Return two operands of `what` in one dtype, as `binary` says. Raises TypeError."""
     a, b = numbers_beside(a, b)
     if dt.vector(a.dtype) != dt.vector(b.dtype):
         a, b = _in_lanes(a, b.dtype), _in_lanes(b, a.dtype)
@@ -653,7 +670,7 @@ def in_one_dtype(what: str, a: ExprLike, b: ExprLike) -> tuple[PrimExpr, PrimExp
 
 
 def binary(kind: type[BinaryExpr], a: ExprLike, b: ExprLike) -> PrimExpr:
-    """`kind(a, b)` with constants folded and 0 and 1 absorbed.
+    """Return `kind(a, b)` with constants folded and 0 and 1 absorbed.
 
     A Python number takes the other side's dtype (see `number_beside`), a scalar beside a vector its
     lanes, an integer beside a float its dtype. Raises TypeError for other operands of two dtypes.
@@ -661,6 +678,7 @@ def binary(kind: type[BinaryExpr], a: ExprLike, b: ExprLike) -> PrimExpr:
     a, b = in_one_dtype(kind.__name__, a, b)
     result = _result_dtype(kind, a.dtype)
     if isinstance(a, (IntImm, FloatImm)) and isinstance(b, (IntImm, FloatImm)):
+        # Left to run time, where it is an error or never reached.
         divides_by_zero = kind in (Div, FloorDiv, FloorMod) and b.value == 0
         if not divides_by_zero:
             return const(fold_sizes(kind.fold, a.value, b.value, a.dtype, result), result)
@@ -670,26 +688,26 @@ def binary(kind: type[BinaryExpr], a: ExprLike, b: ExprLike) -> PrimExpr:
 
 def _absorbed(kind: type[BinaryExpr], a: PrimExpr, b: PrimExpr) -> PrimExpr | None:
     """Return the operand that an operation on one constant comes to; None if it stays."""
-    left = a.value if isinstance(a, (IntImm, FloatImm)) else None
-    right = b.value if isinstance(b, (IntImm, FloatImm)) else None
-    if left is None and right is None:
+    lhs = a.value if isinstance(a, (IntImm, FloatImm)) else None
+    rhs = b.value if isinstance(b, (IntImm, FloatImm)) else None
+    if lhs is None and rhs is None:
         return None
-    operand = kind._identity(left, right, a.dtype)
+    operand = kind._identity(lhs, rhs, a.dtype)
     return const(0, a.dtype) if operand == identities.ZERO else (a, b, None)[operand]
 
 
 def minimum(a: ExprLike, b: ExprLike) -> PrimExpr:
-    """The smaller of two values."""
+    """Return the smaller of two values."""
     return binary(Min, a, b)
 
 
 def maximum(a: ExprLike, b: ExprLike) -> PrimExpr:
-    """The larger of two values."""
+    """Return the larger of two values."""
     return binary(Max, a, b)
 
 
 def logical_and(a: PrimExpr, b: PrimExpr) -> PrimExpr:
-    """`a and b`; True absorbs."""
+    """Return `a and b`; True absorbs."""
     a, b = convert(a), convert(b)
     if is_const(a):
         return b if a.value else a  # type: ignore[attr-defined]

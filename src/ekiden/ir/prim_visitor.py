@@ -36,23 +36,24 @@ _GETTERS: dict[type, _Getter] = {}
 
 def plan(kind: type[PrimExpr], sample: PrimExpr) -> tuple[tuple[str, int], ...]:
     """(field, how it holds expressions) of a class, in constructor order; variables are leaves."""
-    found = _PLANS.get(kind)
-    if found is None:
+    rows_of_kind = _PLANS.get(kind)
+    if rows_of_kind is None:
         leaf = issubclass(kind, Var)
         rows = [
             (f.name, _LITERAL if leaf else _KINDS.get(str(f.type), _LITERAL))
             for f in fields_of(sample)
             if not f.kw_only and "ignored" not in f.metadata
         ]
-        found = _PLANS[kind] = tuple(rows)
-    return found
+        rows_of_kind = _PLANS[kind] = tuple(rows)
+    return rows_of_kind
 
 
 def literals(expr: PrimExpr) -> tuple[object, ...]:
-    """The values of the fields that hold no expressions: an operator's name, lanes, dtype, a
-    buffer. Of nodes that may be told apart by them alone: what compares equal means the same.
+    """Return the values of the fields that hold no expressions: an operator's name, lanes, dtype, a
+    buffer.
 
-    A float is its hexadecimal text: 0.0 == -0.0 are two constants, and nan != nan one.
+    Nodes may be told apart by them alone: what compares equal means the same. A float is its
+    hexadecimal text: 0.0 == -0.0 are two constants, and nan != nan one.
     """
     if isinstance(expr, FloatImm):
         return float(expr.value).hex(), expr.dtype
@@ -60,15 +61,16 @@ def literals(expr: PrimExpr) -> tuple[object, ...]:
 
 
 def _getter(sample: PrimExpr) -> _Getter:
-    """How the children of a class are read, by its fields."""
+    """Return a function that reads the children of a class, by its fields."""
     rows = [(name, kind) for name, kind in plan(type(sample), sample) if kind != _LITERAL]
     names = [name for name, _ in rows]
     if not rows:
         return _no_children
+    # `attrgetter` of several names gives a tuple, of one name the value itself.
     if all(kind == _EXPR for _, kind in rows):
         return _single(names[0]) if len(names) == 1 else cast(_Getter, operator.attrgetter(*names))
-    many = rows == [(names[0], _MANY)]
-    return cast(_Getter, operator.attrgetter(names[0])) if many else _mixed_children
+    is_one_tuple = rows == [(names[0], _MANY)]
+    return cast(_Getter, operator.attrgetter(names[0])) if is_one_tuple else _mixed_children
 
 
 def _single(name: str) -> _Getter:
@@ -81,17 +83,17 @@ def _no_children(_: PrimExpr) -> tuple[PrimExpr, ...]:
 
 
 def _mixed_children(expr: PrimExpr) -> tuple[PrimExpr, ...]:
-    found: list[PrimExpr] = []
+    expressions: list[PrimExpr] = []
     for name, kind in plan(type(expr), expr):
         if kind == _MANY:
-            found.extend(getattr(expr, name))
+            expressions.extend(getattr(expr, name))
         elif kind != _LITERAL and getattr(expr, name) is not None:
-            found.append(getattr(expr, name))
-    return tuple(found)
+            expressions.append(getattr(expr, name))
+    return tuple(expressions)
 
 
 def children(expr: PrimExpr) -> tuple[PrimExpr, ...]:
-    """The expressions directly inside, in field order."""
+    """Return the expressions directly inside, in field order."""
     get = _GETTERS.get(type(expr))
     if get is None:
         get = _GETTERS[type(expr)] = _getter(expr)
@@ -99,16 +101,16 @@ def children(expr: PrimExpr) -> tuple[PrimExpr, ...]:
 
 
 def rebuild(expr: PrimExpr, new: Iterable[PrimExpr]) -> PrimExpr:
-    """The node with other children (as many as `children` gives); constants fold.
+    """Return the node with other children (as many as `children` returns); constants fold.
 
     The node itself if they are the same.
     """
-    given = tuple(new)
-    if all(map(operator.is_, given, children(expr))):
+    operands = tuple(new)
+    if all(map(operator.is_, operands, children(expr))):
         return expr
     if isinstance(expr, BinaryExpr):
-        return binary(type(expr), given[0], given[1])
-    values = iter(given)
+        return binary(type(expr), operands[0], operands[1])
+    values = iter(operands)
     arguments: list[object] = []
     for name, kind in plan(type(expr), expr):
         old = getattr(expr, name)
@@ -120,13 +122,15 @@ def rebuild(expr: PrimExpr, new: Iterable[PrimExpr]) -> PrimExpr:
 
 
 def post_order(*roots: PrimExpr) -> list[PrimExpr]:
-    """Every node once, children first."""
+    """Return every node once, children first."""
     return pending(roots, ())
 
 
 def pending(roots: Iterable[PrimExpr], done: Container[int]) -> list[PrimExpr]:
-    """As `post_order`, without the nodes whose id is in `done` and what is only inside those."""
-    seen: set[int] = set()
+    """Return nodes as `post_order` does, without those whose id is in `done` and what only they
+    hold.
+    """
+    visited: set[int] = set()
     order: list[PrimExpr] = []
     stack: list[PrimExpr | None] = [*roots]
     stack.reverse()
@@ -134,13 +138,14 @@ def pending(roots: Iterable[PrimExpr], done: Container[int]) -> list[PrimExpr]:
     getters = _GETTERS
     while stack:
         expr = stack.pop()
+        # The mark behind a node's children: they are in the order, and now the node itself.
         if expr is None:
             order.append(opened.pop())
             continue
         number = id(expr)
-        if number in seen or number in done:
+        if number in visited or number in done:
             continue
-        seen.add(number)
+        visited.add(number)
         get = getters.get(type(expr))
         inside = children(expr) if get is None else get(expr)
         if inside:
@@ -163,36 +168,36 @@ def rewrite(
     done = {} if memo is None else memo
     if id(expr) in done:
         return done[id(expr)]
-    for each in pending((expr,), done):
-        inside = children(each)
-        rebuilt = rebuild(each, [done[id(c)] for c in inside]) if inside else each
-        done[id(each)] = change(rebuilt)
+    for node in pending((expr,), done):
+        inside = children(node)
+        rebuilt = rebuild(node, [done[id(c)] for c in inside]) if inside else node
+        done[id(node)] = change(rebuilt)
     return done[id(expr)]
 
 
 def substitute(
     expr: PrimExpr, values: dict[Var, PrimExpr], memo: dict[int, PrimExpr] | None = None
 ) -> PrimExpr:
-    """The expression with variables replaced, not simplified beyond constant folding."""
+    """Return the expression with variables replaced, not simplified beyond constant folding."""
     if not values:
         return expr
     return rewrite(expr, lambda e: values.get(e, e) if isinstance(e, Var) else e, memo)
 
 
 def same(a: PrimExpr, b: PrimExpr) -> bool:
-    """Whether two expressions are written alike over the same variables and buffers."""
+    """Return whether two expressions are written alike over the same variables and buffers."""
     stack = [(a, b)]
-    seen: set[tuple[int, int]] = set()
+    compared: set[tuple[int, int]] = set()
     while stack:
         x, y = stack.pop()
-        if x is y or (id(x), id(y)) in seen:
+        if x is y or (id(x), id(y)) in compared:
             continue
-        seen.add((id(x), id(y)))
-        inside, other = children(x), children(y)
-        alike = type(x) is type(y) and not isinstance(x, Var) and len(inside) == len(other)
+        compared.add((id(x), id(y)))
+        inside, inside_y = children(x), children(y)
+        alike = type(x) is type(y) and not isinstance(x, Var) and len(inside) == len(inside_y)
         if not alike or literals(x) != literals(y):
             return False
-        stack.extend(zip(inside, other, strict=True))
+        stack.extend(zip(inside, inside_y, strict=True))
     return True
 
 
@@ -208,22 +213,24 @@ class Interned:
         """Identity of an expression -> the one for it; and itself, which must stay alive."""
 
     def __call__(self, expr: PrimExpr) -> PrimExpr:
-        """The object for an expression."""
-        known, rows = self._known, self._rows
-        if id(expr) not in known:
-            for each in pending((expr,), known):
-                inside = [known[id(c)][0] for c in children(each)]
-                own = (id(each),) if isinstance(each, Var) else literals(each)
-                row = (type(each), *own, *map(id, inside))
+        """Return the object for an expression."""
+        interned, rows = self._known, self._rows
+        if id(expr) not in interned:
+            for node in pending((expr,), interned):
+                inside = [interned[id(c)][0] for c in children(node)]
+                own = (id(node),) if isinstance(node, Var) else literals(node)
+                # Children count by identity: they are interned before, so that one level is enough.
+                row = (type(node), *own, *map(id, inside))
                 if row not in rows:
-                    rows[row] = rebuild(each, inside) if inside else each
-                known[id(each)] = rows[row], each
-        return known[id(expr)][0]
+                    rows[row] = rebuild(node, inside) if inside else node
+                interned[id(node)] = rows[row], node
+        return interned[id(expr)][0]
 
 
 def exceeds(expr: PrimExpr, nodes: int) -> bool:
-    """Whether an expression is written with more than so many nodes; parts that it shares count
-    each time. At most that many are looked at.
+    """Return whether an expression is written with more than so many nodes.
+
+    Shared nodes count each time. At most that many are looked at.
     """
     stack = [expr]
     while stack and nodes >= 0:
@@ -233,7 +240,9 @@ def exceeds(expr: PrimExpr, nodes: int) -> bool:
 
 
 def divides_by_unknown(e: PrimExpr) -> bool:
-    """Whether a node is a division of integers whose divisor is no constant, and so may be 0."""
+    """Return whether a node is a division of integers whose divisor is no constant, and so may be
+    0.
+    """
     if isinstance(e, (FloorDiv, FloorMod)):
         return not isinstance(e.b, IntImm)
     return isinstance(e, Div) and not is_float(e.dtype) and not isinstance(e.b, IntImm)
@@ -243,25 +252,25 @@ def leaves(expr: PrimExpr) -> tuple[PrimExpr, ...]:
     """Return the variables and unknown dimensions inside, each once, in order of appearance."""
     # Kept with the expression, which never changes: sizes of deep networks are made from each
     # other, and every layer asks of its own, so that looking into them would take a walk each time.
-    known: tuple[PrimExpr, ...] | None = getattr(expr, "_leaves", None)
-    if known is None:
-        known = tuple(_find_leaves(expr))
-        object.__setattr__(expr, "_leaves", known)
-    return known
+    cached: tuple[PrimExpr, ...] | None = getattr(expr, "_leaves", None)
+    if cached is None:
+        cached = tuple(_find_leaves(expr))
+        object.__setattr__(expr, "_leaves", cached)
+    return cached
 
 
 def _find_leaves(root: PrimExpr) -> dict[PrimExpr, None]:
     leaves: dict[PrimExpr, None] = {}
-    seen: set[int] = set()
+    visited: set[int] = set()
     stack = [root]
     while stack:
         expr = stack.pop()
-        if id(expr) in seen:
+        if id(expr) in visited:
             continue
-        seen.add(id(expr))
-        known = getattr(expr, "_leaves", None)
-        if known is not None:
-            leaves.update(dict.fromkeys(known))
+        visited.add(id(expr))
+        cached = getattr(expr, "_leaves", None)
+        if cached is not None:
+            leaves.update(dict.fromkeys(cached))
         elif isinstance(expr, (Var, AnyDim)):
             leaves[expr] = None
         else:

@@ -19,10 +19,10 @@ class Range:
 
     @staticmethod
     def from_min_extent(low: ExprLike, extent: ExprLike) -> Range:
-        """[low, low + extent)."""
-        made = Range(extent)
-        made.min = convert(low, made.extent.dtype)
-        return made
+        """Return the range [low, low + extent)."""
+        result = Range(extent)
+        result.min = convert(low, result.extent.dtype)
+        return result
 
     def __repr__(self) -> str:
         return f"Range(min={self.min!r}, extent={self.extent!r})"

@@ -12,7 +12,7 @@ class SourceName(str):
 
     @property
     def name(self) -> str:
-        """The string itself."""
+        """Return the string itself."""
         return str(self)
 
 
@@ -31,11 +31,12 @@ class Span(Node):
     end_column: int = 0
 
     def naming(self, operator: str) -> str:
-        """What messages call an operator made here: the node of a model by its name, else the
-        operator and its place in the text.
+        """Return what messages call an operator made here.
+
+        It is the node of a model by its name, else the operator and its place in the text.
         """
         return f"{operator} at {self}" if self.line else self.source_name
 
     def __str__(self) -> str:
-        """`source`, or `source:line:column` for text."""
+        """Return `source`, or `source:line:column` for text."""
         return f"{self.source_name}:{self.line}:{self.column}" if self.line else self.source_name

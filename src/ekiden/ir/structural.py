@@ -94,22 +94,22 @@ _plans: dict[type, Plan] = {}
 
 
 def plan_of(node: Node) -> Plan:
-    """How the class of a node is written down."""
-    found = _plans.get(type(node))
-    if found is None:
+    """Return how the class of a node is written down."""
+    plan = _plans.get(type(node))
+    if plan is None:
         key = node.type_key
-        kept = [
+        fields = [
             f
             for f in fields_of(node)
             if not f.metadata.get("ignored") and f.name not in (VARIABLES.get(key), LABELS.get(key))
         ]
-        binding = tuple(f.name for f in kept if f.metadata.get("binding"))
+        binding = tuple(f.name for f in fields if f.metadata.get("binding"))
         graph = isinstance(node, RelayExpr) and key not in ATOMS
         inferred = INFERRED.get(key, "")
-        names = tuple(f.name for f in kept if f.name != inferred)
-        found = Plan(key, names, inferred, binding, key in VARIABLES, graph)
-        _plans[type(node)] = found
-    return found
+        names = tuple(f.name for f in fields if f.name != inferred)
+        plan = Plan(key, names, inferred, binding, key in VARIABLES, graph)
+        _plans[type(node)] = plan
+    return plan
 
 
 def is_scope(node: Node, plan: Plan, functions: Collection[Node]) -> bool:
@@ -118,27 +118,27 @@ def is_scope(node: Node, plan: Plan, functions: Collection[Node]) -> bool:
 
 
 def nodes_in(value: object) -> Iterator[Node]:
-    """The nodes directly inside a field's value, through tuples and mappings."""
+    """Yield the nodes directly inside a field's value, through tuples and mappings."""
     if isinstance(value, Node):
         yield value
     elif isinstance(value, (tuple, list)):
-        for each in value:
-            yield from nodes_in(each)
+        for item in value:
+            yield from nodes_in(item)
     elif isinstance(value, Mapping):
         for key in sorted(value, key=str):
             yield from nodes_in(value[key])
 
 
 def _inside(roots: Iterable[Node], keys: frozenset[str]) -> Iterator[Node]:
-    """The nodes of some kinds in others, at any depth."""
-    work, seen = list(roots), set[Node]()
+    """Yield the nodes of some kinds in others, at any depth."""
+    work, visited = list(roots), set[Node]()
     while work:
         node = work.pop()
         if node.type_key in keys:
             yield node
         for name in plan_of(node).names:
-            inside = [n for n in nodes_in(getattr(node, name)) if n not in seen]
-            seen.update(inside)
+            inside = [n for n in nodes_in(getattr(node, name)) if n not in visited]
+            visited.update(inside)
             work.extend(inside)
 
 
@@ -168,7 +168,7 @@ class _Canonical:
     """Number of the row of a scope -> the rows inside."""
 
     def write(self, root: object) -> Row:
-        """The row of `root`, a node or a container, after the rows of everything in it."""
+        """Return the row of `root`, a node or a container, after the rows of everything in it."""
         # Each node is met twice: to put what is inside before it, and, when that has its rows, to
         # make its own. Linear in the distinct nodes, of which a chain x1 = f(x0, x0), x2 = f(x1,
         # x1), ... has few however long its text; and a stack of our own, since models are deeper
@@ -189,7 +189,7 @@ class _Canonical:
         return ("root", self._encode(root))
 
     def _parts(self, node: Node, plan: Plan) -> Iterable[Node]:
-        """The nodes that have rows before that of a node: of a scope its free variables."""
+        """Return the nodes that have rows before that of a node: of a scope its free variables."""
         if node is not self.root and is_scope(node, plan, self.functions):
             form = canonical_form(node)
             scope = self.open_scopes[node] = _Canonical("order", map_sizes=False, root=form)
@@ -206,21 +206,24 @@ class _Canonical:
             self.scopes.setdefault(number, scope)
             return number
         row = (plan.key, *(self._encode(getattr(node, name)) for name in plan.names))
+        # No row holds it: it may be missing in one of two programs, and is compared apart.
         if plan.inferred:
             self.inferred.append(getattr(node, plan.inferred))
         if plan.is_variable:
             row = (*row, *self._identity(node, plan.key))
+        # Equal rows are one number, so that a type written twice and one that is shared compare
+        # equal.
         elif not plan.is_graph or row == _UNIT:
             return self._number_once(row)
         self.rows.append(row)
         return len(self.rows) - 1
 
     def _number_once(self, row: Row) -> int:
-        """The number of a row whose sharing does not matter."""
-        known = self.same.setdefault(row, len(self.rows))
-        if known == len(self.rows):
+        """Return the number of a row whose sharing does not matter."""
+        number = self.same.setdefault(row, len(self.rows))
+        if number == len(self.rows):
             self.rows.append(row)
-        return known
+        return number
 
     def _identity(self, node: Node, key: str) -> Row:
         is_mapped = node in self.bound or (key == "tir.SizeVar" and self.map_sizes)
@@ -228,10 +231,11 @@ class _Canonical:
             self.free_vars.append(node)
         if is_mapped or self.free == "order":
             return ("bound" if is_mapped else "free", len(self.rows))
+        # A free variable under "identity": no variable but itself is equal.
         return ("is", id(node))
 
     def _encode(self, value: object) -> object:
-        """A field's value as strings, numbers of rows, and tuples of those."""
+        """Return a field's value as strings, numbers of rows, and tuples of those."""
         if isinstance(value, Node):
             return self.numbers[value]
         if isinstance(value, Enum):
@@ -259,8 +263,8 @@ class _Meaning:
 
     value: Object
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Meaning) and runtime.structural_equal(self.value, other.value)
+    def __eq__(self, rhs: object) -> bool:
+        return isinstance(rhs, _Meaning) and runtime.structural_equal(self.value, rhs.value)
 
     def __hash__(self) -> int:
         return runtime.structural_hash(self.value)
@@ -270,6 +274,7 @@ class _Meaning:
 
 
 def _array_row(value: np.ndarray[tuple[int, ...], np.dtype[np.generic]]) -> Row:
+    # The bytes decide: a NaN equals itself, and 0.0 is not -0.0.
     content = np.ascontiguousarray(value).reshape(-1).view(np.uint8)
     digest = blake2b(content.data, digest_size=16).hexdigest()
     return (str(value.dtype), value.shape, digest)
@@ -284,7 +289,7 @@ def canonical_form(value: Node) -> Node:
 
 
 def open_module(value: object) -> object:
-    """A module as a mapping; functions in the form in which they are compared."""
+    """Return a module as a mapping; functions in the form in which they are compared."""
     if isinstance(value, BaseFunc):
         return canonical_form(value)
     if not isinstance(value, IRModule):
@@ -295,7 +300,7 @@ def open_module(value: object) -> object:
 
 
 def _form(value: object, free: FreeVars) -> _Canonical:
-    """The rows of a value, the last one its own."""
+    """Return the rows of a value, the last one its own."""
     map_sizes = free == "order" or isinstance(value, (IRModule, BaseFunc))
     functions = frozenset(value.functions.values() if isinstance(value, IRModule) else ())
     opened = open_module(value)
@@ -305,27 +310,28 @@ def _form(value: object, free: FreeVars) -> _Canonical:
 
 
 def _digest_of(rows: Iterable[Row]) -> str:
-    """A hex digest of 128 bits."""
+    """Return a hex digest of 128 bits."""
     state = blake2b(digest_size=16)
     for row in rows:
         state.update(repr(row).encode())
     return state.hexdigest()
 
 
-def _agree_on_inferred(mine: _Canonical, other: _Canonical) -> bool:
-    """Whether the types that both programs of the same rows write down are the same.
+def _agree_on_inferred(mine: _Canonical, theirs: _Canonical) -> bool:
+    """Return whether the types that both programs of the same rows write down are the same.
 
     Equal rows hold equal calls in the same order, so that their type arguments pair up. They are
     compared where both programs have them, under the numbers that the rows have given to variables.
     """
-    written = [p for p in zip(mine.inferred, other.inferred, strict=True) if all(p)]
-    if not all(mine.write(x) == other.write(y) for x, y in written) or mine.rows != other.rows:
+    written = [p for p in zip(mine.inferred, theirs.inferred, strict=True) if all(p)]
+    # Writing them adds rows, which must be the same too.
+    if not all(mine.write(x) == theirs.write(y) for x, y in written) or mine.rows != theirs.rows:
         return False
-    return all(_agree_on_inferred(scope, other.scopes[at]) for at, scope in mine.scopes.items())
+    return all(_agree_on_inferred(scope, theirs.scopes[at]) for at, scope in mine.scopes.items())
 
 
 def structural_equal(a: object, b: object, map_free_vars: bool = False) -> bool:
-    """Whether two nodes, modules, arrays, tuples or mappings mean the same.
+    """Return whether two nodes, modules, arrays, tuples or mappings mean the same.
 
     Free variables must be the same objects unless `map_free_vars`. Named dimensions are free in a
     type or an expression, but bound in a function or module. A call that leaves out its type
@@ -336,31 +342,34 @@ def structural_equal(a: object, b: object, map_free_vars: bool = False) -> bool:
         return True
     a, b = _constant(a, b), _constant(b, a)
     free: FreeVars = "order" if map_free_vars else "identity"
-    mine, other = _form(a, free), _form(b, free)
-    return mine.rows == other.rows and _agree_on_inferred(mine, other)
+    mine, theirs = _form(a, free), _form(b, free)
+    return mine.rows == theirs.rows and _agree_on_inferred(mine, theirs)
 
 
 def _constant(value: object, beside: object) -> object:
-    """A Python number as an expression, of the dtype of what it is compared with."""
+    """Return a Python number as an expression, of the dtype of what it is compared with."""
     if not isinstance(value, (bool, int, float)):
         return value
     dtype = beside.dtype if isinstance(beside, PrimExpr) else None
+    # 1.5 beside an integer stays a float: cut to 1 it would be equal to it.
     is_cut = isinstance(value, float) and dtype is not None and not is_float(dtype)
     return const(value, None if is_cut else dtype)
 
 
 def structural_digest(a: object) -> str:
-    """A hex digest of 128 bits, the same in every process; that of a function is remembered."""
-    if isinstance(a, BaseFunc) and (known := _digests.get(a)) is not None:
-        return known
-    found = _digest_of(_form(a, "order").rows)
+    """Return a hex digest of 128 bits, the same in every process; that of a function is
+    remembered.
+    """
+    if isinstance(a, BaseFunc) and (remembered := _digests.get(a)) is not None:
+        return remembered
+    digest = _digest_of(_form(a, "order").rows)
     if isinstance(a, BaseFunc):
-        _digests[a] = found
-    return found
+        _digests[a] = digest
+    return digest
 
 
 def structural_hash(a: object, map_free_vars: bool = False) -> int:
-    """64 bits, equal for what is `structural_equal` with the same argument.
+    """Return 64 bits, equal for what is `structural_equal` with the same argument.
 
     Those of something without free variables are the first of `structural_digest`.
     """
@@ -372,16 +381,16 @@ def structural_hash(a: object, map_free_vars: bool = False) -> int:
 
 
 def structural_key(a: object) -> Hashable:
-    """A key for dictionaries: equal for two things exactly when they are `structural_equal`, type
-    arguments left alone. Free variables are themselves; the digests of `n` and `m` are the same.
+    """Return a key for dictionaries: equal for two things exactly when they are `structural_equal`.
 
-    It holds as long as the variables inside are alive.
+    Type arguments are left alone. Free variables are themselves; the digests of `n` and `m` are the
+    same. It holds as long as the variables inside are alive.
     """
     return tuple(_form(a, "identity").rows)
 
 
 def _hash_to_cross(a: object, map_free_vars: bool = False) -> int:
-    """The hash as an integer of 64 bits with sign."""
+    """Return the hash as an integer of 64 bits with sign."""
     return int.from_bytes(structural_hash(a, map_free_vars).to_bytes(8), signed=True)
 
 

@@ -19,30 +19,32 @@ class NameSupply:
         self._taken: dict[str, int] = {}
 
     def _full(self, name: str, add_prefix: bool) -> str:
-        whole = f"{self.prefix}_{name}" if add_prefix and self.prefix else name
-        return re.sub(r"\W", "_", whole)
+        full_name = f"{self.prefix}_{name}" if add_prefix and self.prefix else name
+        return re.sub(r"\W", "_", full_name)
 
     def fresh_name(self, name: str, add_prefix: bool = True) -> str:
-        """A name that nobody has, which is then taken: this one, or with a number behind it."""
-        whole = self._full(name, add_prefix)
-        if whole not in self._taken:
-            self._taken[whole] = 0
-            return whole
+        """Return a name that nobody has, which is then reserved: this one, or with a number behind
+        it.
+        """
+        full_name = self._full(name, add_prefix)
+        if full_name not in self._taken:
+            self._taken[full_name] = 0
+            return full_name
         while True:
-            self._taken[whole] += 1
-            found = f"{whole}_{self._taken[whole]}"
-            if found not in self._taken:
-                self._taken[found] = 0
-                return found
+            self._taken[full_name] += 1
+            candidate = f"{full_name}_{self._taken[full_name]}"
+            if candidate not in self._taken:
+                self._taken[candidate] = 0
+                return candidate
 
     def reserve_name(self, name: str, add_prefix: bool = True) -> str:
         """Take a name, whether it is free or not."""
-        whole = self._full(name, add_prefix)
-        self._taken.setdefault(whole, 0)
-        return whole
+        full_name = self._full(name, add_prefix)
+        self._taken.setdefault(full_name, 0)
+        return full_name
 
     def contains_name(self, name: str, add_prefix: bool = True) -> bool:
-        """Whether a name is taken."""
+        """Return whether a name is reserved."""
         return self._full(name, add_prefix) in self._taken
 
 
@@ -66,17 +68,17 @@ class GlobalVarSupply:
         self._known[name] = global_var
 
     def fresh_global(self, name: str, add_prefix: bool = True) -> GlobalVar:
-        """A variable of a name that nobody has: this one, or with a number behind it."""
-        made = GlobalVar(self.names.fresh_name(name, add_prefix))
-        self._known[made.name_hint] = made
-        return made
+        """Return a variable of a name that nobody has: this one, or with a number behind it."""
+        var = GlobalVar(self.names.fresh_name(name, add_prefix))
+        self._known[var.name_hint] = var
+        return var
 
     def unique_global_for(self, name: str, add_prefix: bool = True) -> GlobalVar:
-        """The variable of a name, always the same."""
-        whole = self.names._full(name, add_prefix)
-        if whole not in self._known:
-            self._known[whole] = GlobalVar(self.names.reserve_name(name, add_prefix))
-        return self._known[whole]
+        """Return the variable of a name, always the same."""
+        full_name = self.names._full(name, add_prefix)
+        if full_name not in self._known:
+            self._known[full_name] = GlobalVar(self.names.reserve_name(name, add_prefix))
+        return self._known[full_name]
 
 
 __all__ = ["GlobalVarSupply", "NameSupply"]

@@ -56,6 +56,7 @@ class Table(dict[_K, _V]):
         module = cast(Mapping[object, str], self.row_modules).get(key)
         if module is not None:
             self.load(module)
+        # The module that `row_modules` names may not have the row after all: then all are loaded.
         if not dict.__contains__(self, key):
             self.load_rest()
         return dict.__contains__(self, key)

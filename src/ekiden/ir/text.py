@@ -84,30 +84,31 @@ def prim_text(
     beyond `max_chars` characters is cut, and never made: shared parts are written wherever they
     are used, so that the whole may be as long as 2 to the depth."""
     out: list[str] = []
-    left = max_chars
+    remaining = max_chars
     stack: list[_Part] = [(value, outer)]
     while stack:
-        part = stack.pop()
-        if isinstance(part, str):
-            out.append(part)
-            if left is not None and (left := left - len(part)) < 0:
+        piece = stack.pop()
+        if isinstance(piece, str):
+            out.append(piece)
+            if remaining is not None and (remaining := remaining - len(piece)) < 0:
                 return "".join(out)[:max_chars] + " ..."
             continue
-        parts, level = _parts(part[0], names)
-        stack.extend((")", *reversed(parts), "(") if level < part[1] else reversed(parts))
+        pieces, level = _parts(piece[0], names)
+        # A stack is read from its end: pieces go on it reversed, brackets too.
+        stack.extend((")", *reversed(pieces), "(") if level < piece[1] else reversed(pieces))
     return "".join(out)
 
 
 def _call(name: str, args: Sequence[PrimExpr]) -> tuple[list[_Part], int]:
-    parts: list[_Part] = [f"{name}("]
-    for n, each in enumerate(args):
-        parts += [", "] * (n > 0)
-        parts.append((each, 0))
-    return [*parts, ")"], _TIGHT
+    pieces: list[_Part] = [f"{name}("]
+    for n, arg in enumerate(args):
+        pieces += [", "] * (n > 0)
+        pieces.append((arg, 0))
+    return [*pieces, ")"], _TIGHT
 
 
 def _parts(value: PrimExpr, names: Names) -> tuple[list[_Part], int]:
-    """The pieces of a node's text, and how strongly it binds."""
+    """Return the pieces of a node's text, and how strongly it binds."""
     match value:
         case IntImm(value=number, dtype="bool"):
             return [str(bool(number))], _TIGHT
@@ -121,6 +122,7 @@ def _parts(value: PrimExpr, names: Names) -> tuple[list[_Part], int]:
             return _call(FUNCTIONS[type(value)], (value.a, value.b))
         case BinaryExpr():
             level = PRECEDENCE[type(value)]
+            # Left-associative: an operand on the right that binds alike needs parentheses.
             return [(value.a, level), f" {value.symbol} ", (value.b, level + 1)], level
         case Not(a=a):
             return _call("not", (a,))
@@ -139,13 +141,13 @@ if PrimExpr.printer is None:  # tir's knows more kinds, and may have come first
 
 
 def shape_text(shape: tuple[PrimExpr, ...], names: Names = _NO_NAMES) -> str:
-    """`(1, n, 3)`; a shape of one dimension keeps its comma."""
+    """Return a shape as text: `(1, n, 3)`; one of one dimension keeps its comma."""
     inside = ", ".join(prim_text(d, names) for d in shape)
     return f"({inside},)" if len(shape) == 1 else f"({inside})"
 
 
 def type_text(kind: Type, names: Names = _NO_NAMES) -> str:
-    """A type in Relay's text format; a scalar tensor is its dtype alone, a hole is `_`."""
+    """Return a type in Relay's text format; a scalar tensor is its dtype alone, a hole is `_`."""
 
     def joined(kinds: Sequence[Type]) -> str:
         return ", ".join(type_text(k, names) for k in kinds)
@@ -180,7 +182,7 @@ def type_text(kind: Type, names: Names = _NO_NAMES) -> str:
 
 
 def type_params_text(params: tuple[TypeVar, ...], names: Names = _NO_NAMES) -> str:
-    """`[A, B]`, or nothing."""
+    """Return type parameters as text: `[A, B]`, or nothing."""
     return f"[{', '.join(type_text(p, names) for p in params)}]" if params else ""
 
 

@@ -49,7 +49,7 @@ class Row:
     own: float = 0.0
 
     def as_json(self) -> dict[str, object]:
-        """The row with plain names."""
+        """Return the row with plain names."""
         return {"phase": list(self.path), "calls": self.calls, "wall_s": self.wall,
                 "cpu_s": self.cpu, "own_cpu_s": self.own}  # fmt: skip
 
@@ -86,9 +86,9 @@ class Timings(PassInstrument):
                 return
 
     def add(self, name: str, wall: float, cpu: float) -> None:
-        """What ended just now and was measured elsewhere: the start of the program."""
-        now = time.perf_counter()
-        self._siblings().append(Span(name, now - wall, now, cpu))
+        """Add what ended just now and was measured elsewhere: the start of the program."""
+        ended = time.perf_counter()
+        self._siblings().append(Span(name, ended - wall, ended, cpu))
 
     def _siblings(self) -> list[Span]:
         return self._open[-1].inside if self._open else self.processes[self._owner]
@@ -103,25 +103,31 @@ class Timings(PassInstrument):
         self.processes[self._owner] = []
         return os.getpid(), spans
 
-    def add_seen(self, seen: object) -> None:
+    def add_seen(self, report: object) -> None:
         """Take in what a worker has run."""
-        assert isinstance(seen, tuple), "what take_seen has given"
-        process, spans = seen
+        assert isinstance(report, tuple), "what take_seen has given"
+        process, spans = report
         self.processes.setdefault(process, []).extend(spans)
 
     # What it makes of them.
 
     def rows(self) -> list[Row]:
-        """The tree of kinds in the order they first ran; what workers ran is below "workers"."""
-        found: dict[tuple[str, ...], Row] = {}
+        """Return the tree of kinds in the order they first ran; what workers ran is below
+        "workers".
+        """
+        rows_by_path: dict[tuple[str, ...], Row] = {}
         for process, spans in self.processes.items():
             below: tuple[str, ...] = () if process == self._first else ("workers",)
             if below:
-                _count(found.setdefault(below, Row(below)), spans, own=0.0)
-            _add_rows(found, below, spans)
-        order = {path: at for at, path in enumerate(found)}
-        places = [tuple(order[p[: n + 1]] for n in range(len(p))) for p in found]
-        return [row for _, row in sorted(zip(places, found.values(), strict=True), key=_first)]
+                _count(rows_by_path.setdefault(below, Row(below)), spans, own=0.0)
+            _add_rows(rows_by_path, below, spans)
+        order = {path: at for at, path in enumerate(rows_by_path)}
+        # By the order of every ancestor, the outermost first: a row comes right behind those it is
+        # inside.
+        sort_keys = [tuple(order[p[: n + 1]] for n in range(len(p))) for p in rows_by_path]
+        return [
+            row for _, row in sorted(zip(sort_keys, rows_by_path.values(), strict=True), key=_first)
+        ]
 
     @property
     def _first(self) -> int:
@@ -133,33 +139,38 @@ class Timings(PassInstrument):
         return sum(span.cpu for spans in self.processes.values() for span in spans)
 
     def table(self) -> str:
-        """The rows as text: calls, milliseconds on the clock, of the processor, of it own, and the
-        share of that; the time of workers runs beside that of the process that waits for them."""
-        whole = self.cpu or 1.0
+        """Return the rows as text: calls, milliseconds on the clock, of the processor, own, and
+        their share.
+
+        The time of workers runs beside that of the process that waits for them.
+        """
+        total_cpu = self.cpu or 1.0
         lines = [f"{'phase':44}{'calls':>7}{'wall ms':>10}{'CPU ms':>10}{'own ms':>10}{'share':>7}"]
         for row in self.rows():
             name = "  " * (len(row.path) - 1) + row.path[-1]
             lines.append(
                 f"{name[:43]:44}{row.calls:7}{row.wall * 1e3:10.1f}{row.cpu * 1e3:10.1f}"
-                f"{row.own * 1e3:10.1f}{row.own / whole:7.1%}"
+                f"{row.own * 1e3:10.1f}{row.own / total_cpu:7.1%}"
             )
-        return "\n".join([*lines, f"{'all processes':61}{whole * 1e3:10.1f}"])
+        return "\n".join([*lines, f"{'all processes':61}{total_cpu * 1e3:10.1f}"])
 
     def as_json(self) -> str:
-        """The rows of the table, seconds."""
+        """Return the rows of the table as JSON, in seconds."""
         rows = [row.as_json() for row in self.rows()]
         return json.dumps({"cpu_s": self.cpu, "phases": rows}, indent=1)
 
     def flame_chart(self) -> str:
-        """A file for https://www.speedscope.app, which many viewers read: one timeline a process,
-        by the clock."""
-        spans = [s for each in self.processes.values() for s in _all(each)]
+        """Return a file for https://www.speedscope.app, which many viewers read.
+
+        It has one timeline for each process, by the clock.
+        """
+        spans = [s for process_spans in self.processes.values() for s in _all(process_spans)]
         names = {name: at for at, name in enumerate(dict.fromkeys(s.name for s in spans))}
         began = min((s.start for s in spans), default=0.0)
         profiles = [
-            _profile("compile" if process == self._first else f"worker {process}", each, names,
+            _profile("compile" if process == self._first else f"worker {process}", process_spans, names,
                      began)
-            for process, each in self.processes.items()
+            for process, process_spans in self.processes.items()
         ]  # fmt: skip
         shared = {"frames": [{"name": name} for name in names]}
         return json.dumps({"$schema": SCHEMA, "shared": shared, "profiles": profiles})
@@ -175,31 +186,33 @@ def _count(row: Row, spans: Iterable[Span], own: float | None = None) -> None:
         row.calls += 1
         row.wall += span.end - span.start
         row.cpu += span.cpu
-        row.own += span.cpu - sum(each.cpu for each in span.inside) if own is None else own
+        row.own += span.cpu - sum(inner.cpu for inner in span.inside) if own is None else own
 
 
-def _add_rows(found: dict[tuple[str, ...], Row], above: tuple[str, ...], spans: list[Span]) -> None:
+def _add_rows(
+    rows_by_path: dict[tuple[str, ...], Row], above: tuple[str, ...], spans: list[Span]
+) -> None:
     stack = [(above, span) for span in reversed(spans)]
     while stack:
         around, span = stack.pop()
         path = (*around, span.name.partition(":")[0])
-        _count(found.setdefault(path, Row(path)), [span])
-        stack.extend((path, each) for each in reversed(span.inside))
+        _count(rows_by_path.setdefault(path, Row(path)), [span])
+        stack.extend((path, inner) for inner in reversed(span.inside))
 
 
 def _all(spans: Sequence[Span]) -> list[Span]:
-    """The spans and what is inside them, each before what it holds."""
-    found, stack = [], list(reversed(spans))
+    """Return the spans and what is inside them, each before what it holds."""
+    all_spans, stack = [], list(reversed(spans))
     while stack:
-        found.append(stack.pop())
-        stack.extend(reversed(found[-1].inside))
-    return found
+        all_spans.append(stack.pop())
+        stack.extend(reversed(all_spans[-1].inside))
+    return all_spans
 
 
 def _profile(
     title: str, spans: Sequence[Span], names: dict[str, int], began: float
 ) -> dict[str, object]:
-    """The timeline of a process as speedscope has it: what opens and closes, in order."""
+    """Return the timeline of a process in speedscope's form: what opens and closes, in order."""
     events: list[dict[str, object]] = []
     stack: list[tuple[Span, bool]] = [(span, True) for span in reversed(spans)]
     while stack:
@@ -207,8 +220,9 @@ def _profile(
         at = (span.start if opens else span.end) - began
         events.append({"type": "O" if opens else "C", "frame": names[span.name], "at": at})
         if opens:
+            # Below what is inside: it closes after all of that.
             stack.append((span, False))
-            stack.extend((each, True) for each in reversed(span.inside))
+            stack.extend((inner, True) for inner in reversed(span.inside))
     ends = [span.end - began for span in spans]
     return {"type": "evented", "name": title, "unit": "seconds", "startValue": 0,
             "endValue": max(ends, default=0.0), "events": events}  # fmt: skip

@@ -81,15 +81,17 @@ def _field_names(kind: type) -> tuple[str, ...]:
 def _parts(value: object) -> tuple[type | str, list[object]] | None:
     """Return the class and the parts of a compound value, None for a leaf."""
     kind = type(value)
+    # Such an array has no elements yet; the function that computes them cannot be sent.
     if isinstance(value, np.ndarray) and getattr(value, "source", None) is not None:
         raise NotTransferableError("a constant that is computed at loading")
     if isinstance(value, (*_SCALARS, *_BY_NAME)):
         return None
+    # By its name: each process has one object for an operator, compared by identity.
     if isinstance(value, Op):
         return Op, [value.name]
     if kind in _MAPPINGS:
         assert isinstance(value, Mapping)
-        return kind.__name__, [part for item in value.items() for part in item]
+        return kind.__name__, [entry for item in value.items() for entry in item]
     if kind in _SEQUENCES:
         assert isinstance(value, Iterable)
         return kind.__name__, list(value)
@@ -109,9 +111,9 @@ def _rows(root: object) -> list[_Row]:
     while stack:
         value, compound = stack.pop()
         if compound is not None:
-            kind, parts = compound
+            kind, operands = compound
             positions[id(value)] = len(rows)
-            rows.append(_Row(kind, tuple(positions[id(part)] for part in parts)))
+            rows.append(_Row(kind, tuple(positions[id(operand)] for operand in operands)))
             continue
         if id(value) in positions:
             continue
@@ -121,12 +123,13 @@ def _rows(root: object) -> list[_Row]:
             positions[id(value)] = len(rows)
             rows.append(_Row(None, leaf=value))
             continue
+        # It is being written and met again below itself: its row cannot come after all it needs.
         if id(value) in open_ids:
             raise NotTransferableError(f"a {type(value).__name__} contains itself")
         open_ids.add(id(value))
         alive.append(compound)  # parts may exist in this list alone
         stack.append((value, compound))
-        stack.extend((part, None) for part in compound[1] if id(part) not in positions)
+        stack.extend((operand, None) for operand in compound[1] if id(operand) not in positions)
     return rows
 
 
@@ -143,19 +146,22 @@ def encode(value: object) -> bytes:
     return buffer.getvalue()
 
 
-def _container(name: str, parts: list[object]) -> object:
+def _container(name: str, operands: list[object]) -> object:
     kind = _CONTAINERS[name]
-    return kind(dict(zip(parts[::2], parts[1::2], strict=True)) if kind in _MAPPINGS else parts)
+    return kind(
+        dict(zip(operands[::2], operands[1::2], strict=True)) if kind in _MAPPINGS else operands
+    )
 
 
-def _object(kind: type, parts: list[object]) -> object:
+def _object(kind: type, field_values: list[object]) -> object:
     """Return an object of a dataclass with these values of its fields, as they are: what its
     constructor does to arguments was done when the original was made."""
-    made: object = object.__new__(kind)
-    for name, value in zip(_field_names(kind), parts, strict=True):
+    instance: object = object.__new__(kind)
+    for name, value in zip(_field_names(kind), field_values, strict=True):
+        # Of an expression without a type the slot stays empty, as it was.
         if name != "_checked_type" or value is not None:
-            object.__setattr__(made, name, value)
-    return made
+            object.__setattr__(instance, name, value)
+    return instance
 
 
 def decode(data: bytes | bytearray) -> object:
@@ -163,13 +169,13 @@ def decode(data: bytes | bytearray) -> object:
     process has not registered. Bytes of strangers are as dangerous as any pickle."""
     values: list[object] = []
     for kind, positions, leaf in pickle.loads(data):
-        parts = [values[position] for position in positions]
+        operands = [values[position] for position in positions]
         if kind is None:
             values.append(leaf)
         elif kind is Op:
-            values.append(get(str(parts[0])))
+            values.append(get(str(operands[0])))
         elif isinstance(kind, str):
-            values.append(_container(kind, parts))
+            values.append(_container(kind, operands))
         else:
-            values.append(_object(kind, parts))
+            values.append(_object(kind, operands))
     return values[-1]

@@ -68,7 +68,7 @@ def share_passes(prefix: str, factories: Mapping[str, object]) -> None:
 
 
 def get_pass(name: str) -> Pass:
-    """The registered pass of that name. Raises PassError naming the nearest."""
+    """Return the registered pass of that name. Raises PassError naming the nearest."""
     if name not in _FACTORIES:
         raise PassError(f"no pass {name!r}; there are {', '.join(sorted(_FACTORIES))}")
     return _FACTORIES[name]()
@@ -94,36 +94,37 @@ class Pass:
 
     @property
     def info(self) -> PassInfo:
-        """What instruments see of it."""
+        """Return what instruments see of it."""
         names = tuple(r if isinstance(r, str) else r.name for r in self.required)
         return PassInfo(self.name, self.opt_level, names, self.is_sequence)
 
     @property
     def pass_info(self) -> PassInfo:
-        """The same, by the name of TVM's field."""
+        """Return the same, by the name of TVM's field."""
         return self.info
 
     def __call__(self, module: IRModule) -> IRModule:
         """Run the pass; gives the module itself where an instrument leaves it out."""
         _expect_module(module, self.name, "got")
         context, info = PassContext.current(), self.info
-        if not context.notify(lambda each: each.should_run(module, info)):
+        if not context.notify(lambda instrument: instrument.should_run(module, info)):
             return module
         for needed in self.required:
             module = (get_pass(needed) if isinstance(needed, str) else needed)(module)
-        context.notify(lambda each: each.run_before_pass(module, info))
+        context.notify(lambda instrument: instrument.run_before_pass(module, info))
         started = time.perf_counter()
         try:
             result = self.transform(module, context)
         except Exception as error:
+            # The innermost pass names itself; sequences around it would only repeat the way down.
             if isinstance(error, EkidenError) and not self.is_sequence:
                 error.add_note(f"in pass {self.name!r}")
             failure = error  # the lambda's, as Python unbinds the other name
-            context.notify(lambda each: each.run_failed(module, info, failure))
+            context.notify(lambda instrument: instrument.run_failed(module, info, failure))
             raise
         _expect_module(result, self.name, "made")
         LOG.debug("pass %s: %.1f ms", self.name, 1e3 * (time.perf_counter() - started))
-        context.notify(lambda each: each.run_after_pass(result, info))
+        context.notify(lambda instrument: instrument.run_after_pass(result, info))
         return result
 
     def __str__(self) -> str:
@@ -131,8 +132,10 @@ class Pass:
 
 
 def needed(member: Pass, reason: str) -> Pass:
-    """A member of a sequence that runs at every opt level, and whose being disabled is an error:
-    what follows cannot do without it for that reason.
+    """Return a member of a sequence that runs at every opt level, and whose being disabled is an
+    error.
+
+    What follows cannot do without it, for that reason.
     """
     return Pass(member.name, member.transform, member.opt_level, member.required, reason=reason)
 
@@ -177,14 +180,16 @@ class Sequential(Pass):
         members = tuple(get_pass(p) if isinstance(p, str) else p for p in passes)
 
         def run_all(module: IRModule, context: PassContext) -> IRModule:
-            """The members in order. Raises PassError where one that is needed was disabled by
-            name."""
-            for each in members:
-                if each.reason and each.name in context.disabled_pass:
-                    why = f"the sequence {name!r} needs it {each.reason}"
-                    raise PassError(f"pass {each.name!r} is disabled, and {why}")
-                if each.is_sequence or each.reason or context.enables(each.info):
-                    module = each(module)
+            """Run the members in order. Raises PassError where one that is needed was disabled by
+            name.
+            """
+            for member in members:
+                if member.reason and member.name in context.disabled_pass:
+                    why = f"the sequence {name!r} needs it {member.reason}"
+                    raise PassError(f"pass {member.name!r} is disabled, and {why}")
+                # A sequence decides for its own members, and is not left out itself.
+                if member.is_sequence or member.reason or context.enables(member.info):
+                    module = member(module)
             return module
 
         Pass.__init__(self, name, run_all, opt_level, tuple(required), is_sequence=True)
@@ -192,7 +197,9 @@ class Sequential(Pass):
 
 
 def PrintIR(header: str = "", show_meta_data: bool = False) -> Pass:  # noqa: N802
-    """A pass that prints the module to the standard error stream and gives it as it is."""
+    """Return a pass that prints the module to the standard error stream and returns it
+    unchanged.
+    """
 
     def show(module: IRModule, context: PassContext) -> IRModule:
         """Prints and passes on."""
@@ -215,7 +222,7 @@ def _decorator(
     name: str | None,
     required: Sequence[Pass | str] | None,
 ) -> object:
-    """The decorator of a kind of pass: over a function, or over a class with a method.
+    """Return the decorator of a kind of pass: over a function, or over a class with a method.
 
     A decorated class gives passes when it is called with its own arguments, as in TVM.
     """
@@ -224,8 +231,10 @@ def _decorator(
         return kind(name or label, make(run), opt_level, tuple(required or ()))
 
     def decorate(decorated: PassFunction | type) -> object:
-        """A pass of a function; of a class, something that makes a pass from the class's own
-        arguments. Raises PassError where the class lacks the method.
+        """Return a pass of a function; of a class, a function that makes a pass from the class's
+        arguments.
+
+        Raises PassError where the class lacks the method.
         """
         if not inspect.isclass(decorated):
             return one(decorated, decorated.__name__)
@@ -282,20 +291,24 @@ def _attribute(function: BaseFunc, key: str) -> object:
 
 
 def function_pass_over(kind: type[BaseFunc]) -> Callable[..., Pass]:
-    """The decorator `function_pass` of one kind of function: (function, module, context) ->
-    function, called for each function of that kind that lacks the attribute SkipOptimization.
+    """Return the decorator `function_pass` of one kind of function.
 
-    Over a class, its method is `transform_function`. Takes what `module_pass` takes. The pass
-    raises PassError for a result that is no function."""
+    It decorates (function, module, context) -> function, which is called for each function of that
+    kind that lacks the attribute SkipOptimization. Over a class, its method is
+    `transform_function`. Takes what `module_pass` takes. The pass raises PassError for a result
+    that is no function.
+    """
 
     def make(run: Callable[..., object]) -> Transform:
-        """A pass over modules from one over functions."""
+        """Return a pass over modules from one over functions."""
 
         def transform(module: IRModule, context: PassContext) -> IRModule:
-            """The module with each function of the kind replaced by what the pass gives for it.
+            """Return the module with each function of the kind replaced by what the pass gives for
+            it.
+
             Raises PassError for what is no function.
             """
-            made: dict[object, BaseFunc] = {}
+            functions: dict[object, BaseFunc] = {}
             for name, function in module.functions.items():
                 skips = not isinstance(function, kind) or _attribute(function, "SkipOptimization")
                 result = function if skips else run(function, module, context)
@@ -304,8 +317,8 @@ def function_pass_over(kind: type[BaseFunc]) -> Callable[..., Pass]:
                         f"a function pass gave {type(result).__name__} for {name.name_hint!r}, "
                         f"expected a function"
                     )
-                made[name] = result
-            return module.with_functions(made)  # type: ignore[arg-type]
+                functions[name] = result
+            return module.with_functions(functions)  # type: ignore[arg-type]
 
         return transform
 

@@ -34,7 +34,7 @@ class Type(Node):
     """What knows that dimensions are equal which are not one expression: set by Relay."""
 
     def astext(self) -> str:
-        """The type in Relay's text format."""
+        """Return the type in Relay's text format."""
         return f"{type(self).__name__}(...)" if Type.printer is None else Type.printer(self)
 
     def __str__(self) -> str:
@@ -43,8 +43,8 @@ class Type(Node):
     def __repr__(self) -> str:
         return self.astext()
 
-    def __eq__(self, other: object) -> bool:
-        return self is other or (isinstance(other, Type) and _same(self, other, {}))
+    def __eq__(self, rhs: object) -> bool:
+        return self is rhs or (isinstance(rhs, Type) and _same(self, rhs, {}))
 
     def __hash__(self) -> int:
         return _hash(self)
@@ -100,8 +100,12 @@ class TensorType(Type):
     dtype: str = "float32"
 
     def __post_init__(self) -> None:
-        """A shape may be any sequence of ints and expressions."""
+        """Normalise and check the shape, which may be any sequence of ints and expressions.
+
+        Raises ExpressionError for a shape that no tensor can have.
+        """
         shape = self.shape
+        # Most shapes are in this form already, and are kept as they are.
         if type(shape) is not tuple or any(not isinstance(d, PrimExpr) for d in shape):
             freeze(self, shape=tuple(convert(d, "int64") for d in shape))
         if len(self.shape) > MAX_RANK:
@@ -124,11 +128,11 @@ class TensorType(Type):
 
     @property
     def concrete_shape(self) -> tuple[int, ...]:
-        """The shape as ints. Raises ValueError when a dimension is no constant."""
-        found = tuple(d.value for d in self.shape if isinstance(d, IntImm))
-        if len(found) < len(self.shape):
+        """Return the shape as ints. Raises ValueError when a dimension is no constant."""
+        extents = tuple(d.value for d in self.shape if isinstance(d, IntImm))
+        if len(extents) < len(self.shape):
             raise ValueError(f"concrete_shape: not every dimension of {self!r} is a constant")
-        return found
+        return extents
 
 
 @node("relay.TupleType")
@@ -138,7 +142,7 @@ class TupleType(Type):
     fields: tuple[Type, ...]
 
     def __post_init__(self) -> None:
-        """The fields may be any sequence."""
+        """Make the fields, which may be any sequence, a tuple."""
         freeze(self, fields=tuple(self.fields))
 
 
@@ -152,7 +156,7 @@ class TypeVar(Type):
     __hash__ = object.__hash__
 
     def __call__(self, *args: Type) -> TypeCall:
-        """`self[args]`"""
+        """Return `self[args]`."""
         return TypeCall(self, args)
 
 
@@ -164,7 +168,7 @@ class GlobalTypeVar(Type):
     kind: TypeKind = TypeKind.ADT_HANDLE
 
     def __call__(self, *args: Type) -> TypeCall:
-        """`self[args]`"""
+        """Return `self[args]`."""
         return TypeCall(self, args)
 
 
@@ -180,7 +184,7 @@ class FuncType(Type):
     refuses functions of such types: relations belong to operators."""
 
     def __post_init__(self) -> None:
-        """The parameters may be any sequences."""
+        """Make the parameters, which may be any sequences, tuples."""
         params, held = self.type_params or (), self.type_constraints or ()
         freeze(self, arg_types=tuple(self.arg_types), type_params=tuple(params))
         freeze(self, type_constraints=tuple(held))
@@ -198,7 +202,9 @@ class TypeRelation(Type):
     attrs: Attrs | None = None
 
     def __post_init__(self) -> None:
-        """The types may be any sequence. Raises ValueError for more inputs than types."""
+        """Make the types, which may be any sequence, a tuple. Raises ValueError for more inputs
+        than types.
+        """
         freeze(self, args=tuple(self.args))
         if not 0 <= self.num_inputs <= len(self.args):
             count = f"{self.num_inputs} inputs of {len(self.args)} types"
@@ -213,7 +219,7 @@ class TypeCall(Type):
     args: tuple[Type, ...]
 
     def __post_init__(self) -> None:
-        """The arguments may be any sequence."""
+        """Make the arguments, which may be any sequence, a tuple."""
         freeze(self, args=tuple(self.args))
 
 
@@ -239,12 +245,14 @@ class StorageType(Type):
 
 
 def tensor_type(shape: Sequence[ExprLike], dtype: str = "float32") -> TensorType:
-    """A TensorType from Python ints and expressions."""
+    """Return a TensorType from Python ints and expressions."""
     return TensorType(tuple(convert(d, "int64") for d in shape), dtype)
 
 
 def _same(a: Type, b: Type, renamed: dict[Type, Type]) -> bool:
-    """Whether two types have one structure; type parameters of `a` are `renamed` to those of b."""
+    """Return whether two types have one structure; type parameters of `a` are `renamed` to those of
+    `b`.
+    """
     if type(a) is not type(b):
         return False
     match a, b:
@@ -276,12 +284,17 @@ def _same(a: Type, b: Type, renamed: dict[Type, Type]) -> bool:
         case GlobalTypeVar(), GlobalTypeVar():
             return (a.name_hint, a.kind) == (b.name_hint, b.kind)
         case _:
+            # Type variables and holes equal themselves alone; of StorageType one is as good as
+            # another.
             return renamed.get(a, a) is b or isinstance(a, StorageType)
 
 
 def _all_same(xs: tuple[Type, ...], ys: tuple[Type, ...], renamed: dict[Type, Type]) -> bool:
     return len(xs) == len(ys) and all(
-        _same(x, y, renamed) for x, y in zip(xs, ys, strict=True) if x is not y or renamed
+        # One object is not equal to itself where its type parameters are renamed to others.
+        _same(x, y, renamed)
+        for x, y in zip(xs, ys, strict=True)
+        if x is not y or renamed
     )
 
 
@@ -292,7 +305,7 @@ def _same_dims(xs: tuple[PrimExpr, ...], ys: tuple[PrimExpr, ...]) -> bool:
 
 
 def _same_expr(x: PrimExpr, y: PrimExpr) -> bool:
-    """Whether two expressions are written alike."""
+    """Return whether two expressions are written alike."""
     if type(x) is not type(y) or isinstance(x, Var) or literals(x) != literals(y):
         return False
     inside = children(x), children(y)
@@ -304,14 +317,18 @@ def _same_expr(x: PrimExpr, y: PrimExpr) -> bool:
 def _is_proved(x: PrimExpr, y: PrimExpr) -> bool:
     if Type.prover is None or (isinstance(x, _WHOLE) and isinstance(y, _WHOLE)):
         return False
+    # Two unknown dimensions are equal only as `?` and `?`, which `_same_expr` has compared.
     is_unknown = has_unknown(x) or has_unknown(y)
     return not is_unknown and Type.prover(x, y)
 
 
 def _hash(kind: Type) -> int:
-    """Equal for equal types, so nothing of a type variable that may be renamed."""
+    """Return a hash that is equal for equal types: nothing of a type variable that may be
+    renamed.
+    """
     match kind:
         case TensorType(shape=shape, dtype=dtype):
+            # Dimensions that are no constants may be equal though written in different ways.
             return hash((dtype, *(d.value if isinstance(d, IntImm) else None for d in shape)))
         case TupleType(fields=fields):
             return hash(("tuple", *fields))
@@ -332,7 +349,7 @@ def _hash(kind: Type) -> int:
 
 
 def with_dims(kind: Type, symbols: Iterator[PrimExpr]) -> Type:
-    """A type with symbols, from the left, for its unknown dimensions."""
+    """Return a type with symbols, from the left, for its unknown dimensions."""
     if isinstance(kind, TupleType):
         return TupleType(tuple(with_dims(f, symbols) for f in kind.fields))
     assert isinstance(kind, TensorType)
