@@ -37,12 +37,12 @@ COMMANDS = {
 
 
 def _module(name: str) -> ModuleType:
-    """The module of a command."""
+    """Import the module of a command."""
     return import_module(f"ekiden.cli.{name}")
 
 
 class Completion(argparse.Action):
-    """`--completion SHELL` prints the script and ends."""
+    """The action of `--completion SHELL`, which prints the script and exits."""
 
     def __call__(
         self,
@@ -51,7 +51,7 @@ class Completion(argparse.Action):
         values: object,
         option_string: str | None = None,
     ) -> None:
-        """Print it: the options of each command are those of its parser."""
+        """Print the script: the options of each command are those of its parser."""
         print(script(str(values), {name: _options(name) for name in COMMANDS}, COMMANDS))
         parser.exit()
 
@@ -64,7 +64,7 @@ def _options(name: str) -> list[str]:
 
 
 def parser(selected: str | None) -> argparse.ArgumentParser:
-    """The argument parser; only the selected command's module is imported, so that --help is
+    """Build the argument parser. Only the selected command's module is imported, so that --help is
     fast.
     """
     description = "Compile deep-learning models to native code and run them."
@@ -124,7 +124,7 @@ def _main(args: Sequence[str]) -> int:
 
 
 def _said(error: BaseException, command: str) -> str:
-    """An error in one line: what it says, and what was noted of it on its way."""
+    """Format an error in one line, with the notes attached to it."""
     text = str(error).removeprefix(f"{command}: ")
     if isinstance(error, OSError) and error.errno is not None and error.filename is not None:
         text = f"'{error.filename}': {(error.strerror or '').lower()}"

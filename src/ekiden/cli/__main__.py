@@ -1,4 +1,4 @@
-"""`python -m ekiden.cli` is the command `ekiden`."""
+"""Entry point: `python -m ekiden.cli` is the command `ekiden`."""
 
 import sys
 

@@ -32,7 +32,7 @@ from ekiden.runtime.files import check_folder
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of the command."""
+    """Add the command's arguments."""
     parser.add_argument("file", help=FILE)
     add_dims(parser)
     parser.add_argument(
@@ -47,18 +47,19 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add_remote(parser)
 
 
-def _described(given: object) -> str:
-    """An input's dtype and shape; of a sequence those of each element."""
-    if isinstance(given, list):
-        return f"[{', '.join(map(_described, given))}]"
-    array = np.asarray(given)
+def _described(value: object) -> str:
+    """Describe an input by dtype and shape; a sequence by those of each element."""
+    if isinstance(value, list):
+        return f"[{', '.join(map(_described, value))}]"
+    array = np.asarray(value)
     kind = "string" if array.dtype.kind == "U" else str(array.dtype)
     return f"{kind}{list(array.shape)}"
 
 
 def run(options: argparse.Namespace) -> int:
-    """Time whole calls from Python on random inputs; print the minimum, median and 90th percentile.
-    Raises InputError for `--threads` beside a server, which has its own."""
+    """Time whole calls from Python on random inputs, and print the minimum, median and 90th
+    percentile. Raises InputError for `--threads` with a server, which has its own setting.
+    """
     if options.threads is not None and options.remote is not None:
         raise InputError("--threads: the server's own number counts: EKIDEN_NUM_THREADS there")
     if options.threads is not None:
@@ -70,15 +71,15 @@ def run(options: argparse.Namespace) -> int:
     times = _times(executable, feed, options.seconds)
     times.sort()
     low, middle, high = times[0], statistics.median(times), times[int(0.9 * (len(times) - 1))]
-    shapes = {name: _described(given) for name, given in feed.items()}
+    shapes = {name: _described(value) for name, value in feed.items()}
     threads = None if options.remote is not None else runtime.num_threads()
     if options.log is not None:
         where = options.remote or ""
         name = os.path.basename(options.file)
-        made = benchmark_log.entry(name, shapes, times, executable.target, threads, where)
-        benchmark_log.append(options.log, made)
+        log_entry = benchmark_log.entry(name, shapes, times, executable.target, threads, where)
+        benchmark_log.append(options.log, log_entry)
     if options.json:
-        found = {
+        summary = {
             "file": options.file,
             "inputs": shapes,
             "threads": threads,
@@ -88,11 +89,11 @@ def run(options: argparse.Namespace) -> int:
             "median_ms": middle * 1e3,
             "p90_ms": high * 1e3,
         }
-        print(json.dumps(found, indent=1))
+        print(json.dumps(summary, indent=1))
         return 0
-    given = ", ".join(f"{n} {text}" for n, text in shapes.items())
+    inputs_text = ", ".join(f"{n} {text}" for n, text in shapes.items())
     where = f"at {options.remote}" if threads is None else f"{threads} threads"
-    print(f"{options.file} on {given}, {where}, {len(times)} runs")
+    print(f"{options.file} on {inputs_text}, {where}, {len(times)} runs")
     print(f"  min {low * 1e3:.3f} ms   median {middle * 1e3:.3f} ms   90% {high * 1e3:.3f} ms")
     return 0
 
@@ -100,8 +101,9 @@ def run(options: argparse.Namespace) -> int:
 def _times(
     executable: Executable | RemoteExecutable, feed: Mapping[str, Array], seconds: float
 ) -> list[float]:
-    """Seconds of whole calls from Python, until results are there; of a remote model, of runs by
-    the clock there."""
+    """Return the seconds of whole calls from Python, results included; of a remote model, of runs
+    by the clock there.
+    """
     if isinstance(executable, RemoteExecutable):
         return executable.times(feed, seconds)
     for _ in range(3):

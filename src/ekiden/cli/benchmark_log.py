@@ -1,4 +1,4 @@
-"""A line of TVM's Benchmark Performance Log Format (schema 0.1) for what `ekiden bench` measured:
+"""Entries in TVM's Benchmark Performance Log Format (schema 0.1), for `ekiden bench`:
 https://tvm.apache.org/docs/arch/benchmark.html.
 """
 
@@ -26,11 +26,17 @@ def entry(
     threads: int | None,
     hardware: str = "",
 ) -> dict[str, object]:
-    """The fields that the format has for a measurement of whole calls, each so many `seconds`.
-    `inputs` are dtypes and shapes by name; `hardware` the machine, by default this one's processor.
+    """Return the log fields of a measurement of whole calls.
+    Args:
+        workload: The name of the model.
+        inputs: The dtype and shape of each input, as text.
+        seconds: The time of each call.
+        target: The target of the code.
+        threads: The number of threads.
+        hardware: The machine; by default this one's processor.
     """
-    times = [each * 1e3 for each in seconds]
-    here = {"os": platform.platform(), "python": platform.python_version()}
+    times = [run_seconds * 1e3 for run_seconds in seconds]
+    environment = {"os": platform.platform(), "python": platform.python_version()}
     return {
         "workload": workload,
         "engine": "ekiden",
@@ -45,17 +51,17 @@ def entry(
         "engine_version": version_of("ekiden"),
         "engine_config": {"tvm_target": target},
         "compilation_config": {},
-        "software_config": {} if hardware else here,
+        "software_config": {} if hardware else environment,
         "runtime_config": {} if threads is None else {"num_cpu_threads": threads},
         "hardware_config": {} if hardware else {"cpu_count": os.cpu_count()},
         "execution_config": {"number": 1, "repeat": len(times), "min_repeat_ms": 0},
         "metrics": {},
-        "runtime_raw": [{"runtime_ms": each} for each in times],
+        "runtime_raw": [{"runtime_ms": milliseconds} for milliseconds in times],
     }
 
 
 def processor() -> str:
-    """What this machine's processor calls itself; its architecture where it does not say."""
+    """Return the name of this machine's processor, or its architecture if it has none."""
     try:
         lines = Path("/proc/cpuinfo").read_text("utf-8", "replace").splitlines()
     except OSError:
@@ -64,8 +70,8 @@ def processor() -> str:
     return next(named, "") or platform.processor() or platform.machine()
 
 
-def append(path: str, made: Mapping[str, object]) -> None:
-    """Add a line to a log, which is made where there is none. Raises OSError."""
+def append(path: str, fields: Mapping[str, object]) -> None:
+    """Append a line to a log, which is created if missing. Raises OSError."""
     check_folder(path)
     with open(path, "a", encoding="utf-8") as file:
-        file.write(json.dumps(made) + "\n")
+        file.write(json.dumps(fields) + "\n")

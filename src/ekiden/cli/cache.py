@@ -18,7 +18,7 @@ from ekiden.runtime.errors import InputError
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of the command."""
+    """Add the command's arguments."""
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     stats = actions.add_parser("stats", help="count files and bytes by folder and kind")
     stats.add_argument("--json", action="store_true", help="as JSON")
@@ -33,11 +33,12 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Do what is asked, and say what was done."""
+    """Run the requested action, and report what was done."""
     return ACTIONS[options.action](options)
 
 
 def _stats(options: argparse.Namespace) -> int:
+    """Print files and bytes by folder and kind."""
     rows = cache_stats()
     if options.json:
         print(json.dumps(as_rows(rows), indent=1))
@@ -48,8 +49,8 @@ def _stats(options: argparse.Namespace) -> int:
             print(f"{row.layer}{' (only read)' if layer else ''}")
             layer = row.layer
         old = row.files - row.current
-        others = f", {old} of other versions" if old else ""
-        print(f"  {row.kind:10} {row.files:6} files {row.bytes / 1e6:10.1f} MB{others}")
+        other_versions = f", {old} of other versions" if old else ""
+        print(f"  {row.kind:10} {row.files:6} files {row.bytes / 1e6:10.1f} MB{other_versions}")
     return 0
 
 

@@ -38,27 +38,29 @@ HINT = (
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of the command."""
+    """Add the command's arguments."""
     parser.add_argument("file", help="an ONNX model")
     add_dims(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print what the model contains; 3 if something in it is not supported."""
-    found = _survey(options.file)
-    dims = _dims(found, options.dim)
+    """Print what the model contains; return 3 if something in it is not supported."""
+    survey = _survey(options.file)
+    dims = _dims(survey, options.dim)
     figures: dict[str, object] = {}
-    problems = [f"{p.node} ({p.domain or 'ai.onnx'} {p.opset}): {p.reason}" for p in found.problems]
+    problems = [
+        f"{p.node} ({p.domain or 'ai.onnx'} {p.opset}): {p.reason}" for p in survey.problems
+    ]
     if not problems:
         try:
-            figures = _figures(options.file, found, dims, options.dim)
+            figures = _figures(options.file, survey, dims, options.dim)
         except UnsupportedError as error:
             problems = list(error.nodes) or [str(error)]
     if options.json:
-        print(json.dumps(_as_json(found, dims, problems, figures), indent=1))
+        print(json.dumps(_as_json(survey, dims, problems, figures), indent=1))
     else:
-        _print(found, dims, problems, figures)
+        _print(survey, dims, problems, figures)
     return UNSUPPORTED if problems else 0
 
 
@@ -69,27 +71,33 @@ def _survey(file: str) -> Survey:
     return row.entry().survey(file)
 
 
-def _dims(found: Survey, texts: list[str]) -> dict[str, int]:
-    given = sizes(texts)
-    if unknown := [n for n in given if n not in found.dimensions]:
-        there = ", ".join(f"'{n}'" for n in found.dimensions) or "none"
-        raise InputError(f"read a dimension: no symbol is named '{unknown[0]}'; there are {there}")
-    return {n: given.get(n, 1) for n in found.dimensions}
+def _dims(survey: Survey, texts: list[str]) -> dict[str, int]:
+    """Return a size for each symbol of the model, 1 by default. Raises InputError for an unknown
+    symbol.
+    """
+    fixed = sizes(texts)
+    if unknown := [n for n in fixed if n not in survey.dimensions]:
+        symbols = ", ".join(f"'{n}'" for n in survey.dimensions) or "none"
+        raise InputError(
+            f"read a dimension: no symbol is named '{unknown[0]}'; there are {symbols}"
+        )
+    return {n: fixed.get(n, 1) for n in survey.dimensions}
 
 
-def _figures(file: str, found: Survey, dims: dict[str, int], texts: list[str]) -> dict[str, object]:
-    """FLOPs, bytes of activations and functions of the host, for these sizes. Where a model takes
-    no dimensions of 1, dimensions that are not among `texts` grow one by one; `dims` then has the
-    sizes that were found.
-
-    The import of the model as it stands raises; sizes for which it cannot be are left out.
+def _figures(
+    file: str, survey: Survey, dims: dict[str, int], texts: list[str]
+) -> dict[str, object]:
+    """Return the FLOPs, activation bytes and host functions for these sizes. Where a model does not
+    accept dimensions of 1, those not among `texts` are increased one by one; `dims` is updated
+    to the sizes found. Errors in importing the model itself are raised; sizes for which it
+    cannot be imported are omitted.
     """
     module = InferType()(import_model(file))
     _prepared(module)
     note = ""
     for bound in tried_sizes(dims, sizes(texts)):
         try:
-            measured = _measured(file, found, bound, module)
+            measured = _measured(file, survey, bound, module)
         except CompileError as error:
             note = note or str(error)
             continue
@@ -99,8 +107,8 @@ def _figures(file: str, found: Survey, dims: dict[str, int], texts: list[str]) -
 
 
 def _prepared(module: IRModule) -> None:
-    """Raise UnsupportedError for what stands in the way of kernels: a model that is only known to
-    be wrong then must not be said to be supported.
+    """Raises UnsupportedError for what prevents kernels from being generated: a model that is only
+    known to be wrong then must not be said to be supported.
     """
     try:
         check_module(optimize(module, Target.parse("llvm")))
@@ -110,11 +118,12 @@ def _prepared(module: IRModule) -> None:
 
 
 def _measured(
-    file: str, found: Survey, dims: Mapping[str, int], module: IRModule
+    file: str, survey: Survey, dims: Mapping[str, int], module: IRModule
 ) -> dict[str, object]:
+    """Return the figures of a model with fixed dimensions."""
     shapes: dict[str, tuple[Dim, ...]] = {
         p.name: tuple(dims.get(d, 1) if isinstance(d, str) else d for d in p.shape or ())
-        for p in found.inputs
+        for p in survey.inputs
     }
     fixed = InferType()(import_model(file, ImportOptions(shapes))) if dims else module
     optimized = optimize(fixed, Target.parse("llvm"))
@@ -126,7 +135,7 @@ def _measured(
 
 
 def _activations(module: IRModule) -> int:
-    """Bytes of the storages that `main` allocates, results included."""
+    """Return the bytes of the storage that `main` allocates, results included."""
     main = module["main"]
     assert isinstance(main, Function)
     calls = [e.attrs for e in evaluation_order(main.body) if isinstance(e, Call)]
@@ -135,31 +144,33 @@ def _activations(module: IRModule) -> int:
 
 
 def _as_json(
-    found: Survey, dims: dict[str, int], problems: list[str], figures: dict[str, object]
+    survey: Survey, dims: dict[str, int], problems: list[str], figures: dict[str, object]
 ) -> dict[str, object]:
-    made = dataclasses.asdict(found)
-    made["supported"] = not problems
-    made["unsupported"] = problems
-    made["dimensions"] = dims
-    return {**made, **figures}
+    """Return the report as JSON values."""
+    values = dataclasses.asdict(survey)
+    values["supported"] = not problems
+    values["unsupported"] = problems
+    values["dimensions"] = dims
+    return {**values, **figures}
 
 
 def _print(
-    found: Survey, dims: dict[str, int], problems: list[str], figures: dict[str, object]
+    survey: Survey, dims: dict[str, int], problems: list[str], figures: dict[str, object]
 ) -> None:
-    versions = ", ".join(f"{d or 'ai.onnx'} {v}" for d, v in found.opsets.items())
-    print(f"{found.label}: opsets {versions}")
-    for what, ports in (("input", found.inputs), ("output", found.outputs)):
+    """Print the report."""
+    versions = ", ".join(f"{d or 'ai.onnx'} {v}" for d, v in survey.opsets.items())
+    print(f"{survey.label}: opsets {versions}")
+    for what, ports in (("input", survey.inputs), ("output", survey.outputs)):
         for port in ports:
             print(f"  {what:6}  {port}")
-    print(f"  weights {found.parameters:,} ({_size(found.parameter_bytes)})")
+    print(f"  weights {survey.parameters:,} ({_size(survey.parameter_bytes)})")
     if dims:
         print(f"  sizes   {', '.join(f'{n} = {v}' for n, v in dims.items())}")
     _print_figures(figures)
     print(f"{'operator':40} {'nodes':>6}  how")
-    for each in found.operators:
-        name = f"{each.domain}::{each.name}" if each.domain else each.name
-        print(f"{name:40} {each.count:6}  {each.how}")
+    for operator in survey.operators:
+        name = f"{operator.domain}::{operator.name}" if operator.domain else operator.name
+        print(f"{name:40} {operator.count:6}  {operator.how}")
     if problems:
         print(f"not supported ({len(problems)}):")
         for text in problems:

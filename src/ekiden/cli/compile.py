@@ -28,7 +28,7 @@ from ekiden.target.virtual_device import DeviceLike, Targets
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of the command."""
+    """Add the command's arguments."""
     parser.add_argument(
         "model", help="a model: a file, or a folder, that a frontend takes (docs/frontends.md)"
     )
@@ -105,22 +105,28 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Compile, write, and say what the model takes and gives. The code need not run here."""
+    """Compile and write the model, and print its inputs and outputs. The code need not run on this
+    machine.
+    """
     if is_library(options):
         return write_library(options)
     format_of(options.output).check_compiler(options.output, options.cc)
     check_folder(options.output)
     started = time.perf_counter()
-    asked = _asked(options)
+    compile_options = _asked(options)
     timings = _timings(options)
-    with PassContext(config=asked.passes(), instruments=[timings] if timings else []):
-        compiled = compile_fastest if asked.devices else compile_artifact
-        found = compiled(options.model, asked)
-    made = found if isinstance(found, memoryview) else file_of(found)
-    write_artifact(made, options.output, cc=options.cc)
+    with PassContext(config=compile_options.passes(), instruments=[timings] if timings else []):
+        compiled = compile_fastest if compile_options.devices else compile_artifact
+        compiled_artifact = compiled(options.model, compile_options)
+    data = (
+        compiled_artifact
+        if isinstance(compiled_artifact, memoryview)
+        else file_of(compiled_artifact)
+    )
+    write_artifact(data, options.output, cc=options.cc)
     with beside(options.output):
-        print_written(options.output, len(made), time.perf_counter() - started)
-        metadata = metadata_of(made)
+        print_written(options.output, len(data), time.perf_counter() - started)
+        metadata = metadata_of(data)
         described = tensor_infos(metadata, str(options.output))
         for what, infos in zip(("input", "output"), described, strict=True):
             for info in infos:
@@ -136,8 +142,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _asked(options: argparse.Namespace) -> CompileOptions:
-    """Return what is asked of the compilation. Raises CompileError for options that do not go
-    together, or that have no such value."""
+    """Return the options of the compilation."""
     if options.devices and options.bounds:
         raise CompileError("--devices auto takes no --bounds")
     targets = _devices_of(options.target or ()) if options.devices else options.target or "llvm"
@@ -158,39 +163,40 @@ def _asked(options: argparse.Namespace) -> CompileOptions:
 
 
 def _devices_of(texts: Sequence[str]) -> Targets:
-    """The first device of each target; None for all that are here. Raises CompileError for two
-    targets of one device."""
-    found: dict[DeviceLike, TargetLike | Sequence[TargetLike]] = {}
+    """Return each target for the first device of its kind; None for all devices present. Raises
+    CompileError for two targets of one device.
+    """
+    by_device: dict[DeviceLike, TargetLike | Sequence[TargetLike]] = {}
     for target in map(Target, texts):
         device = Device(target.kind.device_type, 0)
-        if device in found:
+        if device in by_device:
             raise CompileError(
-                f"--devices auto: one target for each device expected, got {str(found[device])!r} "
+                f"--devices auto: one target for each device expected, got {str(by_device[device])!r} "
                 f"and {str(target)!r} for {device}"
             )
-        found[device] = target
-    return found or None
+        by_device[device] = target
+    return by_device or None
 
 
 def _timings(options: argparse.Namespace) -> Timings | None:
-    """What watches if that is asked for; it knows what the start of this process has taken."""
+    """Return a timing instrument if requested, already holding this process's start-up time."""
     if not (options.timings or options.timings_file):
         return None
     if options.timings_file:
         check_folder(options.timings_file)
-    made = Timings()
-    made.add("start", time.process_time(), time.process_time())
-    return made
+    timings = Timings()
+    timings.add("start", time.process_time(), time.process_time())
+    return timings
 
 
 def beside(path: str) -> AbstractContextManager[object]:
-    """What is printed then goes to standard error where the file is a device or a pipe, which may
-    be standard output.
+    """Redirect printing to standard error if the output file is a device or pipe, which may be
+    standard output.
     """
     return nullcontext() if os.path.isfile(path) else redirect_stdout(sys.stderr)
 
 
 def print_written(path: str, size: int, seconds: float) -> None:
-    """The size of a file; of the artifact, where the path is a device."""
+    """Print the size of a file; of the artifact, if the path is a device."""
     size = os.path.getsize(path) if os.path.isfile(path) else size
     print(f"{path}: {size / 1e6:.1f} MB in {seconds:.1f} s")

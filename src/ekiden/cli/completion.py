@@ -1,4 +1,4 @@
-"""What completes commands and options in a shell.
+"""Shell completion of commands and options.
 
 Written out here: the packages for it (argcomplete, shtab) start Python for each key, or need more
 of a parser than is loaded for `ekiden --help`.
@@ -31,23 +31,27 @@ complete -o filenames -F _ekiden ekiden"""
 
 
 def script(shell: str, options: Mapping[str, Sequence[str]], commands: Mapping[str, str]) -> str:
-    """The script for a shell: commands with what they are for, and the options of each."""
+    """Return the completion script of a shell, with the commands' help and the options of each."""
     if shell == "fish":
         return _fish(options, commands)
-    cases = [f'      {name}) words="{" ".join(found)}" ;;' for name, found in options.items()]
+    cases = [
+        f'      {name}) words="{" ".join(command_options)}" ;;'
+        for name, command_options in options.items()
+    ]
     bash = _BASH.format(commands=" ".join(commands), cases="\n".join(cases))
     return f"autoload -U +X bashcompinit && bashcompinit\n{bash}" if shell == "zsh" else bash
 
 
 def _fish(options: Mapping[str, Sequence[str]], commands: Mapping[str, str]) -> str:
+    """Return the completion script for fish."""
     rows = [
         f"complete -c ekiden -n __fish_use_subcommand -f -a {name} -d {_quoted(text)}"
         for name, text in commands.items()
     ]
     rows += [
         f"complete -c ekiden -n '__fish_seen_subcommand_from {name}' {_flag(option)}"
-        for name, found in options.items()
-        for option in found
+        for name, command_options in options.items()
+        for option in command_options
     ]
     return "\n".join(rows)
 

@@ -34,7 +34,7 @@ quit"""
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of the command."""
+    """Add the command's arguments."""
     parser.add_argument("file", help=FILE)
     add_dims(parser)
     parser.add_argument(
@@ -63,7 +63,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 class Prompt:
-    """Understands the commands of the debugger and prints what they give."""
+    """The command interpreter of the debugger."""
 
     def __init__(self, executable: Executable) -> None:
         self.executable = executable
@@ -86,18 +86,18 @@ class Prompt:
         }
 
     def do(self, line: str) -> None:
-        """One command; its first letters are enough. What is wrong with it is printed."""
-        word, _, rest = line.strip().partition(" ")
+        """Run one command, given by an unambiguous prefix, and print any error."""
+        word, _, argument = line.strip().partition(" ")
         if not word:
             return
-        found = [name for name in self.commands if name.startswith(word)]
-        if not found:
+        matches = [name for name in self.commands if name.startswith(word)]
+        if not matches:
             print(f"no command is called '{word}'; there are {', '.join(self.commands)}")
             return
         try:
-            self.commands[found[0]](rest.strip())
+            self.commands[matches[0]](argument.strip())
         except (EkidenError, OSError, ValueError) as error:
-            print(f"{found[0]}: {error}")
+            print(f"{matches[0]}: {error}")
             self.is_over = self.is_over or not self._is_under_way()
 
     def _is_under_way(self) -> bool:
@@ -107,11 +107,11 @@ class Prompt:
             return False
 
     def step(self, text: str) -> None:
-        """`step [N]`"""
+        """Run `step [N]`."""
         self._went(self.stepper.step(_number(text or "1")))
 
     def resume(self, _: str) -> None:
-        """`continue`"""
+        """Run `continue`."""
         self._went(self.stepper.resume())
 
     def _went(self, has_ended: bool) -> None:
@@ -122,38 +122,45 @@ class Prompt:
         print(f"the run has ended: {_describe(self.stepper.result)}")
 
     def show(self) -> None:
-        """The next instruction."""
+        """Print the next instruction."""
         print(self._line(self.stepper.where()))
 
-    def _line(self, place: Place) -> str:
-        text = print_instruction(self.code[place.function][place.instruction])
-        source = self.stepper.source(place)
-        return f"{place}  {text}" + (f"   # {source}" if source else "")
+    def _line(self, location: Place) -> str:
+        """Format an instruction with its location and source."""
+        text = print_instruction(self.code[location.function][location.instruction])
+        source = self.stepper.source(location)
+        return f"{location}  {text}" + (f"   # {source}" if source else "")
 
     def set_breakpoint(self, text: str) -> None:
-        """`break 3`, `break main:3`, `break "Conv 'layer1'"`"""
+        """Run `break 3`, `break main:3` or `break "Conv 'layer1'"`."""
         function, colon, number = text.rpartition(":")
         if (at := whole_number(number)) is not None:
             caller = function if colon else self.stepper.where().function
-            places = self.stepper.set_breakpoint(caller, at)
+            locations = self.stepper.set_breakpoint(caller, at)
         else:
             name = text.strip('"')
             node, _ = tensors(self.executable.raw).get(name, (name, 0))
-            places = self.stepper.set_breakpoint(source=node)
-        for place in places:
-            print(f"breakpoint at {self._line(place)}")
+            locations = self.stepper.set_breakpoint(source=node)
+        for location in locations:
+            print(f"breakpoint at {self._line(location)}")
 
     def registers(self, text: str) -> None:
-        """`registers [FRAME]`"""
+        """Run `registers [FRAME]`."""
         for number, value in enumerate(self.stepper.registers(_number(text or "0"))):
             if value is not None:
                 print(f"${number} = {_describe(value)}")
 
     def print_value(self, text: str) -> None:
-        """`print 3`, `print $3`, `print NAME`. Raises InputError for what there is not."""
+        """Run `print 3`, `print $3` or `print NAME`. Raises InputError if there is no such register
+        or tensor.
+        """
         if whole_number(text.removeprefix("$")) is None:
-            found = find_tensor(self.executable.raw, self.code, self.stepper.frames(), text)
-            print(_elements(self.stepper.registers(found.frame)[found.register]))
+            tensor_location = find_tensor(
+                self.executable.raw, self.code, self.stepper.frames(), text
+            )
+            print(
+                _elements(self.stepper.registers(tensor_location.frame)[tensor_location.register])
+            )
             return
         number, values = _number(text.removeprefix("$")), self.stepper.registers()
         if number >= len(values):
@@ -161,12 +168,12 @@ class Prompt:
         print(_elements(values[number]))
 
     def where(self, _: str) -> None:
-        """`where`"""
-        for place in self.stepper.frames():
-            print(self._line(place))
+        """Run `where`."""
+        for frame in self.stepper.frames():
+            print(self._line(frame))
 
     def list(self, _: str) -> None:
-        """`list`"""
+        """Run `list`."""
         at = self.stepper.where()
         for number in range(max(0, at.instruction - 5), at.instruction + 6):
             if number < len(self.code[at.function]):
@@ -174,11 +181,11 @@ class Prompt:
                 print(f"{mark} {self._line(Place(at.function, number))}")
 
     def save(self, text: str) -> None:
-        """`save FILE`"""
+        """Run `save FILE`."""
         self.stepper.save_state(text)
 
     def quit(self, _: str) -> None:
-        """`quit`"""
+        """Run `quit`."""
         self.is_over = True
 
 
@@ -195,7 +202,7 @@ def _number(text: str) -> int:
 
 
 def _describe(value: object) -> str:
-    """`float32[2, 3]`, `(float32[2], 3)`, or the value itself."""
+    """Format a value as `float32[2, 3]`, `(float32[2], 3)`, or itself."""
     if isinstance(value, Tensor):
         return f"{value.dtype}{list(value.shape)}"
     if isinstance(value, tuple):

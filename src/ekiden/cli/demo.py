@@ -32,7 +32,7 @@ BLOCK = 4096
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of the command."""
+    """Add the command's arguments."""
     parser.add_argument(
         "files", nargs="*", help="files to identify (default: some of Python's own)"
     )
@@ -40,7 +40,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def fetch(folder: Path) -> tuple[Path, dict[str, object]]:
     """Download the wheel with pip; the model file and its configuration. Raises ImportModelError
-    with what pip says."""
+    with what pip says.
+    """
     command = [
         sys.executable,
         "-m",
@@ -64,7 +65,7 @@ def fetch(folder: Path) -> tuple[Path, dict[str, object]]:
 
 
 def features(data: bytes, begin: int, end: int, padding: int) -> list[int]:
-    """What Magika looks at: the first `begin` and last `end` bytes without surrounding white space,
+    """Return Magika's input: the first `begin` and last `end` bytes without surrounding whitespace,
     padded.
     """
     head = data[:BLOCK].lstrip()[:begin]
@@ -73,27 +74,27 @@ def features(data: bytes, begin: int, end: int, padding: int) -> list[int]:
 
 
 def default_files() -> list[Path]:
-    """Files of different kinds that every Python installation has."""
+    """Return files of different kinds that every Python installation has."""
     library = Path(sysconfig.get_path("stdlib"))
-    found = [
+    candidates = [
         library / "argparse.py",
         Path(sys.executable).resolve(),
         library / "pydoc_data" / "_pydoc.css",
     ]
-    found += (
+    candidates += (
         sorted(library.glob("**/*.exe"))[:1]
         + sorted(library.glob("**/*.txt"))[:1]
         + sorted(library.glob("__pycache__/*.pyc"))[:1]
     )
-    found += [Path(ekiden.__file__)]
-    return [p for p in found if p.is_file()]
+    candidates += [Path(ekiden.__file__)]
+    return [p for p in candidates if p.is_file()]
 
 
 def run(options: argparse.Namespace) -> int:
-    """Fetch, compile, identify, and print a table with times."""
+    """Download, compile and run the model, and print a table with times."""
     files = [Path(f) for f in options.files] or default_files()
-    for each in files:
-        with named("read", each), open(each, "rb"):
+    for path in files:
+        with named("read", path), open(path, "rb"):
             pass  # before anything is fetched
     with tempfile.TemporaryDirectory() as scratch:
         print(f"fetching {PACKAGE} (Apache-2.0) from PyPI ...", flush=True)
@@ -126,7 +127,7 @@ def _print_table(
 
 
 def timed(executable: ekiden.Executable, row: Array, repeat: int = 5) -> tuple[Array, float]:
-    """The scores of one file, and the median seconds of a run."""
+    """Return the scores of one file, and the median seconds of a run."""
     times = []
     for _ in range(repeat):
         started = time.perf_counter()

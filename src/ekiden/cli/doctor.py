@@ -33,7 +33,7 @@ BROKEN = 3
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was tried. state: "ok", "missing" for what is optional, "broken"."""
+    """The result of one check. state: "ok", "missing" for something optional, or "broken"."""
 
     name: str
     state: str
@@ -42,28 +42,28 @@ class Finding:
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of the command."""
+    """Add the command's arguments."""
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--quick", action="store_true", help="measure nothing")
 
 
 def run(options: argparse.Namespace) -> int:
-    """Try everything and print what works."""
+    """Run every check and print the results."""
     findings = [_tried(name, check, mend) for name, check, mend in CHECKS]
     if not options.quick:
         findings.append(_tried("speed", _speed, ""))
-    others = [name for name in OTHERS if runtime.device(name).exist]
-    findings += [_device(name, not options.quick) for name in (*DEVICES, *others)]
+    present_kinds = [name for name in OTHERS if runtime.device(name).exist]
+    findings += [_device(name, not options.quick) for name in (*DEVICES, *present_kinds)]
     findings += [_package(name, why) for name, why in PACKAGES.items()]
     is_sound = all(f.state != "broken" for f in findings)
     if options.json:
-        made = {"works": is_sound, "findings": [asdict(f) for f in findings]}
-        print(json.dumps(made, indent=1))
+        report = {"works": is_sound, "findings": [asdict(f) for f in findings]}
+        print(json.dumps(report, indent=1))
     else:
-        for each in findings:
-            print(f"{each.state:8} {each.name:20} {each.detail}")
-            if each.state != "ok" and each.mend:
-                print(f"{'':8} {'':20} {each.mend}")
+        for finding in findings:
+            print(f"{finding.state:8} {finding.name:20} {finding.detail}")
+            if finding.state != "ok" and finding.mend:
+                print(f"{'':8} {'':20} {finding.mend}")
     return 0 if is_sound else BROKEN
 
 
@@ -85,34 +85,37 @@ OTHERS = ("metal", "rocm", "webgpu")
 
 
 def _device(name: str, is_measured: bool) -> Finding:
-    """The devices of a kind, their drivers, what they can do and reach; what is to be installed if
-    there are none."""
+    """Check the devices of a kind: their drivers, capabilities and reachable performance, or what
+    to install if there are none.
+    """
     first = runtime.device(name)
     try:
         count = int(str(runtime.get_global_func("ek.device.count")(first)))
     except runtime.errors.DeviceError as error:
         reason = str(error).removeprefix("ek.device.count: ")
         return Finding(f"devices {name}", "missing", reason)
-    found = [runtime.device(name, number) for number in range(count)]
-    rows = [_about(each) + (_reached(each) if is_measured else "") for each in found]
+    devices = [runtime.device(name, number) for number in range(count)]
+    rows = [
+        _about(one_device) + (_reached(one_device) if is_measured else "") for one_device in devices
+    ]
     return Finding(f"devices {name}", "ok", "; ".join(rows))
 
 
 def _about(device: runtime.Device) -> str:
-    """What a device says of itself; a driver of somebody else need not say anything."""
-    asked = runtime.get_global_func("ek.device.attribute")
+    """Describe a device by its attributes, which another vendor's driver need not provide."""
+    query = runtime.get_global_func("ek.device.attribute")
     try:
-        found = {name: str(asked(device, number)) for name, number in ATTRIBUTES.items()}
+        facts = {name: str(query(device, number)) for name, number in ATTRIBUTES.items()}
     except runtime.errors.DeviceError as error:
         return f"{device}, of which its driver says nothing ({error})"
-    memory = f"{int(found['MEMORY']) / 2**30:.1f} GiB"
-    return f"{device} {found['NAME']}, {found['DRIVER']}, {found['VERSION']}, {memory}, " + (
-        found["ABILITIES"] or "no extensions"
+    memory = f"{int(facts['MEMORY']) / 2**30:.1f} GiB"
+    return f"{device} {facts['NAME']}, {facts['DRIVER']}, {facts['VERSION']}, {memory}, " + (
+        facts["ABILITIES"] or "no extensions"
     )
 
 
 def _reached(device: runtime.Device) -> str:
-    """What was measured of a device, or why nothing was."""
+    """Return the measured performance of a device, or why it was not measured."""
     try:
         return f", {measure_device(device)}"
     except (runtime.errors.EkidenError, ValueError, MemoryError) as error:
@@ -125,13 +128,14 @@ def _speed() -> str:
 
 
 def _package(name: str, why: str) -> Finding:
+    """Check an optional package."""
     if importlib.util.find_spec(name) is None:
         return Finding(f"package {name}", "missing", why, f"pip install {name}")
     try:
-        found = version(name)
+        installed = version(name)
     except PackageNotFoundError:
-        found = "of unknown version"
-    return Finding(f"package {name}", "ok", found)
+        installed = "of unknown version"
+    return Finding(f"package {name}", "ok", installed)
 
 
 def _system() -> str:
@@ -139,7 +143,9 @@ def _system() -> str:
 
 
 def _packages() -> str:
-    """The packages ekiden and ekiden-runtime have the same files: the later one overwrote some."""
+    """Check for conflicting installations: ekiden and ekiden-runtime contain the same files, so the
+    later one overwrites the other.
+    """
     try:
         small = version("ekiden-runtime")
     except PackageNotFoundError:
@@ -159,10 +165,11 @@ def _runtime() -> str:
 
 
 def _compiler() -> str:
+    """Check that a compiled kernel runs."""
     x = relay.var("x", shape=(4,))
     executable = ekiden.compile(ekiden.IRModule.from_expr(relay.Function((x,), x + x)))
-    found = executable(np.ones(4, np.float32))
-    assert isinstance(found, runtime.Tensor) and found.numpy().tolist() == [2.0] * 4
+    result = executable(np.ones(4, np.float32))
+    assert isinstance(result, runtime.Tensor) and result.numpy().tolist() == [2.0] * 4
     return f"ekiden {version('ekiden')}, llvmlite {version('llvmlite')}: a kernel ran"
 
 

@@ -13,15 +13,16 @@ from ekiden.runtime.errors import InputError
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of the command."""
+    """Add the command's arguments."""
     parser.add_argument("file", help=FILE)
     add_output(parser)
     add_target(parser)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Write what the suffix asks for; a model is compiled first. Raises InputError for options of a
-    compilation beside an artifact."""
+    """Write the format that the suffix names; a model is compiled first. Raises InputError for
+    options of a compilation beside an artifact.
+    """
     started = time.perf_counter()
     if not is_artifact(options.file):
         shape = parse_shapes(options.shape) or None

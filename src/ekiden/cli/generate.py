@@ -24,7 +24,7 @@ _NUMBERS: dict[str, tuple[type, str]] = {
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of the command."""
+    """Add the command's arguments."""
     parser.add_argument("model", help="a folder with config.json and safetensors, or a GGUF file")
     parser.add_argument("text", nargs="?", help="what the answer goes on from (standard input)")
     parser.add_argument("--tokens", help="numbers of tokens instead of a text: 1,529,29871")
@@ -41,11 +41,13 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print the answer while it is made. Raises InputError for two prompts."""
+    """Print the answer as it is generated. Raises InputError for two prompts."""
     if options.tokens is not None and options.text is not None:
         raise InputError("--tokens: there is a text beside it, and a prompt is one of both")
-    given = {name.replace("-", "_"): getattr(options, name.replace("-", "_")) for name in _NUMBERS}
-    chosen = {name: value for name, value in given.items() if value is not None}
+    option_values = {
+        name.replace("-", "_"): getattr(options, name.replace("-", "_")) for name in _NUMBERS
+    }
+    chosen = {name: value for name, value in option_values.items() if value is not None}
     sampling = Sampling(**chosen, stop=tuple(options.stop))
     model = load(
         options.model, context=options.context, sequences=1, cache=options.cache,
@@ -73,9 +75,10 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _prompt(options: argparse.Namespace, model: Model) -> list[int]:
+    """Return the tokens of the prompt. Raises InputError for malformed `--tokens`."""
     if options.tokens is not None:
         try:
-            return [int(each) for each in options.tokens.split(",")]
+            return [int(token_text) for token_text in options.tokens.split(",")]
         except ValueError as error:
             raise InputError(f"--tokens: numbers with commas expected: {error}") from error
     return model.encode(sys.stdin.read() if options.text is None else options.text)

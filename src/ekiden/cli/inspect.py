@@ -62,7 +62,7 @@ CHOICE_STAGES = ("decisions", "schedule")
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of the command."""
+    """Add the command's arguments."""
     parser.add_argument("file", help="a model or an artifact")
     parser.add_argument("--stage", choices=["relay", *CHOICE_STAGES, *KERNEL_STAGES, "bytecode"])
     parser.add_argument("--before", metavar="PASS", help="the module before it, such as FuseOps")
@@ -73,9 +73,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print the stage asked for: of a model the Relay text, of an artifact the bytecode, if none
-    is. Raises InputError for a stage that the target does not have, CompileError for one that an
-    artifact does not keep."""
+    """Print the requested stage; by default the Relay text of a model, or the bytecode of an
+    artifact. Raises InputError for a stage the target does not have, CompileError for one an
+    artifact does not keep.
+    """
     _check_usage(options)
     if is_artifact(options.file):
         if KERNEL_STAGES.get(options.stage) in KNOWN:
@@ -89,14 +90,14 @@ def run(options: argparse.Namespace) -> int:
     sources = generator_of(target, "inspect").sources(target)
     stage = KERNEL_STAGES.get(options.stage, "")
     if stage and stage not in sources:
-        there = ", ".join(name for name, of in KERNEL_STAGES.items() if not of or of in sources)
+        available = ", ".join(name for name, of in KERNEL_STAGES.items() if not of or of in sources)
         kind = target.kind.name
         ask = next(
             (f"; -mtriple={t} asks for it" for t, of in target.kind.triples.items() if of == stage),
             "",
         )
         raise InputError(
-            f"--stage {options.stage}: target kind {kind!r} has none; it has {there}{ask}"
+            f"--stage {options.stage}: target kind {kind!r} has none; it has {available}{ask}"
         )
     if options.before or options.after:
         _print_passes(options, target)
@@ -112,7 +113,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _check_usage(options: argparse.Namespace) -> None:
-    """Raise InputError for arguments that would have no effect beside others."""
+    """Raises InputError for arguments that would have no effect together."""
     around = options.before or options.after
     if options.kernel and (around or options.stage not in (*CHOICE_STAGES, *KERNEL_STAGES)):
         raise InputError(
@@ -125,20 +126,22 @@ def _check_usage(options: argparse.Namespace) -> None:
 
 
 def _print_device_code(options: argparse.Namespace) -> None:
-    """The kernels of devices that an artifact carries, in one format."""
+    """Print an artifact's device kernels of one format."""
     data = Path(options.file).read_bytes()
     ekiden.runtime.Executable.from_bytes(data)  # refuses what is damaged
     sections = [bytes(p) for kind, _, p in read_sections(data) if kind is Section.DEVICE_CODE]
-    wanted = KERNEL_STAGES[options.stage]
-    found = [k for each in sections for k in unpack_kernels(each) if k.format == wanted]
-    if not found:
+    kernel_format = KERNEL_STAGES[options.stage]
+    kernels = [
+        k for section in sections for k in unpack_kernels(section) if k.format == kernel_format
+    ]
+    if not kernels:
         raise InputError(f"--stage {options.stage}: the artifact has no kernels of that format")
-    for each in found:
-        print(_text_of(each.code, wanted))
+    for kernel in kernels:
+        print(_text_of(kernel.code, kernel_format))
 
 
 def _text_of(code: bytes, form: str) -> str:
-    """The code of a kernel as text. Raises InputError where what reads its bytes is missing."""
+    """Return a kernel's code as text. Raises InputError if its disassembler is missing or fails."""
     if form not in DISASSEMBLERS:
         return code.decode()
     tool, source = DISASSEMBLERS[form]
@@ -149,12 +152,15 @@ def _text_of(code: bytes, form: str) -> str:
         )
     read = subprocess.run([tool], input=code, capture_output=True, check=False)
     if read.returncode:
-        said = read.stderr.decode(errors="replace").strip()
-        raise InputError(f"--stage {form}: {tool!r} does not read a kernel of the artifact: {said}")
+        message = read.stderr.decode(errors="replace").strip()
+        raise InputError(
+            f"--stage {form}: {tool!r} does not read a kernel of the artifact: {message}"
+        )
     return read.stdout.decode()
 
 
 def _print_bytecode(executable: ekiden.Executable) -> None:
+    """Print an executable's bytecode, weights, placement and variants."""
     print(executable.disassemble())
     in_model, in_file = executable.weight_bytes
     if in_model is not None:
@@ -170,15 +176,16 @@ def _print_bytecode(executable: ekiden.Executable) -> None:
         print(f"Peak memory of a run: {executable.peak_memory} bytes, inputs and weights aside")
     if len(executable.variants) > 1:
         print("Variants, and which one this machine runs:")
-        for each in executable.variants:
-            print(f"{'*' if each == executable.target else ' '} {each}")
+        for variant in executable.variants:
+            print(f"{'*' if variant == executable.target else ' '} {variant}")
 
 
 def _print_passes(options: argparse.Namespace, target: Target) -> None:
+    """Print the module before or after a pass."""
     names = dict.fromkeys(p.name for p in pipeline(target).passes)
-    for wanted in filter(None, (options.before, options.after)):
-        if wanted not in names:
-            raise CompileError(f"inspect: no pass '{wanted}'; there are {', '.join(names)}")
+    for pass_name in filter(None, (options.before, options.after)):
+        if pass_name not in names:
+            raise CompileError(f"inspect: no pass '{pass_name}'; there are {', '.join(names)}")
     instrument = PassPrintingInstrument(
         filter(None, [options.before]), filter(None, [options.after]), file=sys.stdout
     )
@@ -187,8 +194,9 @@ def _print_passes(options: argparse.Namespace, target: Target) -> None:
 
 
 def _kernels_of(module: IRModule, target: Target) -> list[tuple[Function, Target]]:
-    """Return the kernels of a module that is compiled for a target, each once with the target of
-    the device that it runs on. An engine's code has no loops of ours and is left out."""
+    """Return the distinct kernels of a module compiled for a target, each with the target of the
+    device that it An engine's code has no loops of ours and is left out.
+    """
     config = compilation_config(target)
     targets = {
         at: config.by_kind.get(d.device_type_int) for at, d in enumerate(device_table(module))
@@ -199,7 +207,9 @@ def _kernels_of(module: IRModule, target: Target) -> list[tuple[Function, Target
 
 
 def _print_kernels(kernels: Sequence[tuple[Function, Target]], options: argparse.Namespace) -> None:
-    """Print a stage of kernels; of a language, those of the target that is written in it."""
+    """Print a stage of the kernels; for a source language, only those whose target is generated in
+    it.
+    """
     source = KERNEL_STAGES.get(options.stage, "")
     if source:
         kernels = [(f, t) for f, t in kernels if source in generator_of(t, "inspect").sources(t)]
@@ -207,8 +217,8 @@ def _print_kernels(kernels: Sequence[tuple[Function, Target]], options: argparse
     nodes, decisions = [str(f.span or "") for f in functions], given_decisions()
     check_decisions(functions, decisions)
     if options.kernel and not any(options.kernel in node for node in nodes):
-        there = ", ".join(dict.fromkeys(filter(None, nodes))) or "none that are known"
-        raise InputError(f"no kernel is of a node '{options.kernel}'; there are {there}")
+        known_nodes = ", ".join(dict.fromkeys(filter(None, nodes))) or "none that are known"
+        raise InputError(f"no kernel is of a node '{options.kernel}'; there are {known_nodes}")
     for number, (function, target) in enumerate(kernels):
         if options.kernel not in nodes[number]:
             continue
@@ -233,15 +243,15 @@ def _shown(kernel: PrimFunc, stage: str, target: Target) -> str:
 
 
 def _schedule(function: Function, name: str, target: Target, decisions: Given) -> str:
-    """The steps of a kernel's schedule as Python, or why it has none."""
-    made = schedule_primitive(function, name, target, decisions)
+    """Return a kernel's schedule as Python, or why it has none."""
+    schedule = schedule_primitive(function, name, target, decisions)
     family = choose_primitive(function, target, decisions).family
     head = "\n".join([*names_of(function)[1:], f"{display_name(function)}: {family.name}"])
-    return f"{head}\n{schedule_text(made)}"
+    return f"{head}\n{schedule_text(schedule)}"
 
 
 def _decisions(function: Function, target: Target, decisions: Given) -> str:
-    """The family of a kernel, the decision, and every choice with its domain."""
+    """Return a kernel's family, its decision, and every knob with its domain."""
     chosen = choose_primitive(function, target, decisions)
     head = "\n".join([*names_of(function)[1:], f"{display_name(function)}: "])
     return head + decision_text(chosen, target)

@@ -21,7 +21,7 @@ by default."""
 
 
 def add_library(parser: argparse.ArgumentParser) -> None:
-    """The arguments of a model library."""
+    """Add the arguments of a model library."""
     parser.add_argument(
         "--runtime",
         choices=("cpp", "crt"),
@@ -51,7 +51,7 @@ def add_library(parser: argparse.ArgumentParser) -> None:
 
 
 def is_library(options: argparse.Namespace) -> bool:
-    """Whether a model library is asked for. Raises InputError for what asks for half of one."""
+    """Return whether a model library is requested. Raises InputError for incomplete requests."""
     if options.runtime == "cpp" and not options.output_format:
         if options.module_name != DEFAULT or options.workspace_pools or options.footprint:
             raise InputError("--module-name, --workspace-pools and --footprint are for -f mlf")
@@ -62,7 +62,7 @@ def is_library(options: argparse.Namespace) -> bool:
 
 
 def write_library(options: argparse.Namespace) -> int:
-    """Compile, write, say what memory the model needs. Raises InputError for several targets."""
+    """Compile and write the library, and print the memory the model needs."""
     _check(options)
     check_folder(options.output)
     started = time.perf_counter()
@@ -92,29 +92,30 @@ def write_library(options: argparse.Namespace) -> int:
 
 def _check(options: argparse.Namespace) -> None:
     """Raises InputError for an option that would not be honoured."""
-    given = [name for name in REFUSED if getattr(options, name)]
-    given += ["precision"] if options.precision != "float32" else []
-    given += ["denormals"] if options.denormals != "keep" else []
-    given += ["float_rewrites"] if options.float_rewrites != "rounded" else []
-    if given:
-        raise InputError(f"--{given[0].replace('_', '-')}: a model library has no such thing")
+    used = [name for name in REFUSED if getattr(options, name)]
+    used += ["precision"] if options.precision != "float32" else []
+    used += ["denormals"] if options.denormals != "keep" else []
+    used += ["float_rewrites"] if options.float_rewrites != "rounded" else []
+    if used:
+        raise InputError(f"--{used[0].replace('_', '-')}: a model library has no such thing")
 
 
 def _pools(text: str) -> list[Pool]:
-    found: list[Pool] = []
-    for part in filter(None, text.split(",")):
-        name, size = split_pair(part, "NAME=BYTES") if "=" in part else (part, "")
+    """Parse `--workspace-pools`. Raises InputError."""
+    pools: list[Pool] = []
+    for entry in filter(None, text.split(",")):
+        name, size = split_pair(entry, "NAME=BYTES") if "=" in entry else (entry, "")
         limit = whole_number(size)
         if (size and limit is None) or not name.isidentifier():
-            raise InputError(f"--workspace-pools: NAME or NAME=BYTES expected, got '{part}'")
-        if name in [p.name for p in found]:
+            raise InputError(f"--workspace-pools: NAME or NAME=BYTES expected, got '{entry}'")
+        if name in [p.name for p in pools]:
             raise InputError(f"--workspace-pools: '{name}' is given twice")
-        found.append(Pool(name, limit))
-    return found
+        pools.append(Pool(name, limit))
+    return pools
 
 
 def memory_lines(module: MicroModule) -> list[str]:
-    """What there is to know of a program before it is flashed."""
+    """Return a summary of a program's memory before it is flashed."""
     lines = [f"input {t.name}: {t.dtype}{list(t.shape)}" for t in module.inputs]
     lines += [f"output {t.name}: {t.dtype}{list(t.shape)}" for t in module.outputs]
     lines.append(f"constants {module.constant_bytes} bytes, read-only")

@@ -1,4 +1,4 @@
-"""What the arguments of several commands share."""
+"""Arguments shared by several commands."""
 
 from __future__ import annotations
 
@@ -34,8 +34,9 @@ FILE = "an artifact that `ekiden compile` wrote, or a model to compile first"
 
 
 def is_artifact(path: str) -> bool:
-    """Whether a file is what `ekiden compile` writes; a folder is none. Raises OSError where there
-    is nothing."""
+    """Return whether a file is an artifact of `ekiden compile`; a folder is not. Raises OSError if
+    there is none.
+    """
     if os.path.isdir(path):
         return False
     with named("read", path), open(path, "rb") as file:
@@ -43,7 +44,7 @@ def is_artifact(path: str) -> bool:
 
 
 def needs_compiling(path: str, target: str | None) -> bool:
-    """Whether a file is a model. Raises InputError for an artifact that is asked for a target."""
+    """Return whether a file is a model. Raises InputError for an artifact with a target option."""
     if is_model_file(path) and not is_artifact(path):
         return True
     if target:
@@ -52,22 +53,23 @@ def needs_compiling(path: str, target: str | None) -> bool:
 
 
 def open_executable(path: str, target: str | None = None) -> Executable:
-    """The executable of an artifact, or of a model compiled for a target, else this machine.
-    Raises InputError as `needs_compiling`."""
+    """Load an artifact, or compile a model for a target, by default this machine. Raises InputError
+    as `needs_compiling`.
+    """
     if needs_compiling(path, target):
         return ekiden.compile(path, target=target)
     return ekiden.load(path)
 
 
 def add_session(parser: argparse.ArgumentParser) -> None:
-    """The arguments that name a session with another machine."""
+    """Add the arguments of an RPC session."""
     parser.add_argument("--remote", metavar="HOST:PORT", help="run in a session with this server")
     parser.add_argument("--key", default="", help="the name of the device there")
     parser.add_argument("--credentials", metavar="FILE", help="the key file both sides have")
 
 
 def add_remote(parser: argparse.ArgumentParser) -> None:
-    """The arguments of a session with another machine, as `open_given` takes them."""
+    """Add the arguments of an RPC session for `open_given`."""
     add_session(parser)
     parser.add_argument(
         "--target",
@@ -77,8 +79,8 @@ def add_remote(parser: argparse.ArgumentParser) -> None:
 
 
 def open_given(options: argparse.Namespace) -> Executable | RemoteExecutable:
-    """The executable of an artifact or model: here, or where `--remote` says. Raises InputError for
-    options of a session without one.
+    """Open an artifact or model locally, or where `--remote` names a server. Raises InputError for
+    session options without `--remote`.
     """
     if options.remote is not None:
         return open_remote(options, options.file)
@@ -87,18 +89,18 @@ def open_given(options: argparse.Namespace) -> Executable | RemoteExecutable:
 
 
 def check_session(options: argparse.Namespace) -> None:
-    """Raises InputError for options of a session where `--remote` names none."""
+    """Raises InputError for session options without `--remote`."""
     if options.remote is None and (options.key or options.credentials):
         raise InputError("--key and --credentials are for --remote")
 
 
 def open_remote(options: argparse.Namespace, path: str) -> RemoteExecutable:
-    """An artifact, or a model compiled for `--target`, in a session with the server that `--remote`
-    names.
+    """Open an artifact, or a model compiled for `--target`, in a session with the server of
+    `--remote`.
     """
     if needs_compiling(path, options.target):
-        made = compile_artifact(path, CompileOptions(options.target or "llvm"))
-        data = made if isinstance(made, memoryview) else file_of(made)
+        artifact = compile_artifact(path, CompileOptions(options.target or "llvm"))
+        data = artifact if isinstance(artifact, memoryview) else file_of(artifact)
     else:
         with named("read", path):
             data = memoryview(Path(path).read_bytes())
@@ -108,7 +110,7 @@ def open_remote(options: argparse.Namespace, path: str) -> RemoteExecutable:
 
 
 def address(text: str) -> tuple[str, int]:
-    """`host:port` as a pair. Raises InputError."""
+    """Parse `host:port`. Raises InputError."""
     host, colon, port = text.rpartition(":")
     number = whole_number(port)
     if not colon or number is None or number > 65_535:
@@ -117,7 +119,7 @@ def address(text: str) -> tuple[str, int]:
 
 
 def split_pair(text: str, example: str) -> tuple[str, str]:
-    """NAME=VALUE as a pair; the name may hold '='. Raises InputError that shows how it is
+    """Split NAME=VALUE into a pair; the name may hold '='. Raises InputError that shows how it is
     written.
     """
     name, separator, value = text.rpartition("=")
@@ -127,17 +129,17 @@ def split_pair(text: str, example: str) -> tuple[str, str]:
 
 
 def pairs(texts: Iterable[str], example: str) -> dict[str, str]:
-    """Several of them by name. Raises InputError when a name is given twice."""
-    found: dict[str, str] = {}
+    """Parse NAME=VALUE texts into a dictionary. Raises InputError if a name is given twice."""
+    by_name: dict[str, str] = {}
     for name, value in (split_pair(t, example) for t in texts):
-        if name in found:
+        if name in by_name:
             raise InputError(f"read an argument: '{name}' is given twice")
-        found[name] = value
-    return found
+        by_name[name] = value
+    return by_name
 
 
 def sizes(texts: Iterable[str]) -> dict[str, int]:
-    """`--dim batch=4`, ... by name. Raises InputError for what is no number above 0."""
+    """Parse `--dim batch=4`, ... into sizes by name. Raises InputError unless they are positive."""
     return {name: _size(name, text) for name, text in pairs(texts, "SYMBOL=4").items()}
 
 
@@ -149,12 +151,12 @@ def _size(name: str, text: str) -> int:
 
 
 def whole_number(text: str) -> int | None:
-    """The number that digits alone are; None for what is none, such as a superscript."""
+    """Parse an integer of decimal digits; None for anything else, such as a superscript."""
     return _parsed(int, text) if text.isdecimal() else None
 
 
 def add_dims(parser: argparse.ArgumentParser) -> None:
-    """The argument `--dim`, as `random_inputs` takes it."""
+    """Add the argument `--dim`, for `random_inputs`."""
     parser.add_argument(
         "--dim",
         action="append",
@@ -165,8 +167,9 @@ def add_dims(parser: argparse.ArgumentParser) -> None:
 
 
 def positive(text: str) -> float:
-    """The type of an argument that is a finite number above 0. Raises argparse.ArgumentTypeError
-    for others."""
+    """Parse an argument that is a finite number above 0. Raises argparse.ArgumentTypeError for
+    others.
+    """
     value = _parsed(float, text)
     if value is None or not 0 < value < math.inf:
         raise argparse.ArgumentTypeError(f"expected a number above 0, got '{text}'")
@@ -174,8 +177,9 @@ def positive(text: str) -> float:
 
 
 def not_negative(text: str) -> float:
-    """The type of an argument that is a finite number, 0 or above. Raises
-    argparse.ArgumentTypeError for others."""
+    """Parse an argument that is a finite number of at least 0. Raises argparse.ArgumentTypeError
+    for others.
+    """
     value = _parsed(float, text)
     if value is None or not 0 <= value < math.inf:
         raise argparse.ArgumentTypeError(f"expected a number, 0 or above, got '{text}'")
@@ -183,8 +187,9 @@ def not_negative(text: str) -> float:
 
 
 def count(text: str) -> int:
-    """The type of an argument that counts: a whole number above 0. Raises
-    argparse.ArgumentTypeError for others."""
+    """Parse an argument that is an integer above 0. Raises argparse.ArgumentTypeError for
+    others.
+    """
     value = _parsed(int, text)
     if value is None or value < 1:
         raise argparse.ArgumentTypeError(f"expected a whole number above 0, got '{text}'")
@@ -192,8 +197,9 @@ def count(text: str) -> int:
 
 
 def threads(text: str) -> int:
-    """The type of an argument that says how many threads there are, as `runtime.num_threads`.
-    Raises argparse.ArgumentTypeError for more than MOST_THREADS."""
+    """Parse a number of threads, as for `runtime.num_threads`. Raises argparse.ArgumentTypeError
+    for more than MAX_THREADS.
+    """
     number = count(text)
     if number > MOST_THREADS:
         raise argparse.ArgumentTypeError(f"expected at most {MOST_THREADS} threads, got {number}")
@@ -208,7 +214,7 @@ def _parsed(kind: Callable[[str], Number], text: str) -> Number | None:
 
 
 def add_output(parser: argparse.ArgumentParser) -> None:
-    """The arguments `--output` and `--cc`, as `write_artifact` takes them."""
+    """Add the arguments `--output` and `--cc`, for `write_artifact`."""
     parser.add_argument(
         "-o",
         "--output",
@@ -221,7 +227,7 @@ def add_output(parser: argparse.ArgumentParser) -> None:
 
 
 def add_target(parser: argparse.ArgumentParser) -> None:
-    """The arguments `--target` and `--shape` of a compilation."""
+    """Add the arguments `--target` and `--shape` of a compilation."""
     parser.add_argument(
         "--target",
         action="append",
@@ -238,7 +244,7 @@ def add_target(parser: argparse.ArgumentParser) -> None:
 
 
 def add_decisions(parser: argparse.ArgumentParser) -> None:
-    """The argument `--decide`, as `decisions_of` takes it."""
+    """Add the argument `--decide`, for `decisions_of`."""
     parser.add_argument(
         "--decide",
         action="append",
@@ -249,46 +255,50 @@ def add_decisions(parser: argparse.ArgumentParser) -> None:
 
 
 def decisions_of(options: argparse.Namespace) -> dict[str, str]:
-    """Return what `--decide` fixes, by family, kernel or node. Raises InputError."""
-    found: dict[str, str] = {}
+    """Return the decisions fixed by `--decide`, by family, kernel or node. Raises InputError."""
+    by_name: dict[str, str] = {}
     for text in options.decide:
         name, colon, choices = text.rpartition(":")
-        if not colon or not name.strip() or not choices.strip() or name.strip() in found:
+        if not colon or not name.strip() or not choices.strip() or name.strip() in by_name:
             example = "'dense_pack: rows=6 order=row', each name once"
             raise InputError(f"read a decision: expected {example}, got '{text}'")
-        found[name.strip()] = choices.strip()
-    return found
+        by_name[name.strip()] = choices.strip()
+    return by_name
 
 
 def decisions_config(options: argparse.Namespace) -> dict[str, object]:
-    """Return the options of a PassContext that `--decide` asks for. Raises as `decisions_of`."""
-    found = decisions_of(options)
-    return {DECISIONS: found} if found else {}
+    """Return the PassContext options for `--decide`. Raises as `decisions_of`."""
+    decisions = decisions_of(options)
+    return {DECISIONS: decisions} if decisions else {}
 
 
 def parse_shapes(texts: Iterable[str]) -> dict[str, tuple[Dim, ...]]:
-    """`x=1,3,h,w` as shapes of numbers and symbols, by name."""
-    found = pairs(texts, "NAME=1,3,h,w")
-    return {name: tuple(map(_dim, value.split(","))) for name, value in found.items()}
+    """Parse `x=1,3,h,w` into shapes of numbers and symbols, by name."""
+    texts_by_name = pairs(texts, "NAME=1,3,h,w")
+    return {name: tuple(map(_dim, value.split(","))) for name, value in texts_by_name.items()}
 
 
 def _dim(text: str) -> Dim:
+    """Parse a dimension. Raises InputError."""
     text = text.strip()
     if number := whole_number(text):
         return number
     if not text.isidentifier():
-        wanted = "a number above 0 or a symbol's name"
-        raise InputError(f"read a shape: expected {wanted}, got '{text}'")
+        expected = "a number above 0 or a symbol's name"
+        raise InputError(f"read a shape: expected {expected}, got '{text}'")
     return text
 
 
 def read_arrays(texts: Iterable[str]) -> dict[str, Array]:
-    """`x=array.npy` as arrays by name. Raises InputError for a file that is no array."""
-    found = pairs(texts, "NAME=array.npy")
-    return {name: _read_array(name, path) for name, path in found.items()}
+    """Load arrays given as `x=array.npy`, by name. Raises InputError for a file that is no
+    array.
+    """
+    paths = pairs(texts, "NAME=array.npy")
+    return {name: _read_array(name, path) for name, path in paths.items()}
 
 
 def _read_array(name: str, path: str) -> Array:
+    """Load one array. Raises InputError."""
     with named(f"input '{name}': read", path):
         _check_is_array(name, path)
         try:
@@ -297,19 +307,19 @@ def _read_array(name: str, path: str) -> Array:
             ValueError,
             EOFError,
         ) as error:  # whose words are of pickling
-            got = "one of Python's objects, or one cut short"
-            raise InputError(f"input '{name}': read '{path}': {_ARRAY}, got {got}") from error
+            content = "one of Python's objects, or one cut short"
+            raise InputError(f"input '{name}': read '{path}': {_ARRAY}, got {content}") from error
 
 
 _ARRAY = "expected a file of numpy.save, of numbers or text"
 
 
 def _check_is_array(name: str, path: str) -> None:
-    """Raise InputError for a file that does not begin as one of NumPy's arrays does."""
+    """Raises InputError for a file that does not start with NumPy's magic bytes."""
     with open(path, "rb") as file:
         start = file.read(len(np.lib.format.MAGIC_PREFIX))
     if start.startswith(b"PK"):
         raise InputError(f"input '{name}': expected one array in '{path}', got an archive")
     if start != np.lib.format.MAGIC_PREFIX:
-        got = "another format" if start else "an empty one"
-        raise InputError(f"input '{name}': read '{path}': {_ARRAY}, got {got}")
+        content = "another format" if start else "an empty one"
+        raise InputError(f"input '{name}': read '{path}': {_ARRAY}, got {content}")

@@ -14,7 +14,7 @@ from ekiden.runtime.profile.report import HEADS, TEXTS, Report
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of the command."""
+    """Add the command's arguments."""
     parser.add_argument("file", help=FILE)
     add_dims(parser)
     parser.add_argument(

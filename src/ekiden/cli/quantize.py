@@ -26,7 +26,7 @@ _DEFAULT = Recipe()
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of the command."""
+    """Add the command's arguments."""
     parser.add_argument("model", help="an ONNX model of floats")
     parser.add_argument(
         "--calibrate", metavar="data.npz", help="inputs by name, samples along the first axis"
@@ -79,7 +79,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Quantise, write, and say what became of each layer."""
+    """Quantize and write the model, and print the decision for each layer."""
     is_onnx = str(options.output).endswith(".onnx")
     if not is_onnx:
         format_of(options.output).check_compiler(options.output, options.cc)
@@ -90,18 +90,18 @@ def run(options: argparse.Namespace) -> int:
     started = time.perf_counter()
     data = None if options.calibrate is None else read_data(options.calibrate)
     if options.plan is None:
-        found = quantize(options.model, data, **_recipe(options))
+        quantised = quantize(options.model, data, **_recipe(options))
     else:
-        found = quantize(options.model, data, plan=QuantPlan.from_json(_read(options.plan)))
+        quantised = quantize(options.model, data, plan=QuantPlan.from_json(_read(options.plan)))
     if is_onnx:
-        found.save(options.output)
+        quantised.save(options.output)
     else:
-        made = compile_artifact(found.model, CompileOptions("llvm"))
-        written = made if isinstance(made, memoryview) else file_of(made)
+        artifact = compile_artifact(quantised.model, CompileOptions("llvm"))
+        written = artifact if isinstance(artifact, memoryview) else file_of(artifact)
         write_artifact(written, options.output, cc=options.cc)
     if options.plan_out:
-        write_text(options.plan_out, found.plan.json())
-    print(found)
+        write_text(options.plan_out, quantised.plan.json())
+    print(quantised)
     sizes = (Path(options.output).stat().st_size, time.perf_counter() - started)
     print(f"{options.output}: {sizes[0]:,} bytes, {sizes[1]:.1f} s")
     return 0
@@ -111,12 +111,12 @@ def _check(options: argparse.Namespace, is_onnx: bool) -> None:
     """Raises InputError for an option that would not be honoured."""
     if is_onnx and options.cc is not None:
         raise InputError("--cc: no C compiler makes .onnx")
-    asked = _recipe(options)
-    given = [name for name, value in asked.items() if value != getattr(_DEFAULT, name)]
-    if options.plan is not None and given:
-        option = _SPELLED.get(given[0], given[0].replace("_", "-"))
+    recipe_options = _recipe(options)
+    changed = [name for name, value in recipe_options.items() if value != getattr(_DEFAULT, name)]
+    if options.plan is not None and changed:
+        option = _SPELLED.get(changed[0], changed[0].replace("_", "-"))
         raise InputError(f"--{option}: the plan of --plan has its recipe: give one of both")
-    if "gain" in given and not options.faster:
+    if "gain" in changed and not options.faster:
         raise InputError("--gain is for --faster")
 
 
@@ -143,13 +143,13 @@ def _read(path: str) -> str:
 
 
 def read_data(path: str) -> dict[str, Array]:
-    """The arrays of an .npz file, without objects in it. Raises InputError."""
+    """Load the arrays of an .npz file, refusing pickled objects. Raises InputError."""
     try:
         opened = np.load(path, allow_pickle=False)
         if isinstance(opened, np.ndarray):
             raise InputError(f"--calibrate: '{path}' is one array: an .npz of them expected")
-        with opened as found:
-            return {name: found[name] for name in found.files}
+        with opened as archive:
+            return {name: archive[name] for name in archive.files}
     except InputError:
         raise
     except Exception as error:  # of zipfile, NumPy and the system, of many classes

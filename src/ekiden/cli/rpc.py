@@ -16,7 +16,7 @@ SERVES = ("server", "tracker", "proxy")
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of the command."""
+    """Add the command's arguments."""
     parser.add_argument(
         "what", choices=(*WRITES, *SERVES), help="write a file, or serve until interrupted"
     )
@@ -35,8 +35,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Write a key or a program, or serve. Raises InputError for a file where none is expected, or
-    none where one is."""
+    """Write a key or a program, or serve. Raises InputError for a missing or superfluous file."""
     if (options.file is None) == (options.what in WRITES):
         raise InputError(
             f"rpc {options.what}: expected {'a' if options.file is None else 'no'} file"
@@ -50,9 +49,9 @@ def run(options: argparse.Namespace) -> int:
         build_server(options.file, options.machine, cc=options.cc, options=extra)
         return 0
     logging.basicConfig(format="%(message)s", level=logging.INFO)
-    made = _START[options.what](options)
-    print(f"{options.what} on {made.host}:{made.port}", flush=True)
-    made.wait()
+    service = _START[options.what](options)
+    print(f"{options.what} on {service.host}:{service.port}", flush=True)
+    service.wait()
     return 0
 
 

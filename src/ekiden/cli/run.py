@@ -18,7 +18,7 @@ from ekiden.runtime.files import write_whole
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of the command."""
+    """Add the command's arguments."""
     parser.add_argument("file", help=FILE)
     parser.add_argument(
         "--input", action="append", default=[], metavar="NAME=array.npy", help="one for each input"
@@ -51,19 +51,19 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _check_is_folder(path: str) -> None:
-    """Raise NotADirectoryError before a run whose outputs could not be written."""
+    """Raises NotADirectoryError before a run whose outputs could not be written."""
     if not os.path.isdir(path):
         raise NotADirectoryError(f"--output-dir '{path}': it is a file, a folder expected")
 
 
 def _arrays(info: TensorInfo, value: object) -> list[tuple[str, Array]]:
-    """An output as arrays: of a sequence one for each element, with its number. Raises InputError
-    for data that are none.
+    """Return an output as numbered arrays, one per element of a sequence. Raises InputError for
+    values that are no arrays.
     """
     if isinstance(value, runtime.Tensor):
         return [("", value.numpy())]
     if isinstance(value, np.ndarray):  # of texts
         return [("", value.astype(str))]
-    if isinstance(value, list) and all(isinstance(each, runtime.Tensor) for each in value):
-        return [(str(n), each.numpy()) for n, each in enumerate(value)]
+    if isinstance(value, list) and all(isinstance(element, runtime.Tensor) for element in value):
+        return [(str(n), element.numpy()) for n, element in enumerate(value)]
     raise InputError(f"run: output '{info.name}' is a {info.dtype}: call the executable in Python")

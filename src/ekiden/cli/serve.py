@@ -26,7 +26,7 @@ _NUMBERS: dict[str, tuple[type, str]] = {
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of the command: those of the configuration that one changes most."""
+    """Add the command's arguments: the most commonly changed configuration fields."""
     parser.add_argument("folder", help="a folder of models: NAME/VERSION/model.eki, or NAME.eki")
     for name, text in _TEXT.items():
         parser.add_argument(f"--{name}", help=text)
@@ -52,7 +52,7 @@ def run(options: argparse.Namespace) -> int:
     """Serve until SIGTERM or SIGINT."""
     # The log is JSON, one object a line; gRPC's library says in words of its own that we fork.
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
-    names = [each.name for each in fields(ServerConfig)]
-    given = {name: getattr(options, name, None) for name in names}
-    serve.Server(options.folder, **{k: v for k, v in given.items() if v is not None}).run()
+    names = [config_field.name for config_field in fields(ServerConfig)]
+    option_values = {name: getattr(options, name, None) for name in names}
+    serve.Server(options.folder, **{k: v for k, v in option_values.items() if v is not None}).run()
     return 0

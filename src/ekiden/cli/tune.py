@@ -35,7 +35,7 @@ Shown: TypeAlias = AbstractContextManager[Progress | None]
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of the command."""
+    """Add the command's arguments."""
     parser.add_argument(
         "model", help="a model: a file, or a folder, that a frontend takes (docs/frontends.md)"
     )
@@ -59,7 +59,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Tune; Ctrl-C ends it, and all that was tried stands in the records."""
+    """Tune; Ctrl-C ends the run, with everything tried so far in the records."""
     if options.report:
         check_folder(options.report)
     session = prepare(
@@ -80,17 +80,19 @@ def run(options: argparse.Namespace) -> int:
     if session.records.damaged:
         print(f"'{options.output}': lines that are no records: {session.records.damaged}")
     if ended:
-        kept = (
+        saved_text = (
             f"'{options.output}' has all that was tried" if session.trials else "nothing was tried"
         )
-        print(f"ended; {kept}, and the next run goes on")
+        print(f"ended; {saved_text}, and the next run goes on")
     if options.report:
         write_text(options.report, page(session))
     return ended
 
 
 def _remote(options: argparse.Namespace) -> Remote | None:
-    """The server that candidates run at. Raises InputError for its options without it."""
+    """Return the server that runs candidates. Raises InputError for its options without
+    `--remote`.
+    """
     if options.remote is not None:
         return Remote(*address(options.remote), options.key, options.credentials)
     check_session(options)
@@ -102,25 +104,26 @@ def _shown() -> Shown:
 
 
 def _said(session: Session) -> None:
-    left = session.seconds_left
-    time = f", {left:.0f} s left" if left < math.inf else ""
+    """Print the progress of a session."""
+    seconds_left = session.seconds_left
+    time = f", {seconds_left:.0f} s left" if seconds_left < math.inf else ""
     print(f"{session.trials} of {session.budget} trials{time}", file=sys.stderr)
 
 
 def print_session(session: Session) -> None:
-    """A line for each kernel, and what a run of all of them wins."""
+    """Print a table of the kernels, and the gain of a run over all of them."""
     table = Table(box=None, pad_edge=False)
     for head in ("kernel", "node", "calls", "trials", "default us", "best us", "ratio", "decision"):
         is_text = head in ("kernel", "node", "decision")
         table.add_column(head, justify="left" if is_text else "right", overflow="fold")
     for state in sorted(session.states, key=lambda s: -s.weight):
         best = state.best
-        known = state.untuned < math.inf
+        is_measured = state.untuned < math.inf
         table.add_row(
             state.task.name, state.task.node, str(state.task.calls), str(state.trials),
-            f"{state.untuned * 1e6:.1f}" if known else "",
-            f"{state.untuned * state.ratio * 1e6:.1f}" if known else "",
-            f"{state.ratio:.2f}" if known else "",
+            f"{state.untuned * 1e6:.1f}" if is_measured else "",
+            f"{state.untuned * state.ratio * 1e6:.1f}" if is_measured else "",
+            f"{state.ratio:.2f}" if is_measured else "",
             best.choice if best else state.ended or "default",
         )  # fmt: skip
     console = Console(width=None if Console().is_terminal else 200, markup=False, highlight=False)

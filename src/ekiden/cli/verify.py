@@ -25,7 +25,7 @@ DIFFERS = 3
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of the command."""
+    """Add the command's arguments."""
     parser.add_argument("file", help="an ONNX model, or an artifact of the one that --model names")
     parser.add_argument("--model", help="the ONNX model that an artifact was compiled from")
     parser.add_argument(
@@ -54,20 +54,23 @@ TOLERANCES = (
 
 
 def _tolerance(options: argparse.Namespace) -> Tolerance:
-    """What is said of it. Raises InputError for what this comparison does not ask."""
+    """Return the requested tolerance. Raises InputError for options that this comparison does not
+    use.
+    """
     names = {name: name.lstrip("-").replace("-", "_") for name, *_ in TOLERANCES}
-    given = {f: v for f in names.values() if (v := getattr(options, f)) is not None}
+    option_values = {f: v for f in names.values() if (v := getattr(options, f)) is not None}
     is_beside = options.against is not None and options.against not in ENGINES
-    wrong = [name for name, f in names.items() if f in given and is_beside != (f == "snr")]
+    wrong = [name for name, f in names.items() if f in option_values and is_beside != (f == "snr")]
     if wrong:
-        other = "another model, where --snr is" if is_beside else "an engine, as --rtol is"
-        raise InputError(f"{wrong[0]}: no tolerance of a comparison with {other}")
-    return Tolerance(**given)
+        suitable = "another model, where --snr is" if is_beside else "an engine, as --rtol is"
+        raise InputError(f"{wrong[0]}: no tolerance of a comparison with {suitable}")
+    return Tolerance(**option_values)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Compare; name the first node that differs. Raises InputError for an artifact without its
-    model."""
+    """Compare, and name the first node that differs. Raises InputError for an artifact without its
+    model.
+    """
     artifact = options.file if is_artifact(options.file) else None
     if artifact is not None and options.model is None:
         raise InputError(f"'{artifact}' is an artifact; name its model: --model model.onnx")
@@ -75,7 +78,7 @@ def run(options: argparse.Namespace) -> int:
         raise InputError(f"--model: '{options.file}' is a model itself")
     check_session(options)
     needs_compiling(options.file, options.target)
-    found = verify(
+    report = verify(
         options.model or options.file,
         artifact if options.remote is None else open_remote(options, options.file),
         target=options.target if options.remote is None else None,
@@ -85,5 +88,5 @@ def run(options: argparse.Namespace) -> int:
         layers=options.layers,
         tolerance=_tolerance(options),
     )
-    print(found.json() if options.json else found)
-    return 0 if found else DIFFERS
+    print(report.json() if options.json else report)
+    return 0 if report else DIFFERS

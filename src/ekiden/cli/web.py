@@ -17,7 +17,7 @@ from ekiden.runtime.files import named
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of the command."""
+    """Add the command's arguments."""
     parser.add_argument("file", help=FILE)
     parser.add_argument("-o", "--output", required=True, metavar="FOLDER", help="what is written")
     parser.add_argument(
@@ -35,8 +35,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Compile a model, or take an artifact, and write the folder. Raises InputError for options of
-    a compilation beside an artifact."""
+    """Compile a model, or take an artifact, and write the folder. Raises InputError for compilation
+    options with an artifact.
+    """
     started = time.perf_counter()
     if is_artifact(options.file):
         if options.target or options.shape:
@@ -44,11 +45,11 @@ def run(options: argparse.Namespace) -> int:
         with named("read", options.file):
             data = memoryview(Path(options.file).read_bytes())
     else:
-        asked = ImportOptions(parse_shapes(options.shape) or None)
-        made = compile_artifact(
-            options.file, CompileOptions(web_targets(options.target or ()), asked)
+        import_options = ImportOptions(parse_shapes(options.shape) or None)
+        artifact = compile_artifact(
+            options.file, CompileOptions(web_targets(options.target or ()), import_options)
         )
-        data = made if isinstance(made, memoryview) else file_of(made)
+        data = artifact if isinstance(artifact, memoryview) else file_of(artifact)
     write_site(data, options.output, cc=options.cc)
     folder = Path(options.output)
     for name in (RUNTIME, THREADED, *package_files(), "model.eki"):
