@@ -1,4 +1,4 @@
-"""Sessions with other processes and machines: run there what was compiled here.
+"""RPC sessions with other processes and machines: run there what was compiled here.
 
     server = rpc.Server(port=9090)                     on the other machine
     remote = rpc.connect("127.0.0.1", 9090)            here

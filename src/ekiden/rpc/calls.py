@@ -1,6 +1,6 @@
-"""The system calls that a session may make, and the variables that it has of its server's
-environment: one table, from which scripts/generate_rpc.py writes runtime/rpc/ek_rpc_calls.h, which
-both servers' filters are made of, and docs/sandbox-calls.md.
+"""The system calls a session may make, and the environment variables it inherits from its server:
+one table, from which scripts/generate_rpc.py writes runtime/rpc/ek_rpc_calls.h, which both
+servers' filters are made of, and docs/sandbox-calls.md.
 
 What has no row is refused with EPERM. Constants are C's, by name, as processors number them
 differently.
@@ -21,9 +21,8 @@ OWN_PROCESS = "OWN_PROCESS"
 
 @dataclass(frozen=True, slots=True)
 class Test:
-    """A test of an argument: its bits of `mask` are one of `values`, or by `forbids` none of them.
-
-    A filter reads halves of arguments: `is_upper` is the upper one.
+    """A test of a system-call argument: the bits under `mask` equal one of `values`, or with
+    `forbids` none of them. A filter compares 32-bit halves: `is_upper` selects the upper one.
     """
 
     argument: int
@@ -35,7 +34,7 @@ class Test:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A call that passes where all of its tests hold."""
+    """A system call that is allowed if all of its tests hold."""
 
     name: str
     tests: tuple[Test, ...] = ()

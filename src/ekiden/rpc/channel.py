@@ -1,4 +1,4 @@
-"""A stream of bytes on which frames come and go: a socket, or the pipes of a process."""
+"""Framing on a byte stream: a socket, or the pipes of a process."""
 
 from __future__ import annotations
 
@@ -21,47 +21,47 @@ AHEAD = 4 << 10
 
 
 class Stream(Protocol):
-    """What a channel needs of a socket."""
+    """The socket operations that a channel needs."""
 
     def recv_into(self, buffer: memoryview, /) -> int:
-        """Read some bytes; 0 at the end."""
+        """Receive some bytes; 0 at the end."""
 
     def sendall(self, data: bytes | bytearray | memoryview, /) -> None:
-        """Write all of them."""
+        """Send all bytes."""
 
     def settimeout(self, seconds: float | None, /) -> None:
-        """How long each may take."""
+        """Set the time limit of each operation."""
 
     def close(self) -> None:
-        """End it."""
+        """Close the stream."""
 
 
 class Pipes:
-    """Two file descriptors as a stream, and what to do at its end."""
+    """A stream over two file descriptors, with a cleanup action."""
 
     def __init__(self, source: int, target: int, end: Callable[[], object]) -> None:
         self._source, self._target, self._end = source, target, end
         self._seconds: float | None = None
 
     def recv_into(self, buffer: memoryview) -> int:
-        """Read some bytes; 0 at the end. Raises TimeoutError."""
+        """Receive some bytes; 0 at the end. Raises TimeoutError."""
         seconds = self._seconds
         if seconds is not None and not select.select([self._source], [], [], seconds)[0]:
             raise TimeoutError
         return os.readv(self._source, [buffer])
 
     def sendall(self, data: bytes | bytearray | memoryview) -> None:
-        """Write all of them."""
-        left = memoryview(data)
-        while left:
-            left = left[os.write(self._target, left) :]
+        """Send all bytes."""
+        remaining = memoryview(data)
+        while remaining:
+            remaining = remaining[os.write(self._target, remaining) :]
 
     def settimeout(self, seconds: float | None) -> None:
-        """How long a read may take."""
+        """Set the time limit of a read."""
         self._seconds = seconds
 
     def close(self) -> None:
-        """Close both, and end what is at the other end."""
+        """Close both descriptors, and end the process at the other end."""
         if self._source >= 0:
             os.close(self._source)
             os.close(self._target)
@@ -70,9 +70,11 @@ class Pipes:
 
 
 class Channel:
-    """Frames on a stream. `limit` is the longest body this side takes, `ends` when the session
-    must be over, by time.monotonic(). With `ahead` 0 nothing is read of what follows a frame: the
-    stream can be given to someone else.
+    """Frames on a stream. `limit` is the largest body this side accepts; `ends` is when the session
+    must be over, by time.monotonic(). With `ahead` 0, nothing beyond a frame is read, so that
+    the stream can be given `limit` is the longest body this side takes, `ends` when the session
+    must be over, by time.monotonic(). With `ahead` 0 nothing is read of what follows a frame:
+    the stream can be given to someone else.
     """
 
     def __init__(self, stream: Stream, ahead: int = AHEAD) -> None:
@@ -89,9 +91,7 @@ class Channel:
         self._owner = os.getpid()
 
     def send(self, frame: bytearray, tail: memoryview | None = None) -> None:
-        """Send a whole frame, whose last bytes may lie elsewhere. Raises RPCError where the other
-        side is gone.
-        """
+        """Send a whole frame, whose last bytes may lie in another buffer."""
         try:
             self.stream.sendall(frame)
             if tail is not None:
@@ -103,21 +103,21 @@ class Channel:
             raise
 
     def receive(
-        self, seconds: float | None = None, place: memoryview | None = None
+        self, seconds: float | None = None, buffer: memoryview | None = None
     ) -> tuple[Kind, memoryview]:
-        """The next frame; its body is good until the next one is asked for. Where that is a RETURN
-        of as many bytes as `place` has, they go there and not through memory of this channel: the
-        body is what stands before them, and `is_placed` holds. Raises RPCError at the end of the
-        stream, RPCSessionTimeoutError after `seconds`: both end the session; FrameError for what is
-        none.
+        """Return the next frame; its body is valid until the next call. A RETURN of exactly as many
+        bytes as `place` has is received directly into it: then the body is only what precedes
+        the bytes, and `is_placed` is set. Raises RPCError at the end of the stream and
+        RPCSessionTimeoutError after `seconds`, both of which end the session; FrameError for an
+        invalid frame.
         """
         until = None if seconds is None else time.monotonic() + seconds
         try:
             if self._end - self._begin < HEADER:
                 self._fill(HEADER, until)
             kind, size = read_head(self._data, self.limit, self._begin)
-            is_return = place is not None and kind is Kind.RETURN
-            self.is_placed = is_return and place is not None and size == LENT + len(place)
+            is_return = buffer is not None and kind is Kind.RETURN
+            self.is_placed = is_return and buffer is not None and size == LENT + len(buffer)
             if self.is_placed:
                 size = LENT
             if self._end - self._begin < HEADER + size:
@@ -125,8 +125,8 @@ class Channel:
             begin = self._begin + HEADER
             self._begin = begin + size
             body = self._data[begin : self._begin]
-            if self.is_placed and place is not None:
-                self._take(place, until)
+            if self.is_placed and buffer is not None:
+                self._take(buffer, until)
             if until is not None:
                 self.stream.settimeout(None)
         except OSError as error:
@@ -139,7 +139,7 @@ class Channel:
         return kind, body
 
     def close(self) -> None:
-        """End the stream."""
+        """Close the stream."""
         if self.is_open:
             self.is_open = False
             # A process that was forked has a copy, which does not end the connection.
@@ -149,39 +149,39 @@ class Channel:
             self.stream.close()
 
     def _fill(self, size: int, until: float | None) -> None:
-        """Read until so many bytes are there, at the beginning of the data."""
+        """Read until `size` bytes are buffered, at the start of the buffer."""
         have = self._end - self._begin
-        data, left = self._data, self._data[self._begin : self._end]
+        data, unread = self._data, self._data[self._begin : self._end]
         if size > len(data):
             data = self._data = memoryview(bytearray(size + self._ahead))
-        data[:have] = left
+        data[:have] = unread
         self._begin, self._end = 0, have
         while self._end < size:
             self._end += self._read(data[self._end : max(size, self._ahead)], until)
 
-    def _take(self, place: memoryview, until: float | None) -> None:
-        """Fill a place with what comes next: what has been read of it, then from the stream."""
-        have = min(len(place), self._end - self._begin)
-        place[:have] = self._data[self._begin : self._begin + have]
+    def _take(self, buffer: memoryview, until: float | None) -> None:
+        """Fill a buffer, first from the read-ahead and then from the stream."""
+        have = min(len(buffer), self._end - self._begin)
+        buffer[:have] = self._data[self._begin : self._begin + have]
         self._begin += have
-        while have < len(place):
-            have += self._read(place[have:], until)
+        while have < len(buffer):
+            have += self._read(buffer[have:], until)
 
     def _read(self, data: memoryview, until: float | None) -> int:
-        """Read some bytes. Raises RPCError at the end, OSError."""
+        """Read some bytes. Raises RPCError at the end of the stream, OSError."""
         if until is not None:
             self.stream.settimeout(max(until - time.monotonic(), 1e-3))
-        got = self.stream.recv_into(data)
-        if got == 0:
+        count = self.stream.recv_into(data)
+        if count == 0:
             raise self._gone(None)
-        return got
+        return count
 
     def _gone(self, error: OSError | None) -> RPCError:
-        """The error for a stream that ended or took too long."""
+        """Close the channel, and return the error for a stream that ended or timed out."""
         self.close()
         if isinstance(error, TimeoutError):
             return RPCSessionTimeoutError("rpc: no answer in time; the session is over")
         if self.ends is not None and time.monotonic() >= self.ends:
             return RPCSessionTimeoutError("rpc: the session took longer than its timeout")
-        said = f": {(error.strerror or str(error)).lower()}" if error is not None else ""
-        return RPCError(f"rpc: the other side has gone{said}")
+        reason = f": {(error.strerror or str(error)).lower()}" if error is not None else ""
+        return RPCError(f"rpc: the other side has gone{reason}")

@@ -1,4 +1,4 @@
-"""Sessions, from the side that asks: `connect`, `LocalSession`, `PopenSession`."""
+"""The client side of sessions: `connect`, `LocalSession`, `PopenSession`."""
 
 from __future__ import annotations
 
@@ -41,7 +41,10 @@ _numbers = itertools.count()
 
 
 class RPCSession:
-    """A session: functions, modules, tensors and files of another process or machine.
+    """A session: the functions, modules, tensors and files of another process or machine. Created
+    by `connect`. It handles one request at a time; other threads wait. Leaving it as a context
+    manager, or `close`, ends it, and functions, modules, tensors and files of another process or
+    machine.
 
     Made by `connect`. One request at a time: other threads wait. Leaving it as a context manager,
     or `close`, ends it, and everything it has on the other side.
@@ -52,11 +55,11 @@ class RPCSession:
         self._number = next(_numbers)
 
     def get_function(self, name: str) -> RemoteFunction:
-        """The global function of that name. Raises AttributeError."""
-        found = self._endpoint.request(Kind.FUNCTION, 0, name)
-        if not isinstance(found, RemoteFunction):
+        """Return a global function by name. Raises AttributeError."""
+        function = self._endpoint.request(Kind.FUNCTION, 0, name)
+        if not isinstance(function, RemoteFunction):
             raise AttributeError(f"session: no function named {name!r}")
-        return found
+        return function
 
     def upload(
         self,
@@ -64,10 +67,10 @@ class RPCSession:
         target: str | None = None,
         progress: Progress | None = None,
     ) -> None:
-        """Send a file, or bytes with the name they get, to the session's folder, in pieces;
-        `progress(done, all)` is called after each. The file is there once all of it is: what had
-        its name before stays until then. Raises OSError, ValueError for no name, RPCError for a
-        file that becomes smaller meanwhile.
+        """Send a file, or named bytes, to the session's folder, in chunks; `progress(done, all)` is
+        called after each. The file is there once all of it is: what had its name before stays
+        until then. Raises OSError, ValueError for no name, RPCError for a file that becomes
+        smaller meanwhile.
         """
         if isinstance(data, (bytes, bytearray)):
             if not target:
@@ -86,18 +89,18 @@ class RPCSession:
 
     @property
     def _step(self) -> int:
-        """Bytes of a piece of a file."""
+        """Return the bytes of a chunk of a file."""
         return min(self._endpoint.peer_limit - 1024, PIECE)
 
     def _upload(
         self, pieces: Iterable[memoryview], size: int, name: str, progress: Progress | None
     ) -> None:
-        """Send the pieces of a file."""
+        """Send a file's chunks."""
         ends: deque[int] = deque()
 
         def requests() -> Iterator[Request]:
-            """A request for each piece; an empty file is one empty piece, so that it is made at
-            all.
+            """Yield a request for each chunk; an empty file is sent as one empty chunk, so that it
+            is created.
             """
             at = 0
             for piece in pieces if size else (memoryview(b""),):
@@ -108,7 +111,7 @@ class RPCSession:
                 raise RPCError(f"upload '{name}': it became smaller meanwhile")
 
         def take(answer: object) -> None:
-            """Reports how far the file has arrived: answers come in the order of the requests."""
+            """Report the bytes that have arrived: answers come in the order of the requests."""
             done = ends.popleft()
             if progress is not None:
                 progress(done, size)
@@ -130,53 +133,57 @@ class RPCSession:
         *,
         into: bytearray | memoryview | None = None,
     ) -> bytearray | memoryview:
-        """The bytes of a file of the session's folder; those of `into` that it fills, where memory
-        is given for them, which may have been used before: fresh memory takes longer to be made
-        than the bytes to come. Raises an RPCError that is an OSError, ValueError for too little
-        memory.
+        """Return the bytes of a file in the session's folder.
+        Args:
+            path: The name of the file.
+            progress: Called with the bytes received so far and their total.
+            into: A buffer to fill, of which the filled part is returned; reusing memory is faster than allocating it.
+        Raises an RPCError that is also an OSError, and ValueError for a buffer that is too small.
         """
         size = cast(int, self._endpoint.request(Kind.SIZE, path))
-        made = bytearray(size) if into is None else memoryview(into).cast("B")[:size]
-        if isinstance(made, memoryview) and made.readonly:
+        buffer = bytearray(size) if into is None else memoryview(into).cast("B")[:size]
+        if isinstance(buffer, memoryview) and buffer.readonly:
             raise ValueError(f"download '{path}': memory that can be written expected")
-        if len(made) < size:
-            raise ValueError(f"download '{path}': room for {size} bytes expected, got {len(made)}")
+        if len(buffer) < size:
+            raise ValueError(
+                f"download '{path}': room for {size} bytes expected, got {len(buffer)}"
+            )
         step = min(self._endpoint.channel.limit - 1024, PIECE)
 
         def ask(at: int, size: int) -> Request:
             return Kind.DOWNLOAD, (path, at, size)
 
-        if not self._endpoint.fetch(ask, memoryview(made), step, progress):
+        if not self._endpoint.fetch(ask, memoryview(buffer), step, progress):
             raise RPCError(f"download '{path}': it changed its size meanwhile")
-        return made
+        return buffer
 
     def remove(self, path: str) -> None:
-        """Remove a file of the session's folder."""
+        """Remove a file from the session's folder."""
         self._endpoint.request(Kind.REMOVE, path)
 
     def listdir(self, path: str = "") -> str:
-        """The names of the files of the session's folder, with commas between, as in TVM."""
+        """Return the names of the files in the session's folder, separated by commas as in TVM."""
         return ",".join(cast(list[str], self._endpoint.request(Kind.LIST)))
 
     def load_module(self, path: str) -> RemoteModule:
-        """The module in an uploaded file."""
-        found = self._endpoint.request(Kind.LOAD, path)
-        assert isinstance(found, RemoteModule)
-        return found
+        """Load an uploaded file as a module."""
+        module = self._endpoint.request(Kind.LOAD, path)
+        assert isinstance(module, RemoteModule)
+        return module
 
     def download_linked_module(self, path: str) -> bytearray:
-        """The library that the other side links of an uploaded archive; Ekiden's servers start no
-        compilers, and say so.
+        """Return the library linked by the remote side from an uploaded archive. Ekiden's servers
+        start no compilers and raise an error.
         """
-        found = self.get_function("tvm.rpc.server.download_linked_module")(path)
-        return bytearray(cast(bytes, found))
+        link_module = self.get_function("tvm.rpc.server.download_linked_module")(path)
+        return bytearray(cast(bytes, link_module))
 
     def device(self, dev_type: str | int, dev_id: int = 0) -> RemoteDevice:
-        """A device of the other side, by name or DLPack's number."""
+        """Return a device of the remote side, by name or DLPack number."""
         return RemoteDevice.of(self._endpoint, self._number, device(dev_type, dev_id))
 
     def cpu(self, dev_id: int = 0) -> RemoteDevice:
-        """The other side's host."""
+        """Return the remote side's host device."""
         return self.device("cpu", dev_id)
 
     def _kind(name: str) -> Callable[[RPCSession, int], RemoteDevice]:  # type: ignore[misc]  # noqa: N805  # makes the methods below
@@ -193,7 +200,7 @@ class RPCSession:
 
     @property
     def is_open(self) -> bool:
-        """Whether the session goes on, as far as is known here."""
+        """Return whether the session is still open, as far as is known here."""
         return self._endpoint.channel.is_open
 
     def close(self) -> None:
@@ -215,9 +222,7 @@ class RPCSession:
 def open_session(
     channel: Channel, key: str, timeout: float, constructor: Sequence[object] = ()
 ) -> Endpoint:
-    """Say HELLO and hear it. Raises what the other side refuses it with, RPCSessionTimeoutError
-    where the session's time is over before it is open.
-    """
+    """Exchange HELLO messages."""
     far = FarThings()
     endpoint = Endpoint(channel, far)
     far.endpoint = weakref.ref(endpoint)
@@ -244,17 +249,7 @@ def connect(
     *,
     credentials: PathName | None = None,
 ) -> RPCSession:
-    """Open a session with a server.
-
-    `key` is the name of the device that is meant. After `session_timeout` seconds, if that is not
-    0, the server ends the session. `session_constructor_args` ["rpc.Connect", url, port, key] asks
-    the server to connect to another one, which then serves the session. `enable_logging` is there
-    for programs that say so: `ekiden.rpc` logs. `credentials` is the key file that the server has,
-    too (`ekiden rpc keygen`).
-
-    Raises RPCError where there is no server, or it refuses; TypeError and ValueError for wrong
-    arguments.
-    """
+    """Open a session with a server."""
     constructor = session_constructor_args or ()
     if not isinstance(constructor, (list, tuple)):
         raise TypeError(f"connect: a list of arguments expected, got {constructor!r}")
@@ -267,26 +262,26 @@ def connect(
 
 
 def dial(url: str, port: int, credentials: PathName | None = None) -> Channel:
-    """A channel to a server, tracker or proxy. Raises RPCError."""
+    """Open a channel to a server, tracker or proxy. Raises RPCError."""
     secret = None if credentials is None else Key.read(credentials)
     try:
         plain = socket.create_connection((url, port), _HELLO_SECONDS)
         plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         stream = plain if secret is None else client_socket(plain, secret)
     except (OSError, OverflowError, UnicodeError) as error:  # of a port or a name that cannot be
-        said = (getattr(error, "strerror", None) or str(error)).lower()
-        raise RPCError(f"connect to {url}:{port}: {said}") from error
+        reason = (getattr(error, "strerror", None) or str(error)).lower()
+        raise RPCError(f"connect to {url}:{port}: {reason}") from error
     stream.settimeout(None)
     return Channel(stream)
 
 
 class LocalSession(RPCSession):
-    """A session with this process itself, for programs that are to run here and elsewhere."""
+    """A session with this process itself, for programs that run both locally and remotely."""
 
     def __init__(self) -> None:
-        here, there = socket.socketpair()
-        threading.Thread(target=_serve_here, args=(there,), daemon=True).start()
-        super().__init__(open_session(Channel(here), "", 0))
+        client_socket, server_socket = socket.socketpair()
+        threading.Thread(target=_serve_here, args=(server_socket,), daemon=True).start()
+        super().__init__(open_session(Channel(client_socket), "", 0))
 
 
 def _serve_here(stream: socket.socket) -> None:
@@ -302,18 +297,18 @@ def _opened(path: PathName) -> FileIO:
 
 
 def _pieces_of(file: FileIO, size: int, step: int) -> Iterator[memoryview]:
-    """The first `size` bytes of a file, or all that it has, so many at a time; each is good until
-    the next. Raises OSError.
+    """Yield the first `size` bytes of a file, or all it has, in chunks valid until the next one.
+    Raises OSError.
     """
     room = memoryview(bytearray(step))
-    while got := file.readinto(room[: min(step, size)]):
-        yield room[:got]
-        size -= got
+    while count := file.readinto(room[: min(step, size)]):
+        yield room[:count]
+        size -= count
 
 
 class PopenSession(RPCSession):
-    """A session with a program that speaks by its standard input and output, such as
-    `ekiden-rpc --pipe` and what starts it in an emulator.
+    """A session with a program over its standard input and output, such as `ekiden-rpc --pipe`,
+    possibly started in an emulator. `binary` is its path, its bytes, or a command line.
 
     `binary` is its path, its bytes, or a command of several words. Raises RPCError.
     """
@@ -323,13 +318,14 @@ class PopenSession(RPCSession):
 
 
 def start_program(command: Sequence[str]) -> Pipes:
-    """The standard input and output of a program as a stream, with which it ends. Raises
-    RPCError where it cannot be started."""
+    """Start a program and return its standard input and output as a stream, which owns the process.
+    Raises RPCError if it cannot be started.
+    """
     try:
         process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     except OSError as error:
-        said = (error.strerror or str(error)).lower()
-        raise RPCError(f"start '{command[0]}': {said}") from error
+        reason = (error.strerror or str(error)).lower()
+        raise RPCError(f"start '{command[0]}': {reason}") from error
     assert process.stdin is not None and process.stdout is not None
     ends = (process.stdout.fileno(), process.stdin.fileno())
     source, target = (os.dup(end) for end in ends)
@@ -344,7 +340,9 @@ def start_program(command: Sequence[str]) -> Pipes:
 
 
 def _command(binary: PathName | bytes | bytearray | Sequence[str]) -> list[str]:
-    """The words of the command. Bytes become a file that goes with the process."""
+    """Return the command line. Bytes are written to a temporary executable, removed when this
+    process ends.
+    """
     if isinstance(binary, (bytes, bytearray)):
         folder = tempfile.mkdtemp(prefix="ekiden-rpc-")
         path = Path(folder, "server")
@@ -358,7 +356,7 @@ def _command(binary: PathName | bytes | bytearray | Sequence[str]) -> list[str]:
 
 
 class _Keep:
-    """Lives as long as the process."""
+    """A weak-referenceable object that lives as long as the process."""
 
 
 _KEEP = _Keep()

@@ -1,4 +1,5 @@
-"""The door of a server: who connects is heard there before there is a session of theirs.
+"""Connection acceptance of a server: who connects is heard there before there is a session of
+theirs.
 
 Handshakes and first messages run in threads of the server, so many at once and so long; of more,
 the oldest are sent away. So whoever only knocks, or speaks a byte a minute, holds no session.
@@ -36,7 +37,7 @@ RELAY_BYTES = 1 << 18
 
 @dataclass(eq=False, slots=True)
 class Guest:
-    """A client whose first message has been heard."""
+    """A client whose first message has been received."""
 
     endpoint: Endpoint
     stream: socket.socket
@@ -48,7 +49,9 @@ class Guest:
 
     @property
     def is_plain(self) -> bool:
-        """Return whether its connection can be given to another process as it is."""
+        """Return whether its connection is unencrypted, so that another process can take
+        it over.
+        """
         return not isinstance(self.stream, ssl.SSLSocket)
 
     def refuse(self, text: str) -> None:
@@ -59,14 +62,16 @@ class Guest:
 
 @dataclass(eq=False, slots=True)
 class _Greeting:
-    """A connection whose first message is awaited; `ends` when it is sent away."""
+    """A connection whose first message is awaited; it is closed at `ends`."""
 
     connection: socket.socket
     ends: float | None
 
 
 class Door:
-    """Greets connections. `wake` is readable when there is news for `take`."""
+    """Performs handshakes with new connections. `wake` becomes readable when `take` has something
+    to return.
+    """
 
     def __init__(self, secret: Key | None) -> None:
         self._secret = secret
@@ -78,8 +83,8 @@ class Door:
         os.set_blocking(self.wake, False)
 
     def greet(self, connection: socket.socket, *, is_known: bool = False) -> None:
-        """Begin to greet a connection; one that `is_known` has been shaken hands with and may take
-        its time, as that to a proxy where clients are to come.
+        """Start a handshake with a connection; one that `is_known` has been shaken hands with and
+        may take its time, as that to a proxy where clients are to come.
         """
         ends = None if is_known else time.monotonic() + GREETING_SECONDS
         greeting = _Greeting(connection, ends)
@@ -91,7 +96,7 @@ class Door:
         run_in_thread(lambda: self._greet(greeting, is_known))
 
     def _greet(self, greeting: _Greeting, is_known: bool) -> None:
-        """Shake hands and hear the first message, in a thread of its own."""
+        """Perform the handshake and receive the first message, in a separate thread."""
         connection = greeting.connection
         try:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -102,8 +107,8 @@ class Door:
             seconds = None if is_known else GREETING_SECONDS
             endpoint, milliseconds, key, constructor = hear(stream, seconds)
             stream.settimeout(None)
-            now = time.monotonic()
-            guest = Guest(endpoint, stream, milliseconds / 1000, key, constructor, now)
+            heard_at = time.monotonic()
+            guest = Guest(endpoint, stream, milliseconds / 1000, key, constructor, heard_at)
             self._heard.append(guest)
         except (RPCError, OSError, ValueError) as error:
             _log.info("%s", error)
@@ -120,41 +125,43 @@ class Door:
             os.write(self._news, b"!")
 
     def take(self) -> list[Guest]:
-        """Return who has been heard since the last time."""
+        """Return the clients whose handshake completed since the last call."""
         with suppress(BlockingIOError):
             os.read(self.wake, 4096)
         return [self._heard.popleft() for _ in range(len(self._heard))]
 
     @property
     def is_busy(self) -> bool:
-        """Return whether anyone is being greeted."""
+        """Return whether a handshake is in progress."""
         return bool(self._greetings)
 
     def send_away_late(self) -> None:
-        """End the connections whose time is over."""
-        now = time.monotonic()
+        """Close the connections whose time has run out."""
+        current_time = time.monotonic()
         with self._lock:
-            late = [g for g in self._greetings.values() if g.ends is not None and g.ends < now]
+            late = [
+                g for g in self._greetings.values() if g.ends is not None and g.ends < current_time
+            ]
         for greeting in late:
             _cut(greeting.connection)
 
 
 def _cut(connection: socket.socket) -> None:
-    """End a connection that another thread waits for."""
+    """Shut down a connection that another thread is blocked on."""
     with suppress(OSError):
         connection.shutdown(socket.SHUT_RDWR)
 
 
 def run_in_thread(run: Callable[[], object]) -> None:
-    """Run something in a thread that ends with the process."""
+    """Run a function in a daemon thread."""
     threading.Thread(target=run, daemon=True).start()
 
 
-def relay(one: socket.socket, other: socket.socket) -> None:
-    """Pass bytes both ways until a side ends. By one buffer: fresh memory for each message would
-    take longer than a small message does.
+def relay(one: socket.socket, second: socket.socket) -> None:
+    """Forward bytes in both directions until one side closes, through a single buffer: allocating
+    memory for each message would take longer than a small message itself.
     """
-    sides = {one.fileno(): (one, other), other.fileno(): (other, one)}
+    sides = {one.fileno(): (one, second), second.fileno(): (second, one)}
     room = memoryview(bytearray(RELAY_BYTES))
     poll = select.poll()
     for number in sides:

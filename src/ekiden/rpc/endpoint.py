@@ -1,4 +1,5 @@
-"""The side of a session that asks, and keeps what the other side holds handles of: callbacks.
+"""The requesting side of a session, which also owns the objects the other side holds handles of:
+callbacks.
 
 While it waits for an answer it serves what the other side calls, so that callbacks nest. Answers
 come in the reverse order of such requests; in the order of those that call nobody back, which may
@@ -44,13 +45,13 @@ WINDOW = 4
 
 
 class Far(Protocol):
-    """How things of the other side appear here."""
+    """Mapping between handles of the other side and their proxies here."""
 
     def appear(self, tag: Tag, handle: int, about: object) -> object:
-        """A thing of the other side."""
+        """Return a proxy of a remote object."""
 
-    def handle_of(self, thing: object) -> int | None:
-        """The other side's handle of such a thing; None for any other."""
+    def handle_of(self, value: object) -> int | None:
+        """Return the remote handle behind a proxy; None for any other value."""
 
 
 # Invariants. One lock is held from a request to its answer, by a thread that callbacks may enter
@@ -58,7 +59,9 @@ class Far(Protocol):
 # waits. A handle is given away in a message that was sent, or not at all (`_send` takes it back).
 # What is dropped here is told later: a finalizer may run in the middle of a message.
 class Endpoint:
-    """A side on a channel. Where `far` says how things of the other side appear, it may call."""
+    """One side of a channel. With `far`, which creates proxies of remote objects, it can make
+    calls.
+    """
 
     def __init__(self, channel: Channel, far: Far | None = None) -> None:
         self.channel = channel
@@ -81,12 +84,12 @@ class Endpoint:
         constructor: Sequence[object] = (),
         limit: int = FRAME_LIMIT,
     ) -> None:
-        """Send the first message of this side."""
+        """Send this side's first message."""
         self._send(Kind.HELLO, (MAGIC, VERSION, limit, timeout, key, list(constructor)))
         self.channel.limit = limit
 
     def hear_hello(self, kind: Kind, body: memoryview) -> tuple[int, str, list[object]]:
-        """Take in that of the other side: timeout in milliseconds, key, constructor. Raises
+        """Process the other side's first message: timeout in milliseconds, key, constructor. Raises
         FrameError for another message or version, what the other side refuses this one with.
         """
         try:
@@ -107,14 +110,12 @@ class Endpoint:
         return timeout, key, constructor
 
     def refuse(self, error: RPCError) -> None:
-        """Tell the other side why there is no session, and end it. Raises RPCError."""
+        """Tell the other side why there is no session, and close it."""
         self._send(Kind.ERROR, (*kind_of_error(error), ""))
         self.close()
 
     def request(self, kind: Kind, *fields: object, seconds: float | None = None) -> object:
-        """Ask for something and wait for the answer, serving meanwhile. Raises what was raised
-        there, RPCError where the session is over.
-        """
+        """Send a request and wait for its answer, serving callbacks meanwhile."""
         with self._lock:
             if self._dropped or self._waiting:
                 self._begin()
@@ -128,23 +129,25 @@ class Endpoint:
         self,
         requests: Iterable[Request],
         take: Callable[[object], object],
-        place: Callable[[], memoryview | None] = lambda: None,
+        buffer: Callable[[], memoryview | None] = lambda: None,
     ) -> None:
-        """Ask for many things that call nobody back, some before former ones are answered: `take`
-        gets each answer in turn, bytes as a view that is good until it returns; as what `place`
-        gave before, where that has as many. Raises what `request` raises, or `take` and `requests`
-        raise: the session goes on.
+        """Send many requests, pipelined; none of them may cause callbacks.
+        Args:
+            requests: The requests.
+            take: Called with each answer in turn; bytes are a view, valid until it returns.
+            place: Returns a buffer to receive the next answer into, if it has exactly that size.
+        Raises what `request`, `take` or `requests` raise; the session continues.
         """
         with self._lock:
             self._begin()
             try:
                 for kind, fields in requests:
                     if self._waiting == WINDOW:
-                        take(self._next(place()))
+                        take(self._next(buffer()))
                     self._send(kind, fields)
                     self._waiting += 1
                 while self._waiting:
-                    take(self._next(place()))
+                    take(self._next(buffer()))
             finally:
                 while self._waiting:
                     with suppress(RPCError):
@@ -157,103 +160,104 @@ class Endpoint:
         step: int,
         progress: Progress | None = None,
     ) -> bool:
-        """Fill memory with what requests give: `ask(first byte, bytes)` is one, for at most `step`
-        bytes; `progress(done, all)` is called after each. False where one gave fewer or more."""
-        begin, is_whole, places = 0, True, [to]
+        """Fill memory from requests: `ask(first byte, count)` gives one for at most `step` bytes,
+        and `progress(done, total)` is called after each. Return False if an answer had another
+        size.
+        """
+        begin, is_whole, buffers = 0, True, [to]
 
-        def place() -> memoryview:
-            places[0] = to[begin : begin + step]
-            return places[0]
+        def buffer() -> memoryview:
+            buffers[0] = to[begin : begin + step]
+            return buffers[0]
 
         def take(answer: object) -> None:
-            """Goes on to the next piece. An answer is right if it lies where it was wanted: one of
-            another size was put elsewhere.
-            """
+            """Advance to the next chunk."""
             nonlocal begin, is_whole
-            is_whole = is_whole and answer is places[0]
+            is_whole = is_whole and answer is buffers[0]
             begin = min(begin + step, len(to))
             if progress is not None and is_whole:
                 progress(begin, len(to))
 
         ends = range(0, len(to), step)
-        self.exchange((ask(at, min(step, len(to) - at)) for at in ends), take, place)
+        self.exchange((ask(at, min(step, len(to) - at)) for at in ends), take, buffer)
         return is_whole
 
     def _begin(self) -> None:
-        """Before a request: release what was dropped. Raises RPCError within an exchange."""
+        """Prepare for a request: release what was dropped. Raises RPCError within an exchange."""
         if self._waiting:
             raise RPCError("rpc: a request while a file or tensor crosses, as from its progress=")
         self._drop_now()
 
-    def _next(self, place: memoryview | None = None) -> object:
-        """The next answer of an exchange."""
+    def _next(self, buffer: memoryview | None = None) -> object:
+        """Return the next answer of an exchange."""
         self._waiting -= 1
-        return self._answer(True, place=place)
+        return self._answer(True, buffer=buffer)
 
     def _answer(
-        self, lends: bool, seconds: float | None = None, place: memoryview | None = None
+        self, lends: bool, seconds: float | None = None, buffer: memoryview | None = None
     ) -> object:
-        """What the request that waits gets. Raises what was raised there."""
+        """Return the answer to the pending request. Raises what was raised remotely."""
         try:
             while True:
-                kind, body = self.channel.receive(seconds, place)
+                kind, body = self.channel.receive(seconds, buffer)
                 if self.channel.is_placed:
-                    check_lent(body, place)
-                    return place
+                    check_lent(body, buffer)
+                    return buffer
                 if kind in ANSWERS:
-                    found = read_body(kind, body, self, lends)
+                    fields = read_body(kind, body, self, lends)
                     break
                 self._serve(kind, body)
         except FrameError as error:
             self._refuse(error)
             raise
         if kind is Kind.ERROR:
-            raise remote_error(*map(str, found))
-        return found[0]
+            raise remote_error(*map(str, fields))
+        return fields[0]
 
     def drop(self, handle: int) -> None:
-        """Release a thing of the other side, with the next request."""
+        """Release a remote object, with the next request."""
         self._dropped.append(handle)
 
     def close(self) -> None:
-        """End the session and let go of all that the other side held."""
+        """End the session and release everything the other side held."""
         self.channel.close()
         self.things.clear()
 
-    def export(self, thing: object) -> int:
-        """A new handle of a thing of this side. Raises RPCError when the other side holds
-        HANDLE_LIMIT already."""
+    def export(self, value: object) -> int:
+        """Return a new handle of a local object. Raises RPCError if the other side already holds
+        HANDLE_LIMIT.
+        """
         if len(self.things) >= HANDLE_LIMIT:
             raise RPCError(f"rpc: the other side holds {HANDLE_LIMIT} things already")
         self._last += 1
-        self.things[self._last] = thing
+        self.things[self._last] = value
         return self._last
 
     def held(self, handle: int) -> object:
-        """The thing of a handle. Raises FrameError for one that was not given, or was let go."""
+        """Return the object of a handle. Raises FrameError for an unknown or released handle."""
         if handle not in self.things:
             raise FrameError(f"rpc: no thing has the handle {handle}")
         return self.things[handle]
 
-    def handle_of(self, thing: object) -> int | None:
-        """The other side's handle of a thing of its own."""
-        return None if self.far is None else self.far.handle_of(thing)
+    def handle_of(self, value: object) -> int | None:
+        """Return the remote handle behind a proxy, or None."""
+        return None if self.far is None else self.far.handle_of(value)
 
     def appear(self, tag: Tag, handle: int, about: object) -> object:
-        """A thing of the other side. Raises FrameError outside a session."""
+        """Return a proxy of a remote object. Raises FrameError outside a session."""
         if self.far is None:
             raise FrameError("rpc: handles are for sessions")
         return self.far.appear(tag, handle, about)
 
     def _send(self, kind: Kind, fields: tuple[object, ...]) -> None:
-        """Send a message; what was exported for one that cannot be made is let go again."""
+        """Send a message; handles exported for a message that cannot be sent are released again."""
         before = self._last
         try:
             frame, tail = write_parts(kind, fields, self)
             size = len(frame) + (0 if tail is None else len(tail))
             if size > self.peer_limit + HEADER:
-                wanted = f"at most {self.peer_limit} bytes"
-                raise ValueError(f"rpc: {kind.name}: {wanted} expected, got {size}")
+                size_limit = f"at most {self.peer_limit} bytes"
+                raise ValueError(f"rpc: {kind.name}: {size_limit} expected, got {size}")
         except BaseException:
             for handle in range(before + 1, self._last + 1):
                 self.things.pop(handle, None)
@@ -261,7 +265,7 @@ class Endpoint:
         self.channel.send(frame, tail)
 
     def _refuse(self, error: RPCError) -> None:
-        """End the session; the other side is told why if it still listens."""
+        """Close the session; the other side is told why if it still listens."""
         if self.channel.is_open and isinstance(error, FrameError):
             with suppress(RPCError):  # it does not listen
                 self._send(Kind.ERROR, (*kind_of_error(error), ""))
@@ -270,7 +274,7 @@ class Endpoint:
     # An error of a callback is its answer; what is to end this process (KeyboardInterrupt) is told
     # and then goes on. A FrameError is nobody's answer: the session is over.
     def _serve(self, kind: Kind, body: memoryview) -> None:
-        """Do what the other side asks for: call what it holds a handle of, or let that go."""
+        """Serve a request of the other side: call what it holds a handle of, or let that go."""
         is_idle = kind is Kind.RELEASE or not self._waiting
         if kind not in SERVED or self.far is None or not is_idle:
             raise FrameError(f"rpc: {kind.name} was not expected")
@@ -297,27 +301,27 @@ class Endpoint:
             self._depth -= 1
 
     def _call(self, handle: object, arguments: object) -> object:
-        """Call a function of this side."""
-        found = self.held(cast(int, handle))
-        if not callable(found):
+        """Call a local function."""
+        function = self.held(cast(int, handle))
+        if not callable(function):
             raise FrameError(f"rpc: handle {handle} of a function expected")
-        return found(*cast(list[object], arguments))
+        return function(*cast(list[object], arguments))
 
     def _answer_error(self, error: BaseException) -> None:
-        """Say what went wrong, as much of it as the other side takes."""
+        """Send an error, truncated to what the other side accepts."""
         kind, message = kind_of_error(error)
         room = self.peer_limit // 4
         self._send(Kind.ERROR, (kind[:100], message[:room], _traceback(error)[:room]))
 
     def _drop_now(self) -> None:
-        """Tell the other side what is held no more."""
+        """Tell the other side which handles are released."""
         while self._dropped:
             count = min(len(self._dropped), 1000)
             self._send(Kind.RELEASE, ([self._dropped.popleft() for _ in range(count)],))
 
 
 def _hello(kind: Kind, fields: list[Any]) -> tuple[int, int, int, int, str, list[object]]:
-    """The fields of HELLO. Raises FrameError for another message."""
+    """Return the fields of HELLO. Raises FrameError for another message."""
     if kind is not Kind.HELLO:
         raise FrameError(f"rpc: HELLO expected, got {kind.name}")
     magic, version, limit, timeout, key, constructor = fields
@@ -325,7 +329,7 @@ def _hello(kind: Kind, fields: list[Any]) -> tuple[int, int, int, int, str, list
 
 
 def _traceback(error: BaseException) -> str:
-    """Frames of an error, most recent call first, and what was noted of it."""
+    """Format an error's stack frames, most recent call first, and its notes."""
     lines = []
     at = error.__traceback__
     while at is not None:

@@ -1,4 +1,4 @@
-"""The errors of sessions."""
+"""RPC errors."""
 
 from __future__ import annotations
 
@@ -9,20 +9,23 @@ __all__ = ["FrameError", "RPCError", "RPCSessionTimeoutError", "remote_error"]
 
 
 def remote_error(kind: str, message: str, traceback: str) -> RPCError:
-    """The exception for what the other side raised: of its class, if there is one of that name
-    here, and an RPCError."""
-    found = error_from(kind, message)
-    made = _both(type(found))(*found.args)
+    """Return the exception for a remote error: an RPCError that also has the original class, if it
+    is known here.
+    """
+    local_error = error_from(kind, message)
+    combined = _both(type(local_error))(*local_error.args)
     if traceback:
-        made.add_note("on the other side, most recent call first:\n" + traceback)
-    return made
+        combined.add_note("on the other side, most recent call first:\n" + traceback)
+    return combined
 
 
 _MADE: dict[type[Exception], type[RPCError]] = {}
 
 
 def _both(cls: type[Exception]) -> type[RPCError]:
-    """The class of errors that are both; `cls` itself where it is one already."""
+    """Return an exception class derived from both RPCError and `cls`; one of them if it already
+    derives from the other. ^^ src/ekiden/rpc/far.py = remote.py
+    """
     if issubclass(cls, RPCError):
         return cls
     if issubclass(RPCError, cls):

@@ -1,4 +1,4 @@
-"""Things of the other side, as they are here: functions, modules, tensors, devices, others."""
+"""Local proxies of remote objects: functions, modules, tensors, devices and others."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _FARTHEST = 128
 
 
 class _Remote:
-    """A handle of the other side; released when nobody has it any more."""
+    """A remote handle, released when its last proxy is gone."""
 
     def __init__(self, endpoint: Endpoint, handle: int) -> None:
         self.endpoint, self.handle = endpoint, handle
@@ -44,7 +44,7 @@ class _Remote:
 
 
 class RemoteObject(_Remote):
-    """Any other thing: it can be passed back."""
+    """A proxy of any other object, which can be passed back."""
 
     type_key = "runtime.RPCObjectRef"
 
@@ -54,57 +54,57 @@ class RemoteObject(_Remote):
 
 
 class RemoteFunction(_Remote):
-    """A function of the other side. What it takes and gives are values and things of that side;
-    functions of this side cross as callbacks.
+    """A proxy of a remote function. It takes and returns values and remote objects; local functions
+    are passed as callbacks.
     """
 
     def __call__(self, *args: object) -> object:
-        """Call it. Raises what it raises, as an RPCError that is of that class too."""
+        """Call it."""
         return self.endpoint.request(Kind.CALL, self.handle, args)
 
 
 class RemoteModule(_Remote):
-    """A module of the other side, with the face of `runtime.Module`."""
+    """A proxy of a remote module, with the interface of `runtime.Module`."""
 
     entry_name = ""
     """What functions go by that are the only one of their module, or `main`."""
 
     def get_function(self, name: str, query_imports: bool = True) -> RemoteFunction:
-        """The function of that name. Raises AttributeError."""
-        found = self.endpoint.request(Kind.FUNCTION, self.handle, name)
-        if not isinstance(found, RemoteFunction):
+        """Return a function of the module by name. Raises AttributeError."""
+        function = self.endpoint.request(Kind.FUNCTION, self.handle, name)
+        if not isinstance(function, RemoteFunction):
             raise AttributeError(f"remote module: no function named {name!r}")
-        return found
+        return function
 
     def __getitem__(self, name: str) -> RemoteFunction:
         return self.get_function(name)
 
     def get_global_func(self, name: str) -> RemoteFunction:
-        """The global function of that name on the other side. Raises AttributeError."""
-        found = self.endpoint.request(Kind.FUNCTION, 0, name)
-        if not isinstance(found, RemoteFunction):
+        """Return a global function of the remote side by name. Raises AttributeError."""
+        function = self.endpoint.request(Kind.FUNCTION, 0, name)
+        if not isinstance(function, RemoteFunction):
             raise AttributeError(f"remote module: its side has no function {name!r}")
-        return found
+        return function
 
     def is_beside(self, device: object) -> bool:
-        """Whether a device is of the same machine."""
+        """Return whether a device belongs to the same machine."""
         return isinstance(device, RemoteDevice) and device.endpoint is self.endpoint
 
     def implements_function(self, name: str, query_imports: bool = True) -> bool:
-        """Whether there is a function of that name."""
+        """Return whether the module has a function of this name."""
         return self.endpoint.request(Kind.FUNCTION, self.handle, name) is not None
 
     def import_module(self, module: RemoteModule) -> None:
-        """Look for functions in another module of that side, too."""
+        """Import another module of the same side, whose functions are then found too."""
         self.endpoint.request(Kind.IMPORT, self.handle, module.handle)
 
-    def sent(self, given: Tensor) -> RemoteTensor:
-        """A tensor on the other side's host with the elements of one here."""
-        return RemoteDevice.of(self.endpoint, 0, cpu()).array(given)
+    def sent(self, local_tensor: Tensor) -> RemoteTensor:
+        """Copy a local tensor to the remote host."""
+        return RemoteDevice.of(self.endpoint, 0, cpu()).array(local_tensor)
 
     @property
     def entry_func(self) -> RemoteFunction:
-        """Its only function, or `main`."""
+        """Return its only function, or `main`."""
         return self[self.entry_name]
 
     def __call__(self, *args: object) -> object:
@@ -124,17 +124,18 @@ class RemoteModule(_Remote):
         cache_flush_bytes: int = 0,
         f_preproc: str = "",
     ) -> Callable[..., BenchmarkResult]:
-        """As `Module.time_evaluator`; the clock is that of the other side. Raises ValueError for
-        numbers that it does not take."""
+        """Return a timer like `Module.time_evaluator`'s, using the remote clock. Raises ValueError
+        for invalid counts.
+        """
         if number < 1 or repeat < 1 or repeats_to_cooldown < 1:
-            wanted = "number, repeat and repeats_to_cooldown must be positive"
+            requirement = "number, repeat and repeats_to_cooldown must be positive"
             raise ValueError(
-                f"time_evaluator: {wanted}, got {number}, {repeat}, {repeats_to_cooldown}"
+                f"time_evaluator: {requirement}, got {number}, {repeat}, {repeats_to_cooldown}"
             )
 
         def evaluate(*args: object) -> BenchmarkResult:
-            """Measures one call with `args`, which crosses once; the times come as little-endian
-            float64 in seconds, one for each repeat.
+            """Measure a call with `args`, which is transferred once; the times come as
+            little-endian float64 in seconds, one for each repeat.
             """
             times = self.endpoint.request(
                 Kind.TIME, self.handle, func_name, number, repeat, min_repeat_ms,
@@ -147,21 +148,21 @@ class RemoteModule(_Remote):
 
 
 class RemoteDevice(FarDevice):
-    """A device of the other side of a session; no device of this machine equals it."""
+    """A device of the remote side of a session; it equals no local device."""
 
     endpoint: Endpoint
     there: Device
 
     @staticmethod
-    def of(endpoint: Endpoint, index: int, there: Device) -> RemoteDevice:
-        """The device `there` of session number `index`."""
-        made = RemoteDevice(_FARTHEST * (index + 1) + there.type, there.id)
-        made.endpoint, made.there = endpoint, there
-        return made
+    def of(endpoint: Endpoint, index: int, remote_device: Device) -> RemoteDevice:
+        """Return the proxy of a device in session number `index`."""
+        proxy = RemoteDevice(_FARTHEST * (index + 1) + remote_device.type, remote_device.id)
+        proxy.endpoint, proxy.there = endpoint, remote_device
+        return proxy
 
     @property
     def exist(self) -> bool:
-        """Whether the session can use it."""
+        """Return whether the session can use it."""
         if self.there.type == HOST:
             return True
         try:
@@ -170,39 +171,39 @@ class RemoteDevice(FarDevice):
             return False
 
     def sync(self, stream: object = None) -> None:
-        """Wait for what runs there. Calls on the host are done when they return."""
+        """Wait for the device's pending work."""
         if self.there.type != HOST:
             self._asked("ek.device.sync")
 
     def _asked(self, name: str) -> object:
-        """What a function of the other side says of it."""
+        """Call a remote function with the device."""
         function = self.endpoint.request(Kind.FUNCTION, 0, name)
         assert isinstance(function, RemoteFunction)
         return function(self)
 
     def empty(self, shape: Sequence[int], dtype: str) -> RemoteTensor:
-        """A new tensor there. Raises ValueError for what is no shape."""
+        """Allocate a tensor on the device. Raises ValueError for an invalid shape."""
         if len(shape) > MAX_RANK or any(size < 0 for size in shape):
             raise ValueError(f"empty: sizes from 0 on, at most {MAX_RANK}, expected, got {shape}")
         kind = TensorType((self.there, str(DataType(dtype)), tuple(shape)))
-        found = self.endpoint.request(Kind.ALLOC, kind)
-        assert isinstance(found, RemoteTensor)
-        found.device = self
-        return found
+        allocated = self.endpoint.request(Kind.ALLOC, kind)
+        assert isinstance(allocated, RemoteTensor)
+        allocated.device = self
+        return allocated
 
     def array(self, source: Tensor | ArrayLike, progress: Progress | None = None) -> RemoteTensor:
-        """A new tensor there with the elements of one here."""
+        """Copy a local tensor or array to the device."""
         host = source if isinstance(source, Tensor) else tensor(np.asarray(source))
-        made = self.empty(host.shape, host.dtype)
-        made.copyfrom(host, progress)
-        return made
+        copy = self.empty(host.shape, host.dtype)
+        copy.copyfrom(host, progress)
+        return copy
 
     def __str__(self) -> str:
         return f"remote[{self.type // _FARTHEST - 1}]:{self.there}"
 
 
 class RemoteTensor(_Remote):
-    """A tensor of the other side: elements cross when they are asked for."""
+    """A proxy of a remote tensor, whose elements are transferred on demand."""
 
     device: Device
 
@@ -213,12 +214,12 @@ class RemoteTensor(_Remote):
 
     @property
     def ndim(self) -> int:
-        """The number of dimensions."""
+        """Return the number of dimensions."""
         return len(self.shape)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the elements."""
+        """Return the size of the elements in bytes."""
         bits = DataType(self.dtype)
         count = 1
         for size in self.shape:
@@ -226,20 +227,21 @@ class RemoteTensor(_Remote):
         return (count * bits.bits * bits.lanes + 7) // 8
 
     def tensor(self, progress: Progress | None = None) -> Tensor:
-        """A tensor here with the elements, which cross in pieces. Raises FrameError when fewer
-        bytes come."""
-        made = empty(self.shape, self.dtype)
-        to, step = _raw(made).data[: self.nbytes], min(self.endpoint.channel.limit - 64, PIECE)
+        """Copy the elements to a local tensor, in chunks. Raises FrameError if too few bytes
+        arrive.
+        """
+        copy = empty(self.shape, self.dtype)
+        to, step = _raw(copy).data[: self.nbytes], min(self.endpoint.channel.limit - 64, PIECE)
 
         def ask(at: int, size: int) -> Request:
             return Kind.READ, (self.handle, at, size)
 
         if not self.endpoint.fetch(ask, to, step, progress):
             raise FrameError(f"rpc: all {len(to)} bytes of a tensor expected")
-        return made
+        return copy
 
     def numpy(self) -> NDArray[Any]:
-        """An array here with the elements."""
+        """Copy the elements to a local array."""
         return self.tensor().numpy()
 
     asnumpy = numpy
@@ -252,8 +254,8 @@ class RemoteTensor(_Remote):
     def copyfrom(
         self, source: Tensor | ArrayLike, progress: Progress | None = None
     ) -> RemoteTensor:
-        """Set the elements to those of a tensor here, of the same shape and dtype; arrays of
-        another dtype are converted. Raises ValueError.
+        """Copy the elements from a local tensor of the same shape and dtype; arrays of another
+        dtype are converted. Raises ValueError.
         """
         if not isinstance(source, Tensor):
             source = tensor(np.ascontiguousarray(source, DataType(self.dtype).numpy_dtype))
@@ -265,8 +267,8 @@ class RemoteTensor(_Remote):
         data, ends = _raw(source.contiguous()).data, deque[int]()
 
         def requests() -> Iterator[Request]:
-            """A request for each piece, the largest that the other side takes (64 bytes for its
-            header).
+            """Yield a request for each chunk, the largest that the other side accepts (64 bytes are
+            reserved for the header).
             """
             step = min(self.endpoint.peer_limit - 64, PIECE)
             for at in range(0, self.nbytes, step):
@@ -275,7 +277,7 @@ class RemoteTensor(_Remote):
                 yield Kind.WRITE, (self.handle, at, piece)
 
         def take(answer: object) -> None:
-            """Reports how much has arrived: answers come in the order of the requests."""
+            """Report the bytes that have arrived: answers come in the order of the requests."""
             done = ends.popleft()
             if progress is not None:
                 progress(done, self.nbytes)
@@ -286,7 +288,7 @@ class RemoteTensor(_Remote):
     copy_from = copyfrom
 
     def copyto(self, target: Device | Tensor | RemoteTensor) -> Tensor | RemoteTensor:
-        """Copy to a tensor here or there, or to a new one on a device."""
+        """Copy to a local or remote tensor, or to a new one on a device."""
         if isinstance(target, RemoteDevice):
             target = target.empty(self.shape, self.dtype)
         if isinstance(target, RemoteTensor):
@@ -304,17 +306,17 @@ class RemoteTensor(_Remote):
 
 
 def _raw(host: Tensor) -> NDArray[np.uint8]:
-    """The elements of a contiguous tensor of the host, as bytes that share its memory."""
+    """Return the bytes of a contiguous host tensor, sharing its memory."""
     return cast(NDArray[np.uint8], host.reinterpret("uint8", (host.nbytes,)).numpy())
 
 
 class FarThings:
-    """Makes them, for a session: which ends when the last of them has gone."""
+    """Creates the proxies of a session, which ends when the last of them is gone."""
 
     endpoint: weakref.ref[Endpoint]
 
     def appear(self, tag: Tag, handle: int, about: object) -> object:
-        """A thing of the other side."""
+        """Return a proxy of a remote object."""
         endpoint = self.endpoint()
         assert endpoint is not None
         match tag:
@@ -326,12 +328,12 @@ class FarThings:
                 return RemoteTensor(endpoint, handle, cast(TensorType, about))
         return RemoteObject(endpoint, handle, str(about))
 
-    def handle_of(self, thing: object) -> int | None:
-        """The handle of a thing of the other side of this session. Raises ValueError for one of
-        another session.
+    def handle_of(self, value: object) -> int | None:
+        """Return the handle behind a proxy of this session; None for any other value. Raises
+        ValueError for a proxy of another session.
         """
-        if not isinstance(thing, _Remote):
+        if not isinstance(value, _Remote):
             return None
-        if thing.endpoint is not self.endpoint():
-            raise ValueError(f"rpc: a {type(thing).__name__} of another session cannot cross")
-        return thing.handle
+        if value.endpoint is not self.endpoint():
+            raise ValueError(f"rpc: a {type(value).__name__} of another session cannot cross")
+        return value.handle

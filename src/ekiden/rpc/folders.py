@@ -1,4 +1,4 @@
-"""Folders of sessions, and what servers that were killed left of them.
+"""Session folders, and cleanup of those left by killed servers.
 
 A folder is locked as long as its server lives: the kernel drops the lock with the process, however
 that ends. `ekiden-rpc` makes and removes them in the same way (runtime/rpc/ek_rpc_main.c).
@@ -24,7 +24,7 @@ _UNLOCKED_PREFIX = "ekiden-rpc-"
 
 @dataclass(eq=False, slots=True)
 class SessionFolder:
-    """An empty folder of the system's temporary ones, which this process alone removes."""
+    """An empty temporary folder, locked so that only this process removes it."""
 
     path: str
     lock: int
@@ -32,7 +32,7 @@ class SessionFolder:
 
     @staticmethod
     def make() -> SessionFolder:
-        """Make one. Raises OSError."""
+        """Create a folder."""
         unlocked = tempfile.mkdtemp(prefix=_UNLOCKED_PREFIX)
         lock = os.open(unlocked, os.O_RDONLY | os.O_DIRECTORY)
         with suppress(OSError):  # a file system without locks: then nothing is found to be stale
@@ -43,14 +43,15 @@ class SessionFolder:
         return SessionFolder(path, lock)
 
     def remove(self) -> None:
-        """Remove it with all that is in it."""
+        """Remove it with its contents."""
         shutil.rmtree(self.path, ignore_errors=True)
         os.close(self.lock)
 
 
 def remove_stale_folders() -> None:
-    """Remove the folders of sessions whose server was killed: this user's own ones, whose lock
-    nobody holds."""
+    """Remove the session folders of killed servers: this user's own ones, whose lock
+    nobody holds.
+    """
     with os.scandir(tempfile.gettempdir()) as entries:
         names = [e.name for e in entries if e.name.startswith(PREFIX)]
     for name in names:
@@ -59,7 +60,7 @@ def remove_stale_folders() -> None:
 
 
 def _remove_if_stale(path: Path) -> None:
-    """Remove a folder of this user whose lock is free. Raises OSError, also for a link."""
+    """Remove a folder of this user whose lock is free."""
     lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
         if os.fstat(lock).st_uid == os.geteuid():

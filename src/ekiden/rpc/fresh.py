@@ -1,4 +1,4 @@
-"""Programs of Python that are started afresh: servers, trackers, proxies and sessions.
+"""Python programs started in fresh processes: servers, trackers, proxies and sessions.
 
 Never by fork: what runs there begins with nothing of this process but what it is given, as data in
 an open file and as descriptors. The user's own main module is not run again.
@@ -31,14 +31,14 @@ _BOOT = "from ekiden.rpc.fresh import run; run(int(sys.argv[1]))"
 
 
 class Background:
-    """A program of its own; it ends with `terminate`, with this object, with this process."""
+    """A background program; it ends with `terminate`, with this object, or with this process."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
         self._end = weakref.finalize(self, _end, pid, os.getpid())
 
     def terminate(self) -> None:
-        """End it, and what it has started."""
+        """End it and everything it started."""
         self._end()
 
     def wait(self) -> None:
@@ -59,13 +59,13 @@ def _end(pid: int, owner: int) -> None:
 
 
 def has_parent(parent: int) -> bool:
-    """Return whether the process that started this one is still there."""
+    """Return whether the process that started this one is still running."""
     return os.getppid() == parent
 
 
 def task_file(entry: str, *arguments: object) -> int:
-    """Return a descriptor of a file that tells a program what to call: `module:function`, and the
-    arguments, which are plain data.
+    """Return a descriptor of a file that describes a call: `module:function`, and the arguments,
+    which are plain data.
     """
     level = logging.getLogger("ekiden.rpc").getEffectiveLevel()
     with tempfile.TemporaryFile() as file:
@@ -76,9 +76,7 @@ def task_file(entry: str, *arguments: object) -> int:
 
 
 def words(task: int) -> list[str]:
-    """Return the command of a program whose task lies in that descriptor. Raises RPCError where
-    this process has no interpreter that it could start.
-    """
+    """Return the command line of a program that runs the task in that descriptor."""
     try:
         return fresh_python(_BOOT, str(task))
     except OSError as error:
@@ -87,7 +85,7 @@ def words(task: int) -> list[str]:
 
 
 def start(entry: str, arguments: Sequence[object], descriptors: Sequence[int] = ()) -> int:
-    """Start a program that calls `module:function` with plain data, and ends: its process.
+    """Start a program that calls `module:function` with plain data and exits: its process.
     `descriptors` become FIRST_DESCRIPTOR and so on there. Raises OSError, RPCError.
     """
     with ExitStack() as opened:
@@ -112,7 +110,7 @@ def start(entry: str, arguments: Sequence[object], descriptors: Sequence[int] = 
 
 
 def run(task: int) -> NoReturn:
-    """Do the task of a descriptor, and end the process. What goes wrong is logged."""
+    """Run the task of a descriptor, and exit."""
     code = 1
     log = logging.getLogger("ekiden.rpc")
     try:

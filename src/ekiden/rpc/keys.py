@@ -1,4 +1,4 @@
-"""Key files and what is made of them: mutual TLS, and a token bound to the channel.
+"""Key files and the TLS connections they secure: mutual TLS, and a token bound to the channel.
 
 A key file holds a private key, the certificate that belongs to it, and a secret of 32 bytes. Both
 sides have the same file: each shows the certificate and takes no other, and proves with the secret
@@ -33,7 +33,7 @@ _SECONDS = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """A key file: its path for `ssl`, the certificate, the secret."""
+    """A key file: its path for `ssl`, the certificate, and the secret."""
 
     path: Path
     certificate: str
@@ -41,7 +41,7 @@ class Key:
 
     @staticmethod
     def read(path: PathName) -> Key:
-        """Read a key file. Raises RPCError for one that is none, or that others may read."""
+        """Read a key file."""
         with named("read key", path):
             text = Path(path).read_text("ascii", "replace")
             mode = os.stat(path).st_mode
@@ -56,20 +56,21 @@ class Key:
         return Key(Path(path), certificate[0], bytes.fromhex(secret[1]))
 
     def context(self, side: ssl._SSLMethod) -> ssl.SSLContext:
-        """TLS 1.3 that shows this certificate and takes no other."""
-        made = ssl.SSLContext(side)
-        made.minimum_version = ssl.TLSVersion.TLSv1_3
-        made.check_hostname = False
-        made.verify_mode = ssl.CERT_REQUIRED
+        """Return a TLS 1.3 context that presents this certificate and accepts no other."""
+        context = ssl.SSLContext(side)
+        context.minimum_version = ssl.TLSVersion.TLSv1_3
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_REQUIRED
         if side is ssl.PROTOCOL_TLS_SERVER:
-            made.num_tickets = 0  # a session is not resumed
-        made.load_cert_chain(self.path)
-        made.load_verify_locations(cadata=self.certificate)
-        return made
+            context.num_tickets = 0  # a session is not resumed
+        context.load_cert_chain(self.path)
+        context.load_verify_locations(cadata=self.certificate)
+        return context
 
     def token(self, stream: ssl.SSLSocket | ssl.SSLObject, side: bytes) -> bytes:
-        """What a side says to show that it is on this channel. Raises RPCError if the TLS library
-        gives no channel binding."""
+        """Return the token by which a side authenticates itself on this channel. Raises RPCError if
+        the TLS library provides no channel binding.
+        """
         binding = stream.get_channel_binding("tls-unique")
         if not binding:
             raise RPCError("rpc: the TLS library gives no channel binding")
@@ -77,9 +78,7 @@ class Key:
 
 
 def make_key(path: PathName) -> None:
-    """Write a new key file, which its owner alone may read. Raises RPCError where OpenSSL's command
-    is missing or fails, OSError, FileExistsError for a file that is there.
-    """
+    """Write a new key file, readable only by its owner."""
     target = check_folder(path)
     if target.exists():
         raise FileExistsError(f"write key '{path}': it exists")
@@ -104,19 +103,19 @@ def make_key(path: PathName) -> None:
 
 
 def client_socket(plain: socket.socket, key: Key) -> ssl.SSLSocket:
-    """TLS over a connection, from the side that made it. Raises RPCError for another's key."""
+    """Secure a connection with TLS, as the client."""
     return _proved(plain, key, ssl.PROTOCOL_TLS_CLIENT, b"client", b"server")
 
 
 def server_socket(plain: socket.socket, key: Key) -> ssl.SSLSocket:
-    """The same from the side that was connected to."""
+    """Secure a connection with TLS, as the server."""
     return _proved(plain, key, ssl.PROTOCOL_TLS_SERVER, b"server", b"client")
 
 
 def _proved(
     plain: socket.socket, key: Key, method: ssl._SSLMethod, mine: bytes, theirs: bytes
 ) -> ssl.SSLSocket:
-    """Shake hands, exchange tokens. Whoever fails learns no more than that."""
+    """Perform the TLS handshake and exchange tokens. A peer that fails learns nothing more."""
     plain.settimeout(_SECONDS)
     try:
         stream = key.context(method).wrap_socket(plain, server_side=mine == b"server")
@@ -125,28 +124,28 @@ def _proved(
         raise RPCError(f"rpc: no TLS with the other side: {error}") from error
     try:
         stream.sendall(key.token(stream, mine))
-        got = _all(stream, _TOKEN)
+        peer_token = _all(stream, _TOKEN)
     except OSError as error:
         stream.close()
         raise RPCError(f"rpc: the other side does not take this key: {error}") from error
-    if not hmac.compare_digest(got, key.token(stream, theirs)):
+    if not hmac.compare_digest(peer_token, key.token(stream, theirs)):
         stream.close()
         raise RPCError("rpc: the other side has another key")
     return stream
 
 
 def _all(stream: ssl.SSLSocket, size: int) -> bytes:
-    """So many bytes, or all there are."""
-    got = b""
-    while len(got) < size and (piece := stream.recv(size - len(got))):
-        got += piece
-    return got
+    """Receive exactly `size` bytes, or fewer at the end of the stream."""
+    received = b""
+    while len(received) < size and (piece := stream.recv(size - len(received))):
+        received += piece
+    return received
 
 
 def is_loopback(host: str) -> bool:
-    """Whether an address, or all that a name has, is of this machine alone."""
+    """Return whether every address of a host is on this machine's loopback."""
     try:
-        found = socket.getaddrinfo(host or "0.0.0.0", None)
+        addresses = socket.getaddrinfo(host or "0.0.0.0", None)
     except OSError:
         return False
-    return all(str(row[4][0]).startswith("127.") or row[4][0] == "::1" for row in found)
+    return all(str(row[4][0]).startswith("127.") or row[4][0] == "::1" for row in addresses)

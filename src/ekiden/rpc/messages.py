@@ -1,4 +1,4 @@
-"""The one table of the messages that sessions exchange, and of the values in them.
+"""The table of all messages and values exchanged in sessions.
 
 docs/rpc.md is written from these tables, and so is the C side's `ek_rpc_table.h`
 (scripts/generate_rpc.py): a message or a value is added here.
@@ -52,7 +52,7 @@ FIELDS = {
 
 
 class Kind(IntEnum):
-    """Messages by number; `MESSAGES` says what is in them."""
+    """A message number; `MESSAGES` describes the contents."""
 
     HELLO = 1
     CALL = 2
@@ -80,7 +80,7 @@ class Kind(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """A row: the letters of its fields, their names, what it asks for or says."""
+    """A row of the message table: the field letters, the field names, and the meaning."""
 
     kind: Kind
     fields: str
@@ -89,7 +89,7 @@ class Message:
 
     @property
     def least(self) -> int:
-        """The fewest bytes that a body of it has."""
+        """Return the minimum size of its body in bytes."""
         return sum(FIELDS[letter][1] for letter in self.fields)
 
 
@@ -138,7 +138,7 @@ SERVED = frozenset((Kind.CALL, Kind.RELEASE))
 
 
 class Tag(IntEnum):
-    """Kinds of values; the numbers are those of the runtime's types (ek_type) where it has one."""
+    """A value tag, numbered like the runtime's types (ek_type) where there is one."""
 
     NONE = 0
     INT = 1

@@ -1,4 +1,4 @@
-"""What the processes of trackers and proxies share: connections that speak messages, by asyncio."""
+"""The common base of tracker and proxy processes: connections that speak messages, by asyncio."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _HELLO_SECONDS = 20.0
 
 
 class Peer:
-    """A connection to a hub: whole messages come and go."""
+    """A connection to a hub, exchanging whole messages."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader, self.writer = reader, writer
@@ -37,16 +37,18 @@ class Peer:
         self._coming: asyncio.Future[tuple[Kind, list[object]]] | None = None
 
     def coming(self) -> asyncio.Future[tuple[Kind, list[object]]]:
-        """The next message, which is read already: for those who wait for something else, too."""
+        """Return a future of the next message, so that callers can wait for other events too."""
         if self._coming is None:
             self._coming = asyncio.ensure_future(self._read())
         return self._coming
 
     async def receive(self) -> tuple[Kind, list[object]]:
-        """The next message. Raises FrameError, asyncio.IncompleteReadError at the end."""
-        found = self.coming()
+        """Return the next message. Raises FrameError, and asyncio.IncompleteReadError at
+        the end.
+        """
+        message = self.coming()
         try:
-            return await found
+            return await message
         finally:
             self._coming = None
 
@@ -60,7 +62,7 @@ class Peer:
         await self.writer.drain()
 
     async def hear_hello(self) -> None:
-        """The first message. Raises FrameError for another."""
+        """Receive the first message. Raises FrameError for another one."""
         kind, fields = await asyncio.wait_for(self.receive(), _HELLO_SECONDS)
         if kind is not Kind.HELLO or tuple(fields[:2]) != (MAGIC, VERSION):
             raise FrameError("rpc: HELLO of this version expected")
@@ -68,7 +70,7 @@ class Peer:
         self.timeout, self.key, self.constructor = fields[3], str(fields[4]), fields[5]
 
     async def say_hello(self, key: str = "", timeout: int = 0, limit: int = HELLO_LIMIT) -> None:
-        """The first message of this side."""
+        """Send this side's first message."""
         await self.send(Kind.HELLO, MAGIC, VERSION, limit, timeout, key, [])
 
     async def prove(self, key: Key) -> None:
@@ -76,15 +78,16 @@ class Peer:
         stream: ssl.SSLObject = self.writer.get_extra_info("ssl_object")
         self.writer.write(key.token(stream, b"server"))
         await self.writer.drain()
-        got = await asyncio.wait_for(self.reader.readexactly(32), _HELLO_SECONDS)
-        if not hmac.compare_digest(got, key.token(stream, b"client")):
+        peer_token = await asyncio.wait_for(self.reader.readexactly(32), _HELLO_SECONDS)
+        if not hmac.compare_digest(peer_token, key.token(stream, b"client")):
             raise RPCError("rpc: the other side has another key")
 
 
 class Hub(Background):
-    """A program that listens and talks to whoever connects: by `serve(peer)`, which `make`, a
-    function by its `module:name`, gives there. It gets the listener, plain `arguments`, and what
-    else of `listeners` is open.
+    """A listening program that talks to every connection. It runs `serve(peer)`, returned by `make`
+    (a function given as `module:name`) from the listener, the plain `arguments`, and the other
+    `listeners by `serve(peer)`, which `make`, a function by its `module:name`, gives there. It
+    gets the listener, plain `arguments`, and what else of `listeners` is open.
     """
 
     def __init__(
@@ -99,7 +102,7 @@ class Hub(Background):
         listener, self.port = listen(what, *where, credentials)
         self.host = where[0]
         secret = None if credentials is None else Key.read(credentials)
-        numbers = [each.fileno() for each in (listener, *listeners)]
+        numbers = [listening.fileno() for listening in (listener, *listeners)]
         try:
             task = (make, tuple(arguments), len(numbers), secret)
             super().__init__(start("ekiden.rpc.pool:serve_program", task, numbers))
@@ -108,11 +111,11 @@ class Hub(Background):
 
 
 def serve_program(make: str, arguments: Sequence[object], count: int, secret: Key | None) -> None:
-    """Do what a hub's program does, from its first line to its end."""
+    """Run a hub's program from start to end."""
     module, _, name = make.partition(":")
     numbers = range(FIRST_DESCRIPTOR, FIRST_DESCRIPTOR + count)
-    listener, *others = (socket.socket(fileno=number) for number in numbers)
-    serve = getattr(import_module(module), name)(listener, *arguments, *others)
+    listener, *other_listeners = (socket.socket(fileno=number) for number in numbers)
+    serve = getattr(import_module(module), name)(listener, *arguments, *other_listeners)
     asyncio.run(_serve(listener, serve, secret))
 
 
@@ -120,8 +123,8 @@ async def _serve(
     listener: socket.socket, serve: Callable[[Peer], Awaitable[None]], secret: Key | None
 ) -> None:
     async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One connection: it proves that it knows the secret before anything it says is read; what
-        goes wrong with it is logged, and ends it alone.
+        """Handle one connection, which must prove that it knows the secret before anything it says
+        is read. Errors are logged and end only this connection.
         """
         peer = Peer(reader, writer)
         try:

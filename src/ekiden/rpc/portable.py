@@ -1,4 +1,4 @@
-"""Functions of a program as data, for another process of the same Python.
+"""Serialization of a program's functions for another process of the same Python.
 
 A function of a library that is installed goes by its name, any other by what it is: its code, its
 defaults, what it closes over, and the globals that it uses, which are data, modules and functions
@@ -28,7 +28,7 @@ _namespaces: dict[int, dict[str, object]] = {}
 
 
 def pack_function(what: str, function: Callable[..., object]) -> bytes:
-    """Return a function as bytes. Raises RPCError, with what of it cannot leave its process."""
+    """Serialize a function."""
     file = io.BytesIO()
     try:
         _Pickler(file, protocol=pickle.HIGHEST_PROTOCOL).dump(function)
@@ -41,16 +41,16 @@ def pack_function(what: str, function: Callable[..., object]) -> bytes:
 
 
 def unpack_function(data: bytes) -> Callable[..., object]:
-    """Return the function of such bytes. Raises whatever importing its modules does."""
+    """Deserialize a function."""
     function: Callable[..., object] = pickle.loads(data)
     return function
 
 
 class _Pickler(pickle.Pickler):
-    """Pickles functions of programs by value, modules by name."""
+    """A pickler that stores functions of programs by value and modules by name."""
 
     def reducer_override(self, value: Any) -> Any:  # noqa: ANN401  # pickle's own protocol
-        """Return how a value is made again, where pickle itself does not say."""
+        """Return how to rebuild a value that pickle itself cannot handle."""
         if isinstance(value, ModuleType):
             return import_module, (value.__name__,)
         if isinstance(value, FunctionType) and not _is_of_library(value):
@@ -61,14 +61,14 @@ class _Pickler(pickle.Pickler):
 
 
 def _library_folders() -> Iterator[str]:
-    """Yield the folders of installed packages, and of Ekiden itself."""
+    """Yield the folders of installed packages and of Ekiden itself."""
     for name in ("stdlib", "platstdlib", "purelib", "platlib"):
         yield sysconfig.get_path(name) + "/"
     yield str(Path(__file__).parents[1]) + "/"
 
 
 def _is_of_library(value: Any) -> bool:  # noqa: ANN401  # a function or class
-    """Return whether another process finds a function or class by its name."""
+    """Return whether another process can import a function or class by name."""
     module = sys.modules.get(value.__module__ or "")
     if module is None or module.__name__ == "__main__":
         return False
@@ -80,7 +80,7 @@ def _is_of_library(value: Any) -> bool:  # noqa: ANN401  # a function or class
 
 
 def _used_globals(code: CodeType) -> set[str]:
-    """Return the names of globals that code reads, functions inside of it included."""
+    """Return the names of the globals that code reads, nested functions included."""
     names: set[str] = set()
     codes = [code]
     while codes:
@@ -92,7 +92,7 @@ def _used_globals(code: CodeType) -> set[str]:
 
 
 def _reduce_function(function: FunctionType) -> tuple[object, ...]:
-    """Return how a function is made: first empty, as what it uses may lead back to it."""
+    """Return how to rebuild a function: first empty, as what it uses may lead back to it."""
     names = _used_globals(function.__code__) & function.__globals__.keys()
     state = {
         "globals": {name: function.__globals__[name] for name in sorted(names)},
@@ -107,7 +107,7 @@ def _reduce_function(function: FunctionType) -> tuple[object, ...]:
 
 
 def _content(cell: CellType) -> tuple[object, ...]:
-    """Return the value of a variable, in a tuple that is empty where it has none yet."""
+    """Return the contents of a closure cell as a tuple, empty if the cell is."""
     try:
         return (cell.cell_contents,)
     except ValueError:
@@ -115,14 +115,14 @@ def _content(cell: CellType) -> tuple[object, ...]:
 
 
 def _make_function(code: bytes, namespace: int) -> FunctionType:
-    """Return a function without what it uses."""
+    """Create a function without its globals and closure contents."""
     content = marshal.loads(code)
     values = _namespaces.setdefault(namespace, {"__builtins__": __builtins__})
     return FunctionType(content, values, closure=tuple(CellType() for _ in content.co_freevars))
 
 
 def _fill_function(function: FunctionType, state: dict[str, Any]) -> None:
-    """Give a function what it uses."""
+    """Set a function's globals and closure contents."""
     function.__globals__.update(state["globals"])
     for cell, content in zip(function.__closure__ or (), state["cells"], strict=True):
         for value in content:

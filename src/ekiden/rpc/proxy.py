@@ -1,4 +1,4 @@
-"""The proxy: a place where servers wait that nobody can connect to, and their clients come."""
+"""The RPC proxy: a place where servers wait that nobody can connect to, and their clients come."""
 
 from __future__ import annotations
 
@@ -27,7 +27,9 @@ _WAIT_SECONDS = 20.0
 
 
 class Proxy(Hub):
-    """A proxy in a process of its own. Servers come with `rpc.Server(host, port, is_proxy=True)`,
+    """A proxy in a separate process. Servers connect with `rpc.Server(host, port, is_proxy=True)`,
+    clients with `rpc.connect`; with `tracker_addr`, the proxy registers its servers with a
+    tracker. Without `credentia Servers come with `rpc.Server(host, port, is_proxy=True)`,
     clients with `rpc.connect`; with `tracker_addr` the proxy tells a tracker of its servers.
     Without `credentials` only this machine may connect. Pages of this machine are servers by
     WebSocket at `web_port`, which needs the package websockets. Raises what `Server` raises,
@@ -63,7 +65,9 @@ def meet(
     credentials: str | None,
     web: socket.socket | None = None,
 ) -> Callable[[Peer], Awaitable[None]]:
-    """Return what serves a proxy's clients and servers; pages too, where they have a listener."""
+    """Return the handler of a proxy's clients and servers; pages too, where they have a
+    listener.
+    """
     port = listener.getsockname()[1]
     if web is not None:
         start_web(web, (host, port))
@@ -71,7 +75,9 @@ def meet(
 
 
 def _listen_to_pages(host: str, port: int, credentials: PathName | None) -> socket.socket:
-    """A socket for WebSockets. Raises InputError where a page could not be told from a stranger."""
+    """Listen for WebSockets. Raises InputError with credentials, since a page has no key to be
+    authenticated by.
+    """
     if credentials is not None:
         raise InputError("rpc.Proxy: web_port: a page has no key; expected without credentials")
     require_websockets()
@@ -80,7 +86,7 @@ def _listen_to_pages(host: str, port: int, credentials: PathName | None) -> sock
 
 @dataclass(eq=False, slots=True)
 class _Waiting:
-    """A server that waits; `taken` gets the client."""
+    """A waiting server; the future `taken` receives its client."""
 
     peer: Peer
     match: str
@@ -88,22 +94,22 @@ class _Waiting:
 
 
 class _Meeting:
-    """Who waits for whom."""
+    """Matches clients with waiting servers."""
 
     def __init__(
         self,
-        here: tuple[str, int],
+        own_address: tuple[str, int],
         tracker: tuple[str, int] | None,
         credentials: PathName | None,
     ) -> None:
-        self._here, self._tracker_address, self._credentials = here, tracker, credentials
+        self._here, self._tracker_address, self._credentials = own_address, tracker, credentials
         self._tracker: Endpoint | None = None
         self.servers: dict[str, list[_Waiting]] = defaultdict(list)
         self._came = asyncio.Condition()
         self._telling = asyncio.Lock()
 
     async def serve(self, peer: Peer) -> None:
-        """Talk to one connection until it ends."""
+        """Handle one connection until it ends."""
         await peer.hear_hello()
         side, colon, key = peer.key.partition(":")
         if side == "server" and colon:
@@ -112,7 +118,7 @@ class _Meeting:
             await self._client(peer, peer.key)
 
     async def _server(self, peer: Peer, key: str) -> None:
-        """A server waits for its client, then is passed what that says."""
+        """Register a server until a client takes it, then forward between them."""
         future: asyncio.Future[Peer] = asyncio.get_running_loop().create_future()
         waiting = _Waiting(peer, secrets.token_hex(8), future)
         async with self._came:
@@ -133,13 +139,16 @@ class _Meeting:
         first = await end
         client.writer.write(first)
         await asyncio.wait(
-            [asyncio.ensure_future(_pass(*way)) for way in ((peer, client), (client, peer))],
+            [
+                asyncio.ensure_future(_pass(*direction))
+                for direction in ((peer, client), (client, peer))
+            ],
             return_when=asyncio.FIRST_COMPLETED,
         )
         client.writer.close()
 
     async def _client(self, peer: Peer, key: str) -> None:
-        """A client is given to a server: any of the name, or the one of the tracker's match."""
+        """Connect a client to a server: any of that name, or the one of the tracker's match."""
         try:
             await asyncio.wait_for(self._find(key, peer), _WAIT_SECONDS)
         except TimeoutError:
@@ -148,21 +157,24 @@ class _Meeting:
         await peer.writer.wait_closed()
 
     async def _find(self, key: str, client: Peer) -> None:
-        """Wait for a server, and give it the client as it leaves the list: one that ends between
-        would look for itself there, and one found too late would wait for nobody."""
+        """Wait for a server and hand it the client in the same step in which it leaves the list, so
+        that neither can end in between and leave the other waiting.
+        """
         async with self._came:
             while True:
                 name, _, match = key.rpartition(":")
-                for chosen, wanted in ((key, ""), (name, match)):
-                    for each in self.servers.get(chosen, ()):
-                        if wanted in ("", each.match):
-                            self.servers[chosen].remove(each)
-                            each.taken.set_result(client)
+                for chosen, required_match in ((key, ""), (name, match)):
+                    for server in self.servers.get(chosen, ()):
+                        if required_match in ("", server.match):
+                            self.servers[chosen].remove(server)
+                            server.taken.set_result(client)
                             return
                 await self._came.wait()
 
     async def _tell(self, kind: Kind, *fields: object) -> None:
-        """Tell the tracker, if there is one; a lost one is told with the next server."""
+        """Send a message to the tracker, if there is one; a lost one is told with the next
+        server.
+        """
         if self._tracker_address is not None:
             async with self._telling:
                 await asyncio.to_thread(self._tell_now, kind, *fields)
@@ -178,8 +190,8 @@ class _Meeting:
             self._tracker = None
 
 
-async def _pass(one: Peer, other: Peer) -> None:
-    """Pass what one says to the other until it ends."""
+async def _pass(one: Peer, destination: Peer) -> None:
+    """Forward one side's bytes to the other until it ends."""
     while data := await one.reader.read(1 << 18):
-        other.writer.write(data)
-        await other.writer.drain()
+        destination.writer.write(data)
+        await destination.writer.drain()

@@ -1,4 +1,4 @@
-"""What a session's program may do: limits, the walls around it, and its environment.
+"""The sandbox of a session's process: limits, the walls around it, and its environment.
 
 The walls are runtime/rpc/ek_rpc_start.c and ek_rpc_sandbox.c, which `ekiden-rpc` has too, and the
 system calls are those of calls.py.
@@ -36,9 +36,11 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a session may take: bytes of memory and of a file beyond what the process has when it
-    begins, open files, threads, bytes of its whole folder, seconds; and how many sessions there may
-    be at once. A client may ask for fewer seconds, never for more.
+    """Resource limits of a session: bytes of memory and of a file beyond the process's initial
+    ones, open files, threads, bytes of its folder, seconds; and the number of concurrent
+    sessions; bytes of memory and of a file beyond what the process has when it begins, open
+    files, threads, bytes of its whole folder, seconds; and how many sessions there may be at
+    once. A client may ask for fewer seconds, never for more.
     """
 
     memory: int = 8 << 30
@@ -52,18 +54,18 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Walls:
-    """What a session's program was started behind, as `start_session`'s bits."""
+    """The isolation a session's process was started with, as the bits of `start_session`."""
 
     bits: int = 0
 
     @property
     def has_namespaces(self) -> bool:
-        """Return whether it has its own view of files, processes, IPC and network."""
+        """Return whether it has its own file, process, IPC and network namespaces."""
         return bool(self.bits & _NAMESPACES)
 
 
 def die_with_parent() -> None:
-    """Have the kernel end this process with the one that forked it."""
+    """Have the kernel end this process together with the one that forked it."""
     parent = os.getppid()
     _libc.prctl(_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
@@ -71,7 +73,7 @@ def die_with_parent() -> None:
 
 
 def missing() -> str:
-    """Return what this machine lacks for the sandbox; nothing where all is there."""
+    """Return which sandbox facilities this machine lacks; nothing where all is there."""
     return sandbox_lack()
 
 
@@ -83,8 +85,8 @@ def start_behind_walls(
     libraries: Sequence[str] = (),
     has_sandbox: bool = True,
 ) -> tuple[int, Walls]:
-    """Start the program of a session, whose folder is the only one that it may write: its process,
-    and what it is behind. Raises RPCError where a wall cannot be built.
+    """Start a session's process, whose folder is the only one it can write: its process, and what
+    it is behind. Raises RPCError where a wall cannot be built.
 
     It ends with the thread that calls this. `descriptors` become 3 and so on; `output` takes what
     it prints, `libraries` are files that it may read.
@@ -107,9 +109,7 @@ def start_behind_walls(
 
 
 def close_walls(limits: Limits, walls: int) -> None:
-    """Close the last walls around this process, the program of a session, all of its threads.
-    Raises RPCError where the kernel refuses.
-    """
+    """Apply the final restrictions to this process, a session's, in all of its threads."""
     sys.dont_write_bytecode = True  # beside sources, which lie outside
     wrong = close_sandbox(
         limits.memory, limits.file, limits.open_files, limits.threads, walls, _has_devices()
@@ -119,20 +119,27 @@ def close_walls(limits: Limits, walls: int) -> None:
 
 
 def _has_devices() -> bool:
-    """Return whether a driver may speak to a device here."""
+    """Return whether a driver can access a device on this machine."""
     nodes = ("/dev/nvidiactl", "/dev/dri", "/dev/kfd", "/dev/mali0")
     return any(os.path.exists(node) for node in nodes)
 
 
 def _environment(folder: str, has_sandbox: bool) -> dict[str, str]:
-    """Return the environment of a session. A driver that fails says so where there is a sandbox."""
+    """Return the environment of a session, with folders of its own; EKIDEN_SESSION marks a
+    sandboxed session, so that a failing driver is reported as such.
+    """
     variables = {name: value for name, value in os.environ.items() if name in KEPT_VARIABLES}
-    places = dict.fromkeys(("HOME", "TMPDIR", "XDG_CACHE_HOME", "POCL_CACHE_DIR"), folder)
-    return {**variables, **places, "PATH": "/usr/bin", "EKIDEN_SESSION": "1" if has_sandbox else ""}
+    folder_variables = dict.fromkeys(("HOME", "TMPDIR", "XDG_CACHE_HOME", "POCL_CACHE_DIR"), folder)
+    return {
+        **variables,
+        **folder_variables,
+        "PATH": "/usr/bin",
+        "EKIDEN_SESSION": "1" if has_sandbox else "",
+    }
 
 
 def _readable(libraries: Iterable[str]) -> list[str]:
-    """Return what programs of Python read beside the system's libraries."""
+    """Return the paths that Python programs read besides the system's libraries."""
     packages = [p for p in sys.path if p.endswith(("site-packages", "dist-packages"))]
     python = (sys.base_prefix, sys.prefix, os.path.realpath(sys.executable), sys.executable)
     paths = [*python, *packages, *ekiden.__path__, str(Path(library_path()).parent), *libraries]
@@ -140,6 +147,6 @@ def _readable(libraries: Iterable[str]) -> list[str]:
 
 
 def _folders_of_variables() -> Iterator[str]:
-    """Yield the folders of libraries that the environment names."""
+    """Yield the library folders named in the environment."""
     for name in FOLDER_VARIABLES:
         yield from filter(None, os.environ.get(name, "").split(":"))

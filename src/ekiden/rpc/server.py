@@ -1,4 +1,4 @@
-"""The server: a program of its own that waits, and one for each session.
+"""The RPC server: a program of its own that waits, and one for each session.
 
     server = rpc.Server(port=9090)
     remote = rpc.connect("127.0.0.1", server.port)
@@ -62,7 +62,7 @@ _AFTER_FAILURE = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What a server was asked for, as plain data."""
+    """The options of a server, as plain data."""
 
     tracker: tuple[str, int] | None
     address: str
@@ -75,12 +75,14 @@ class Options:
 
     @property
     def secret(self) -> Key | None:
-        """The key."""
+        """Return the key."""
         return None if self.credentials is None else Key.read(self.credentials)
 
 
 class Server(Background):
-    """A server of sessions on `host`, on the first free port from `port` to `port_end`.
+    """A session server on `host`, on the first free port from `port` to `port_end`. Without
+    `credentials`, the key file that clients must share (`ekiden rpc keygen`), `host` must be on
+    this machine a
 
     Without `credentials`, the key file that clients must have too (`ekiden rpc keygen`), `host`
     must be of this machine alone. `key` is the name of the device for clients and trackers; with
@@ -149,7 +151,7 @@ def _task(
     libraries: tuple[str, ...],
     prepare: Callable[[], object] | None,
 ) -> Task:
-    """Return what each session's program gets. Raises RPCError for a callback that cannot go."""
+    """Return the description of each session's program."""
     functions: dict[str, bytes] = {}
     refused: dict[str, str] = {}
     for name, function in registered_callables().items():
@@ -166,8 +168,8 @@ def _task(
 def listen(
     what: str, host: str, port: int, end: int, credentials: PathName | None, reuse: bool = True
 ) -> tuple[socket.socket, int]:
-    """A socket that listens, and its port. Raises InputError for an address that others reach where
-    there is no key, ValueError where no port is free.
+    """Return a listening socket and its port. Raises InputError for an address reachable by others
+    without a key, ValueError if no port is free.
     """
     if credentials is None and not is_loopback(host):
         raise InputError(
@@ -180,22 +182,22 @@ def listen(
         _log.info("%s: no key, so it listens on %s alone", what, host)
     family = socket.getaddrinfo(host, port)[0][0]
     for chosen in range(port, max(end, port + 1)) if port else (0,):
-        made = socket.socket(family, socket.SOCK_STREAM)
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, int(reuse))
+        listener = socket.socket(family, socket.SOCK_STREAM)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, int(reuse))
         try:
-            made.bind((host, chosen))
-            made.listen(64)
+            listener.bind((host, chosen))
+            listener.listen(64)
         except OSError as error:
-            made.close()
+            listener.close()
             if error.errno != errno.EADDRINUSE:
                 raise
             continue
-        return made, made.getsockname()[1]
+        return listener, listener.getsockname()[1]
     raise ValueError(f"{what}: no port of {port} to {end} is free")
 
 
 def serve_program(options: Options, has_listener: bool) -> None:
-    """Do what a server's program does, from its first line to its end."""
+    """Run a server's program from start to end."""
     listener = socket.socket(fileno=FIRST_DESCRIPTOR) if has_listener else None
     if options.is_silent:
         _log.setLevel(logging.ERROR)
@@ -205,7 +207,7 @@ def serve_program(options: Options, has_listener: bool) -> None:
 
 @dataclass(eq=False, slots=True)
 class _Session:
-    """A session that runs: its program, and its client, whose connection ends with `guest`."""
+    """A running session: its program, and its client, whose connection ends with `guest`."""
 
     program: Program
     guest: Guest
@@ -215,7 +217,9 @@ class _Session:
 
 
 class _Loop:
-    """What a server's program does: greets, starts and watches sessions, tells its tracker."""
+    """The event loop of a server: accepts connections, starts and monitors sessions, and keeps its
+    tracker informed.
+    """
 
     def __init__(self, listener: socket.socket | None, options: Options) -> None:
         self.listener, self.options, self.limits = listener, options, options.task.limits
@@ -233,7 +237,7 @@ class _Loop:
         signal.signal(signal.SIGTERM, lambda number, frame: self._end())
 
     def run(self) -> None:
-        """Until whoever started the server ends."""
+        """Run until the process that started the server ends."""
         try:
             while has_parent(self._parent):
                 self._start_spares()
@@ -247,12 +251,12 @@ class _Loop:
 
     @property
     def _most(self) -> int:
-        """Sessions at once."""
+        """Return the maximum number of concurrent sessions."""
         return 1 if self.options.tracker is not None else self.limits.sessions
 
     @property
     def _is_idle(self) -> bool:
-        """Whether nobody is here or comes."""
+        """Return whether there are no clients, connected or connecting."""
         return not (self.sessions or self.relays or self.waiting or self.door.is_busy)
 
     def _end(self) -> NoReturn:
@@ -264,12 +268,12 @@ class _Loop:
         os._exit(0)
 
     def _start_spares(self) -> None:
-        """Have programs ready for those who wait, and for the next."""
+        """Start programs for waiting clients and for the next ones."""
         room = self._most - len(self.sessions) - self.relays
-        wanted = min(room, max(SPARES if self._has_had_client else 1, len(self.waiting)))
+        target_count = min(room, max(SPARES if self._has_had_client else 1, len(self.waiting)))
         if not self.waiting and time.monotonic() < self._rests_until:
             return
-        while len(self.spares) < wanted:
+        while len(self.spares) < target_count:
             try:
                 program = start_program(self.options.task)
             except (OSError, RPCError) as error:  # no room for a folder, no more processes
@@ -278,7 +282,7 @@ class _Loop:
             self.spares[program.process] = program
 
     def _fail(self, reason: str) -> None:
-        """A program could not be started, or not get ready: those who wait hear of it, and the next
+        """Report that a program could not be started or prepared to the waiting clients; the next
         may have better luck.
         """
         _log.warning("no session: %s", reason)
@@ -288,7 +292,7 @@ class _Loop:
         self._rests_until = time.monotonic() + _AFTER_FAILURE
 
     def _wait(self) -> None:
-        """Wait for what comes first: a client, a program, the end of a session, of time."""
+        """Wait for the next event: a client, a program, the end of a session, of time."""
         actions: dict[int, Callable[[], object]] = {self.door.wake: self._take_guests}
         poll = select.poll()
         if self.listener is not None and len(self.waiting) < self._most:
@@ -313,7 +317,7 @@ class _Loop:
         self._seat()
 
     def _add_program(self, actions: dict[int, Callable[[], object]], program: Program) -> None:
-        """What to do when a program ends or prints."""
+        """Register what to do when a program ends or prints."""
         actions[program.process] = lambda: self._reap(program)
         if program.output >= 0:
             actions[program.output] = program.take_output
@@ -326,10 +330,12 @@ class _Loop:
             self.door.greet(connection)
 
     def _take_guests(self) -> None:
-        """Those who have said their first message wait for a program, or another server."""
-        wanted = f"{self.options.task.key}:{self._match}" if self._match else self.options.task.key
+        """Queue greeted clients for a program, or relay them to another server."""
+        expected_key = (
+            f"{self.options.task.key}:{self._match}" if self._match else self.options.task.key
+        )
         for guest in self.door.take():
-            if guest.key not in (wanted, f"client:{wanted}"):
+            if guest.key not in (expected_key, f"client:{expected_key}"):
                 guest.refuse(f"rpc: the key {guest.key!r} is not that of this server")
             elif guest.constructor and self.relays + len(self.sessions) < self._most:
                 self.relays += 1
@@ -340,7 +346,7 @@ class _Loop:
                 self.waiting.append(guest)
 
     def _hear(self, spare: Program) -> None:
-        """A program is ready, or says why not."""
+        """Handle a program's report that it is ready, or why not."""
         if spare.process not in self.spares:
             return
         if reason := spare.hear():
@@ -349,7 +355,7 @@ class _Loop:
             self._fail(reason)
 
     def _seat(self) -> None:
-        """Give those who wait to programs that are ready."""
+        """Assign waiting clients to ready programs."""
         for guest in list(self.waiting):
             ready = next((p for p in self.spares.values() if p.is_ready), None)
             if ready is None or len(self.sessions) + self.relays >= self._most:
@@ -359,8 +365,8 @@ class _Loop:
             self._begin(guest, ready)
 
     def _begin(self, guest: Guest, program: Program) -> None:
-        """A session begins: the program gets the connection, or the end of one behind which this
-        process speaks TLS, so that no session has the key in its memory.
+        """Begin a session: the program receives the connection, or one end of a socket pair whose
+        other end this process bridges to TLS, so that no session has the key in its memory.
         """
         ends = time.monotonic() + self.limits.seconds
         if guest.seconds:  # which its client counts from before it was heard
@@ -378,7 +384,9 @@ class _Loop:
             run_in_thread(lambda: _pass_on(guest.stream, own_end))
 
     def _reap(self, program: Program) -> None:
-        """A program has ended; another action of the same moment may have seen to it already."""
+        """Clean up after a program that has ended; another event in the same round may already have
+        done so.
+        """
         if program.process < 0:
             return
         self.spares.pop(program.process, None)
@@ -392,21 +400,23 @@ class _Loop:
             self._rests_until = time.monotonic() + _AFTER_FAILURE
 
     def _watch(self) -> None:
-        """End sessions whose client has gone, whose time is over, or that take too much."""
-        now = time.monotonic()
+        """End sessions whose client has gone, whose time is up, or that exceed a limit."""
+        current_time = time.monotonic()
         self.door.send_away_late()
         for session in self.sessions.values():
             reason = session.program.excess()
-            if now > session.ends:
+            if current_time > session.ends:
                 reason = "its time is over"
-            elif session.gone is not None and now > session.gone + _GRACE:
+            elif session.gone is not None and current_time > session.gone + _GRACE:
                 reason = "its client has gone"
             if reason:
                 _log.info("session %d ends: %s", session.program.pid, reason)
                 session.program.kill()
 
     def _tell_tracker(self) -> None:
-        """Put this server where it is free; again where the tracker began anew."""
+        """Register this server with its tracker while it is free; again where the tracker began
+        anew.
+        """
         if self.options.tracker is None or self.options.proxy is not None:
             return
         if self._tracker is not None and _has_ended(self._tracker):
@@ -431,13 +441,13 @@ class _Loop:
             self._tracker = None
 
     def _wait_at_proxy(self) -> None:
-        """Connect to the proxy, which a client will meet there."""
+        """Connect to the proxy, where a client will meet this server."""
         assert self.options.proxy is not None
         try:
             channel = dial(*self.options.proxy, self.options.credentials)
             key = f"server:{self.options.task.key}"
-            said = (MAGIC, VERSION, HELLO_LIMIT, 0, key, ())
-            channel.send(write_body(Kind.HELLO, said, Plain()))
+            hello_fields = (MAGIC, VERSION, HELLO_LIMIT, 0, key, ())
+            channel.send(write_body(Kind.HELLO, hello_fields, Plain()))
         except RPCError as error:
             _log.info("no proxy: %s", error)
             return
@@ -445,12 +455,12 @@ class _Loop:
         self.door.greet(channel.stream, is_known=True)
 
     def _relay(self, guest: Guest) -> None:
-        """Connect to another server, which serves the session: frames pass as they are."""
+        """Connect to another server, which serves the session, and forward frames unchanged."""
         try:
-            other = _other_server(guest, self.options.credentials)
-            guest.endpoint.say_hello(self.options.task.key, limit=other.peer_limit)
-            assert isinstance(other.channel.stream, socket.socket)
-            relay(guest.stream, other.channel.stream)
+            upstream = _other_server(guest, self.options.credentials)
+            guest.endpoint.say_hello(self.options.task.key, limit=upstream.peer_limit)
+            assert isinstance(upstream.channel.stream, socket.socket)
+            relay(guest.stream, upstream.channel.stream)
         except RPCError as error:
             guest.refuse(str(error))
         except OSError as error:
@@ -467,14 +477,14 @@ def _note_gone(session: _Session) -> None:
 
 
 def _has_ended(endpoint: Endpoint) -> bool:
-    """Whether the other side of an idle connection has gone."""
+    """Return whether the other side of an idle connection has closed it."""
     stream = endpoint.channel.stream
     assert isinstance(stream, socket.socket)
     return not endpoint.channel.is_open or bool(select.select([stream], [], [], 0)[0])
 
 
 def _pass_on(stream: socket.socket, session: socket.socket) -> None:
-    """Pass what a client says under TLS to its session, and back, until a side ends."""
+    """Forward a TLS client's bytes to its session and back, until a side ends."""
     with suppress(OSError), session:
         relay(stream, session)
     with suppress(OSError):
@@ -482,7 +492,7 @@ def _pass_on(stream: socket.socket, session: socket.socket) -> None:
 
 
 def _other_server(guest: Guest, credentials: str | None) -> Endpoint:
-    """Return a session with the server that a client asks for. Raises RPCError."""
+    """Open a session with the server a client asks for."""
     name, *arguments = guest.constructor
     if name != "rpc.Connect" or len(arguments) not in (2, 3, 4):
         raise RPCError(f"rpc: a session is made by rpc.Connect, url, port and key; got {name!r}")

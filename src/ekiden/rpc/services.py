@@ -1,4 +1,6 @@
-"""Serving a session: by the runtime's server (runtime/rpc), over what Python has connected."""
+"""The serving side of a session: by the runtime's server (runtime/rpc), over what Python has
+connected.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ _NAME_LIMIT = 255
 
 
 def hear(stream: Stream, seconds: float | None = None) -> tuple[Endpoint, int, str, list[object]]:
-    """Hear HELLO, and nothing behind it: what refuses or serves its client, the milliseconds the
+    """Receive HELLO and nothing beyond it: what refuses or serves its client, the milliseconds the
     session may last, the key, the constructor. Raises RPCError.
     """
     channel = Channel(stream, ahead=0)
@@ -27,18 +29,16 @@ def hear(stream: Stream, seconds: float | None = None) -> tuple[Endpoint, int, s
 
 
 def serve(stream: int, peer_limit: int, folder: Path, key: str) -> None:
-    """Answer HELLO on a descriptor, and serve until the session ends. Raises FrameError where its
-    client breaks a rule of the messages.
-    """
+    """Answer HELLO on a descriptor, and serve until the session ends."""
     functions = _by_tvms_names(folder)
     serve_session(stream, os.fsencode(folder), key.encode(), FRAME_LIMIT, peer_limit, functions)
 
 
 def _by_tvms_names(folder: Path) -> dict[str, Callable[..., object]]:
-    """Functions of a session by TVM's names; all others are the process's."""
+    """Return the functions of a session under TVM's names; all others are the process's."""
 
     def path(name: str) -> Path:
-        """The place of a session's file. Raises ValueError for a name that could lead out of its
+        """Return the path of a session's file. Raises ValueError for a name that could escape its
         folder.
         """
         is_plain = name not in ("", ".", "..") and not set(name) & {"/", "\0"}
@@ -62,7 +62,9 @@ def _by_tvms_names(folder: Path) -> dict[str, Callable[..., object]]:
 
 
 def _linked(name: str) -> bytes:
-    """The shared library that a C compiler of this machine makes of an uploaded archive."""
+    """Raises ValueError: linking an uploaded archive needs a compiler, which a session may not
+    start.
+    """
     raise ValueError(
         f"download_linked_module '{name}': a session may start no compiler; make the library"
         " where the model is compiled: export_library(path, cc='aarch64-linux-gnu-gcc')"

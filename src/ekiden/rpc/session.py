@@ -33,7 +33,7 @@ _DRIVERS = ("cuda", "opencl", "vulkan", "rocm", "metal")
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What a session's program needs to know: all of it plain data."""
+    """The description of a session's program, as plain data."""
 
     key: str
     folder: str
@@ -49,7 +49,7 @@ class Task:
 
 
 def run_session(task: Task) -> None:
-    """Get ready, wait for a client, serve it until the session ends."""
+    """Prepare, wait for a client, and serve it until the session ends."""
     control = socket.socket(fileno=_CONTROL)
     try:
         _get_ready(task, *NUMBER.unpack(control.recv(NUMBER.size)))
@@ -88,7 +88,7 @@ def _get_ready(task: Task, walls: int) -> None:
 
 
 def _refusing(name: str, reason: str) -> Callable[..., object]:
-    """Return what stands for a function that is not here."""
+    """Return a stand-in for a function that is not available here."""
 
     def refuse(*_: object) -> object:
         raise RPCError(f"'{name}': {reason}")

@@ -1,4 +1,4 @@
-"""Programs of sessions from the server's side: started ahead, watched, ended.
+"""Session programs from the server's side: started ahead, watched, ended.
 
 A program takes as long to start as Python does, so there is one that waits already when a client
 comes. The server holds its limits: what a session does to itself does not move them.
@@ -34,7 +34,7 @@ _THREADS_FIELD = 17
 
 @dataclass(eq=False, slots=True)
 class Program:
-    """The program of a session, which waits for a client or has one."""
+    """The program of a session, idle or with a client."""
 
     pid: int
     process: int
@@ -49,37 +49,37 @@ class Program:
     logged: int = 0
 
     def hear(self) -> str:
-        """Take what it says of itself: why it cannot have a client, or nothing."""
+        """Receive its report: return why it cannot take a client, or "" if it is ready."""
         assert self.control is not None
-        said = self.control.recv(8192)
-        self.is_ready = said == READY
+        report = self.control.recv(8192)
+        self.is_ready = report == READY
         if self.is_ready:
             return ""
-        return said.removeprefix(FAILED).decode(errors="replace") or "its program ended"
+        return report.removeprefix(FAILED).decode(errors="replace") or "its program ended"
 
     def give(self, connection: socket.socket, peer_limit: int) -> None:
-        """Let it serve a client. Raises OSError where it has ended."""
+        """Hand it a client to serve."""
         assert self.control is not None
         control, self.control = self.control, None
         with control:
             socket.send_fds(control, [NUMBER.pack(peer_limit)], [connection.fileno()])
 
     def take_output(self) -> bool:
-        """Log what it prints, escaped: a terminal would obey it. False at its end."""
+        """Log its output, escaped since a terminal would interpret it. Return False at its end."""
         if self.output < 0:
             return False
         data = os.read(self.output, 1 << 14)
         if not data:
             os.close(self.output)
             self.output = -1
-        left = LOGGED_BYTES - self.logged
+        log_budget = LOGGED_BYTES - self.logged
         self.logged += len(data)
-        for line in data[: max(left, 0)].decode(errors="replace").splitlines():
+        for line in data[: max(log_budget, 0)].decode(errors="replace").splitlines():
             _log.info("session %d: %s", self.pid, line.encode("unicode_escape").decode())
         return bool(data)
 
     def excess(self) -> str:
-        """Return which of its limits it has passed."""
+        """Return which of its limits it has exceeded."""
         if _threads_of(self.pid) > self.limits.threads:
             return f"more than {self.limits.threads} threads"
         if _disk_of(self.pid, self.folder.path) > self.limits.disk:
@@ -87,12 +87,12 @@ class Program:
         return ""
 
     def kill(self) -> None:
-        """End it now, whatever it does."""
+        """Kill it immediately."""
         with suppress(ProcessLookupError):
             signal.pidfd_send_signal(self.process, signal.SIGKILL)
 
     def bury(self) -> None:
-        """Wait for its end, and remove what it leaves; `process` is negative then."""
+        """Wait for its end, and clean up after it; `process` is negative then."""
         with suppress(ChildProcessError):
             os.waitpid(self.pid, 0)
         while self.take_output():  # its last words
@@ -105,7 +105,7 @@ class Program:
 
 
 def start_program(template: Task) -> Program:
-    """Start the program of a session, for the next client. Raises OSError, RPCError."""
+    """Start a session program for the next client."""
     folder = SessionFolder.make()
     own_end, other_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     source, output = os.pipe()
@@ -132,7 +132,7 @@ def start_program(template: Task) -> Program:
 
 
 def _threads_of(pid: int) -> int:
-    """Return how many threads a process has; 0 of one that has ended."""
+    """Return the number of threads of a process; 0 of one that has ended."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
     except OSError:
@@ -141,7 +141,7 @@ def _threads_of(pid: int) -> int:
 
 
 def _disk_of(pid: int, folder: str) -> int:
-    """Return the bytes that a session has on the disk: those of files that it has removed, too."""
+    """Return the disk usage of a session in bytes: those of files that it has removed, too."""
     total = 0
     with suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:

@@ -1,4 +1,4 @@
-"""The tracker: which devices are free, and who waits for one.
+"""The RPC tracker: which devices are free, and who waits for one.
 
 It keeps what its connections have told it and nothing else: when it begins anew, servers put
 themselves again. A device whose server ends goes with the connection; a request whose client ends
@@ -35,14 +35,14 @@ LOST_SECONDS = 5.0
 
 
 class Summary(TypedDict):
-    """What a tracker says of itself."""
+    """The status of a tracker."""
 
     queue_info: dict[str, dict[str, int]]
     server_info: list[dict[str, object]]
 
 
 class Tracker(Hub):
-    """A tracker in a process of its own, on the first free port from `port` to `port_end`. Without
+    """A tracker in a separate process, on the first free port from `port` to `port_end`. Without
     `credentials` only this machine may connect. Raises InputError, ValueError as `Server` does.
     """
 
@@ -62,13 +62,13 @@ class Tracker(Hub):
 
 
 def keep_books(listener: socket.socket) -> Callable[[Peer], Awaitable[None]]:
-    """Return what serves a tracker's clients and devices."""
+    """Return the handler of a tracker's clients and devices."""
     return _Books().serve
 
 
 @dataclass(frozen=True, slots=True)
 class _Device:
-    """A device that is free, and whose connection said so."""
+    """A free device, with the connection that announced it."""
 
     key: str
     host: str
@@ -78,7 +78,7 @@ class _Device:
 
 
 class _Books:
-    """Devices and requests."""
+    """The free devices and the pending requests."""
 
     def __init__(self) -> None:
         self.free: dict[str, list[_Device]] = defaultdict(list)
@@ -90,7 +90,7 @@ class _Books:
         self._order = itertools.count()
 
     async def serve(self, peer: Peer) -> None:
-        """Talk to one connection until it ends."""
+        """Handle one connection until it ends."""
         await peer.hear_hello()
         await peer.say_hello()
         self.known[peer] = {}
@@ -103,6 +103,7 @@ class _Books:
                 self._drop(device)
 
     async def _answer(self, peer: Peer, kind: Kind, fields: list[object]) -> None:
+        """Answer one message."""
         match kind:
             case Kind.PUT:
                 self._put(_Device(*cast(tuple[str, str, int, str], tuple(fields)), peer))
@@ -113,16 +114,16 @@ class _Books:
                 await peer.send(Kind.RETURN, None)
             case Kind.REQUEST:
                 key, priority = cast(tuple[str, int], tuple(fields))
-                found = await self._take(peer, key, priority)
-                await peer.send(Kind.RETURN, [found.host, found.port, found.match])
+                assigned = await self._take(peer, key, priority)
+                await peer.send(Kind.RETURN, [assigned.host, assigned.port, assigned.match])
             case Kind.SUMMARY:
                 await peer.send(Kind.RETURN, json.dumps(self._summary()))
             case _:
                 raise FrameError(f"rpc: a tracker does not serve {kind.name}")
 
     def _put(self, device: _Device) -> None:
-        """A device is free, or still free. One that was given away a while ago, and still says so,
-        was never connected to: it is given away again.
+        """Register a free device. One that was assigned a while ago and still reports itself free
+        was never connected to, and is assigned again.
         """
         mine = self.known.get(device.owner)
         if mine is None or device in self.free[device.key]:
@@ -133,14 +134,18 @@ class _Books:
         if device.match in mine:  # elsewhere before, or never connected to
             self._drop(mine[device.match])
         if device.owner.key.startswith("server:"):
-            for each in mine.values():  # a server is one device, whatever its match was before
-                self._drop(each)
+            for (
+                known_device
+            ) in mine.values():  # a server is one device, whatever its match was before
+                self._drop(known_device)
             mine.clear()
         mine[device.match] = device
         self._give(device)
 
     def _give(self, device: _Device) -> None:
-        """To the one who waits with the highest priority, first come; or it stays free."""
+        """Assign a device to the waiting client of highest priority, first come first served;
+        otherwise keep it free.
+        """
         queue = self.waiting[device.key]
         if queue:
             self.taken[device.match] = time.monotonic()
@@ -154,13 +159,13 @@ class _Books:
             self.free[device.key].remove(device)
 
     async def _take(self, peer: Peer, key: str, priority: int) -> _Device:
-        """A free device, when there is one. Raises asyncio.IncompleteReadError where the client
-        goes meanwhile: the device, if it came, is for the next.
+        """Return a free device, waiting for one if necessary. Raises asyncio.IncompleteReadError if
+        the client disconnects meanwhile; a device that was already assigned goes to the next.
         """
         if self.free.get(key):
-            found = self.free[key].pop(0)
-            self.taken[found.match] = time.monotonic()
-            return found
+            device = self.free[key].pop(0)
+            self.taken[device.match] = time.monotonic()
+            return device
         future: asyncio.Future[_Device] = asyncio.get_running_loop().create_future()
         queue = self.waiting[key]
         heapq.heappush(queue, mine := (-priority, next(self._order), future))
@@ -176,7 +181,7 @@ class _Books:
         return future.result()
 
     def _summary(self) -> Summary:
-        """As TVM's trackers say it."""
+        """Return the status in the format of TVM's trackers."""
         devices = [d for mine in self.known.values() for d in mine.values()]
         keys = sorted(self.free.keys() | {k for k, q in self.waiting.items() if q})
         queues = {
@@ -193,7 +198,7 @@ class _Books:
 
 
 class TrackerSession:
-    """A connection to a tracker; made by `connect_tracker`."""
+    """A connection to a tracker, created by `connect_tracker`."""
 
     def __init__(self, addr: tuple[str, int], credentials: PathName | None = None) -> None:
         self._address, self._credentials = addr, credentials
@@ -203,13 +208,13 @@ class TrackerSession:
         return open_session(dial(*self._address, self._credentials), "client", 0)
 
     def _ask(self, kind: Kind, *fields: object) -> object:
-        """Ask, once more on a new connection where the old one has ended."""
+        """Send a request, reconnecting once if the connection has ended."""
         if self._endpoint is None or not self._endpoint.channel.is_open:
             self._endpoint = self._open()
         return self._endpoint.request(kind, *fields)
 
     def close(self) -> None:
-        """End the connection."""
+        """Close the connection."""
         if self._endpoint is not None:
             self._endpoint.close()
             self._endpoint = None
@@ -226,19 +231,21 @@ class TrackerSession:
         self.close()
 
     def summary(self) -> Summary:
-        """Devices (`server_info`: address and key of each) and queues (`queue_info`: free and
-        pending by key).
+        """Return the devices (`server_info`: address and key of each) and queues (`queue_info`:
+        free and pending by key).
         """
         return cast(Summary, json.loads(str(self._ask(Kind.SUMMARY))))
 
     def text_summary(self) -> str:
-        """The same as text."""
-        found = self.summary()
+        """Return the summary as text."""
+        status = self.summary()
         lines = ["server-address           key"]
-        for each in sorted(found["server_info"], key=lambda e: str(e["key"])):
-            lines.append(f"{':'.join(map(str, cast(list[object], each['addr']))):24} {each['key']}")
+        for server in sorted(status["server_info"], key=lambda e: str(e["key"])):
+            lines.append(
+                f"{':'.join(map(str, cast(list[object], server['addr']))):24} {server['key']}"
+            )
         lines += ["", "key                      free  pending"]
-        for key, counts in found["queue_info"].items():
+        for key, counts in status["queue_info"].items():
             lines.append(f"{key:24} {counts['free']:<5} {counts['pending']}")
         return "\n".join(lines) + "\n"
 
@@ -250,9 +257,14 @@ class TrackerSession:
         max_retry: int = 5,
         session_constructor_args: list[object] | None = None,
     ) -> RPCSession:
-        """A session with a device of that name, once one is free; a higher priority comes first.
-        Where a device cannot be reached another is asked for, `max_retry` times in all. Raises
-        RPCError; RPCSessionTimeoutError where the session's time is over before it is open.
+        """Return a session with a device of this name, once one is free.
+        Args:
+            key: The name of the device.
+            priority: Requests of higher priority are served first.
+            session_timeout: The time limit of the session in seconds, 0 for none.
+            max_retry: How many devices to try if one cannot be reached.
+            session_constructor_args: The arguments of the session's constructor.
+        Raises RPCError, and RPCSessionTimeoutError if the session's time is over before it opens.
         """
         last: RPCError | None = None
         for _ in range(max_retry):
@@ -281,8 +293,8 @@ class TrackerSession:
         session_timeout: float = 0,
         max_retry: int = 2,
     ) -> Result:
-        """What a function of a session gives; with another device where one ends meanwhile. Raises
-        what the function raises, RPCError where no device lasts.
+        """Return the result of a function of a session, retried on another device if one fails
+        meanwhile. Raises what the function raises, and RPCError if no device lasts.
         """
         last: RPCError | None = None
         for _ in range(max_retry):
@@ -302,5 +314,5 @@ class TrackerSession:
 
 
 def connect_tracker(url: str, port: int, *, credentials: PathName | None = None) -> TrackerSession:
-    """Connect to a tracker. Raises RPCError."""
+    """Connect to a tracker."""
     return TrackerSession((url, port), credentials)

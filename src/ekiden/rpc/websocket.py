@@ -1,4 +1,4 @@
-"""Pages of this machine as servers at a proxy: their WebSockets as connections to it."""
+"""Web pages of this machine as servers at a proxy: their WebSockets as connections to it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _ORIGINS = re.compile(r"https?://(localhost|127\.0\.0\.1|\[::1\])(:\d+)?")
 
 
 def require_websockets() -> None:
-    """Raises ImportError that says what to install."""
+    """Raises ImportError naming the package to install."""
     try:
         import websockets.asyncio.server  # noqa: F401, PLC0415
     except ImportError as error:
@@ -34,7 +34,7 @@ def require_websockets() -> None:
 
 
 def start_web(listener: socket.socket, proxy: tuple[str, int]) -> None:
-    """Serve pages in a thread, which ends with the process."""
+    """Serve pages in a daemon thread."""
     threading.Thread(target=lambda: asyncio.run(_serve(listener, proxy)), daemon=True).start()
 
 
@@ -42,7 +42,7 @@ async def _serve(listener: socket.socket, proxy: tuple[str, int]) -> None:
     from websockets.asyncio.server import serve  # noqa: PLC0415  # an extra
 
     async def talk(page: ServerConnection) -> None:
-        """One page; what goes wrong with it is logged, and ends it alone."""
+        """Handle one page. Errors are logged and end only this connection."""
         try:
             await _meet(page, proxy)
         except (RPCError, OSError, EOFError, TimeoutError) as error:
@@ -60,7 +60,7 @@ async def _serve(listener: socket.socket, proxy: tuple[str, int]) -> None:
 
 
 async def _meet(page: ServerConnection, proxy: tuple[str, int]) -> None:
-    """A page says HELLO as a server; then its messages are those of a connection to the proxy."""
+    """Receive a page's HELLO as a server, then bridge it to a connection to the proxy."""
     near, far = socket.socketpair()  # what a page says waits there, and the page with it
     heard, talked = await asyncio.open_connection(sock=near, limit=HELLO_LIMIT)
     _, into = await asyncio.open_connection(sock=far)
@@ -72,18 +72,21 @@ async def _meet(page: ServerConnection, proxy: tuple[str, int]) -> None:
         if not peer.key.startswith("server:"):
             raise FrameError(f"rpc: a page is a server, got the key {peer.key!r}")
         await peer.send(Kind.HELLO, MAGIC, VERSION, HELLO_LIMIT, 0, peer.key, [])
-        ways = [asyncio.ensure_future(each) for each in (_to(heard, writer), _back(reader, page))]
-        await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
-        for way in ways:
-            way.cancel()
+        pumps = [
+            asyncio.ensure_future(forwarder)
+            for forwarder in (_to(heard, writer), _back(reader, page))
+        ]
+        await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
+        for pump in pumps:
+            pump.cancel()
     finally:
         feeding.cancel()
-        for each in (writer, into, talked):
-            each.close()
+        for writer_or_socket in (writer, into, talked):
+            writer_or_socket.close()
 
 
 async def _feed(page: ServerConnection, into: asyncio.StreamWriter) -> None:
-    """What a page says, as a stream, no faster than it is read."""
+    """Forward a page's messages to a stream, no faster than they are read."""
     try:
         async for data in page:
             if not isinstance(data, bytes):
@@ -101,7 +104,9 @@ async def _to(heard: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None
 
 
 async def _back(reader: asyncio.StreamReader, page: ServerConnection) -> None:
-    """What a client says, a message each. Its sizes are checked before they are waited for."""
+    """Forward a client's bytes to the page, one message each, checking each size before waiting for
+    the body.
+    """
     while True:
         head = await reader.readexactly(HEADER)
         _, size = read_head(head, FRAME_LIMIT)

@@ -1,5 +1,6 @@
-"""Messages as bytes. Reading trusts nothing: sizes, tags, depth and handles are checked before
-anything is made of them."""
+"""Serialization of messages. Reading trusts nothing: sizes, tags, depth and handles are checked
+before anything is made of them.
+"""
 
 from __future__ import annotations
 
@@ -42,49 +43,49 @@ Bytes = bytes | bytearray | memoryview
 
 
 class TensorType(tuple[Device, str, tuple[int, ...]]):
-    """Device, dtype and shape."""
+    """A device, dtype and shape."""
 
     __slots__ = ()
 
 
 class Handles(Protocol):
-    """What a side holds for the other, and how things of the other appear here."""
+    """Mapping between handles and objects of both sides."""
 
-    def export(self, thing: object) -> int:
-        """A new handle of a thing of this side."""
+    def export(self, value: object) -> int:
+        """Return a new handle of a local object."""
 
     def held(self, handle: int) -> object:
-        """The thing of a handle. Raises FrameError for one that there is not."""
+        """Return the object of a handle. Raises FrameError if there is none."""
 
-    def handle_of(self, thing: object) -> int | None:
-        """The other side's handle of a thing of its own that came here; None for any other."""
+    def handle_of(self, value: object) -> int | None:
+        """Return the remote handle behind a proxy; None for any other value."""
 
     def appear(self, tag: Tag, handle: int, about: object) -> object:
-        """A thing of the other side, as it is here."""
+        """Return a proxy of a remote object."""
 
 
 class Plain:
-    """Without things, such as a tracker."""
+    """A side without objects, such as a tracker."""
 
-    def export(self, thing: object) -> int:
-        """None of this side."""
+    def export(self, value: object) -> int:
+        """Raises TypeError: there are no local objects."""
         raise TypeError("rpc: there are no things here")
 
     def held(self, handle: int) -> object:
-        """None of this side."""
+        """Raises FrameError: there are no local objects."""
         raise FrameError("rpc: there are no things here")
 
-    def handle_of(self, thing: object) -> int | None:
-        """None of the other side."""
+    def handle_of(self, value: object) -> int | None:
+        """Return None: there are no remote objects."""
         return None
 
     def appear(self, tag: Tag, handle: int, about: object) -> object:
-        """None of the other side."""
+        """Raises FrameError: there are no remote objects."""
         raise FrameError("rpc: there are no things here")
 
 
 class Writer:
-    """Makes one message: `data`, and `tail` where its last field is large and stays where it is."""
+    """Serializes one message: `data`, and `tail` if its last field is large and stays in place."""
 
     __slots__ = ("_handles", "data", "tail")
 
@@ -94,19 +95,19 @@ class Writer:
         self._handles = handles
 
     def number(self, form: struct.Struct, value: object) -> None:
-        """A number of a form. Raises OverflowError for one that does not fit."""
+        """Write a number. Raises OverflowError if it does not fit."""
         try:
             self.data += form.pack(value)
         except struct.error as error:
             raise OverflowError(f"rpc: {value!r} does not fit its field: {error}") from error
 
     def blob(self, value: Bytes) -> None:
-        """Bytes behind their number."""
+        """Write length-prefixed bytes."""
         self.number(_U32, len(value))
         self.data += value
 
     def last(self, value: Bytes) -> None:
-        """The same as the last field of a message."""
+        """Write the last field of a message, keeping large bytes in place."""
         if len(value) < _LEAST_TAIL:
             self.blob(value)
         else:
@@ -114,26 +115,28 @@ class Writer:
             self.tail = memoryview(value)
 
     def text(self, value: str) -> None:
-        """Text as bytes. Raises TypeError for anything else."""
+        """Write text as bytes."""
         if not isinstance(value, str):
             raise TypeError(f"rpc: text expected, got {value!r}")
         self.blob(value.encode("utf-8", "surrogatepass"))
 
     def kind_of_tensor(self, value: TensorType) -> None:
-        """Device, dtype, shape."""
+        """Write a device, dtype and shape."""
         device, dtype, shape = value
         kind = DataType(dtype)
         self.data += _TYPE.pack(*device, kind.type_code, kind.bits, kind.lanes, len(shape))
         self.data += struct.pack(f"<{len(shape)}q", *shape)
 
     def values(self, items: Sequence[object], depth: int = 0) -> None:
-        """Values behind their number."""
+        """Write count-prefixed values."""
         self.number(_U32, len(items))
         for item in items:
             self.value(item, depth)
 
     def value(self, item: object, depth: int = 0) -> None:
-        """One value. Raises TypeError for what cannot cross, ValueError where it is too deep."""
+        """Write one value. Raises TypeError for what cannot be transferred, ValueError if it is
+        nested too deeply.
+        """
         if depth > DEPTH_LIMIT:
             raise ValueError(f"rpc: more than {DEPTH_LIMIT} containers inside each other")
         write = _EXACT.get(type(item))
@@ -142,7 +145,7 @@ class Writer:
         write(self, item, depth)
 
     def _rare(self, item: object) -> Callable[..., None]:
-        """How an item is written whose class is none of the common ones. Raises TypeError."""
+        """Return the writer of an item of an uncommon class. Raises TypeError."""
         if self._handles.handle_of(item) is not None:
             return Writer._yours
         for cls, write in _VALUES:
@@ -200,20 +203,22 @@ class Writer:
         self.data += struct.pack(f"<{len(item)}q", *item)
 
     def _adt(self, item: tuple[object, ...], depth: int) -> None:
+        """Write a tuple or ADT."""
         self.data.append(Tag.ADT)
         self.data += _ADT.pack(getattr(item, "tag", 0), len(item))
-        for each in item:
-            self.value(each, depth + 1)
+        for element in item:
+            self.value(element, depth + 1)
 
     def _array(self, item: Sequence[object], depth: int) -> None:
         self.data.append(Tag.ARRAY)
         self.values(item, depth + 1)
 
     def _map(self, item: dict[object, object], depth: int) -> None:
+        """Write a dictionary."""
         self._tagged(Tag.MAP, _U32, len(item))
         for pair in item.items():
-            for each in pair:
-                self.value(each, depth + 1)
+            for key_or_value in pair:
+                self.value(key_or_value, depth + 1)
 
     def _function(self, item: object, depth: int) -> None:
         self._tagged(Tag.FUNCTION, _U64, self._handles.export(item))
@@ -259,7 +264,7 @@ _WRITE: dict[str, Callable[..., None]] = {
 
 
 class Reader:
-    """Takes the body of one message apart. Raises FrameError for what is none."""
+    """Parses the body of one message. Raises FrameError if it is invalid."""
 
     __slots__ = ("_at", "_data", "_end", "_handles", "_lends")
 
@@ -270,11 +275,11 @@ class Reader:
 
     @property
     def left(self) -> int:
-        """Bytes that are not read yet."""
+        """Return the number of unread bytes."""
         return self._end - self._at
 
     def _skip(self, size: int) -> int:
-        """Where the next bytes begin, which are read then."""
+        """Advance over the next bytes, and return where they begin."""
         at = self._at
         if size > self._end - at:
             raise FrameError(f"rpc: {size} bytes expected in a message, got {self._end - at}")
@@ -282,47 +287,49 @@ class Reader:
         return at
 
     def take(self, size: int) -> memoryview:
-        """The next bytes."""
+        """Return the next bytes."""
         at = self._skip(size)
         return self._data[at : self._at]
 
     def number(self, form: struct.Struct) -> int:
-        """The next number."""
-        found: int = form.unpack_from(self._data, self._skip(form.size))[0]
-        return found
+        """Return the next number."""
+        value: int = form.unpack_from(self._data, self._skip(form.size))[0]
+        return value
 
-    def count(self, least: int) -> int:
-        """A number of things that take at least so many bytes each: no more than there can be.
-        Raises FrameError for more."""
+    def count(self, min_bytes: int) -> int:
+        """Return a count of items that take at least `min_bytes` each. Raises FrameError for more
+        than can fit.
+        """
         # What is announced must be here already: memory is taken in proportion to the bytes that
         # came, whatever number stands in them.
         count = self.number(_U32)
-        if count * least > self.left:
+        if count * min_bytes > self.left:
             raise FrameError(f"rpc: {count} items announced in {self.left} bytes")
         return count
 
     def blob(self) -> memoryview:
-        """Bytes behind their number."""
+        """Return length-prefixed bytes."""
         return self.take(self.count(1))
 
     def bytes_or_view(self) -> Bytes:
-        """Bytes; as they lie in the message where this reader lends them."""
+        """Return bytes; as they lie in the message where this reader lends them."""
         return self.blob() if self._lends else bytes(self.blob())
 
     def text(self) -> str:
-        """Text. Raises FrameError for bytes that are not UTF-8."""
+        """Return text."""
         try:
             return str(self.blob(), "utf-8", "surrogatepass")
         except UnicodeDecodeError as error:
             raise FrameError(f"rpc: text expected: {error.reason}") from error
 
     def sizes(self, count: int) -> tuple[int, ...]:
-        """Numbers with sign."""
+        """Return signed numbers."""
         return struct.unpack(f"<{count}q", self.take(8 * count))
 
     def kind_of_tensor(self) -> TensorType:
-        """A tensor's type, of what may be one. Raises FrameError for another, a rank above
-        MAX_RANK, negative sizes."""
+        """Return a tensor's type. Raises FrameError for an invalid dtype, a rank above MAX_RANK, or
+        negative sizes.
+        """
         kind, number, code, bits, lanes, rank = _TYPE.unpack(self.take(_TYPE.size))
         if rank > MAX_RANK:
             raise FrameError(f"rpc: a rank of {MAX_RANK} at most expected, got {rank}")
@@ -332,12 +339,13 @@ class Reader:
         return TensorType((Device(kind, number), _dtype_name(code, bits, lanes), shape))
 
     def values(self, depth: int = 0) -> list[object]:
-        """Values behind their number."""
+        """Return count-prefixed values."""
         return [self.value(depth) for _ in range(self.count(1))]
 
     def value(self, depth: int = 0) -> object:
-        """One value. Raises FrameError for a tag that there is not, and for containers deeper than
-        DEPTH_LIMIT."""
+        """Return one value. Raises FrameError for an unknown tag, or containers nested deeper than
+        DEPTH_LIMIT.
+        """
         if depth > DEPTH_LIMIT:
             raise FrameError(f"rpc: more than {DEPTH_LIMIT} containers inside each other")
         tag = self._data[self._skip(1)]
@@ -347,24 +355,25 @@ class Reader:
         return read(self, depth)
 
     def yours(self, depth: int) -> object:
-        """A thing of this side."""
+        """Return a local object by its handle."""
         return self._handles.held(self.number(_U64))
 
     def appear(self, tag: Tag, about: Callable[[Reader], object]) -> object:
-        """A thing of the other side."""
+        """Return a proxy of a remote object."""
         handle = self.number(_U64)
         return self._handles.appear(tag, handle, about(self))
 
     def truth(self, depth: int) -> bool:
-        """0 or 1. Raises FrameError for another."""
-        found = self.take(1)[0]
-        if found > 1:
-            raise FrameError(f"rpc: 0 or 1 expected, got {found}")
-        return bool(found)
+        """Return a boolean. Raises FrameError unless it is 0 or 1."""
+        byte = self.take(1)[0]
+        if byte > 1:
+            raise FrameError(f"rpc: 0 or 1 expected, got {byte}")
+        return bool(byte)
 
     def fields_of_adt(self, depth: int) -> object:
-        """A tuple, or a value of another tag. Raises FrameError for more fields than bytes are
-        left."""
+        """Return a tuple, or an ADT of another tag. Raises FrameError for more fields than
+        remaining bytes.
+        """
         tag, count = _ADT.unpack(self.take(_ADT.size))
         if count > self.left:
             raise FrameError(f"rpc: {count} items announced in {self.left} bytes")
@@ -372,28 +381,28 @@ class Reader:
         return ADT(tag, items) if tag else items
 
     def pairs(self, depth: int) -> dict[object, object]:
-        """A map. Raises FrameError for a key that cannot be one."""
-        found = {}
+        """Return a dictionary. Raises FrameError for an unhashable key."""
+        entries = {}
         for _ in range(self.count(2)):
             key = self.value(depth + 1)
             try:
                 hash(key)
             except (TypeError, ValueError) as error:  # a list in a tuple; a view of these bytes
                 raise FrameError(f"rpc: a key expected, got a {type(key).__name__}") from error
-            found[key] = self.value(depth + 1)
-        return found
+            entries[key] = self.value(depth + 1)
+        return entries
 
     def device(self, depth: int) -> Device:
-        """A device of this side."""
+        """Return a local device."""
         return Device(*_DEVICE.unpack(self.take(_DEVICE.size)))
 
     def dtype(self, depth: int) -> DataType:
-        """A dtype."""
+        """Return a dtype."""
         return DataType(_dtype_name(*_DTYPE.unpack(self.take(_DTYPE.size))))
 
 
 def _nothing(reader: Reader) -> None:
-    """What is known of functions and modules."""
+    """Return the description of a function or module: there is none."""
 
 
 _READ_VALUE: dict[int, Callable[[Reader, int], object]] = {
@@ -431,7 +440,7 @@ _READ: dict[str, Callable[[Reader], object]] = {
 
 
 def _dtype_name(code: int, bits: int, lanes: int) -> str:
-    """The name of a dtype by its numbers."""
+    """Return the name of a dtype from its code, bits and lanes. Raises FrameError."""
     name = _SMALL.get((code, bits), "")
     if not name and (code >= len(_NAMES) or _NAMES[code] == "handle"):
         raise FrameError(f"rpc: a dtype expected, got code {code}, {bits} bits")
@@ -445,8 +454,8 @@ def _dtype_name(code: int, bits: int, lanes: int) -> str:
 def write_parts(
     kind: Kind, fields: Sequence[object], handles: Handles
 ) -> tuple[bytearray, memoryview | None]:
-    """A frame, and its last bytes where they lie elsewhere. Raises TypeError, OverflowError or
-    ValueError for what cannot cross.
+    """Serialize a frame, returning its last bytes separately if they stay in place. Raises
+    TypeError, OverflowError or ValueError for what cannot be transferred.
     """
     writer = Writer(handles)
     for letter, value in zip(MESSAGES[kind].fields, fields, strict=True):
@@ -457,13 +466,13 @@ def write_parts(
 
 
 def write_body(kind: Kind, fields: Sequence[object], handles: Handles) -> bytearray:
-    """A whole frame in one piece. Raises what `write_parts` raises."""
+    """Serialize a whole frame. Raises what `write_parts` raises."""
     frame, tail = write_parts(kind, fields, handles)
     return frame if tail is None else frame + tail
 
 
 def read_body(kind: Kind, data: Bytes, handles: Handles, lends: bool = False) -> list[object]:
-    """The fields of a message. With `lends` bytes are views of it. Raises FrameError."""
+    """Parse the fields of a message. With `lends`, bytes are views of it. Raises FrameError."""
     reader = Reader(data, handles, lends)
     fields = [_READ[letter](reader) for letter in MESSAGES[kind].fields]
     if reader.left:
@@ -471,23 +480,24 @@ def read_body(kind: Kind, data: Bytes, handles: Handles, lends: bool = False) ->
     return fields
 
 
-def check_lent(head: Bytes, place: Sized | None) -> None:
-    """Check that what stands in a RETURN before bytes says that there are as many as a place has.
-    Raises FrameError."""
-    size = -1 if place is None else len(place)
+def check_lent(head: Bytes, buffer: Sized | None) -> None:
+    """Raises FrameError unless the prefix of a RETURN announces exactly as many bytes as a buffer
+    has.
+    """
+    size = -1 if buffer is None else len(buffer)
     if head[0] != Tag.BYTES or int.from_bytes(head[1:LENT], "little") != size:
         raise FrameError(f"rpc: {size} bytes expected, got a frame as long that begins otherwise")
 
 
 def read_head(data: Bytes, limit: int, begin: int = 0) -> tuple[Kind, int]:
-    """Kind and size of the body of a frame, of which these are the first bytes. Raises FrameError
-    for what is no message, or is longer than this side takes.
+    """Parse the header of a frame into its message kind and body size. Raises FrameError for an
+    unknown message, or a body that is too short or exceeds the limit.
     """
     size, number, zero, zeros = _READ_HEAD.unpack_from(data, begin)
-    kind, least = _LEAST.get(number, (None, 0))
+    kind, min_size = _LEAST.get(number, (None, 0))
     if kind is None or zero or zeros:
         head = bytes(data[begin : begin + _HEAD.size])
         raise FrameError(f"rpc: a message expected, got the bytes {head.hex()}")
-    if not least <= size <= limit:
+    if not min_size <= size <= limit:
         raise FrameError(f"rpc: {kind.name} of {size} bytes, of at most {limit}")
     return kind, size
