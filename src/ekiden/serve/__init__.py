@@ -25,7 +25,7 @@ __all__ = ["Message", "ModelConfig", "Piece", "Sampling", "Server", "ServerConfi
 
 
 def __getattr__(name: str) -> object:
-    """`Server`, which needs what `pip install ekiden[serve]` brings."""
+    """Load `Server`, which needs the packages of `pip install ekiden[serve]`."""
     if name != "Server":
         raise AttributeError(name)
     try:

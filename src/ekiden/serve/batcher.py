@@ -1,4 +1,4 @@
-"""Requests that wait for a program, and what runs them, several in one run.
+"""Request queues with dynamic batching, and the threads that run the batches.
 
 The event loop puts work in; a thread that is free takes all that waits for one program. Requests
 that come while a run is under way so make up the next one, and nobody waits for nothing.
@@ -47,7 +47,7 @@ PATIENCE = 0.02
 
 @dataclass(slots=True, eq=False)
 class Work:
-    """A request that waits, and the future of its outputs."""
+    """A waiting request, with the future of its outputs."""
 
     arrays: Sequence[Array]
     future: asyncio.Future[list[Array]]
@@ -65,58 +65,62 @@ class Work:
 
     @property
     def size(self) -> int:
-        """The bytes that it brings."""
+        """Return the size of its inputs in bytes."""
         return sum(array.nbytes for array in self.arrays)
 
 
 class Costs:
-    """What runs of a program took: one figure for each power of two of the bytes they were given.
-    A long one counts at once, and fades."""
+    """Measured run times of a program, one for each power of two of the input size. A slow run
+    counts at once, and decays.
+    """
 
     def __init__(self) -> None:
         self._seconds: dict[int, float] = {}
 
     def note(self, size: int, seconds: float) -> None:
-        """A run took so long."""
+        """Record the time of a run."""
         at = size.bit_length()
         before = self._seconds.get(at, 0.0)
         self._seconds[at] = max(seconds, before + 0.25 * (seconds - before))
 
     def is_brief(self, size: int) -> bool:
-        """Whether a run will take a moment; not where none was seen."""
+        """Return whether a run is expected to be brief; false if none was measured."""
         return self._seconds.get(size.bit_length(), PATIENCE) <= MOMENT
 
 
 class Arrivals:
-    """Requests that came with one look at the sockets and that nothing was done for yet. A hint:
-    wrong, it makes runs smaller or later, and nothing else.
+    """A count of requests that arrived in one poll of the sockets and have not been processed yet.
+    It is only a hint: a wrong count makes batches smaller or later.
     """
 
     def __init__(self) -> None:
         self._count = 0
 
     def come(self) -> None:
-        """A request has come, and will begin when it is its turn."""
+        """Count an arrived request that is waiting for its turn."""
         self._count += 1
 
     def begin(self) -> None:
-        """One of them begins."""
+        """Count one of them as begun."""
         self._count -= 1
 
     @property
     def are_over(self) -> bool:
-        """Whether all that came have begun."""
+        """Return whether all that arrived have begun."""
         return self._count <= 0
 
 
 class Runners:
-    """The threads that run programs: as many at once as the machine has use for, whichever models
-    they are of. A thread that has ended a run takes the next of any, so that many small models
-    wake no thread each.
+    """The threads that run programs, shared by all models, as many as the machine can use. A thread
+    that has finished a run takes the next one of any model, so that many small models wake no
+    thread e as many at once as the machine has use for, whichever models they are of. A thread
+    that has ended a run takes the next of any, so that many small models wake no thread each.
     """
 
     def __init__(self, count: int, clock: Callable[[], float] = time.thread_time) -> None:
-        """`clock()` is the seconds for which the calling thread had the processor so far."""
+        """Start `count` threads; `clock()` returns the CPU time of the calling thread in
+        seconds.
+        """
         self.lock = threading.Lock()
         """Guards this and the queues of all batchers."""
         self.clock = clock
@@ -134,33 +138,34 @@ class Runners:
             thread.start()
 
     def offer(self, batcher: Batcher) -> None:
-        """Let a batcher have its turn, where it has work that may run. With the lock held."""
+        """Queue a batcher that has runnable work."""
         if not batcher.is_offered and batcher.may_run():
             batcher.is_offered = True
             self._ready.append((batcher, []))
             self._changed.notify()
 
     def hand(self, batcher: Batcher, batch: list[Work]) -> None:
-        """Let a thread make a run, which the batcher counts among those under way."""
+        """Queue a prepared batch, which the batcher already counts as running."""
         with self.lock:
             self._ready.append((batcher, batch))
             self._changed.notify()
 
     def give_up(self, error: Exception) -> None:
-        """Answer all that has no answer yet by an error; what runs goes on for nobody."""
+        """Fail all unanswered requests; what runs goes on for nobody."""
         for work in list(self.pending):
             if not work.future.done():
                 work.future.set_exception(error)
 
     def close(self) -> None:
-        """Let the threads end when nothing waits any more."""
+        """Let the threads end once nothing is waiting."""
         with self.lock:
             self._is_closed = True
             self._changed.notify_all()
 
     def _serve(self) -> None:
-        while found := self._next():
-            batcher, batch = found
+        """Run batches until the runners are closed."""
+        while assignment := self._next():
+            batcher, batch = assignment
             started, busy = time.perf_counter(), self.clock()
             answers = run_batch(batch)
             busy, seconds = self.clock() - busy, time.perf_counter() - started
@@ -172,7 +177,7 @@ class Runners:
                 batcher.loop.call_soon_threadsafe(batcher.answer, answers, seconds)
 
     def _next(self) -> tuple[Batcher, list[Work]] | None:
-        """Work for one run; None when all is closed and empty."""
+        """Return the next batch to run; None when all is closed and empty."""
         with self.lock:
             while True:
                 while not self._ready:
@@ -189,7 +194,7 @@ class Runners:
 
 
 class Batcher:
-    """The queue of one loaded program. Made and asked on the event loop's thread."""
+    """The queue of one loaded program. Created and used on the event loop's thread."""
 
     def __init__(
         self,
@@ -201,8 +206,9 @@ class Batcher:
         wait: float,
         on_run: Callable[[int, float], None],
     ) -> None:
-        """`rows` is the most of a run, `wait` the seconds that the first of a run may wait for
-        others; `on_run(rows, seconds)` is called on the loop after each."""
+        """Create the queue. `rows` is the maximum batch size, `wait` the seconds the first request
+        may wait for others; `on_run(rows, seconds)` is called on the loop after each run.
+        """
         self.loop = asyncio.get_running_loop()
         self.running = 0
         """Runs under way."""
@@ -222,13 +228,14 @@ class Batcher:
 
     @property
     def waiting(self) -> int:
-        """Requests that no thread has taken."""
+        """Return the number of requests not yet taken by a thread."""
         return len(self._heap)
 
     def put(self, work: Work, priority: int = 0, is_last: bool = False) -> None:
-        """Let work wait; smaller priorities go first, 0 last. With `is_last` nothing else comes
+        """Queue a request; smaller priorities go first, 0 last. With `is_last` nothing else comes
         before the loop looks again, and a run of a moment is made now. Raises RequestError where
-        the queue is full."""
+        the queue is full.
+        """
         with self.runners.lock:
             if len(self._heap) >= self._bound:
                 self._forget_dropped()
@@ -250,7 +257,7 @@ class Batcher:
             self._place()
 
     def _place(self) -> None:
-        """Let what waits have its turn, here or with the threads. On the loop, with the lock."""
+        """Schedule the waiting requests, on the loop or on the threads."""
         if not self.is_brief():
             self.runners.offer(self)
         elif not self._has_turn:
@@ -258,14 +265,16 @@ class Batcher:
             self.loop.call_soon(self._take_turn)
 
     def is_brief(self) -> bool:
-        """Whether a run of what waits is one for the loop itself. With the lock held."""
+        """Return whether the next batch is brief enough to run on the loop. The lock must
+        be held.
+        """
         if not self._heap or not self._heap[0][2].can_repeat:
             return False
-        part = min(1.0, self._rows / len(self._heap))
-        return self._costs.is_brief(int(self._size * part))
+        batch_share = min(1.0, self._rows / len(self._heap))
+        return self._costs.is_brief(int(self._size * batch_share))
 
     def _take_turn(self) -> None:
-        """Run what waits, on the loop."""
+        """Run the waiting requests on the loop."""
         with self.runners.lock:
             self._has_turn = False
             if not self.may_run():
@@ -288,12 +297,12 @@ class Batcher:
         self.answer(answers, seconds)
 
     def ended(self, batch: Sequence[Work], seconds: float) -> None:
-        """A run has ended, for which its thread had the processor so long. With the lock held."""
+        """Record the end of a run and its CPU time. The lock must be held."""
         self.running -= 1
         self._costs.note(sum(work.size for work in batch), seconds)
 
     def may_run(self) -> bool:
-        """Whether there is work, an instance for it, and nothing more to wait for."""
+        """Return whether there are requests, a free instance, and nothing more to wait for."""
         if not self._heap or self.running >= self._instances:
             return False
         if self._wait == 0:
@@ -303,12 +312,12 @@ class Batcher:
         return rows >= self._rows or oldest + self._wait <= time.monotonic() + 1e-3
 
     def drop(self, work: Work) -> None:
-        """Nobody waits for it any more. On the loop."""
+        """Discard a request nobody waits for any more."""
         work.is_dropped = True
         self.runners.pending.discard(work)
 
     def estimate(self) -> float:
-        """The seconds until what waits now is done, as runs went so far."""
+        """Estimate the seconds until the waiting requests are done."""
         return max(0.001, (len(self._heap) + 1) * self._smoothed / self._instances)
 
     def _forget_dropped(self) -> None:
@@ -317,10 +326,11 @@ class Batcher:
         heapq.heapify(self._heap)
 
     def take(self) -> list[Work]:
-        """Work for one run, in order and of one key, up to the most rows; none where all that
-        waited was dropped. The run is counted as under way. With the lock held."""
+        """Take a batch of requests with the same key, in priority order, up to the maximum size;
+        empty if all were dropped. It is counted as running. The lock must be held.
+        """
         batch: list[Work] = []
-        others: list[tuple[int, int, Work]] = []
+        other_entries: list[tuple[int, int, Work]] = []
         rows = 0
         while self._heap and rows < self._rows:
             entry = heapq.heappop(self._heap)
@@ -334,15 +344,15 @@ class Batcher:
                 if work.key is None:
                     break
             else:
-                others.append(entry)
-        for entry in others:
+                other_entries.append(entry)
+        for entry in other_entries:
             heapq.heappush(self._heap, entry)
             self._size += entry[2].size
         self.running += bool(batch)
         return batch
 
     def answer(self, answers: Sequence[tuple[Work, object]], seconds: float) -> None:
-        """On the loop: give each request its outputs, or its error."""
+        """Deliver outputs or errors to the requests, on the loop."""
         rows = sum(work.rows for work, _ in answers)
         self._smoothed += 0.1 * (seconds / len(answers) - self._smoothed)
         self._on_run(rows, seconds)
@@ -358,10 +368,8 @@ class Batcher:
 
 
 def run_batch(batch: Sequence[Work]) -> list[tuple[Work, object]]:
-    """The outputs of each request, or its error.
-
-    Where a run of several fails they run again one by one, so that only what is wrong of itself
-    is answered by an error.
+    """Return each request's outputs or error. If a run of several fails, they are rerun one by one,
+    so that only faulty requests get an error.
     """
     if len(batch) > 1:
         try:
@@ -372,17 +380,18 @@ def run_batch(batch: Sequence[Work]) -> list[tuple[Work, object]]:
 
 
 def run_at_once(batch: Sequence[Work]) -> list[tuple[Work, object]]:
-    """The same on the loop. Raises whatever a run of several raises, and RunLimitError for one that
-    takes longer than the loop can wait."""
+    """Run a batch on the event loop. Raises what a run of several raises, and RunLimitError for a
+    run too long for the loop.
+    """
     if len(batch) > 1:
         return list(zip(batch, _together(batch, PATIENCE), strict=True))
     return [(batch[0], _alone(batch[0], PATIENCE))]
 
 
-def _together(batch: Sequence[Work], most: float = math.inf) -> list[list[Array]]:
-    """One run of all: arrays one behind the other, and outputs cut where requests meet."""
+def _together(batch: Sequence[Work], time_limit: float = math.inf) -> list[list[Array]]:
+    """Run requests as one batch: concatenate the inputs and split the outputs."""
     columns = zip(*(work.arrays for work in batch), strict=True)
-    seconds = min(most, max(work.deadline for work in batch) - time.monotonic())
+    seconds = min(time_limit, max(work.deadline for work in batch) - time.monotonic())
     outputs = batch[0].run([np.concatenate(column) for column in columns], seconds)
     rows = [work.rows for work in batch]
     if any(len(output) != sum(rows) for output in outputs):
@@ -394,18 +403,19 @@ def _together(batch: Sequence[Work], most: float = math.inf) -> list[list[Array]
     ]
 
 
-def _alone(work: Work, most: float = math.inf) -> object:
-    """The outputs of a request, or the error that its client is told. Raises RunLimitError where
-    the run took `most` seconds and has more."""
-    left = work.deadline - time.monotonic()
-    if left <= 0:
+def _alone(work: Work, time_limit: float = math.inf) -> object:
+    """Return a request's outputs, or the error reported to its client. Raises RunLimitError if the
+    run is not finished after `time_limit` seconds though the request allows more.
+    """
+    remaining = work.deadline - time.monotonic()
+    if remaining <= 0:
         return RequestError("the time of the request ended before it ran", "deadline")
     try:
-        return work.run(work.arrays, min(left, most))
+        return work.run(work.arrays, min(remaining, time_limit))
     except Exception as error:  # whatever it is: its request is answered, the thread goes on
-        if isinstance(error, RunLimitError) and left > most:
+        if isinstance(error, RunLimitError) and remaining > time_limit:
             raise
-        made = refusal(error)
-        if made is not error:
-            made.__cause__ = error
-        return made
+        client_error = refusal(error)
+        if client_error is not error:
+            client_error.__cause__ = error
+        return client_error

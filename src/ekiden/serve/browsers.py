@@ -1,4 +1,5 @@
-"""Requests of web pages: which names a server answers to, and which origins may ask it.
+"""Protection against requests of web pages: which names a server answers to, and which origins may
+ask it.
 
 A page can make a browser of this machine send requests to a server on the loopback interface: by
 its address, which the browser marks with the page's origin, or by a name of the page's own that
@@ -28,7 +29,7 @@ CORS-safelisted values)."""
 
 
 class Browsers:
-    """What a server holds requests against before anything else is done for them."""
+    """Checks of a request's host and origin before anything else is processed."""
 
     def __init__(self, config: ServerConfig) -> None:
         self._pages = frozenset(name.lower() for name in config.allowed_hosts)
@@ -40,7 +41,8 @@ class Browsers:
 
     def check(self, scope: Scope, headers: Headers) -> None:
         """Raises RequestError ("forbidden") for a request to a name that is not the server's, and
-        for one that a page of another origin makes."""
+        for one that a page of
+        """
         host = headers.get(b"host", b"")
         if self._checks_host and host not in self._accepted:
             self._check_host(host)
@@ -74,15 +76,17 @@ class Browsers:
         return True
 
     def _check_origin(self, origin: bytes, host: bytes) -> None:
-        _, _, place = origin.partition(b"://")
-        if place and (place == host or host_name(place) in self._pages):
+        """Raises RequestError for a page of another origin."""
+        _, _, origin_host = origin.partition(b"://")
+        if origin_host and (origin_host == host or host_name(origin_host) in self._pages):
             return
         raise RequestError("a page of another origin may not ask this server", "forbidden")
 
 
 def host_name(host: bytes) -> str:
     """Return the name in a `Host` header: without the port, and an IPv6 address without its
-    brackets."""
+    brackets.
+    """
     text = host.decode("latin-1").lower()
     if text.startswith("["):
         return text[1:].partition("]")[0]
@@ -90,11 +94,7 @@ def host_name(host: bytes) -> str:
 
 
 def require_json(headers: Headers) -> None:
-    """Hold the type of a request that changes something. A browser asks before it lets a page send
-    JSON to another origin, which the server never allows.
-
-    Raises RequestError ("media") for another type, or none.
-    """
+    """Check the content type of a request that changes something."""
     kind = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
     if kind != b"application/json":
         raise RequestError(
@@ -103,7 +103,7 @@ def require_json(headers: Headers) -> None:
 
 
 def refuse_forms(headers: Headers) -> None:
-    """Refuse a type that a page may send without asking first. Raises RequestError ("media")."""
+    """Reject a content type that a page may send without a preflight request."""
     kind = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
     if kind in FORM_TYPES:
         raise RequestError(

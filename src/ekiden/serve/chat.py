@@ -1,4 +1,4 @@
-"""The chat endpoint of OpenAI's protocol, for models of text.
+"""OpenAI's chat endpoint, for text models.
 
 Paths: /v1/models, /v1/models/NAME, /v1/chat/completions (also as a stream of events).
 """
@@ -47,7 +47,7 @@ _NEUTRAL: dict[str, tuple[object, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class ChatRequest:
-    """A conversation that wants an answer."""
+    """A conversation to be answered."""
 
     model: str
     messages: tuple[Message, ...]
@@ -57,50 +57,52 @@ class ChatRequest:
     """Whether the stream ends with the count of tokens."""
 
 
-def read_chat(given: dict[str, Any]) -> ChatRequest:
-    """The request that a body says. Raises RequestError for what is wrong or not there."""
-    known = {
+def read_chat(fields: dict[str, Any]) -> ChatRequest:
+    """Parse a request body. Raises RequestError for what is invalid or unsupported."""
+    known_keys = {
         "model", "messages", "stream", "max_tokens", "max_completion_tokens", "temperature",
         "top_p", "seed", "stop", *_IGNORED, *_NEUTRAL,
     }  # fmt: skip
-    for key, value in given.items():
-        if key not in known:
+    for key, value in fields.items():
+        if key not in known_keys:
             raise RequestError(f"'{key[:64]}' is not supported")
         if key in _NEUTRAL and value is not None and value not in _NEUTRAL[key]:
             raise RequestError(f"'{key}': this value is not supported")
-    model, messages = given.get("model"), given.get("messages")
+    model, messages = fields.get("model"), fields.get("messages")
     if not isinstance(model, str):
         raise RequestError("'model': a name expected")
     if not isinstance(messages, list) or not messages:
         raise RequestError("'messages': a list of messages expected")
-    stream = given.get("stream") or False
+    stream = fields.get("stream") or False
     if not isinstance(stream, bool):
         raise RequestError("'stream': true or false expected")
-    options = given.get("stream_options") or {}
+    options = fields.get("stream_options") or {}
     if not isinstance(options, dict):
         raise RequestError("'stream_options': an object expected")
     usage = options.get("include_usage") is True
-    found = tuple(_message(at, each) for at, each in enumerate(messages))
-    return ChatRequest(model, found, _sampling(given), stream, usage)
+    parsed_messages = tuple(_message(at, entry) for at, entry in enumerate(messages))
+    return ChatRequest(model, parsed_messages, _sampling(fields), stream, usage)
 
 
-def _message(at: int, given: object) -> Message:
-    if not isinstance(given, dict) or given.get("role") not in ROLES:
+def _message(at: int, entry: object) -> Message:
+    """Parse one message. Raises RequestError."""
+    if not isinstance(entry, dict) or entry.get("role") not in ROLES:
         raise RequestError(f"'messages[{at}]': a role of {', '.join(ROLES)} expected")
-    content = given.get("content")
+    content = entry.get("content")
     if isinstance(content, list):  # parts, of which only texts are taken
         texts = [p.get("text") for p in content if isinstance(p, dict) and p.get("type") == "text"]
         if len(texts) == len(content) and all(isinstance(text, str) for text in texts):
             content = "".join(map(str, texts))
     if not isinstance(content, str):
         raise RequestError(f"'messages[{at}]': content of text expected")
-    return Message(given["role"], content)
+    return Message(entry["role"], content)
 
 
-def _sampling(given: dict[str, Any]) -> Sampling:
-    tokens = given.get("max_completion_tokens")
-    tokens = given.get("max_tokens") if tokens is None else tokens
-    stop = given.get("stop")
+def _sampling(fields: dict[str, Any]) -> Sampling:
+    """Parse the sampling parameters. Raises RequestError."""
+    tokens = fields.get("max_completion_tokens")
+    tokens = fields.get("max_tokens") if tokens is None else tokens
+    stop = fields.get("stop")
     stop = [] if stop is None else [stop] if isinstance(stop, str) else stop
     if (
         not isinstance(stop, list)
@@ -111,25 +113,31 @@ def _sampling(given: dict[str, Any]) -> Sampling:
             f"'stop': a text of up to {MAX_STOP_LETTERS} letters, or up to 4 of them, expected"
         )
     return Sampling(
-        None if tokens is None else int(_number("max_tokens", tokens, 1, 2**31, whole=True)),
-        _number_or_none(given, "temperature", 0, 2),
-        _number_or_none(given, "top_p", 0, 1),
-        None if given.get("seed") is None else int(
-            _number("seed", given["seed"], -(2**63), 2**63 - 1, whole=True)
+        None if tokens is None else int(_number("max_tokens", tokens, 1, 2**31, is_integer=True)),
+        _number_or_none(fields, "temperature", 0, 2),
+        _number_or_none(fields, "top_p", 0, 1),
+        None if fields.get("seed") is None else int(
+            _number("seed", fields["seed"], -(2**63), 2**63 - 1, is_integer=True)
         ),
         tuple(stop),
     )  # fmt: skip
 
 
-def _number_or_none(given: dict[str, Any], key: str, least: float, most: float) -> float | None:
-    value = given.get(key)
-    return None if value is None else float(_number(key, value, least, most))
+def _number_or_none(
+    fields: dict[str, Any], key: str, minimum: float, maximum: float
+) -> float | None:
+    """Parse an optional number. Raises RequestError."""
+    value = fields.get(key)
+    return None if value is None else float(_number(key, value, minimum, maximum))
 
 
-def _number(key: str, value: object, least: float, most: float, whole: bool = False) -> float:
-    kinds = (int,) if whole else (int, float)
-    if type(value) not in kinds or not least <= value <= most:  # type: ignore[operator]  # a number
-        raise RequestError(f"'{key}': a number from {least} to {most} expected")
+def _number(
+    key: str, value: object, minimum: float, maximum: float, is_integer: bool = False
+) -> float:
+    """Check that a value is a number in a range. Raises RequestError."""
+    kinds = (int,) if is_integer else (int, float)
+    if type(value) not in kinds or not minimum <= value <= maximum:  # type: ignore[operator]  # a number
+        raise RequestError(f"'{key}': a number from {minimum} to {maximum} expected")
     return value  # type: ignore[return-value]  # it is one
 
 
@@ -143,7 +151,7 @@ class ChatRoutes:
         self._started = int(time.time())
 
     def routes(self) -> list[Route]:
-        """Path and endpoint of each."""
+        """Return each path and its endpoint."""
         return [
             Route("/v1/models", self.models),
             Route("/v1/models/{model}", self.model),
@@ -154,28 +162,28 @@ class ChatRoutes:
         return {"id": name, "object": "model", "created": self._started, "owned_by": "ekiden"}
 
     async def models(self, request: Request) -> Response:
-        """The models of text."""
+        """List the text models."""
         names = [n for n, m in sorted(self._engine.repository.models.items()) if m.text is not None]
         return _json({"object": "list", "data": [self._row(name) for name in names]})
 
     async def model(self, request: Request) -> Response:
-        """One of them. Raises RequestError for another name."""
+        """Describe a text model. Raises RequestError for an unknown name."""
         name = request.path_params["model"]
         if self._engine.repository.get(name).text is None:
             raise RequestError("no model of text has that name", "unknown")
         return _json(self._row(name))
 
     async def chat(self, request: Request) -> Response:
-        """An answer to a conversation, whole or as it comes."""
+        """Answer a conversation, at once or as a stream."""
         body = await self._read_body(request)
         read = partial(_read, body)
-        wanted = read() if is_brief(body) else await self._engine.off_loop(read)
+        chat_request = read() if is_brief(body) else await self._engine.off_loop(read)
         with EndingWithClient(request.scope):
             generation = await Generation.begin(
-                self._engine, wanted.model, wanted.messages, wanted.sampling
+                self._engine, chat_request.model, chat_request.messages, chat_request.sampling
             )
-            answer = Answer(wanted, generation)
-            if wanted.stream:
+            answer = Answer(chat_request, generation)
+            if chat_request.stream:
                 return EventResponse(answer.events(), generation)
             try:
                 return _json(await answer.whole())
@@ -188,14 +196,14 @@ def _read(body: bytes | bytearray) -> ChatRequest:
 
 
 class EventResponse(StreamingResponse):
-    """A stream of events, whose generation ends with it, however it ends."""
+    """A stream of events that closes its generation however it ends."""
 
     def __init__(self, events: AsyncIterator[bytes], generation: Generation) -> None:
         super().__init__(events, media_type="text/event-stream")
         self._generation = generation
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send it."""
+        """Send the stream."""
         try:
             await super().__call__(scope, receive, send)
         finally:
@@ -203,7 +211,7 @@ class EventResponse(StreamingResponse):
 
 
 class Answer:
-    """The answer to one conversation in OpenAI's words."""
+    """The answer to one conversation, in OpenAI's format."""
 
     def __init__(self, request: ChatRequest, generation: Generation) -> None:
         self._request, self._generation = request, generation
@@ -216,7 +224,7 @@ class Answer:
         }  # fmt: skip
 
     async def whole(self) -> dict[str, object]:
-        """All of it at once."""
+        """Return the complete answer."""
         texts = [piece.text async for piece in self._generation.pieces()]
         message = {"role": "assistant", "content": "".join(texts), "refusal": None}
         choice = {
@@ -227,7 +235,7 @@ class Answer:
         return {**head, "choices": [choice], "usage": self._generation.usage()}
 
     async def events(self) -> AsyncIterator[bytes]:
-        """Piece by piece; an error after the beginning is an event of its own."""
+        """Yield the answer in pieces; an error after the beginning is an event of its own."""
         try:
             yield self._event({"role": "assistant", "content": ""}, None)
             async for piece in self._generation.pieces():

@@ -1,7 +1,7 @@
-"""What may be said of a server and of each of its models: dataclasses, and their text in TOML.
+"""Configuration of a server and its models: dataclasses, and their text in TOML.
 
-models/serve.toml             [server] and [limits]
-models/NAME/model.toml        [model], [batching], [sequences] and [text]
+models/serve.toml             [server] and [limits] models/NAME/model.toml        [model],
+[batching], [sequences] and [text]
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a client may ask of the server. Each is a bound, and crossing it an error."""
+    """Limits on clients; exceeding one is an error."""
 
     body_bytes: int = 64 << 20
     """The most bytes of a request, and of its tensors in memory."""
@@ -49,7 +49,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class ServerConfig:
-    """A server. Paths are as the process sees them."""
+    """A server's configuration. Paths are as the process sees them."""
 
     host: str = "127.0.0.1"
     port: int = 8000
@@ -88,7 +88,7 @@ class ServerConfig:
 
 @dataclass(frozen=True, slots=True)
 class Batching:
-    """Requests of one model that are run together, along the dimension they share."""
+    """Dynamic batching of one model's requests, along their shared dimension."""
 
     enabled: bool = True
     """Where the model allows it: see `ekiden.serve.signature`."""
@@ -101,7 +101,7 @@ class Batching:
 
 @dataclass(frozen=True, slots=True)
 class Sequences:
-    """Requests that share a state."""
+    """Sequences of requests that share state."""
 
     most: int = 1024
     """Sequences at once."""
@@ -114,7 +114,7 @@ class Sequences:
 
 @dataclass(frozen=True, slots=True)
 class TextConfig:
-    """A model of text: a Python object (see `ekiden.serve.text.TextModel`), or a checkpoint."""
+    """A text model: a Python object (see `ekiden.serve.text.TextModel`), or a checkpoint."""
 
     object: str = ""
     """`package.module:name`: the object, or what makes it when called without arguments."""
@@ -128,13 +128,13 @@ class TextConfig:
 
     @property
     def is_given(self) -> bool:
-        """Whether the model is one of text."""
+        """Return whether a text model is configured."""
         return bool(self.object or self.checkpoint)
 
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """A model of the repository."""
+    """A model's configuration."""
 
     versions: object = "latest"
     """"latest", "all", or a list of numbers."""
@@ -163,20 +163,19 @@ _LEAST = {
 """The least value of a number; of others it is 0."""
 
 
-def read_server_config(path: Path, given: Mapping[str, object] | None = None) -> ServerConfig:
-    """The configuration of a server: defaults, then the file where there is one, then `given`.
-
-    Raises ServeError that names the file and the key.
+def read_server_config(path: Path, overrides: Mapping[str, object] | None = None) -> ServerConfig:
+    """Read a server's configuration: defaults, then the file if it exists, then `given`. Raises
+    ServeError naming the file and key.
     """
     config = _read(path, ServerConfig(), "server") if path.exists() else ServerConfig()
-    config = _filled(config, given or {}, "option")
+    config = _filled(config, overrides or {}, "option")
     if config.log not in LEVELS:
         raise ServeError(f"'{path}': log: one of {', '.join(LEVELS)} expected, got '{config.log}'")
     return config
 
 
 def read_model_config(path: Path) -> ModelConfig:
-    """The configuration of a model. Raises ServeError that names the file and the key."""
+    """Read a model's configuration. Raises ServeError naming the file and key."""
     if not path.exists():
         return ModelConfig()
     config = _read(path, ModelConfig(), "model")
@@ -188,33 +187,37 @@ def read_model_config(path: Path) -> ModelConfig:
 
 
 def _read(path: Path, default: Config, top: str) -> Config:
-    """A file: the table `top` is the configuration's own, the others are its parts."""
+    """Read a file: the table `top` holds the configuration's own fields, the other tables its
+    parts.
+    """
     try:
-        found = tomllib.loads(path.read_text("utf-8"))
+        tables = tomllib.loads(path.read_text("utf-8"))
     except (OSError, ValueError) as error:
         raise ServeError(f"'{path}': it cannot be read as TOML: {error}") from None
-    own = found.pop(top, {})
+    own = tables.pop(top, {})
     if not isinstance(own, dict):
         raise ServeError(f"'{path}': {top}: a table expected")
-    return _filled(default, {**own, **found}, f"'{path}'")
+    return _filled(default, {**own, **tables}, f"'{path}'")
 
 
-def _filled(default: Config, given: Mapping[str, object], where: str) -> Config:
-    """A configuration with what is given in the place of defaults, checked."""
+def _filled(default: Config, settings: Mapping[str, object], where: str) -> Config:
+    """Return a configuration with validated settings in place of its defaults. Raises
+    ServeError.
+    """
     kinds = get_type_hints(type(default))
-    known = [each.name for each in fields(default)]  # type: ignore[arg-type]  # a dataclass
-    made: dict[str, Any] = {}
-    for key, value in given.items():
-        if key not in known:
-            near = difflib.get_close_matches(key, known, 1)
-            hint = f"; '{near[0]}' is near" if near else f"; there are {', '.join(known)}"
+    names = [config_field.name for config_field in fields(default)]  # type: ignore[arg-type]  # a dataclass
+    checked: dict[str, Any] = {}
+    for key, value in settings.items():
+        if key not in names:
+            near = difflib.get_close_matches(key, names, 1)
+            hint = f"; '{near[0]}' is near" if near else f"; there are {', '.join(names)}"
             raise ServeError(f"{where}: no setting is named '{key}'{hint}")
-        made[key] = _value(getattr(default, key), kinds[key], value, f"{where}: {key}")
-    return replace(default, **made)  # type: ignore[type-var]  # a dataclass
+        checked[key] = _value(getattr(default, key), kinds[key], value, f"{where}: {key}")
+    return replace(default, **checked)  # type: ignore[type-var]  # a dataclass
 
 
 def _value(default: object, kind: object, value: object, where: str) -> object:
-    """A value of a setting. Raises ServeError for one of another kind, or out of range."""
+    """Validate a setting's value. Raises ServeError for a wrong type, or a value out of range."""
     if isinstance(default, (Limits, Batching, Sequences, TextConfig)):
         if not isinstance(value, Mapping):
             raise ServeError(f"{where}: a table expected")
@@ -235,7 +238,7 @@ def _value(default: object, kind: object, value: object, where: str) -> object:
     if type(value) is not kind:
         raise ServeError(f"{where}: {kind.__name__} expected, got {value!r}")
     if isinstance(value, (int, float)) and kind is not bool:
-        least = _LEAST.get(where.rpartition(" ")[2], 0)
-        if not least <= value < 2**63:
-            raise ServeError(f"{where}: a number from {least} on expected, got {value!r}")
+        minimum = _LEAST.get(where.rpartition(" ")[2], 0)
+        if not minimum <= value < 2**63:
+            raise ServeError(f"{where}: a number from {minimum} on expected, got {value!r}")
     return value

@@ -1,4 +1,6 @@
-"""Connections of HTTP: uvicorn's, with bounds on their number, their silence and their headers."""
+"""HTTP connections with limits: uvicorn's, with bounds on their number, their silence and their
+headers.
+"""
 
 from __future__ import annotations
 
@@ -30,19 +32,21 @@ HEAD_BYTES = 64 << 10
 def connection_class(
     limits: Limits, metrics: Metrics, arrivals: Arrivals
 ) -> type[HttpToolsProtocol]:
-    """The class of a server's connections."""
-    known = {"limits": limits, "metrics": metrics, "arrivals": arrivals}
-    return type("BoundedConnection", (Connection,), known)
+    """Return the connection class of a server."""
+    attributes = {"limits": limits, "metrics": metrics, "arrivals": arrivals}
+    return type("BoundedConnection", (Connection,), attributes)
 
 
 def has_body(scope: Scope) -> bool:
-    """Whether all of a request's body is there, so that nothing is to be waited for."""
+    """Return whether a request's body has arrived completely."""
     cycle = scope[CYCLE]()
     return cycle is not None and not cycle.more_body
 
 
 class EndingWithClient:
-    """While this is entered, the end of the request's connection cancels the task that is running.
+    """A context in which a disconnecting client cancels the running task. It raises
+    ClientDisconnect instead of the cancellation, and at once if the client has already gone. It
+    is a class, as each
 
     Raises ClientDisconnect in its place, and at once where the client has gone already. It is a
     class, as each request enters one, and takes a third of a generator's time.
@@ -65,8 +69,8 @@ class EndingWithClient:
 
 
 class Connection(HttpToolsProtocol):
-    """One connection. Between requests, and before the first, it may be silent for
-    `idle_seconds`; so long too may a request's headers take, however they trickle.
+    """One HTTP connection. It may be idle for `idle_seconds` before each request; a request's
+    headers may take just as long in total.
     """
 
     limits: Limits
@@ -82,7 +86,7 @@ class Connection(HttpToolsProtocol):
     """How many headers and bodies have ended."""
 
     def connection_made(self, transport: Any) -> None:  # noqa: ANN401  # as uvicorn has it
-        """A client has come."""
+        """Register a new connection, closing it if there are too many."""
         super().connection_made(transport)
         self._self = ref(self)
         self.metrics.connections = len(self.connections)
@@ -91,7 +95,7 @@ class Connection(HttpToolsProtocol):
             transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """It has gone."""
+        """Cancel the task of a closed connection."""
         self._stop_waiting()
         if self.task is not None:
             self.task.cancel()
@@ -100,7 +104,7 @@ class Connection(HttpToolsProtocol):
         self.metrics.connections = len(self.connections)
 
     def data_received(self, data: bytes) -> None:
-        """Bytes of a request."""
+        """Receive bytes of a request."""
         before = self._marks
         super().data_received(data)
         if self._marks != before or not self._is_in_head:
@@ -111,7 +115,7 @@ class Connection(HttpToolsProtocol):
                 self.send_400_response("Headers too large.")
 
     def on_headers_complete(self) -> None:
-        """The headers of a request are there; its body has limits of its own."""
+        """Start processing a request whose headers are complete; its body has separate limits."""
         self._is_in_head = False
         self._marks += 1
         self._stop_waiting()
@@ -124,13 +128,13 @@ class Connection(HttpToolsProtocol):
         self.scope[TASK] = self._self  # type: ignore[literal-required]
 
     def on_message_complete(self) -> None:
-        """The body is there."""
+        """Note that the body is complete."""
         super().on_message_complete()
         self._is_in_head = True
         self._marks += 1
 
     def on_response_complete(self) -> None:
-        """The answer is sent."""
+        """Wait for the next request."""
         super().on_response_complete()
         self.task = None
         if not self.transport.is_closing():

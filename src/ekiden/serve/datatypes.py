@@ -1,4 +1,4 @@
-"""The datatypes of the protocol, and arrays from and to what its messages hold: one row each."""
+"""The protocol's datatypes, and conversion of tensors from and to messages: one row each."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Array: TypeAlias = npt.NDArray[Any]
 
 @dataclass(frozen=True, slots=True)
 class Datatype:
-    """How one datatype is called and carried."""
+    """The names and encodings of a datatype."""
 
     name: str
     """As the protocol calls it."""
@@ -34,7 +34,7 @@ class Datatype:
 
     @property
     def is_text(self) -> bool:
-        """Whether elements are strings, of any length."""
+        """Return whether elements are strings of any length."""
         return self.dtype == TEXT
 
 
@@ -70,7 +70,9 @@ TEXT_BYTES = 8
 
 
 def element_count(name: str, shape: Sequence[int]) -> int:
-    """The elements of a shape from outside. Raises RequestError for one that cannot be."""
+    """Return the number of elements of an untrusted shape. Raises RequestError for an
+    invalid one.
+    """
     for size in shape:
         if type(size) is not int or not 0 <= size <= LARGEST:
             raise RequestError(f"input '{name}': shape: sizes from 0 to {LARGEST} expected")
@@ -83,7 +85,7 @@ def element_count(name: str, shape: Sequence[int]) -> int:
 
 
 def from_json(name: str, kind: Datatype, shape: Sequence[int], data: object) -> Array:
-    """The tensor of a list of values, flat or nested. Raises RequestError for what is none."""
+    """Convert a flat or nested list to a tensor. Raises RequestError."""
     if not isinstance(data, list):
         raise RequestError(f"input '{name}': data: a list expected, got {_json_name(data)}")
     if not kind.values:
@@ -102,25 +104,24 @@ def from_json(name: str, kind: Datatype, shape: Sequence[int], data: object) -> 
 
 
 def to_array(name: str, kind: Datatype, flat: list[Any]) -> Array:
-    """Return values in the datatype. Raises RequestError for those that it lacks."""
+    """Convert values to the datatype. Raises RequestError for values out of range."""
     out_of_range = f"input '{name}': data: a value is out of the range of {kind.name}"
     try:
         with np.errstate(over="ignore"):
-            made = np.array(flat, kind.numpy)
+            array = np.array(flat, kind.numpy)
     except OverflowError:
         raise RequestError(out_of_range) from None
-    if kind.numpy.kind == "f" and not np.isfinite(made).all():
+    if kind.numpy.kind == "f" and not np.isfinite(array).all():
         raise RequestError(out_of_range)
-    return made
+    return array
 
 
 def to_json(name: str, kind: Datatype, array: Array) -> object:
-    """What stands for a tensor in JSON: an array that is written flat, or a list of strings.
-
-    Raises RequestError where JSON has no such values, which binary data has.
+    """Convert a tensor to JSON: a flat array or a list of strings. Raises RequestError for values
+    that JSON cannot represent, but binary data can.
     """
     if kind.is_text:
-        return [str(each) for each in array.ravel().tolist()]
+        return [str(element) for element in array.ravel().tolist()]
     hint = "ask for binary data (binary_data_output)"
     if not kind.values:
         raise RequestError(f"output '{name}': {kind.name} has no form in JSON: {hint}")
@@ -133,24 +134,21 @@ def to_json(name: str, kind: Datatype, array: Array) -> object:
 
 
 def from_raw(name: str, kind: Datatype, shape: Sequence[int], data: bytes | memoryview) -> Array:
-    """The tensor of bytes as they lie, little-endian, which it shares. Raises RequestError."""
+    """Interpret little-endian bytes as a tensor, without copying. Raises RequestError."""
     count = element_count(name, shape)
     if kind.is_text:
         return _texts(name, data, count).reshape(tuple(shape))
     expected = count * kind.numpy.itemsize
     if len(data) != expected:
         raise RequestError(f"input '{name}': {expected} bytes expected, got {len(data)}")
-    found = np.frombuffer(data, kind.numpy)
+    array = np.frombuffer(data, kind.numpy)
     if kind.values == _BOOL and (np.frombuffer(data, np.uint8) > 1).any():
         raise RequestError(f"input '{name}': bytes 0 and 1 expected for BOOL")
-    return found.reshape(tuple(shape))
+    return array.reshape(tuple(shape))
 
 
 def tensor_bytes(name: str, kind: Datatype, shape: Sequence[int]) -> int:
-    """Return the bytes that a tensor of a request takes in memory, without its texts.
-
-    Raises RequestError for a shape that cannot be, and for too many texts.
-    """
+    """Return the memory a request's tensor takes, not counting its texts."""
     count = element_count(name, shape)
     if kind.is_text and count > MAX_TEXTS:
         raise RequestError(f"input '{name}': at most {MAX_TEXTS} texts expected", "too_large")
@@ -158,39 +156,39 @@ def tensor_bytes(name: str, kind: Datatype, shape: Sequence[int]) -> int:
 
 
 def to_raw(kind: Datatype, array: Array) -> bytes | memoryview:
-    """The bytes of a tensor, as `from_raw` takes them; its own memory where it has them."""
+    """Return a tensor's bytes in the format of `from_raw`, sharing its memory if possible."""
     if not kind.is_text:
         return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
-    texts = [str(each).encode() for each in array.ravel().tolist()]
+    texts = [str(element).encode() for element in array.ravel().tolist()]
     return b"".join(struct.pack("<I", len(text)) + text for text in texts)
 
 
 def text_array(name: str, texts: Sequence[bytes], shape: Sequence[int]) -> Array:
-    """A tensor of strings from their bytes in UTF-8. Raises RequestError for others."""
+    """Decode UTF-8 texts into a tensor of strings. Raises RequestError for other bytes."""
     count = element_count(name, shape)
     if len(texts) != count:
         raise RequestError(f"input '{name}': {count} elements expected, got {len(texts)}")
-    made = np.empty(count, object)
+    array = np.empty(count, object)
     try:
-        made[:] = [bytes(text).decode() for text in texts]
+        array[:] = [bytes(text).decode() for text in texts]
     except UnicodeDecodeError:
         raise RequestError(f"input '{name}': texts in UTF-8 expected") from None
-    return made.reshape(tuple(shape))
+    return array.reshape(tuple(shape))
 
 
 def _texts(name: str, data: bytes | memoryview, count: int) -> Array:
-    """Strings that each have their length in front, in 4 bytes."""
-    found: list[bytes] = []
+    """Parse texts that are each prefixed with a 4-byte length. Raises RequestError."""
+    texts: list[bytes] = []
     at, view = 0, memoryview(data)
-    while at + 4 <= len(view) and len(found) < count:
+    while at + 4 <= len(view) and len(texts) < count:
         (size,) = struct.unpack_from("<I", view, at)
         if size > len(view) - at - 4:
             break
-        found.append(bytes(view[at + 4 : at + 4 + size]))
+        texts.append(bytes(view[at + 4 : at + 4 + size]))
         at += 4 + size
-    if at != len(view) or len(found) != count:
+    if at != len(view) or len(texts) != count:
         raise RequestError(f"input '{name}': {count} elements, a length before each, expected")
-    return text_array(name, found, [count])
+    return text_array(name, texts, [count])
 
 
 _JSON_NAMES = {dict: "an object", str: "a string", bool: "a boolean", type(None): "null"}

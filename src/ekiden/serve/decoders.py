@@ -1,4 +1,4 @@
-"""Language models of `ekiden.llm` as models of text: conversations in, pieces of answers out."""
+"""Adapter from `ekiden.llm` models to text models: conversations in, pieces of answers out."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["DecoderAnswer", "DecoderText", "open_decoder"]
 
 
 class DecoderAnswer:
-    """A `TextAnswer` of a decoder."""
+    """A decoder's `TextAnswer`."""
 
     def __init__(self, loop: EngineLoop, tokenizer: Tokenizer, stream: llm.Stream) -> None:
         self._loop, self._stream = loop, stream
@@ -52,8 +52,9 @@ class DecoderAnswer:
 
 
 class DecoderText:
-    """A decoder as a `TextModel` and a `TextEngine`: answers that are under way together share the
-    model's engine, whose loop makes each step for all."""
+    """A decoder as a `TextModel` and `TextEngine`: concurrent answers share the model's engine,
+    whose loop makes each step for all of them.
+    """
 
     def __init__(self, model: llm.Model) -> None:
         if model.tokenizer is None:
@@ -82,21 +83,24 @@ class DecoderText:
                 self._loop.close()
 
     def _prompt(self, messages: Sequence[Message]) -> list[int]:
-        given = [{"role": each.role, "content": each.content} for each in messages]
+        """Return the tokens of a conversation. Raises InputError if there are too many."""
+        dictionaries = [{"role": entry.role, "content": entry.content} for entry in messages]
         assert self._model.tokenizer is not None
-        tokens = self._model.tokenizer.conversation(given)
+        tokens = self._model.tokenizer.conversation(dictionaries)
         self._model.check_prompt(tokens)
         return tokens
 
     def prompt_tokens(self, messages: Sequence[Message]) -> int:
-        """How many tokens the conversation takes. Raises InputError where they are too many."""
+        """Return the number of tokens of a conversation. Raises InputError if there are
+        too many.
+        """
         return len(self._prompt(messages))
 
     def generate(self, messages: Sequence[Message], sampling: Sampling) -> Iterator[Piece]:
-        """The answer, piece by piece."""
+        """Yield the answer piece by piece."""
         tokens = self._prompt(messages)
-        wanted = self._sampling(len(tokens), sampling)
-        for piece in self._model.generate(tokens, wanted):
+        options = self._sampling(len(tokens), sampling)
+        for piece in self._model.generate(tokens, options):
             yield Piece(piece.text, int(piece.token is not None), piece.finish)
 
     def _sampling(self, prompt: int, sampling: Sampling) -> llm.Sampling:
@@ -111,5 +115,5 @@ class DecoderText:
 
 
 def open_decoder(path: str, context: int, sequences: int) -> DecoderText:
-    """The checkpoint at a path, served. Raises LoadError and what `llm.load` raises."""
+    """Load the checkpoint at a path for serving. Raises LoadError and what `llm.load` raises."""
     return DecoderText(llm.load(path, context=context or None, sequences=sequences))

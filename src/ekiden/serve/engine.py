@@ -1,4 +1,4 @@
-"""What answers requests, whichever protocol they come by: models, sequences, counts, the stop."""
+"""The protocol-independent core that answers requests: models, sequences, counts, the stop."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ Result = TypeVar("Result")
 
 
 class Engine:
-    """One server's models, and everything that is common to its protocols."""
+    """A server's models, and everything its protocols share."""
 
     def __init__(self, folder: Path, config: ServerConfig) -> None:
         self.config = config
@@ -58,18 +58,17 @@ class Engine:
         self._readers = ThreadPoolExecutor(READERS, "read")
 
     def hold_bytes(self, count: int) -> None:
-        """Count bytes of a request that arrives, until `release_bytes`. Raises RequestError
-        ("busy") where all requests together have too many."""
+        """Count bytes of an arriving request, until `release_bytes`."""
         if self._held + count > self.config.limits.held_bytes:
             raise RequestError("too many bytes of other requests are held", "busy", 1.0)
         self._held += count
 
     def release_bytes(self, count: int) -> None:
-        """Count them no longer."""
+        """Stop counting them."""
         self._held -= count
 
     async def off_loop(self, call: Callable[[], Result]) -> Result:
-        """Return what a call gives that reads or writes a long message, on a thread for that."""
+        """Run a function that reads or writes a long message on a reader thread."""
         return await asyncio.get_running_loop().run_in_executor(self._readers, call)
 
     def _on_event(self, event: str, **fields: object) -> None:
@@ -90,31 +89,31 @@ class Engine:
 
     @property
     def is_ready(self) -> bool:
-        """Whether every model of the folder can be asked."""
+        """Return whether every model of the folder can serve requests."""
         models = self.repository.models.values()
         if self.is_stopping or not self.has_started:
             return False
         return all(not is_loading(model) for model in models)
 
     def server_metadata(self) -> dict[str, object]:
-        """The server's name, version and extensions."""
+        """Return the server's name, version and extensions."""
         return {"name": "ekiden", "version": __version__, "extensions": EXTENSIONS}
 
     def model_metadata(self, name: str, version: str) -> dict[str, object]:
-        """What a model takes and gives. Raises RequestError where it is not ready."""
+        """Return a model's inputs and outputs. Raises RequestError if it is not ready."""
         model = self.repository.get(name)
-        found = model.get(version)
-        ports = found.signature
+        version_served = model.get(version)
+        ports = version_served.signature
         return {
             "name": name,
             "versions": [str(number) for number in sorted(model.versions)],
-            "platform": "ekiden_text" if found.program.text is not None else "ekiden_eki",
+            "platform": "ekiden_text" if version_served.program.text is not None else "ekiden_eki",
             "inputs": [_tensor_metadata(port) for port in ports.inputs],
             "outputs": [_tensor_metadata(port) for port in ports.outputs],
         }
 
     def is_model_ready(self, name: str, version: str) -> bool:
-        """Whether a model can be asked. Raises RequestError for a name that there is not."""
+        """Return whether a model can serve requests. Raises RequestError for an unknown name."""
         model = self.repository.get(name)
         try:
             model.get(version)
@@ -123,7 +122,7 @@ class Engine:
         return not self.is_stopping
 
     def index(self, only_ready: bool) -> list[dict[str, str]]:
-        """Every version of every model, and where it stands."""
+        """Return every version of every model with its state."""
         rows = []
         for name, model in sorted(self.repository.models.items()):
             states = sorted(model.states.items()) or [(0, (State.UNAVAILABLE, "not loaded"))]
@@ -136,27 +135,29 @@ class Engine:
         return rows
 
     def close(self) -> None:
-        """Let all models go."""
+        """Unload all models."""
         self.repository.close()
         self._readers.shutdown(wait=False, cancel_futures=True)
 
     def enter(self) -> None:
-        """A request begins, whose `leave` the stop waits for. Raises RequestError when the server
-        stops."""
+        """Register the beginning of a request, whose `leave` shutdown waits for. Raises
+        RequestError if the server is stopping.
+        """
         if self.is_stopping:
             raise RequestError("the server stops", "stopping", 1.0)
         self.in_flight += 1
         self._idle.clear()
 
     def leave(self) -> None:
-        """A request that has entered ends."""
+        """Register the end of a request."""
         self.in_flight -= 1
         if self.in_flight == 0:
             self._idle.set()
 
     async def drain(self) -> bool:
-        """Take no new requests, and wait for those in flight, for as long as the limits say; then
-        answer what is left by an error. Whether all have ended by themselves."""
+        """Refuse new requests and wait for those in flight, up to the configured limit; then answer
+        what is left by an error. Whether all have ended by themselves.
+        """
         self.is_stopping = True
         if await self._is_idle_within(self.config.limits.stop_seconds):
             return True
@@ -173,14 +174,14 @@ class Engine:
         return True
 
     async def counted(self, model: str, call: Callable[[], Awaitable[Result]]) -> Result:
-        """A request's work with its count, its time and its span; every error is a RequestError."""
-        known = model if model in self.repository.models else ""
+        """Run a request with its metrics and span; every error becomes a RequestError."""
+        known_model = model if model in self.repository.models else ""
         started = time.perf_counter()
         reason = "ok"
         try:
             self.enter()
             try:
-                with self.tracer.span("infer", known):
+                with self.tracer.span("infer", known_model):
                     return await call()
             finally:
                 self.leave()
@@ -188,22 +189,22 @@ class Engine:
             reason = "gone"
             raise
         except Exception as error:  # every request is answered
-            found = refusal(error)
-            reason = found.reason
-            self._report(known, reason, error)
-            raise found from error
+            client_error = refusal(error)
+            reason = client_error.reason
+            self._report(known_model, reason, error)
+            raise client_error from error
         finally:
             seconds = time.perf_counter() - started
-            self.metrics.request(known, reason, seconds)
-            self.log.request(known, reason, seconds)
+            self.metrics.request(known_model, reason, seconds)
+            self.log.request(known_model, reason, seconds)
 
     def _report(self, model: str, reason: str, error: BaseException) -> None:
-        """Say that a request failed by the server's fault: of what class, where, and no data."""
+        """Log a request that failed by the server's fault: of what class, where, and no data."""
         if reason == "failed":
             self.log.failure(model, error)
 
     def read(self, model: str, read: Callable[[], Result]) -> Result:
-        """A request that is read, and counted where it is wrong. Raises RequestError."""
+        """Parse a request, counting it if it is invalid. Raises RequestError."""
         try:
             return read()
         except RequestError as error:
@@ -211,7 +212,7 @@ class Engine:
             raise
 
     async def read_off_loop(self, model: str, read: Callable[[], Result]) -> Result:
-        """The same on a thread, for what is long to read. Raises RequestError."""
+        """Parse a long request on a reader thread. Raises RequestError."""
         try:
             return await self.off_loop(read)
         except RequestError as error:
@@ -219,12 +220,13 @@ class Engine:
             raise
 
     def _count_refused(self, model: str, error: RequestError) -> None:
-        known = model if model in self.repository.models else ""
-        self.metrics.request(known, error.reason, 0.0)
-        self.log.request(known, error.reason, 0.0)
+        """Count a request that was refused."""
+        known_model = model if model in self.repository.models else ""
+        self.metrics.request(known_model, error.reason, 0.0)
+        self.log.request(known_model, error.reason, 0.0)
 
     async def infer(self, request: InferRequest, is_last: bool = False) -> InferResponse:
-        """The outputs of a request; `is_last` as in `Batcher.put`. Raises RequestError."""
+        """Return the outputs of a request; `is_last` as in `Batcher.put`. Raises RequestError."""
         return await self.counted(request.model, lambda: self._infer(request, is_last))
 
     async def _infer(self, request: InferRequest, is_last: bool) -> InferResponse:
@@ -248,12 +250,13 @@ class Engine:
         return self._response(request, version, outputs)
 
     def _arrange(self, request: InferRequest, version: Version) -> list[Array]:
-        """Return the arrays of a request in the program's order. Raises RequestError for those that
-        do not fit, and where the outputs of their sizes would be more than an answer may have."""
+        """Return a request's arrays in the program's order. Raises RequestError if they do not
+        match the signature, or the outputs would exceed the answer limit.
+        """
         arrays = request.arrange(version.signature)
         size = version.answer_bytes(arrays)
         if size > self.config.limits.answer_bytes and request.outputs:
-            names = {asked.name for asked in request.outputs}
+            names = {output.name for output in request.outputs}
             size = version.signature.least_output_bytes(arrays, names)
         if size > self.config.limits.answer_bytes:
             raise too_large_answer(size, self.config.limits.answer_bytes)
@@ -269,7 +272,7 @@ class Engine:
         return response
 
     async def _step(self, model: Model, request: InferRequest, step: SequenceStep) -> InferResponse:
-        """A request of a sequence: after those before it, with the state that they left."""
+        """Run the next request of a sequence, after those before it and with their state."""
         live = self._live(model, request.version, step)
         version = live.version
         assert isinstance(version, Version)
@@ -295,13 +298,13 @@ class Engine:
         return self.begin(model, model.get(version), step.id)
 
     def begin(self, model: Model, version: Version, name: int | str) -> Live:
-        """A new sequence. Raises RequestError for a model without state."""
+        """Begin a sequence. Raises RequestError for a stateless model."""
         make = version.program.make_session
         if make is None:
             raise RequestError(f"model '{model.name}' keeps no state: it has no sequences")
 
         def live() -> Live:
-            """A session of the program, which is held: a version that is replaced stays while
+            """Open a session of the program and hold its version, which stays loaded while
             sequences use it.
             """
             session = make()
@@ -311,14 +314,14 @@ class Engine:
         return model.sequences.begin(name, live)
 
     async def save_sequence(self, model_name: str, name: str) -> bytes:
-        """The state of a sequence between two of its requests. Raises RequestError."""
+        """Return the state of a sequence between two requests. Raises RequestError."""
         model = self.repository.get(model_name)
         live = model.sequences.get(_sequence_name(model, name))
         async with live.lock:
             return await self.off_loop(live.save)
 
     async def restore_sequence(self, model_name: str, name: str, data: bytes) -> None:
-        """Begin a sequence with a state that was saved, here or elsewhere. Raises RequestError."""
+        """Begin a sequence from saved state, saved here or elsewhere."""
         model = self.repository.get(model_name)
         key = _sequence_name(model, name)
         live = self.begin(model, model.get(), key)
@@ -330,20 +333,23 @@ class Engine:
 
 
 def is_loading(model: Model) -> bool:
-    """Whether a model is on its way, and nothing of it can be asked yet."""
+    """Return whether a model is being loaded and no version of it can serve yet."""
     return not model.versions and any(s is State.LOADING for s, _ in model.states.values())
 
 
 def _sequence_name(model: Model, text: str) -> int | str:
-    """A name as it stands in a URL: numbers are those of requests, where one is known."""
-    known = dict(model.sequences.items())
-    return int(text) if text.isascii() and text.isdigit() and text not in known else text
+    """Convert a sequence name from a URL: digits are a number, as in requests, unless a sequence
+    has that text as its name.
+    """
+    active = dict(model.sequences.items())
+    return int(text) if text.isascii() and text.isdigit() and text not in active else text
 
 
 def _deadline(version: Version, request: InferRequest) -> float:
+    """Return the deadline of a request, by time.monotonic()."""
     seconds = version.config.seconds
-    asked = request.parameters.seconds
-    return time.monotonic() + (min(seconds, asked) if asked else seconds)
+    requested_seconds = request.parameters.seconds
+    return time.monotonic() + (min(seconds, requested_seconds) if requested_seconds else seconds)
 
 
 def _tensor_metadata(port: Port) -> dict[str, object]:

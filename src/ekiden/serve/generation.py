@@ -1,4 +1,4 @@
-"""The answer of a model of text while it is made: piece by piece, within bounds.
+"""A text model's answer during generation: piece by piece, within bounds.
 
 A model that makes its answers on a loop of its own (`TextEngine`) puts them in a queue here. One
 that is an iterator (`TextModel`) is asked for a piece at a time, on the model's threads.
@@ -26,7 +26,7 @@ Result = TypeVar("Result")
 
 
 class Source(Protocol):
-    """Where the pieces of an answer come from."""
+    """The source of an answer's pieces."""
 
     prompt: int
 
@@ -34,14 +34,14 @@ class Source(Protocol):
         """Return the next pieces; none where the answer is over."""
 
     def close(self) -> None:
-        """End the answer. It does not wait."""
+        """End the answer."""
 
 
 class EngineSource:
-    """An answer of a model that has a loop of its own."""
+    """An answer from a model with its own loop."""
 
     def __init__(self, answer: TextAnswer, deadline: float) -> None:
-        """Begin it."""
+        """Begin the answer."""
         loop = asyncio.get_running_loop()
         self._answer, self.prompt = answer, answer.prompt
         self._queue: asyncio.Queue[Any] = asyncio.Queue()
@@ -65,7 +65,7 @@ class EngineSource:
 
 
 class IteratorSource:
-    """An answer of a model that is an iterator, which one thread uses at a time."""
+    """An answer from a model that is an iterator, used by one thread at a time."""
 
     def __init__(self, pool: ThreadPoolExecutor, model: TextModel) -> None:
         self._pool, self._model = pool, model
@@ -75,7 +75,7 @@ class IteratorSource:
         self.prompt = 0
 
     async def begin(self, messages: Sequence[Message], sampling: Sampling) -> None:
-        """Begin it. Raises what the model raises."""
+        """Begin the answer."""
         self.prompt = await self._call(lambda: self._model.prompt_tokens(messages))
         self._iterator = await self._call(lambda: iter(self._model.generate(messages, sampling)))
 
@@ -99,17 +99,18 @@ class IteratorSource:
             with suppress(RuntimeError):  # the threads have ended with the model
                 self._pool.submit(self._close_iterator, None)
 
-    def _close_iterator(self, made: Future[Any] | None) -> None:
+    def _close_iterator(self, iterator_future: Future[Any] | None) -> None:
+        """Close the iterator, even if it was only just created."""
         iterator = self._iterator
-        if iterator is None and made is not None and not made.cancelled():
-            iterator = made.result() if made.exception() is None else None
+        if iterator is None and iterator_future is not None and not iterator_future.cancelled():
+            iterator = iterator_future.result() if iterator_future.exception() is None else None
         close = getattr(iterator, "close", None)
         if close is not None:
             close()
 
 
 class Generation:
-    """One answer: its place, its deadline, its counts, and its pieces."""
+    """One answer in progress: its slot, deadline, token counts and pieces."""
 
     def __init__(self, engine: Engine, name: str, version: Version, sampling: Sampling) -> None:
         self._engine, self._name, self._version = engine, name, version
@@ -126,8 +127,9 @@ class Generation:
     async def begin(
         cls, engine: Engine, name: str, messages: Sequence[Message], sampling: Sampling
     ) -> Generation:
-        """An answer that has its place. Raises RequestError: for a model that is none of text,
-        where too many answers are under way, for a conversation that the model refuses."""
+        """Begin an answer. Raises RequestError for a model that is no text model, too many answers
+        in progress, or a conversation that the model refuses.
+        """
         model = engine.repository.get(name)
         version = model.get()
         text = version.program.text
@@ -135,14 +137,14 @@ class Generation:
             raise RequestError(f"model '{name}' is none of text: ask for /v2/models/{name}/infer")
         if version.users >= version.config.queue:
             raise RequestError(f"{version.users} answers are under way already", "busy", 1.0)
-        made = cls(engine, name, version, sampling)
-        made._open()
+        generation = cls(engine, name, version, sampling)
+        generation._open()
         try:
-            await made._within(made._begin(text, messages))
+            await generation._within(generation._begin(text, messages))
         except BaseException:
-            made.close()
+            generation.close()
             raise
-        return made
+        return generation
 
     async def _begin(self, text: TextModel, messages: Sequence[Message]) -> None:
         if isinstance(text, TextEngine):
@@ -161,7 +163,7 @@ class Generation:
         self._is_open = True
 
     def close(self) -> None:
-        """Give the place back, and end the answer."""
+        """Release the slot, and end the answer."""
         if not self._is_open:
             return
         self._is_open = False
@@ -175,10 +177,10 @@ class Generation:
         self._engine.log.request(self._name, self._outcome, seconds)
 
     async def _within(self, work: Awaitable[Result]) -> Result:
-        """Return what work of the model's gives. Raises RequestError, also when time is over."""
-        left = self._deadline - time.monotonic()
+        """Await the model's work until the deadline. Raises RequestError, also for a timeout."""
+        remaining = self._deadline - time.monotonic()
         try:
-            async with asyncio.timeout(max(left, 0.0)):
+            async with asyncio.timeout(max(remaining, 0.0)):
                 return await work
         except TimeoutError:
             self._outcome = "deadline"
@@ -187,14 +189,14 @@ class Generation:
             self._outcome = "gone"
             raise
         except Exception as error:  # of code that is not ours
-            made = refusal(error)
-            self._outcome = made.reason
-            if made.reason == "failed":
+            client_error = refusal(error)
+            self._outcome = client_error.reason
+            if client_error.reason == "failed":
                 self._engine.log.failure(self._name, error)
-            raise made from error
+            raise client_error from error
 
     async def pieces(self) -> AsyncIterator[Piece]:
-        """The pieces of the answer, cut before a text that was to stop it."""
+        """Yield the pieces of the answer, cut before a stop text."""
         assert self._source is not None
         held = StopFilter(self._sampling.stop)
         is_over = False
@@ -215,14 +217,14 @@ class Generation:
             yield Piece(text, 0)
 
     def _finish_of(self, piece: Piece) -> str:
-        """Return why a piece is the last, empty for another."""
-        most = self._sampling.max_tokens
+        """Return why a piece is the last; empty if it is not."""
+        max_tokens = self._sampling.max_tokens
         if piece.finish:
             return piece.finish
-        return "length" if most is not None and self.completion >= most else ""
+        return "length" if max_tokens is not None and self.completion >= max_tokens else ""
 
     def usage(self) -> dict[str, int]:
-        """The count of tokens, in OpenAI's words."""
+        """Return the token counts in OpenAI's format."""
         return {
             "prompt_tokens": self.prompt,
             "completion_tokens": self.completion,
@@ -231,7 +233,7 @@ class Generation:
 
 
 def pool_of(version: Version) -> ThreadPoolExecutor:
-    """The threads that a model of text is asked on."""
+    """Return the threads that run a text model."""
     if version.pool is None:
         version.pool = ThreadPoolExecutor(version.config.instances, f"text {version.number}")
     return version.pool

@@ -1,8 +1,8 @@
-"""The messages of the protocol over gRPC, and requests and answers from and to them.
+"""The protocol's gRPC messages, and conversion of requests and answers.
 
 The table says the fields; classes are made of it in a pool of descriptors of our own, so that a
-client's generated ones may be in the same process. Messages are those of the protocol's
-`inference` package, with the extensions for repositories and streams.
+client's generated ones may be in the same process. Messages are those of the protocol's `inference`
+package, with the extensions for repositories and streams.
 """
 
 from __future__ import annotations
@@ -109,18 +109,18 @@ _SCALARS = {
 
 
 def _file() -> descriptor_pb2.FileDescriptorProto:
-    """The table as a description of a file in protobuf."""
-    made = descriptor_pb2.FileDescriptorProto(
+    """Return the message table as a protobuf file descriptor."""
+    file_proto = descriptor_pb2.FileDescriptorProto(
         name="ekiden/inference.proto", package="inference", syntax="proto3"
     )
-    found: dict[str, descriptor_pb2.DescriptorProto] = {}
+    descriptors: dict[str, descriptor_pb2.DescriptorProto] = {}
     for path, text in MESSAGES.items():
         outer, _, name = path.rpartition(".")
-        holder = found[outer].nested_type if outer else made.message_type
-        found[path] = descriptor = holder.add(name=name)
+        holder = descriptors[outer].nested_type if outer else file_proto.message_type
+        descriptors[path] = descriptor = holder.add(name=name)
         for field in _FIELD.finditer(text):
             _add_field(descriptor, path, *field.groups())
-    return made
+    return file_proto
 
 
 def _add_field(
@@ -132,6 +132,7 @@ def _add_field(
     mark: str,
     number: str,
 ) -> None:
+    """Add a field to a message descriptor."""
     field = descriptor.field.add(name=name, number=int(number), label=_Field.LABEL_OPTIONAL)
     if is_map or mark == "*":
         field.label = _Field.LABEL_REPEATED
@@ -149,8 +150,8 @@ def _add_field(
         field.type = _SCALARS[kind]
     else:
         nested = f"{path}.{kind}"
-        known = nested if nested in MESSAGES else kind
-        field.type, field.type_name = _Field.TYPE_MESSAGE, f".inference.{known}"
+        type_name = nested if nested in MESSAGES else kind
+        field.type, field.type_name = _Field.TYPE_MESSAGE, f".inference.{type_name}"
 
 
 FILE = _file()
@@ -163,59 +164,55 @@ _CLASSES = {
 
 
 def message(name: str, /, **values: object) -> Proto:
-    """A message of a type of the table."""
+    """Create a message of a type in the table."""
     return _CLASSES[name](**values)
 
 
 def parse(name: str, data: bytes) -> Proto:
-    """The message that bytes are. Raises RequestError for what is none."""
+    """Parse bytes as a message. Raises RequestError if they are invalid."""
     try:
         return _CLASSES[name].FromString(data)
     except DecodeError:
         raise RequestError(f"the message is no {name}") from None
 
 
-def parse_request(data: bytes, most: int) -> InferRequest:
-    """Return the request of a ModelInferRequest's bytes, whose tensors take `most` bytes at most.
-
-    Raises RequestError that says what is wrong with it.
-    """
+def parse_request(data: bytes, max_bytes: int) -> InferRequest:
+    """Parse a ModelInferRequest whose tensors take at most `max_bytes`. Raises RequestError."""
     if is_brief_message(data):
-        found = parse("ModelInferRequest", data)
-        contents = [row.contents if row.HasField("contents") else None for row in found.inputs]
-        return read_request(found, list(found.raw_input_contents), contents, most)
+        proto = parse("ModelInferRequest", data)
+        contents = [row.contents if row.HasField("contents") else None for row in proto.inputs]
+        return read_request(proto, list(proto.raw_input_contents), contents, max_bytes)
     skeleton, raw, values = split_request(data)
-    return read_request(parse("ModelInferRequest", skeleton), raw, values, most)
+    return read_request(parse("ModelInferRequest", skeleton), raw, values, max_bytes)
 
 
 def read_request(
-    found: Proto,
+    proto: Proto,
     raw: Sequence[bytes | memoryview],
     contents: Sequence[Contents | Proto | None],
-    most: int,
+    max_bytes: int,
 ) -> InferRequest:
-    """Return the request that a message says, with its raw contents and those of each input.
-
-    Raises RequestError that says what is wrong.
+    """Convert a message to a request, with its raw contents and the contents of each input. Raises
+    RequestError.
     """
-    request = InferRequest(found.model_name, found.model_version, found.id)
-    request.parameters = read_parameters(_parameters(found.parameters))
-    if raw and len(raw) != len(found.inputs):
+    request = InferRequest(proto.model_name, proto.model_version, proto.id)
+    request.parameters = read_parameters(_parameters(proto.parameters))
+    if raw and len(raw) != len(proto.inputs):
         raise RequestError(
-            f"raw_input_contents: {len(found.inputs)} expected, as there are inputs, got {len(raw)}"
+            f"raw_input_contents: {len(proto.inputs)} expected, as there are inputs, got {len(raw)}"
         )
-    for at, row in enumerate(found.inputs):
+    for at, row in enumerate(proto.inputs):
         if row.name in request.inputs:
             raise RequestError(f"input '{row.name}': it is there twice")
         if row.parameters:
             raise RequestError(f"input '{row.name}': no parameters expected")
         kind = BY_NAME.get(row.datatype)
         if kind is None:
-            there = ", ".join(BY_NAME)
-            raise RequestError(f"input '{row.name}': datatype: one of {there} expected")
+            known_types = ", ".join(BY_NAME)
+            raise RequestError(f"input '{row.name}': datatype: one of {known_types} expected")
         shape = list(row.shape)
-        most -= tensor_bytes(row.name, kind, shape)
-        if most < 0:
+        max_bytes -= tensor_bytes(row.name, kind, shape)
+        if max_bytes < 0:
             raise RequestError(f"input '{row.name}': the tensors are too large", "too_large")
         request.datatypes[row.name] = kind.name
         values = contents[at]
@@ -225,12 +222,12 @@ def read_request(
             raise RequestError(f"input '{row.name}': contents or raw contents expected, got both")
         else:
             request.inputs[row.name] = from_raw(row.name, kind, shape, raw[at])
-    request.outputs = tuple(Asked(_output_name(row), True) for row in found.outputs)
+    request.outputs = tuple(Asked(_output_name(row), True) for row in proto.outputs)
     return request
 
 
 def _tensor(row: Proto, kind: Datatype, shape: list[int], values: Contents | Proto | None) -> Array:
-    """Return the tensor of an input's typed values. Raises RequestError."""
+    """Return the tensor of an input's typed values."""
     if isinstance(values, Contents):
         return values.tensor(row.name, kind, shape)
     return _from_contents(row.name, kind, shape, row.contents)
@@ -242,19 +239,19 @@ def _output_name(row: Proto) -> str:
     return str(row.name)
 
 
-def _parameters(found: Mapping[str, Message]) -> dict[str, object]:
-    """Values by name. Raises RequestError for one without a value."""
-    made: dict[str, object] = {}
-    for name, value in found.items():
+def _parameters(entries: Mapping[str, Message]) -> dict[str, object]:
+    """Return parameter values by name. Raises RequestError for one without a value."""
+    values: dict[str, object] = {}
+    for name, value in entries.items():
         field = value.WhichOneof("parameter_choice")
         if field is None:
             raise RequestError(f"parameter '{name[:64]}': it has no value")
-        made[name] = getattr(value, field)
-    return made
+        values[name] = getattr(value, field)
+    return values
 
 
 def _from_contents(name: str, kind: Datatype, shape: Sequence[int], contents: Proto) -> Array:
-    """The tensor of an input's contents. Raises RequestError."""
+    """Return the tensor of an input's contents. Raises RequestError."""
     count = element_count(name, shape)
     if not kind.field:
         raise RequestError(f"input '{name}': {kind.name} has no contents: send raw contents")
@@ -274,15 +271,15 @@ def _from_contents(name: str, kind: Datatype, shape: Sequence[int], contents: Pr
 
 
 def write_response(request: InferRequest, response: InferResponse) -> bytes:
-    """Return the bytes of a ModelInferResponse; its tensors are raw."""
-    made = message(
+    """Serialize a ModelInferResponse with raw tensors."""
+    head = message(
         "ModelInferResponse", model_name=response.model, model_version=response.version,
         id=response.id,
     )  # fmt: skip
     tail: list[bytes | memoryview] = []
     for at, _ in response.chosen(request):
         port, array = response.signature.outputs[at], response.outputs[at]
-        made.outputs.add(name=port.name, datatype=port.datatype.name, shape=array.shape)
+        head.outputs.add(name=port.name, datatype=port.datatype.name, shape=array.shape)
         raw = to_raw(port.datatype, array)
         tail += [field_head(RAW_OUTPUT_CONTENTS, len(raw)), raw]
-    return b"".join([made.SerializeToString(), *tail])
+    return b"".join([head.SerializeToString(), *tail])

@@ -1,4 +1,4 @@
-"""Long messages of gRPC, cut before they are parsed: what is small, and the tensors as bytes.
+"""Splitting of long gRPC messages before they are parsed: what is small, and the tensors as bytes.
 
 The library of protobuf makes an object of a field of two bytes, and holds Python's lock until it is
 done. So tensors are taken out of long requests here, by the wire format of protobuf
@@ -40,12 +40,12 @@ Field: TypeAlias = tuple[int, int, int, int, int]
 
 
 def is_brief_message(data: bytes) -> bool:
-    """Return whether a message is parsed at once, on the event loop."""
+    """Return whether a message is short enough to be parsed on the event loop."""
     return len(data) <= BRIEF_BYTES
 
 
 def read_varint(data: memoryview, at: int) -> tuple[int, int]:
-    """Return a number and the place behind it. Raises RequestError."""
+    """Return a varint and the position after it."""
     value = 0
     for shift in range(0, 70, 7):
         if at >= len(data):
@@ -59,7 +59,7 @@ def read_varint(data: memoryview, at: int) -> tuple[int, int]:
 
 
 def fields_of(data: memoryview) -> Iterator[Field]:
-    """Yield the fields of a message in order. Raises RequestError for bytes that are none."""
+    """Yield the fields of a message in order."""
     at = 0
     while at < len(data):
         begin = at
@@ -78,13 +78,13 @@ def fields_of(data: memoryview) -> Iterator[Field]:
 
 
 class Contents:
-    """The typed values of an input, as bytes of a message."""
+    """The typed values of an input, as serialized bytes."""
 
     def __init__(self, data: memoryview) -> None:
         self._data = data
 
     def tensor(self, name: str, kind: Datatype, shape: list[int]) -> Array:
-        """Return the tensor. Raises RequestError for values of another kind or number."""
+        """Decode the tensor. Raises RequestError for values of another type or number."""
         count = element_count(name, shape)
         if not kind.field:
             raise RequestError(f"input '{name}': {kind.name} has no contents: send raw contents")
@@ -98,20 +98,20 @@ class Contents:
                 raise RequestError(f"input '{name}': too many contents", "too_large")
         if kind.is_text:
             return text_array(name, [bytes(payload) for payload in payloads], shape)
-        parts = [part for payload in payloads for part in _numbers(kind, payload)]
-        found = sum(map(len, parts))
-        if found != count:
-            raise RequestError(f"input '{name}': {count} elements expected, got {found}")
+        arrays = [decoded for payload in payloads for decoded in _numbers(kind, payload)]
+        total = sum(map(len, arrays))
+        if total != count:
+            raise RequestError(f"input '{name}': {count} elements expected, got {total}")
         result = np.empty(count, kind.numpy)
         at = 0
-        for part in parts:
-            result[at : at + len(part)] = _in_range(name, kind, part)
-            at += len(part)
+        for array in arrays:
+            result[at : at + len(array)] = _in_range(name, kind, array)
+            at += len(array)
         return result.reshape(tuple(shape))
 
 
 def _numbers(kind: Datatype, payload: memoryview) -> Iterator[npt.NDArray[Any]]:
-    """Yield the numbers of a packed field. Raises RequestError."""
+    """Yield the numbers of a packed field."""
     if kind.field in _FLOATS:
         dtype = np.dtype(_FLOATS[kind.field])
         if len(payload) % dtype.itemsize:
@@ -129,18 +129,22 @@ def _numbers(kind: Datatype, payload: memoryview) -> Iterator[npt.NDArray[Any]]:
 
 
 def _varints(codes: npt.NDArray[np.uint8], ends: npt.NDArray[Any]) -> npt.NDArray[np.uint64]:
-    """Return the numbers that end at some places (LEB128). Raises RequestError for long ones."""
+    """Decode the LEB128 varints that end at the given positions. Raises RequestError if one is too
+    long.
+    """
     begins = np.concatenate(([0], ends[:-1] + 1))
     sizes = ends - begins + 1
     if int(sizes.max()) > 10:
         raise RequestError("the message is no ModelInferRequest")
     shifts = (np.arange(len(codes)) - np.repeat(begins, sizes)) * 7
-    parts = (codes & 127).astype(np.uint64) << shifts.astype(np.uint64)
-    return np.add.reduceat(parts, begins)
+    shifted = (codes & 127).astype(np.uint64) << shifts.astype(np.uint64)
+    return np.add.reduceat(shifted, begins)
 
 
 def _narrow(kind: Datatype, values: npt.NDArray[np.uint64]) -> npt.NDArray[Any]:
-    """Return numbers as the field has them, no wider than the datatype needs, or to be refused."""
+    """Return numbers in the field's type, no wider than the datatype needs, or raise
+    RequestError.
+    """
     if kind.field == "bool_contents":
         return np.not_equal(values, 0)
     wide = values.view(np.int64) if kind.field in ("int_contents", "int64_contents") else values
@@ -153,16 +157,15 @@ def _fits(kind: Datatype, values: npt.NDArray[Any]) -> bool:
 
 
 def _in_range(name: str, kind: Datatype, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Return values in the datatype. Raises RequestError for those out of its range."""
+    """Convert values to the datatype, checking their range."""
     if kind.numpy.kind in "iu" and values.dtype != kind.numpy and not _fits(kind, values):
         raise RequestError(f"input '{name}': a value is out of the range of {kind.name}")
     return values.astype(kind.numpy, copy=False)
 
 
 def split_request(data: bytes) -> tuple[bytes, list[memoryview], list[Contents | None]]:
-    """Return a request without its tensors, its raw contents, and the contents of each input.
-
-    Raises RequestError for what is no request, or has too much beside its tensors.
+    """Split a request into its skeleton without tensors, its raw contents, and the contents of each
+    input. Raises RequestError for an invalid message, or one with too much besides its tensors.
     """
     view = memoryview(data)
     skeleton: list[bytes] = []
@@ -174,9 +177,9 @@ def split_request(data: bytes) -> tuple[bytes, list[memoryview], list[Contents |
         if number == RAW_CONTENTS and kind == LENGTH:
             raw.append(view[start:end])
         elif number == INPUTS and kind == LENGTH:
-            rest, values, count = _split_input(view[start:end], MAX_FIELDS - fields)
+            input_skeleton, values, count = _split_input(view[start:end], MAX_FIELDS - fields)
             contents.append(values)
-            skeleton.append(field_bytes(INPUTS, rest))
+            skeleton.append(field_bytes(INPUTS, input_skeleton))
             fields += count
         elif end - begin <= MAX_SKELETON_BYTES:
             skeleton.append(bytes(view[begin:end]))
@@ -188,9 +191,9 @@ def split_request(data: bytes) -> tuple[bytes, list[memoryview], list[Contents |
     return b"".join(skeleton), raw, contents
 
 
-def _split_input(data: memoryview, most: int) -> tuple[bytes, Contents | None, int]:
-    """Return an input without its contents, these, and how many fields it has."""
-    parts: list[bytes] = []
+def _split_input(data: memoryview, max_fields: int) -> tuple[bytes, Contents | None, int]:
+    """Split an input into its bytes without contents, the contents, and its number of fields."""
+    kept_fields: list[bytes] = []
     contents: Contents | None = None
     size = count = 0
     for number, kind, begin, start, end in fields_of(data):
@@ -201,14 +204,14 @@ def _split_input(data: memoryview, most: int) -> tuple[bytes, Contents | None, i
             contents = Contents(data[start:end])
             continue
         size += end - begin
-        if count > most or size > MAX_SKELETON_BYTES:
+        if count > max_fields or size > MAX_SKELETON_BYTES:
             raise RequestError("the message has too much beside its tensors", "too_large")
-        parts.append(bytes(data[begin:end]))
-    return b"".join(parts), contents, count
+        kept_fields.append(bytes(data[begin:end]))
+    return b"".join(kept_fields), contents, count
 
 
 def varint(value: int) -> bytes:
-    """Return a number as protobuf writes it."""
+    """Encode a varint."""
     result = bytearray()
     while value > 127:
         result.append(value & 127 | 128)
@@ -217,10 +220,10 @@ def varint(value: int) -> bytes:
 
 
 def field_head(number: int, size: int) -> bytes:
-    """Return what stands before the bytes of a field."""
+    """Return the prefix of a length-delimited field."""
     return varint(number << 3 | LENGTH) + varint(size)
 
 
 def field_bytes(number: int, value: bytes) -> bytes:
-    """Return a field of bytes, a text or a message."""
+    """Encode a field of bytes, text or a message."""
     return field_head(number, len(value)) + value

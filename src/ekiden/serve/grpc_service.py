@@ -1,4 +1,4 @@
-"""The server's face over gRPC: the protocol's service, on the loop of the engine."""
+"""The gRPC service: the protocol's service, on the loop of the engine."""
 
 from __future__ import annotations
 
@@ -42,24 +42,25 @@ Method = Callable[[Any, Context], Awaitable[Any]]
 
 
 class Service:
-    """The methods of the service: a message and its context to a message."""
+    """The service's methods, each from a message and its context to a message."""
 
     def __init__(self, engine: Engine, tokens: Tokens) -> None:
         self._engine, self._tokens = engine, tokens
 
     def handlers(self) -> dict[str, Handler]:
-        """A handler for each method. Messages come as bytes, so that what is none is refused in the
-        protocol's words."""
-        made = {name: self._handler(name) for name in METHODS}
-        made["ModelStreamInfer"] = grpc.stream_stream_rpc_method_handler(self.stream)
-        return made
+        """Return a handler for each method. Messages arrive as bytes, so that invalid ones are
+        refused in the protocol's terms.
+        """
+        by_method = {name: self._handler(name) for name in METHODS}
+        by_method["ModelStreamInfer"] = grpc.stream_stream_rpc_method_handler(self.stream)
+        return by_method
 
     def _handler(self, name: str) -> Handler:
         method: Method = getattr(self, f"_{name}", _no_method)
 
         async def call(data: bytes, context: Context) -> bytes:
-            """One request: checks the token, reads, answers. What is refused ends the call with a
-            status; what is the server's own mistake is logged besides.
+            """Answer one request: check the token, parse, answer. A refusal ends the call with a
+            status; the server's own failures are also logged.
             """
             try:
                 if name not in OPEN_METHODS:
@@ -80,10 +81,10 @@ class Service:
         return grpc.unary_unary_rpc_method_handler(call)
 
     def _enter(self, context: Context) -> None:
-        """Hold the token, and keep the parent of spans. Raises RequestError."""
-        given = dict(context.invocation_metadata() or ())
+        """Check the token, and keep the parent of spans. Raises RequestError."""
+        metadata = dict(context.invocation_metadata() or ())
         self._tokens.check(_authorization(context))
-        PARENT.set(str(given.get("traceparent", "")))
+        PARENT.set(str(metadata.get("traceparent", "")))
 
     async def _abort(self, context: Context, error: RequestError) -> None:
         row = REASONS[error.reason]
@@ -92,7 +93,7 @@ class Service:
         await context.abort(getattr(grpc.StatusCode, row.grpc), str(error), trailing)
 
     async def _infer(self, data: bytes, context: Context) -> bytes:
-        """Return the answer to a request, both as bytes. Raises RequestError."""
+        """Answer a request, both as bytes. Raises RequestError."""
         engine, limits = self._engine, self._engine.config.limits
 
         def read() -> InferRequest:
@@ -102,10 +103,12 @@ class Service:
             request = engine.read("", read)
         else:
             request = await engine.read_off_loop("", read)
-        left = context.time_remaining()
-        if left is not None:
-            asked = request.parameters.seconds
-            seconds = max(1e-6, min(left, asked) if asked else left)
+        remaining = context.time_remaining()
+        if remaining is not None:
+            requested_seconds = request.parameters.seconds
+            seconds = max(
+                1e-6, min(remaining, requested_seconds) if requested_seconds else remaining
+            )
             request.parameters = dataclasses.replace(request.parameters, seconds=seconds)
         response = await engine.infer(request)
         request.inputs.clear()
@@ -116,8 +119,9 @@ class Service:
     async def stream(
         self, requests: AsyncIterator[bytes], context: Context
     ) -> AsyncIterator[bytes]:
-        """Requests of one stream, one after the other; an error is an answer, and the stream goes
-        on."""
+        """Answer the requests of a stream one after the other; an error is an answer, after which
+        the stream continues.
+        """
         try:
             self._enter(context)
         except RequestError as error:
@@ -126,59 +130,69 @@ class Service:
             try:
                 yield field_bytes(INFER_RESPONSE, await self._infer(data, context))
             except RequestError as error:
-                made = message("ModelStreamInferResponse", error_message=str(error))
-                yield made.SerializeToString()
+                error_answer = message("ModelStreamInferResponse", error_message=str(error))
+                yield error_answer.SerializeToString()
 
-    async def _ServerLive(self, found: Proto, context: Context) -> Proto:  # noqa: N802
+    async def _ServerLive(self, request: Proto, context: Context) -> Proto:  # noqa: N802
+        """Report that the server is live."""
         return message("ServerLiveResponse", live=True)
 
-    async def _ServerReady(self, found: Proto, context: Context) -> Proto:  # noqa: N802
+    async def _ServerReady(self, request: Proto, context: Context) -> Proto:  # noqa: N802
+        """Report whether all models are ready."""
         return message("ServerReadyResponse", ready=self._engine.is_ready)
 
-    async def _ModelReady(self, found: Proto, context: Context) -> Proto:  # noqa: N802
-        is_ready = self._engine.is_model_ready(found.name, found.version)
+    async def _ModelReady(self, request: Proto, context: Context) -> Proto:  # noqa: N802
+        """Report whether a model is ready."""
+        is_ready = self._engine.is_model_ready(request.name, request.version)
         return message("ModelReadyResponse", ready=is_ready)
 
-    async def _ServerMetadata(self, found: Proto, context: Context) -> Proto:  # noqa: N802
+    async def _ServerMetadata(self, request: Proto, context: Context) -> Proto:  # noqa: N802
+        """Describe the server."""
         return message("ServerMetadataResponse", **self._engine.server_metadata())
 
-    async def _ModelMetadata(self, found: Proto, context: Context) -> Proto:  # noqa: N802
-        values = self._engine.model_metadata(found.name, found.version)
+    async def _ModelMetadata(self, request: Proto, context: Context) -> Proto:  # noqa: N802
+        """Describe a model."""
+        values = self._engine.model_metadata(request.name, request.version)
         return message("ModelMetadataResponse", **values)
 
-    async def _RepositoryIndex(self, found: Proto, context: Context) -> Proto:  # noqa: N802
-        return message("RepositoryIndexResponse", models=self._engine.index(found.ready))
+    async def _RepositoryIndex(self, request: Proto, context: Context) -> Proto:  # noqa: N802
+        """List the models and their states."""
+        return message("RepositoryIndexResponse", models=self._engine.index(request.ready))
 
-    async def _RepositoryModelLoad(self, found: Proto, context: Context) -> Proto:  # noqa: N802
-        self._check_control(found, context, {})
-        await self._engine.repository.load(found.model_name)
+    async def _RepositoryModelLoad(self, request: Proto, context: Context) -> Proto:  # noqa: N802
+        """Load a model."""
+        self._check_control(request, context, {})
+        await self._engine.repository.load(request.model_name)
         return message("RepositoryModelLoadResponse")
 
-    async def _RepositoryModelUnload(self, found: Proto, context: Context) -> Proto:  # noqa: N802
-        self._check_control(found, context, {"unload_dependents": False})
-        await self._engine.repository.unload(found.model_name)
+    async def _RepositoryModelUnload(self, request: Proto, context: Context) -> Proto:  # noqa: N802
+        """Unload a model."""
+        self._check_control(request, context, {"unload_dependents": False})
+        await self._engine.repository.unload(request.model_name)
         return message("RepositoryModelUnloadResponse")
 
-    def _check_control(self, found: Proto, context: Context, known: dict[str, object]) -> None:
+    def _check_control(self, request: Proto, context: Context, allowed: dict[str, object]) -> None:
+        """Raises RequestError without a control token, or for unsupported parameters."""
         self._tokens.check_control(_authorization(context))
-        for name, value in found.parameters.items():
+        for name, value in request.parameters.items():
             field = value.WhichOneof("parameter_choice")
-            if name not in known or getattr(value, field or "", None) is not known[name]:
+            if name not in allowed or getattr(value, field or "", None) is not allowed[name]:
                 raise RequestError("parameters: none expected: the folder says what a model is")
 
 
-async def _no_method(found: Proto, context: Context) -> Proto:
-    """Stand for a method that has its own way through `Service`."""
+async def _no_method(request: Proto, context: Context) -> Proto:
+    """Stand in for a method that `Service` handles separately."""
     raise AssertionError("never called")
 
 
 def _authorization(context: Context) -> bytes:
-    given = dict(context.invocation_metadata() or ())
-    return str(given.get("authorization", "")).encode()
+    """Return the authorization header."""
+    metadata = dict(context.invocation_metadata() or ())
+    return str(metadata.get("authorization", "")).encode()
 
 
 async def start_grpc(engine: Engine, tokens: Tokens, port: int) -> tuple[Handler, int]:
-    """A server that runs, and its port. Raises ServeError where the port cannot be had."""
+    """Start a gRPC server and return it with its port. Raises ServeError if the port is taken."""
     config = engine.config
     limits = config.limits
     options = [
@@ -189,28 +203,28 @@ async def start_grpc(engine: Engine, tokens: Tokens, port: int) -> tuple[Handler
         ("grpc.max_connection_idle_ms", int(limits.idle_seconds * 1e3)),
         ("grpc.so_reuseport", 0),
     ]
-    made = grpc.aio.server(options=options, maximum_concurrent_rpcs=limits.connections)
+    grpc_server = grpc.aio.server(options=options, maximum_concurrent_rpcs=limits.connections)
     handlers = Service(engine, tokens).handlers()
-    made.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
+    grpc_server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
     host = f"[{config.host}]" if ":" in config.host else config.host
-    place = f"{host}:{port}"
+    address = f"{host}:{port}"
     try:
         credentials = _credentials(config)
-        found = (
-            made.add_insecure_port(place)
+        bound_port = (
+            grpc_server.add_insecure_port(address)
             if credentials is None
-            else made.add_secure_port(place, credentials)
+            else grpc_server.add_secure_port(address, credentials)
         )
-        if found == 0:
+        if bound_port == 0:
             raise RuntimeError
     except RuntimeError:
-        raise ServeError(f"listen on {place} for gRPC: the port cannot be had") from None
-    await made.start()
-    return made, found
+        raise ServeError(f"listen on {address} for gRPC: the port cannot be had") from None
+    await grpc_server.start()
+    return grpc_server, bound_port
 
 
 def _credentials(config: ServerConfig) -> Handler:
-    """What connections are wrapped by; None for none."""
+    """Return the TLS credentials of the server; None without TLS."""
     if not config.tls_certificate:
         return None
     certificate = Path(config.tls_certificate).read_bytes()

@@ -1,4 +1,4 @@
-"""The server's face over HTTP: the protocol's paths, and around them tokens, limits and errors."""
+"""The HTTP service: the protocol's paths, and around them tokens, limits and errors."""
 
 from __future__ import annotations
 
@@ -50,40 +50,39 @@ _VERSIONED = _NAMED + "/versions/{version}"
 
 
 def json_response(value: object, status: int = 200) -> Response:
-    """An answer of JSON."""
+    """Return a JSON response."""
     return Response(orjson.dumps(value), status, media_type="application/json")
 
 
 async def read_body(
-    request: Request, most: int, seconds: float, hold: Callable[[int], None]
+    request: Request, max_bytes: int, seconds: float, hold: Callable[[int], None]
 ) -> bytes | bytearray:
-    """Return the body of a request; `hold(count)` is told of the bytes that come in pieces.
-
-    Raises RequestError where it is too large, or comes too slowly, what `hold` raises, and
-    ClientDisconnect where the client has gone.
+    """Read the body of a request; `hold(count)` is called with the bytes of each chunk. Raises
+    RequestError if it is too large or too slow, what `hold` raises, and ClientDisconnect if the
+    client has gone.
     """
     headers = request.scope[HEADERS]
     if headers.get(b"content-encoding", b"identity") != b"identity":
         raise RequestError("content-encoding: none expected", "media")
     length = headers.get(b"content-length", b"0")
-    if not length.isdigit() or int(length) > most:
-        raise RequestError(f"the body: at most {most} bytes expected", "too_large")
+    if not length.isdigit() or int(length) > max_bytes:
+        raise RequestError(f"the body: at most {max_bytes} bytes expected", "too_large")
     if has_body(request.scope):  # in one piece
         message = await request.receive()
         if message["type"] != "http.request":
             raise ClientDisconnect
-        whole: bytes = message["body"]
-        if len(whole) > most:
-            raise RequestError(f"the body: at most {most} bytes expected", "too_large")
-        if not is_brief(whole):
-            hold(len(whole))
-        return whole
+        full_body: bytes = message["body"]
+        if len(full_body) > max_bytes:
+            raise RequestError(f"the body: at most {max_bytes} bytes expected", "too_large")
+        if not is_brief(full_body):
+            hold(len(full_body))
+        return full_body
     body = bytearray()  # grown, so that no second copy of the whole is made
     try:
         async with asyncio.timeout(seconds):
             async for chunk in request.stream():
-                if len(body) + len(chunk) > most:
-                    raise RequestError(f"the body: at most {most} bytes expected", "too_large")
+                if len(body) + len(chunk) > max_bytes:
+                    raise RequestError(f"the body: at most {max_bytes} bytes expected", "too_large")
                 hold(len(chunk))
                 body += chunk
     except TimeoutError:
@@ -92,7 +91,7 @@ async def read_body(
 
 
 class PiecesResponse(Response):
-    """An answer of some size that is sent a part at a time, as its client takes it."""
+    """A response of known size, sent in chunks as its client reads it."""
 
     def __init__(
         self, pieces: Sequence[bytes | memoryview], media_type: str, headers: dict[str, str]
@@ -102,19 +101,19 @@ class PiecesResponse(Response):
         super().__init__(None, 200, {**headers, **length}, media_type)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send it."""
+        """Send the response."""
         start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
         await send(start)
         for piece in self._pieces:
             view = memoryview(piece)
             for at in range(0, len(view), SENT_BYTES):
-                part = view[at : at + SENT_BYTES]
-                await send({"type": "http.response.body", "body": part, "more_body": True})
+                send_chunk = view[at : at + SENT_BYTES]
+                await send({"type": "http.response.body", "body": send_chunk, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
 class Application:
-    """What uvicorn calls for each request."""
+    """The ASGI application that uvicorn calls for each request."""
 
     def __init__(self, engine: Engine, tokens: Tokens) -> None:
         self._engine, self._tokens = engine, tokens
@@ -140,7 +139,7 @@ class Application:
         ]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One request: every way it can end is an answer."""
+        """Handle one request; whatever happens, the client gets an answer."""
         if scope["type"] != "http":
             if scope["type"] == "websocket":
                 await send({"type": "websocket.close", "code": 1008})
@@ -178,32 +177,34 @@ class Application:
         response = error_response(error, is_openai=scope["path"].startswith("/v1/"))
         await response(scope, _nothing, send)
 
-    async def _body(self, request: Request, most: int = 0) -> bytes | bytearray:
+    async def _body(self, request: Request, max_bytes: int = 0) -> bytes | bytearray:
+        """Read the body of a request within the limits."""
+
         def hold(count: int) -> None:
             self._engine.hold_bytes(count)
             request.scope[HELD] = request.scope.get(HELD, 0) + count
 
         limits = self._limits
-        return await read_body(request, most or limits.body_bytes, limits.body_seconds, hold)
+        return await read_body(request, max_bytes or limits.body_bytes, limits.body_seconds, hold)
 
     async def _text_body(self, request: Request) -> bytes | bytearray:
         return await self._body(request, min(self._limits.text_bytes, self._limits.body_bytes))
 
     async def infer(self, request: Request) -> Response:
-        """The outputs of a model for the inputs in the body."""
+        """Run a model on the inputs in the body."""
         engine = self._engine
-        wanted = await self._read_infer(request)
-        if wanted.parameters.sequence is not None:  # which goes on, whoever has gone
+        infer_request = await self._read_infer(request)
+        if infer_request.parameters.sequence is not None:  # which goes on, whoever has gone
             refuse_forms(request.scope[HEADERS])
-            response = await engine.infer(wanted)
+            response = await engine.infer(infer_request)
         else:
             with EndingWithClient(request.scope):
-                response = await engine.infer(wanted, engine.arrivals.are_over)
-        wanted.inputs.clear()
-        if is_brief_answer(wanted, response):
-            pieces, length = write_response(wanted, response)
+                response = await engine.infer(infer_request, engine.arrivals.are_over)
+        infer_request.inputs.clear()
+        if is_brief_answer(infer_request, response):
+            pieces, length = write_response(infer_request, response)
         else:
-            pieces, length = await engine.off_loop(lambda: write_response(wanted, response))
+            pieces, length = await engine.off_loop(lambda: write_response(infer_request, response))
         headers = {} if length is None else {HEADER_LENGTH: str(length)}
         kind = "application/json" if length is None else BINARY
         if len(pieces) == 1 and len(pieces[0]) <= SENT_BYTES:
@@ -213,7 +214,7 @@ class Application:
         return Response(b"".join(pieces), media_type=kind, headers=headers)
 
     async def _read_infer(self, request: Request) -> InferRequest:
-        """Return the request of a body, which nothing else holds then. Raises RequestError."""
+        """Parse the request of a body, dropping all other references to it."""
         body = await self._body(request)
         header = request.scope[HEADERS].get(_HEADER_LENGTH, b"").decode("latin-1")
         model, version = request.path_params["model"], request.path_params.get("version", "")
@@ -226,36 +227,36 @@ class Application:
         return await self._engine.read_off_loop(model, read)
 
     async def server(self, request: Request) -> Response:
-        """The server's name, version and extensions."""
+        """Return the server's name, version and extensions."""
         return json_response(self._engine.server_metadata())
 
     async def live(self, request: Request) -> Response:
-        """Whether the process answers: it does."""
+        """Report that the process answers."""
         return json_response({"live": True})
 
     async def ready(self, request: Request) -> Response:
-        """Whether all models can be asked."""
+        """Report whether all models are ready."""
         is_ready = self._engine.is_ready
         return json_response({"ready": is_ready}, 200 if is_ready else 503)
 
     async def model_ready(self, request: Request) -> Response:
-        """Whether one model can be asked."""
+        """Report whether one model is ready."""
         names = request.path_params
         is_ready = self._engine.is_model_ready(names["model"], names.get("version", ""))
         return json_response({"name": names["model"], "ready": is_ready}, 200 if is_ready else 503)
 
     async def model(self, request: Request) -> Response:
-        """What a model takes and gives."""
+        """Return a model's inputs and outputs."""
         names = request.path_params
-        found = self._engine.model_metadata(names["model"], names.get("version", ""))
-        return json_response(found)
+        metadata = self._engine.model_metadata(names["model"], names.get("version", ""))
+        return json_response(metadata)
 
     async def index(self, request: Request) -> Response:
-        """Every version of every model, and where it stands."""
+        """List every version of every model with its state."""
         body = await self._body(request, CONTROL_BYTES)
-        given = read_json(body) if body else {}
-        ready = given.get("ready", False)
-        if not isinstance(ready, bool) or set(given) - {"ready"}:
+        fields = read_json(body) if body else {}
+        ready = fields.get("ready", False)
+        if not isinstance(ready, bool) or set(fields) - {"ready"}:
             raise RequestError("the body: 'ready', true or false, expected")
         return json_response(self._engine.index(ready))
 
@@ -266,7 +267,7 @@ class Application:
         return json_response({})
 
     async def unload(self, request: Request) -> Response:
-        """Let a model go."""
+        """Unload a model."""
         self._check_control(
             request, await self._body(request, CONTROL_BYTES), {"unload_dependents": False}
         )
@@ -274,20 +275,23 @@ class Application:
         return json_response({})
 
     def _check_control(
-        self, request: Request, body: bytes | bytearray, known: dict[str, object]
+        self, request: Request, body: bytes | bytearray, allowed: dict[str, object]
     ) -> None:
-        """Raises RequestError without a token that may do this, for a type that pages may send
-        unasked, and for parameters that would not be honoured."""
+        """Raises RequestError without a control token, for a content type that pages may send
+        without preflight, and for unsupported parameters.
+        """
         self._tokens.check_control(request.headers.get("authorization", "").encode("latin-1"))
         require_json(request.scope[HEADERS])
-        given = read_json(body).get("parameters", {}) if body else {}
-        if not isinstance(given, dict) or not all(
-            key in known and known[key] is value for key, value in given.items()
+        parameters = read_json(body).get("parameters", {}) if body else {}
+        if not isinstance(parameters, dict) or not all(
+            key in allowed and allowed[key] is value for key, value in parameters.items()
         ):
             raise RequestError("parameters: none expected: the folder says what a model is")
 
     async def sequence(self, request: Request) -> Response:
-        """The state of a sequence as a safetensors file; PUT begins one with such a state."""
+        """Return the state of a sequence as a safetensors file; PUT begins one from such a
+        state.
+        """
         names = request.path_params
         if request.method in ("GET", "HEAD"):
             data = await self._engine.save_sequence(names["model"], names["sequence"])
@@ -297,17 +301,17 @@ class Application:
         return json_response({})
 
     async def metrics(self, request: Request) -> Response:
-        """What Prometheus reads."""
+        """Return the metrics for Prometheus."""
         return Response(self._engine.metrics.text(), headers={"content-type": CONTENT_TYPE})
 
 
 def error_response(error: RequestError, is_openai: bool) -> Response:
-    """The answer that says what was wrong."""
+    """Return the response for an error."""
     row = REASONS[error.reason]
     body: dict[str, object] = {"error": str(error)}
     if is_openai:
-        parts = {"message": str(error), "type": row.openai, "param": None, "code": row.name}
-        body = {"error": parts}
+        openai_error = {"message": str(error), "type": row.openai, "param": None, "code": row.name}
+        body = {"error": openai_error}
     response = json_response(body, row.http)
     if error.retry_after:
         response.headers["retry-after"] = str(math.ceil(error.retry_after))
@@ -318,18 +322,20 @@ def error_response(error: RequestError, is_openai: bool) -> Response:
 
 
 class SlowReaderError(Exception):
-    """A client does not take its answer."""
+    """Raised when a client does not read its answer."""
 
 
 class GuardedSend:
-    """`send` that waits for a slow client only so long, and knows whether an answer has begun."""
+    """An ASGI `send` with a time limit for slow clients, which also records whether an answer has
+    begun.
+    """
 
     def __init__(self, send: Send, seconds: float) -> None:
         self._send, self._seconds = send, seconds
         self.has_begun = self._is_stream = False
 
     async def __call__(self, message: Message) -> None:
-        """Send a message. Raises SlowReaderError."""
+        """Send a message."""
         self.has_begun = True
         self._is_stream = self._is_stream or message.get("more_body", False)
         if not self._is_stream:  # the first piece never waits

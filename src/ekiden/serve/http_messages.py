@@ -1,4 +1,4 @@
-"""Requests and answers of the protocol as JSON, with tensors behind it as bytes where asked."""
+"""The protocol's requests and answers as JSON, optionally followed by binary tensors."""
 
 from __future__ import annotations
 
@@ -32,17 +32,14 @@ BRIEF_BYTES = PIECE_BYTES // 2
 
 
 def is_brief(body: bytes | bytearray) -> bool:
-    """Return whether reading a body takes so little that the event loop does it."""
+    """Return whether a body is short enough to be parsed on the event loop."""
     return len(body) <= BRIEF_BYTES
 
 
 def read_request(
-    model: str, version: str, body: bytes | bytearray, header: str, most: int = 1 << 62
+    model: str, version: str, body: bytes | bytearray, header: str, max_bytes: int = 1 << 62
 ) -> InferRequest:
-    """Return the request that a body has, whose tensors take at most `most` bytes.
-
-    Raises RequestError that says what is wrong with it.
-    """
+    """Parse a request body whose tensors take at most `max_bytes`. Raises RequestError."""
     split = len(body)
     if header:
         if not (header.isascii() and header.isdigit() and len(header) < 16):
@@ -58,7 +55,9 @@ def read_request(
         fields, arrays = load_bounded(view[:split])
     request = InferRequest(model, version, _text(fields, "id"))
     request.parameters = read_parameters(_object(fields, "parameters"))
-    _read_inputs(request, _objects(fields, "inputs"), view[split:], arrays, most, is_brief(body))
+    _read_inputs(
+        request, _objects(fields, "inputs"), view[split:], arrays, max_bytes, is_brief(body)
+    )
     if "outputs" in fields:
         outputs = _objects(fields, "outputs")
         request.outputs = tuple(_asked(row, request.parameters.binary) for row in outputs)
@@ -70,9 +69,10 @@ def _read_inputs(
     rows: list[dict[str, Any]],
     tail: memoryview,
     arrays: LongArrays | None,
-    most: int,
+    max_bytes: int,
     is_short: bool,
 ) -> None:
+    """Parse the inputs into the request. Raises RequestError."""
     at = 0
     for row in rows:
         name, datatype = _text(row, "name"), _text(row, "datatype")
@@ -80,12 +80,12 @@ def _read_inputs(
             raise RequestError(f"input '{name}': it is there twice")
         kind = BY_NAME.get(datatype)
         if kind is None:
-            there = ", ".join(BY_NAME)
-            raise RequestError(f"input '{name}': datatype: one of {there} expected")
+            known_types = ", ".join(BY_NAME)
+            raise RequestError(f"input '{name}': datatype: one of {known_types} expected")
         shape = read_shape(name, row.get("shape"))
         if not is_short:  # a short body has no more values than a few thousand
-            most -= tensor_bytes(name, kind, shape)
-        if most < 0:
+            max_bytes -= tensor_bytes(name, kind, shape)
+        if max_bytes < 0:
             raise RequestError(f"input '{name}': the tensors are too large", "too_large")
         size = _binary_size(name, row)
         if size is None:
@@ -105,7 +105,7 @@ def _read_inputs(
 def _json_tensor(
     name: str, kind: Datatype, shape: list[int], data: object, arrays: LongArrays | None
 ) -> Array:
-    """Return the tensor of an input whose data stand in the JSON. Raises RequestError."""
+    """Return the tensor of an input whose data are in the JSON."""
     text = None if arrays is None else arrays.take(data)
     if text is None:
         return from_json(name, kind, shape, data)
@@ -115,13 +115,13 @@ def _json_tensor(
 
 
 def _binary_size(name: str, row: dict[str, Any]) -> int | None:
-    """How many bytes an input has behind the JSON; None where its data stand in it."""
-    given = _object(row, "parameters")
-    if unknown := [key for key in given if key != "binary_data_size"]:
+    """Return how many bytes an input has after the JSON; None if its data are in the JSON."""
+    parameters = _object(row, "parameters")
+    if unknown := [key for key in parameters if key != "binary_data_size"]:
         raise RequestError(f"input '{name}': no parameter is named '{unknown[0][:64]}'")
-    if "binary_data_size" not in given:
+    if "binary_data_size" not in parameters:
         return None
-    size = given["binary_data_size"]
+    size = parameters["binary_data_size"]
     if type(size) is not int or size < 0:
         raise RequestError(f"input '{name}': binary_data_size: an integer from 0 on expected")
     if "data" in row:
@@ -130,43 +130,46 @@ def _binary_size(name: str, row: dict[str, Any]) -> int | None:
 
 
 def _asked(row: dict[str, Any], binary: bool) -> Asked:
+    """Parse a requested output. Raises RequestError."""
     name = _text(row, "name")
-    given = _object(row, "parameters")
-    if unknown := [key for key in given if key != "binary_data"]:
+    parameters = _object(row, "parameters")
+    if unknown := [key for key in parameters if key != "binary_data"]:
         raise RequestError(f"output '{name}': no parameter is named '{unknown[0][:64]}'")
-    chosen = given.get("binary_data", binary)
+    chosen = parameters.get("binary_data", binary)
     if not isinstance(chosen, bool):
         raise RequestError(f"output '{name}': binary_data: true or false expected")
     return Asked(name, chosen)
 
 
 def _text(row: dict[str, Any], key: str) -> str:
-    """A text of an object; empty where `id` is missing. Raises RequestError."""
-    found = row.get(key, "" if key == "id" else None)
-    if not isinstance(found, str) or (not found and key != "id"):
+    """Return a text field of an object; "" if `id` is missing. Raises RequestError."""
+    value = row.get(key, "" if key == "id" else None)
+    if not isinstance(value, str) or (not value and key != "id"):
         raise RequestError(f"{key}: a text expected")
-    return found
+    return value
 
 
 def _object(row: dict[str, Any], key: str) -> dict[str, Any]:
-    found = row.get(key, {})
-    if not isinstance(found, dict):
+    """Return an object field, empty by default. Raises RequestError."""
+    value = row.get(key, {})
+    if not isinstance(value, dict):
         raise RequestError(f"{key}: an object expected")
-    return found
+    return value
 
 
 def _objects(row: dict[str, Any], key: str) -> list[dict[str, Any]]:
-    found = row.get(key)
-    if not isinstance(found, list) or not all(isinstance(each, dict) for each in found):
+    """Return a field that is a list of objects. Raises RequestError."""
+    value = row.get(key)
+    if not isinstance(value, list) or not all(isinstance(entry, dict) for entry in value):
         raise RequestError(f"{key}: a list of objects expected")
-    return found
+    return value
 
 
 Pieces = list[bytes | memoryview]
 
 
 def is_brief_answer(request: InferRequest, response: InferResponse) -> bool:
-    """Return whether writing an answer takes so little that the event loop does it."""
+    """Return whether an answer is short enough to be written on the event loop."""
     count = 0
     for array in response.outputs:  # those that nobody asked for count too: they are few
         count += array.size
@@ -174,7 +177,7 @@ def is_brief_answer(request: InferRequest, response: InferResponse) -> bool:
 
 
 def write_response(request: InferRequest, response: InferResponse) -> tuple[Pieces, int | None]:
-    """Return the pieces of the body of an answer, and how much of it is JSON; None where all is.
+    """Return the chunks of an answer's body, and how many of its bytes are JSON; None where all is.
 
     Raises RequestError for outputs that JSON cannot say.
     """
@@ -207,7 +210,7 @@ def write_response(request: InferRequest, response: InferResponse) -> tuple[Piec
 def _text_pieces(
     head: dict[str, object], rows: list[dict[str, object]], long_texts: list[Pieces]
 ) -> Pieces:
-    """Return the JSON of an answer, with the data of rows that have long ones put in."""
+    """Return the JSON of an answer, with the data of long rows inserted."""
     option = orjson.OPT_SERIALIZE_NUMPY
     if not any(long_texts):
         return [orjson.dumps({**head, "outputs": rows}, option=option)]
@@ -215,6 +218,6 @@ def _text_pieces(
     for number, (row, text) in enumerate(zip(rows, long_texts, strict=True)):
         if number:
             pieces.append(b",")
-        whole = orjson.dumps(row, option=option)
-        pieces += [whole[:-1], b',"data":', *text, b"}"] if text else [whole]
+        row_json = orjson.dumps(row, option=option)
+        pieces += [row_json[:-1], b',"data":', *text, b"}"] if text else [row_json]
     return [*pieces, b"]}"]

@@ -1,4 +1,4 @@
-"""The shape of JSON from outside, seen before it is parsed: how many values, how deep, how long.
+"""Checks on untrusted JSON before it is parsed: how many values, how deep, how long.
 
 A parser makes an object of 64 bytes of a value of two, and holds Python's lock until it is done: 44
 MB of `{},` stop every other thread for ten seconds. So a body is first looked at in pieces, by
@@ -50,7 +50,7 @@ _OPEN_LIST, _CLOSE_LIST, _OPEN_OBJECT, _CLOSE_OBJECT = b"[]{}"
 
 @dataclass(slots=True)
 class Marks:
-    """The brackets and commas of one piece that stand outside texts."""
+    """The brackets and commas of a chunk that stand outside strings."""
 
     opens: npt.NDArray[np.bool_]
     closes: npt.NDArray[np.bool_]
@@ -61,14 +61,14 @@ class Marks:
 
 @dataclass(slots=True)
 class TextState:
-    """Where a piece begins: within a text or not, and behind a backslash or not."""
+    """The state at the start of a chunk: inside a string or not, after a backslash or not."""
 
     is_inside: int = 0
     is_escaped: bool = False
 
 
 def marks_of(piece: bytes, texts: TextState) -> Marks:
-    """Return the brackets and commas of a piece outside texts; `texts` goes on to its end."""
+    """Return the brackets and commas of a chunk outside strings; `texts` goes on to its end."""
     masked = b" " + piece[1:] if texts.is_escaped and piece else piece
     if _BACKSLASH in masked:
         masked = _ESCAPED.sub(b"  ", masked)
@@ -85,14 +85,14 @@ def marks_of(piece: bytes, texts: TextState) -> Marks:
 
 
 def pieces_of(data: memoryview) -> Iterator[tuple[int, bytes]]:
-    """Yield the pieces of bytes, each with its place."""
+    """Yield the chunks of bytes, each with its position."""
     for start in range(0, len(data), PIECE_BYTES):
         yield start, bytes(data[start : start + PIECE_BYTES])
 
 
 @dataclass(slots=True)
 class _Scan:
-    """What was seen of a body so far."""
+    """What has been seen of a body so far."""
 
     depth: int = 0
     values: int = 0
@@ -106,7 +106,7 @@ class _Scan:
     arrays: list[tuple[int, int]] = field(default_factory=list)
 
     def add(self, start: int, marks: Marks, takes_arrays: bool) -> None:
-        """Look at one piece. Raises RequestError for brackets that are too deep or do not match."""
+        """Scan one chunk."""
         steps = marks.opens.astype(np.int64) - marks.closes
         depths = np.cumsum(steps) + self.depth
         if len(depths) and (int(depths.max()) > MAX_DEPTH or int(depths.min()) < 0):
@@ -117,16 +117,17 @@ class _Scan:
         self.depth, self.values = int(depths[-1]), int(counts[-1])
 
     def _note_arrays(self, start: int, marks: Marks, depths: Integers, counts: Integers) -> None:
+        """Note where tensors begin and end."""
         begins = marks.opens & (marks.codes == _OPEN_LIST) & (depths == TENSOR_DEPTH)
         ends = marks.closes & (marks.codes == _CLOSE_LIST) & (depths == TENSOR_DEPTH - 1)
-        places = np.flatnonzero(begins | ends)
-        if len(places) > MAX_VALUES:
+        positions = np.flatnonzero(begins | ends)
+        if len(positions) > MAX_VALUES:
             raise RequestError("the body has too many arrays", "too_large")
-        for place in places.tolist():
-            if begins[place]:
-                self.begin, self.values_at_begin = start + place, int(counts[place])
+        for position in positions.tolist():
+            if begins[position]:
+                self.begin, self.values_at_begin = start + position, int(counts[position])
             elif self.begin >= 0:
-                self._end(start + place + 1, int(counts[place]))
+                self._end(start + position + 1, int(counts[position]))
 
     def _end(self, end: int, count: int) -> None:
         if end - self.begin > PIECE_BYTES:
@@ -135,63 +136,61 @@ class _Scan:
             self.skipped_bytes += end - self.begin
         self.begin = -1
 
-    def check(self, seen: int) -> None:
-        """Raises RequestError ("too_large") where too much stands outside long arrays."""
+    def check(self, scanned: int) -> None:
+        """Raises RequestError ("too_large") if there is too much outside long arrays."""
         values, skipped = self.left_out, self.skipped_bytes
-        if self.begin >= 0 and seen - self.begin > PIECE_BYTES:
+        if self.begin >= 0 and scanned - self.begin > PIECE_BYTES:
             values += self.values - self.values_at_begin
-            skipped += seen - self.begin
+            skipped += scanned - self.begin
         if self.values - values > MAX_VALUES:
             raise RequestError(
                 f"the body has more than {MAX_VALUES} values beside its tensors", "too_large"
             )
-        if seen - skipped > MAX_SKELETON_BYTES:
+        if scanned - skipped > MAX_SKELETON_BYTES:
             raise RequestError(
                 f"the body has more than {MAX_SKELETON_BYTES} bytes beside its tensors", "too_large"
             )
 
 
 class LongArrays:
-    """The long arrays of a request, which stand in its JSON as texts that nobody can guess."""
+    """The long arrays of a request, replaced in its JSON by unguessable strings."""
 
-    def __init__(self, data: memoryview, places: list[tuple[int, int]]) -> None:
+    def __init__(self, data: memoryview, spans: list[tuple[int, int]]) -> None:
         self._mark = secrets.token_hex(16)
         self._left = {
-            f"{self._mark} {number}": data[begin:end] for number, (begin, end) in enumerate(places)
+            f"{self._mark} {number}": data[begin:end] for number, (begin, end) in enumerate(spans)
         }
 
     @property
     def names(self) -> list[str]:
-        """Those that nobody has taken."""
+        """Return the strings that have not been taken."""
         return list(self._left)
 
     def take(self, value: object) -> memoryview | None:
-        """Return the array that a value of the JSON stands for, once; None where it is another
-        value."""
+        """Return the array that a JSON value stands for, once; None where it is another value."""
         return self._left.pop(value, None) if isinstance(value, str) else None
 
 
 def load_bounded(data: memoryview) -> tuple[dict[str, Any], LongArrays]:
-    """Return the object that bytes are, its long arrays left out.
-
-    Raises RequestError for what is no JSON, too deep, or has too many values beside long arrays.
+    """Parse a JSON object with its long arrays left out. Raises RequestError for JSON that is
+    invalid, too deep, or has too many values besides long arrays.
     """
     scan, texts = _Scan(), TextState()
     for start, piece in pieces_of(data):
         scan.add(start, marks_of(piece, texts), takes_arrays=True)
         scan.check(start + len(piece))
     arrays = LongArrays(data, scan.arrays)
-    parts: list[bytes | memoryview] = []
+    chunks: list[bytes | memoryview] = []
     at = 0
     for name, (begin, end) in zip(arrays.names, scan.arrays, strict=True):
-        parts += [data[at:begin], b'"', name.encode(), b'"']
+        chunks += [data[at:begin], b'"', name.encode(), b'"']
         at = end
-    found = parse_object(b"".join([*parts, data[at:]]))
-    return found, arrays
+    value = parse_object(b"".join([*chunks, data[at:]]))
+    return value, arrays
 
 
 def check_values(data: bytes | bytearray | memoryview, values: int) -> None:
-    """Raises RequestError for JSON that is too deep or may have more values."""
+    """Raises RequestError for JSON that is too deep or may have more values than allowed."""
     scan, texts = _Scan(), TextState()
     for start, piece in pieces_of(memoryview(data)):
         scan.add(start, marks_of(piece, texts), takes_arrays=False)
@@ -200,7 +199,7 @@ def check_values(data: bytes | bytearray | memoryview, values: int) -> None:
 
 
 def read_json(data: bytes | bytearray | memoryview) -> dict[str, Any]:
-    """Return the object that a body is; of any size, but not of any number of values.
+    """Parse the object of a body; of any size, but not of any number of values.
 
     Raises RequestError for what is none, too deep, or has too many values.
     """
@@ -210,11 +209,11 @@ def read_json(data: bytes | bytearray | memoryview) -> dict[str, Any]:
 
 
 def parse_object(data: bytes | bytearray | memoryview) -> dict[str, Any]:
-    """Return the object that bytes are, however long it takes. Raises RequestError for others."""
+    """Parse a JSON object, however long that takes. Raises RequestError."""
     try:
-        found = orjson.loads(data)
+        value = orjson.loads(data)
     except orjson.JSONDecodeError as error:
         raise RequestError(f"the body is no JSON: {error.msg}") from None
-    if not isinstance(found, dict):
+    if not isinstance(value, dict):
         raise RequestError("the body: an object expected")
-    return found
+    return value

@@ -1,4 +1,4 @@
-"""Long arrays of JSON as tensors, and long tensors as JSON, piece by piece.
+"""Conversion of long JSON arrays to tensors and back, chunk by chunk.
 
 No piece takes Python's lock for more than some milliseconds, and no more Python objects exist at
 once than those of one piece; texts alone stay objects.
@@ -30,10 +30,7 @@ _COMMA, _BLANK, _LETTER = b", x"
 
 
 def tensor_of(name: str, kind: Datatype, shape: Sequence[int], data: memoryview) -> Array:
-    """Return the tensor of an array of JSON, flat or nested as its shape.
-
-    Raises RequestError for what is none, and for other values than those of the datatype.
-    """
+    """Convert a JSON array, flat or nested as its shape, to a tensor."""
     count = element_count(name, shape)
     error = f"input '{name}': data: {count} elements, flat or as the shape {list(shape)}, expected"
     nesting = Nesting(shape, count)
@@ -55,10 +52,7 @@ def tensor_of(name: str, kind: Datatype, shape: Sequence[int], data: memoryview)
 
 
 def value_pieces(name: str, data: memoryview) -> Iterator[tuple[bytes, Marks]]:
-    """Yield the bytes of an array from one comma to another, the last one included.
-
-    Raises RequestError where one value is too long.
-    """
+    """Yield the bytes of an array in chunks that end with a comma."""
     at, size = 0, PIECE_BYTES
     while at < len(data):
         piece = bytes(data[at : at + size])
@@ -79,7 +73,7 @@ def value_pieces(name: str, data: memoryview) -> Iterator[tuple[bytes, Marks]]:
 
 
 def parsed_values(piece: bytes, marks: Marks) -> list[Any]:
-    """Return the values of a piece, whose brackets were looked at. Raises RequestError."""
+    """Parse the values of a chunk whose brackets were checked."""
     codes = np.frombuffer(piece, np.uint8).copy()
     # The brackets of a nested array are those between values: `1[,2]` is no JSON.
     shown = np.where(marks.outside, marks.codes, _LETTER)
@@ -96,7 +90,8 @@ def parsed_values(piece: bytes, marks: Marks) -> list[Any]:
 
 
 class Nesting:
-    """How brackets must stand between the values of an array: not at all, or as its shape says.
+    """The required nesting of an array's brackets: none, or as its shape says; not at all, or as
+    its shape says.
 
     Before the comma behind value i, in an array of the sizes (..., c, b, a), there are as many
     closed brackets as i is multiples of a, of a b, and so on, and as many more open ones.
@@ -108,24 +103,28 @@ class Nesting:
         self._opens = self._closes = self._commas = 0
 
     def takes(self, marks: Marks) -> bool:
-        """Hold one piece against the shape; return whether it fits."""
-        places = np.flatnonzero(marks.commas)
+        """Check a chunk against the shape; return whether it fits."""
+        comma_positions = np.flatnonzero(marks.commas)
         opens = np.cumsum(marks.opens) + self._opens
         closes = np.cumsum(marks.closes) + self._closes
-        if self._strides is None and not self._begin(int(opens[places[0] if len(places) else -1])):
+        if self._strides is None and not self._begin(
+            int(opens[comma_positions[0] if len(comma_positions) else -1])
+        ):
             return False
         assert self._strides is not None
-        numbers = np.arange(self._commas + 1, self._commas + len(places) + 1)
+        numbers = np.arange(self._commas + 1, self._commas + len(comma_positions) + 1)
         closed = sum((numbers // n for n in self._strides), np.zeros_like(numbers))
         begun = sum(((numbers - 1) // n for n in self._strides), np.zeros_like(numbers))
         depth = len(self._strides) + 1
-        fits = _same(closes[places], closed) and _same(opens[places], begun + depth)
+        fits = _same(closes[comma_positions], closed) and _same(
+            opens[comma_positions], begun + depth
+        )
         self._opens, self._closes = int(opens[-1]), int(closes[-1])
-        self._commas += len(places)
+        self._commas += len(comma_positions)
         return fits
 
     def _begin(self, depth: int) -> bool:
-        """Take the brackets before the first value."""
+        """Check the brackets before the first value."""
         if self._count == 0 or depth not in (1, len(self._shape)):
             return False
         sizes = self._shape[1:] if depth > 1 else ()
@@ -134,16 +133,17 @@ class Nesting:
 
     @property
     def is_whole(self) -> bool:
-        """Whether all brackets are closed, and there were as many commas as there must be."""
+        """Return whether all brackets are closed and the number of commas is right."""
         return self._opens == self._closes and self._commas == self._count - 1
 
 
-def _same(found: npt.NDArray[Any], expected: npt.NDArray[Any]) -> bool:
-    return bool((found == expected).all())
+def _same(actual: npt.NDArray[Any], expected: npt.NDArray[Any]) -> bool:
+    """Return whether two arrays are equal."""
+    return bool((actual == expected).all())
 
 
 def json_pieces(name: str, kind: Datatype, array: Array) -> Iterator[bytes]:
-    """Yield a tensor as an array of JSON. Raises RequestError for values that JSON cannot say."""
+    """Yield a tensor as a JSON array."""
     flat = array.reshape(-1)
     yield b"["
     for begin in range(0, len(flat), LONG_TENSOR):

@@ -1,4 +1,4 @@
-"""Lines of JSON on standard error: what happened, to which model, how long it took.
+"""JSON log lines on standard error: what happened, to which model, how long it took.
 
 A line never holds what a client sent: no tensor, text, token, header, address or name of its
 choosing. Of an error it has the class and the places in the code, not the message, which may quote
@@ -20,14 +20,16 @@ LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40}
 
 
 class Log:
-    """Where lines go. A line that cannot be written is dropped: requests do not fail for it."""
+    """The log. A line that cannot be written is dropped, so that requests do not fail because of
+    it.
+    """
 
     def __init__(self, level: str = "info", stream: TextIO | None = None) -> None:
         self.level = LEVELS[level]
         self._stream = stream
 
     def write(self, level: str, event: str, **fields: object) -> None:
-        """One line, where the level is not below what is wanted."""
+        """Write one line, unless its level is below the threshold."""
         if LEVELS[level] < self.level:
             return
         row = {"time": round(time.time(), 3), "level": level, "event": event, **fields}
@@ -40,29 +42,33 @@ class Log:
             pass
 
     def request(self, model: str, outcome: str, seconds: float) -> None:
-        """A request that was answered."""
+        """Log an answered request."""
         if self.level <= LEVELS["debug"]:
             milliseconds = round(seconds * 1e3, 3)
             self.write("debug", "request", model=model, outcome=outcome, ms=milliseconds)
 
     def failure(self, model: str, error: BaseException) -> None:
-        """A request that failed by the server's fault."""
+        """Log a request that failed by the server's fault."""
         cause = error.__cause__ or error
         frames = traceback.extract_tb(cause.__traceback__)[-6:]
-        places = [f"{frame.filename.rpartition('/')[2]}:{frame.lineno}" for frame in frames]
-        self.write("error", "failed", model=model, error=type(cause).__name__, places=places)
+        frame_locations = [
+            f"{frame.filename.rpartition('/')[2]}:{frame.lineno}" for frame in frames
+        ]
+        self.write(
+            "error", "failed", model=model, error=type(cause).__name__, places=frame_locations
+        )
 
 
 class Forward(logging.Handler):
-    """Gives what libraries log to our lines: who said it and how grave it is, not what."""
+    """A handler that forwards library logs: only the logger and severity, not the message."""
 
     def __init__(self, log: Log) -> None:
         super().__init__(logging.WARNING)
         self._log = log
 
     def emit(self, record: logging.LogRecord) -> None:
-        """One line for a record."""
+        """Write one line for a record."""
         level = "error" if record.levelno >= logging.ERROR else "warning"
         kind = record.exc_info[0].__name__ if record.exc_info and record.exc_info[0] else ""
-        place = f"{record.filename}:{record.lineno}"
-        self._log.write(level, "library", logger=record.name, place=place, error=kind)
+        location = f"{record.filename}:{record.lineno}"
+        self._log.write(level, "library", logger=record.name, place=location, error=kind)

@@ -1,4 +1,4 @@
-"""Counts and times for Prometheus: one row for each metric.
+"""Prometheus metrics: one row for each metric.
 
 They are numbers that the event loop's thread adds to, and become Prometheus' families where they
 are read: its own counters take a lock and several calls each, for every request.
@@ -29,7 +29,7 @@ _ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 
 class Spread:
-    """How many values of each model were at most each bound."""
+    """A histogram of values by model."""
 
     def __init__(self, name: str, meaning: str, bounds: tuple[float, ...]) -> None:
         self._name, self._meaning, self._bounds = name, meaning, bounds
@@ -37,7 +37,7 @@ class Spread:
         self._sums: dict[str, float] = {}
 
     def add(self, model: str, value: float) -> None:
-        """One value more."""
+        """Count one value."""
         counts = self._counts.get(model)
         if counts is None:
             counts = self._counts[model] = [0] * (len(self._bounds) + 1)
@@ -46,17 +46,17 @@ class Spread:
         self._sums[model] += value
 
     def family(self) -> Metric:
-        """The same as Prometheus has it."""
-        made = HistogramMetricFamily(self._name, self._meaning, labels=["model"])
+        """Return it as a Prometheus metric."""
+        metric = HistogramMetricFamily(self._name, self._meaning, labels=["model"])
         names = [*(repr(float(bound)) for bound in self._bounds), "+Inf"]
         for model, counts in self._counts.items():
             buckets = list(zip(names, accumulate(counts), strict=True))
-            made.add_metric([model], buckets, self._sums[model])
-        return made
+            metric.add_metric([model], buckets, self._sums[model])
+        return metric
 
 
 class Metrics:
-    """The metrics of one server. Of the event loop's thread alone."""
+    """The metrics of one server, used on the event loop's thread only."""
 
     def __init__(self) -> None:
         self.connections = 0
@@ -73,29 +73,29 @@ class Metrics:
         self._registry.register(self)
 
     def watch(self, model: str, waiting: Callable[[], int], sequences: Callable[[], int]) -> None:
-        """Show how many requests of a model wait, and how many sequences it has."""
+        """Report how many requests of a model wait, and how many sequences it has."""
         self._waiting[model] = waiting, sequences
 
     def request(self, model: str, outcome: str, seconds: float) -> None:
-        """A request ended; `model` is a name that there is, or empty."""
+        """Count a finished request; `model` is a known name, or empty."""
         self._requests[model, outcome] += 1
         self._seconds.add(model, seconds)
 
     def run(self, model: str, rows: int, seconds: float) -> None:
-        """A run ended."""
+        """Count a finished run."""
         self._rows.add(model, rows)
         self._run_seconds[model] = self._run_seconds.get(model, 0.0) + seconds
 
     def tokens(self, model: str, count: int) -> None:
-        """Tokens were generated."""
+        """Count generated tokens."""
         self._tokens[model] += count
 
     def text(self) -> bytes:
-        """All of them, as Prometheus reads them."""
+        """Return all metrics in Prometheus' text format."""
         return generate_latest(self._registry)
 
     def collect(self) -> Iterator[Metric]:
-        """All of them as Prometheus' families, which the registry asks for."""
+        """Yield all metrics as Prometheus families, for the registry."""
         requests = CounterMetricFamily(
             "ekiden_requests", "Requests by how they ended", labels=["model", "outcome"]
         )
@@ -117,7 +117,7 @@ class Metrics:
         yield from self._now()
 
     def _now(self) -> Iterator[Metric]:
-        """What is asked when it is read: connections, queues, sequences, memory."""
+        """Yield the metrics read on demand: connections, queues, sequences, memory."""
         yield GaugeMetricFamily(
             "ekiden_connections", "Open connections of HTTP", value=self.connections
         )

@@ -1,4 +1,6 @@
-"""Why a request is refused or fails: one row for each way, with the status of each protocol."""
+"""The reasons why a request is refused or fails: one row for each way, with the status of each
+protocol.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ from ekiden.runtime.lazy_dataclass import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """One way in which a request ends without its result."""
+    """One way in which a request ends without a result."""
 
     name: str
     http: int
@@ -63,10 +65,12 @@ _OF_CLASS: tuple[tuple[type[Exception], str], ...] = (
 
 
 def refusal(error: BaseException) -> RequestError:
-    """The error that a client is told. What is no error of Ekiden's says nothing of itself."""
+    """Convert an error to the one reported to the client. Errors that are not Ekiden's reveal no
+    details.
+    """
     if isinstance(error, RequestError):
         return error
-    found = next((name for kind, name in _OF_CLASS if isinstance(error, kind)), "failed")
-    retry = 1.0 if found == "memory" else 0.0
-    shows = isinstance(error, EkidenError) and found != "failed"
-    return RequestError(str(error) if shows else "the server failed", found, retry)
+    reason = next((name for kind, name in _OF_CLASS if isinstance(error, kind)), "failed")
+    retry = 1.0 if reason == "memory" else 0.0
+    shows = isinstance(error, EkidenError) and reason != "failed"
+    return RequestError(str(error) if shows else "the server failed", reason, retry)

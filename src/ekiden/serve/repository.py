@@ -1,8 +1,7 @@
 """The models of a folder: versions that are loaded, replaced and let go while requests run.
 
-models/NAME/model.toml       configuration, optional
-models/NAME/3/model.eki      version 3: one artifact, library or model file in the folder
-models/NAME.eki              a model of one version, 1
+models/NAME/model.toml       configuration, optional models/NAME/3/model.eki      version 3: one
+artifact, library or model file in the folder models/NAME.eki              a model of one version, 1
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ KNOWN_SHAPES = 256
 
 
 class State(Enum):
-    """Where a version stands; the protocol's words."""
+    """The state of a version, in the protocol's terms."""
 
     LOADING = "LOADING"
     READY = "READY"
@@ -54,7 +53,7 @@ Stamp = tuple[str, int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """What was read of a version's file: everything that does not belong to the event loop."""
+    """The contents of a version's file, independent of the event loop."""
 
     executable: Executable | None
     signature: Signature
@@ -62,14 +61,14 @@ class Program:
     text: TextModel | None = None
 
     def run(self, arrays: Sequence[Array], seconds: float) -> list[Array]:
-        """One run. Raises what the executable raises."""
+        """Run the program. Raises what the executable raises."""
         assert self.executable is not None
         return output_arrays(self.executable(*arrays, timeout=seconds))
 
 
 @dataclass(eq=False)
 class Version:
-    """A version that is loaded. It stays until nobody uses it any more."""
+    """A loaded version, kept as long as it has users."""
 
     number: int
     stamp: Stamp
@@ -87,11 +86,11 @@ class Version:
 
     @property
     def signature(self) -> Signature:
-        """What it takes and gives."""
+        """Return its inputs and outputs."""
         return self.program.signature
 
     def answer_bytes(self, arrays: Sequence[Array]) -> int:
-        """Return the bytes of all outputs of such arrays, as far as the shapes say."""
+        """Return the size of all outputs for such arrays, as far as the shapes determine it."""
         shapes = tuple([array.shape for array in arrays])
         size = self._answer_sizes.get(shapes)
         if size is None:
@@ -101,16 +100,16 @@ class Version:
         return size
 
     def hold(self) -> None:
-        """One more user."""
+        """Add a user."""
         self.users += 1
 
     def release(self) -> None:
-        """One less; the last one of a retired version ends it."""
+        """Remove a user; the last one of a retired version ends it."""
         self.users -= 1
         self._end_if_free()
 
     def retire(self) -> None:
-        """Take no new users; end with the last."""
+        """Refuse new users; end with the last."""
         self.is_retired = True
         self._end_if_free()
 
@@ -131,10 +130,14 @@ class Version:
         run: Run | None = None,
         is_last: bool = False,
     ) -> list[Array]:
-        """The outputs of a run, alone or with others of its kind; `run` is that of a sequence,
-        `is_last` as in `Batcher.put`.
-
-        Raises RequestError: "busy" where too many wait, "deadline" when its time is over.
+        """Return the outputs of a run, alone or batched.
+        Args:
+            arrays: The inputs in the program's order.
+            deadline: When the request's time ends, by time.monotonic().
+            priority: The request's priority; 0 for the model's.
+            run: A sequence's run function, which is not batched.
+            is_last: As in `Batcher.put`.
+        Raises RequestError: "busy" if too many requests wait, "deadline" if the time is over.
         """
         loop = self.batcher.loop
         key = self.signature.key(arrays) if run is None else None
@@ -163,7 +166,7 @@ def _expire(work: Work) -> None:
 
 @dataclass(eq=False)
 class Model:
-    """A name of the repository, and what is loaded under it."""
+    """A name in the repository, and what is loaded under it."""
 
     name: str
     path: Path
@@ -178,30 +181,32 @@ class Model:
         self.sequences = SequenceTable(1, 1.0, _release)
 
     def get(self, version: str = "") -> Version:
-        """A version that is ready; the newest where none is named. Raises RequestError."""
+        """Return a ready version, by default the newest. Raises RequestError."""
         if version == "":
             if self.versions:
                 return self.versions[max(self.versions)]
             raise RequestError(f"model '{self.name}' is not loaded", "not_ready", 1.0)
-        known = self.versions.get(int(version)) if _is_number(version) else None
-        if known is None:
-            there = ", ".join(map(str, sorted(self.versions))) or "none"
-            raise RequestError(f"model '{self.name}': ready are the versions {there}", "unknown")
-        return known
+        loaded = self.versions.get(int(version)) if _is_number(version) else None
+        if loaded is None:
+            ready_versions = ", ".join(map(str, sorted(self.versions))) or "none"
+            raise RequestError(
+                f"model '{self.name}': ready are the versions {ready_versions}", "unknown"
+            )
+        return loaded
 
     @property
     def text(self) -> TextModel | None:
-        """The object of a model of text."""
+        """Return the text model object, if it is one."""
         newest = self.versions.get(max(self.versions, default=0))
         return None if newest is None else newest.program.text
 
     def configure(self, config: ModelConfig) -> None:
-        """Take a configuration; sequences that there are stay."""
+        """Apply a configuration, keeping the existing sequences."""
         self.config = config
-        kept = self.sequences
-        made = SequenceTable(config.sequences.most, config.sequences.idle_seconds, _release)
-        made.take(kept)
-        self.sequences = made
+        old_table = self.sequences
+        new_table = SequenceTable(config.sequences.most, config.sequences.idle_seconds, _release)
+        new_table.take(old_table)
+        self.sequences = new_table
 
 
 def _release(live: Live) -> None:
@@ -224,8 +229,10 @@ class Repository:
         *,
         threads: int = 0,
     ) -> None:
-        """`on_event(event, **fields)` is told what happens to models, `on_run(model, rows,
-        seconds)` of each run; `threads` is how many runs there are at once, 0 for one a core."""
+        """Create the repository. `on_event(event, **fields)` reports changes of models,
+        `on_run(model, rows, seconds)` each run; `threads` is the number of concurrent runs, 0
+        for one per core.
+        """
         self.folder = folder
         self.models: dict[str, Model] = {}
         self.runners = Runners(threads or max(2, len(os.sched_getaffinity(0))))
@@ -233,7 +240,7 @@ class Repository:
         self._on_run = on_run or (lambda model, rows, seconds: None)
 
     def scan(self) -> list[str]:
-        """The names in the folder now. Raises LoadError for a folder that cannot be read."""
+        """Return the model names in the folder. Raises LoadError if it cannot be read."""
         try:
             entries = sorted(self.folder.iterdir())
         except OSError as error:
@@ -257,22 +264,22 @@ class Repository:
         return list(names)
 
     def get(self, name: str) -> Model:
-        """A model by its name. Raises RequestError where there is none."""
+        """Return a model by name. Raises RequestError if there is none."""
         model = self.models.get(name)
         if model is None:
             raise RequestError("no model of that name is there", "unknown")
         return model
 
     def add_text(self, name: str, text: TextModel, config: ModelConfig | None = None) -> None:
-        """A model of text that has no file."""
+        """Add a text model that has no file."""
         model = self.models[name] = Model(name, self.folder / name)
         model.configure(config or ModelConfig())
         program = Program(None, Signature((), ()), None, text)
         self._swap(model, {1: self._version(model, 1, ("", 0, 0, 0), program)})
 
     async def load(self, name: str) -> None:
-        """Load what the folder has of a model, in the place of what is loaded; requests that run go
-        on with what they began with. Raises RequestError where it cannot; then all is as it was.
+        """Load a model from the folder, replacing what is loaded; requests that run go on with what
+        they began with. Raises RequestError where it cannot; then all is as it was.
         """
         try:
             self.scan()
@@ -289,14 +296,15 @@ class Repository:
                 raise RequestError(f"load '{name}': {error}", "unprocessable") from error
 
     async def _load(self, model: Model) -> None:
+        """Load the configured versions of a model, reusing unchanged ones."""
         config = await asyncio.to_thread(read_model_config, model.path / "model.toml")
         files = await asyncio.to_thread(find_files, model.path, config)
-        made: dict[int, Version] = {}
+        new_versions: dict[int, Version] = {}
         for number, path in files.items():
             stamp = stamp_of(path)
             old = model.versions.get(number)
             if old is not None and old.stamp == stamp and old.config == config:
-                made[number] = old
+                new_versions[number] = old
                 continue
             if number not in model.versions:
                 model.states[number] = (State.LOADING, "")
@@ -306,16 +314,16 @@ class Repository:
             except EkidenError as error:
                 if number not in model.versions:
                     model.states[number] = (State.UNAVAILABLE, str(error))
-                self._discard(model, made)
+                self._discard(model, new_versions)
                 raise
-            made[number] = self._version(model, number, stamp, program, config)
+            new_versions[number] = self._version(model, number, stamp, program, config)
             self._on_event(
                 "loaded", model=model.name, version=number,
                 seconds=round(time.perf_counter() - started, 3),
                 batched=bool(program.signature.batch),
             )  # fmt: skip
         model.configure(config)
-        self._swap(model, made)
+        self._swap(model, new_versions)
 
     def _version(
         self,
@@ -333,19 +341,20 @@ class Repository:
         )  # fmt: skip
         return Version(number, stamp, config, program, batcher)
 
-    def _discard(self, model: Model, made: dict[int, Version]) -> None:
-        for number, version in made.items():
+    def _discard(self, model: Model, new_versions: dict[int, Version]) -> None:
+        """Retire versions that were loaded for an update that failed."""
+        for number, version in new_versions.items():
             if model.versions.get(number) is not version:
                 version.retire()
 
-    def _swap(self, model: Model, made: dict[int, Version]) -> None:
-        """Let requests that come from now on have these versions."""
-        old, model.versions = model.versions, made
-        model.states = dict.fromkeys(made, (State.READY, ""))
+    def _swap(self, model: Model, new_versions: dict[int, Version]) -> None:
+        """Switch new requests to these versions."""
+        old, model.versions = model.versions, new_versions
+        model.states = dict.fromkeys(new_versions, (State.READY, ""))
         for number, version in old.items():
-            if made.get(number) is version:
+            if new_versions.get(number) is version:
                 continue
-            if number not in made:
+            if number not in new_versions:
                 model.states[number] = (State.UNLOADING, "")
                 version.on_end = lambda number=number: self._gone(model, number)  # type: ignore[misc]
             version.retire()
@@ -356,7 +365,7 @@ class Repository:
             self._on_event("unloaded", model=model.name, version=number)
 
     async def unload(self, name: str) -> None:
-        """Take no new requests for a model; those that run end as they would."""
+        """Refuse new requests for a model; those that run end as they would."""
         model = self.get(name)
         async with model.lock:
             for key, _ in model.sequences.items():
@@ -364,7 +373,7 @@ class Repository:
             self._swap(model, {})
 
     def close(self) -> None:
-        """Let all go at once: the server ends."""
+        """Unload everything at once: the server ends."""
         for model in self.models.values():
             for key, _ in model.sequences.items():
                 model.sequences.end(key)
@@ -373,7 +382,7 @@ class Repository:
         self.runners.close()
 
     async def poll(self) -> None:
-        """Load what is new or changed in the folder, and let go what is not there any more."""
+        """Load what is new or changed in the folder, and unload what is gone."""
         names = self.scan()
         for name, model in list(self.models.items()):
             is_file = model.path.parent == self.folder and name in names
@@ -384,29 +393,32 @@ class Repository:
 
 
 def _has_changed(model: Model) -> bool:
-    """Whether the folder has other files than those that are loaded."""
+    """Return whether the folder's files differ from the loaded ones."""
     try:
         config = read_model_config(model.path / "model.toml")
-        found = {n: stamp_of(p) for n, p in find_files(model.path, config).items()}
+        stamps = {n: stamp_of(p) for n, p in find_files(model.path, config).items()}
     except (EkidenError, OSError):
         return True
-    return found != {n: v.stamp for n, v in model.versions.items()} or config != model.config
+    return stamps != {n: v.stamp for n, v in model.versions.items()} or config != model.config
 
 
 def stamp_of(path: Path) -> Stamp:
-    """What changes when a file does. Raises LoadError if there is none to be read."""
+    """Return a fingerprint of a file's identity and time of change. Raises LoadError if it is not
+    readable.
+    """
     if str(path) == "":
         return ("", 0, 0, 0)
     try:
-        found = path.stat()
+        stat = path.stat()
     except OSError as error:
         raise LoadError(f"load '{path}': {(error.strerror or '').lower()}") from None
-    return (str(path), found.st_ino, found.st_size, found.st_mtime_ns)
+    return (str(path), stat.st_ino, stat.st_size, stat.st_mtime_ns)
 
 
 def find_files(path: Path, config: ModelConfig) -> dict[int, Path]:
-    """The file of each version that the configuration asks for. Raises LoadError where one is
-    missing or not clear."""
+    """Return the file of each configured version. Raises LoadError if one is missing or
+    ambiguous.
+    """
     if config.text.is_given:
         return {1: path / "model.toml"}
     if not path.is_dir():
@@ -424,30 +436,30 @@ def find_files(path: Path, config: ModelConfig) -> dict[int, Path]:
 
 
 def _only_file(folder: Path) -> Path:
-    found = [p for p in folder.iterdir() if not p.name.startswith(".")]
-    models = [p for p in found if p.stem == "model"] or found
+    """Return the single model file of a folder. Raises LoadError."""
+    files = [p for p in folder.iterdir() if not p.name.startswith(".")]
+    models = [p for p in files if p.stem == "model"] or files
     if len(models) != 1:
         raise LoadError(f"load '{folder}': one file expected, got {len(models)}")
     return models[0]
 
 
 def read_program(path: Path, config: ModelConfig) -> Program:
-    """What a file has: an artifact, a library, or a model that is compiled first.
-
-    An artifact is read, not mapped: a file that is written over would change answers. Raises
-    EkidenError for what cannot be served.
+    """Load a file: an artifact, a library, or a model that is compiled first. An artifact is read,
+    not mapped, since overwriting a mapped file would change answers. Raises EkidenError for what
+    cannot be served.
     """
     if config.text.object:
         return Program(None, Signature((), ()), None, find_text_model(config.text.object))
     if config.text.checkpoint:
-        place = path.parent / config.text.checkpoint
-        text = open_decoder(str(place), config.text.context, config.text.sequences)
+        checkpoint_path = path.parent / config.text.checkpoint
+        text = open_decoder(str(checkpoint_path), config.text.context, config.text.sequences)
         return Program(None, Signature((), ()), None, text)
     executable = _open(path)
     if config.threads:
         executable.num_threads = config.threads
-    whole = read_signature(executable, str(path))
-    signature, maker = session_maker(executable, whole, config.sequences.state, str(path))
+    full_signature = read_signature(executable, str(path))
+    signature, maker = session_maker(executable, full_signature, config.sequences.state, str(path))
     if signature.batch and (
         maker is not None or not config.batching.enabled or not _is_apart(executable, signature)
     ):
@@ -465,12 +477,14 @@ def _open(path: Path) -> Executable:
 
 
 def _is_apart(executable: Executable, signature: Signature) -> bool:
-    """Whether rows are apart, tried on rows that differ; not where none can be made."""
+    """Return whether batch rows are independent, tested on rows that differ; false if no inputs can
+    be generated.
+    """
     if any(port.datatype.is_text for port in signature.inputs):
         return False
     try:
-        found = random_inputs(executable, {signature.batch: ROWS})
+        sample_inputs = random_inputs(executable, {signature.batch: ROWS})
     except EkidenError:
         return False
-    feeds = [found[port.name] for port in signature.inputs]
+    feeds = [sample_inputs[port.name] for port in signature.inputs]
     return runs_rows_apart(executable, signature, feeds)

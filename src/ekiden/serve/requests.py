@@ -1,4 +1,4 @@
-"""Requests and answers, whichever protocol they come by."""
+"""Protocol-independent requests and answers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Parameter = bool | int | float | str
 
 @dataclass(frozen=True, slots=True)
 class SequenceStep:
-    """The place of a request in its sequence."""
+    """The position of a request in its sequence."""
 
     id: int | str
     start: bool = False
@@ -35,7 +35,7 @@ class SequenceStep:
 
 @dataclass(frozen=True, slots=True)
 class Parameters:
-    """What a request says of itself beside its tensors."""
+    """A request's parameters besides its tensors."""
 
     priority: int = 0
     """1 is served first; 0 says nothing."""
@@ -48,7 +48,7 @@ class Parameters:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """An output that is asked for."""
+    """A requested output."""
 
     name: str
     binary: bool
@@ -69,30 +69,34 @@ class InferRequest:
     parameters: Parameters = Parameters()
 
     def arrange(self, signature: Signature) -> list[Array]:
-        """The arrays in the program's order. Raises RequestError for what does not fit."""
+        """Return the arrays in the program's order. Raises RequestError if they do not match the
+        signature.
+        """
         arrays = signature.arrange(self.inputs)
         for port in signature.inputs:
             if self.datatypes[port.name] != port.datatype.name:
-                got = self.datatypes[port.name]
-                raise RequestError(f"input '{port.name}': expected {port.datatype.name}, got {got}")
+                datatype = self.datatypes[port.name]
+                raise RequestError(
+                    f"input '{port.name}': expected {port.datatype.name}, got {datatype}"
+                )
         names = [port.name for port in signature.outputs]
-        for asked in self.outputs:
-            if asked.name not in names:
-                there = ", ".join(names)
-                raise RequestError(f"no output is named '{asked.name}'; there are {there}")
-        many = len(self.outputs)
-        if many > 1 and len({asked.name for asked in self.outputs}) != many:
+        for output in self.outputs:
+            if output.name not in names:
+                output_names = ", ".join(names)
+                raise RequestError(f"no output is named '{output.name}'; there are {output_names}")
+        count = len(self.outputs)
+        if count > 1 and len({requested.name for requested in self.outputs}) != count:
             raise RequestError("outputs: an output is asked for twice")
         return arrays
 
     def wants(self, name: str) -> bool:
-        """Return whether an output is asked for."""
-        return not self.outputs or any(asked.name == name for asked in self.outputs)
+        """Return whether an output is requested."""
+        return not self.outputs or any(output.name == name for output in self.outputs)
 
 
 @dataclass(slots=True)
 class InferResponse:
-    """An answer: the outputs in the program's order, all of them."""
+    """An answer with all outputs, in the program's order."""
 
     model: str
     version: str
@@ -101,19 +105,19 @@ class InferResponse:
     outputs: list[Array]
 
     def chosen(self, request: InferRequest) -> list[tuple[int, bool]]:
-        """The numbers of the outputs that were asked for, and whether each is binary."""
+        """Return the indices of the requested outputs, and whether each is binary."""
         names = [port.name for port in self.signature.outputs]
         if not request.outputs:
             return [(at, request.parameters.binary) for at in range(len(names))]
-        return [(names.index(asked.name), asked.binary) for asked in request.outputs]
+        return [(names.index(output.name), output.binary) for output in request.outputs]
 
 
-def check_answer(request: InferRequest, response: InferResponse, most: int) -> None:
-    """Raises RequestError ("too_large") for an answer whose tensors have more than `most` bytes."""
+def check_answer(request: InferRequest, response: InferResponse, max_bytes: int) -> None:
+    """Raises RequestError ("too_large") for an answer whose tensors exceed `max_bytes`."""
     size = 0
     for array in response.outputs:  # nearly always little, whichever are asked for
-        size += most if array.dtype == object else array.nbytes
-    if size < most:
+        size += max_bytes if array.dtype == object else array.nbytes
+    if size < max_bytes:
         return
     size = sum(
         sum(map(len, array.ravel().tolist())) + array.nbytes
@@ -121,14 +125,14 @@ def check_answer(request: InferRequest, response: InferResponse, most: int) -> N
         else array.nbytes
         for array in (response.outputs[at] for at, _ in response.chosen(request))
     )
-    if size > most:
-        raise too_large_answer(size, most)
+    if size > max_bytes:
+        raise too_large_answer(size, max_bytes)
 
 
-def too_large_answer(size: int, most: int) -> RequestError:
-    """Return the error of an answer that would have more bytes than it may."""
+def too_large_answer(size: int, max_bytes: int) -> RequestError:
+    """Return the error for an answer that would exceed its limit."""
     return RequestError(
-        f"the answer would have {size} bytes of tensors, at most {most} expected (answer_bytes)",
+        f"the answer would have {size} bytes of tensors, at most {max_bytes} expected (answer_bytes)",
         "too_large",
     )
 
@@ -137,31 +141,31 @@ _SEQUENCE = frozenset({"sequence_id", "sequence_start", "sequence_end"})
 _KNOWN = frozenset({"priority", "timeout", "binary_data_output", *_SEQUENCE})
 
 
-def read_parameters(given: Mapping[str, object]) -> Parameters:
-    """The parameters of a request, by Triton's names: `priority`, `timeout` in microseconds,
-    `sequence_id`, `sequence_start`, `sequence_end`, `binary_data_output`.
-
-    Raises RequestError for others, and for values that they cannot have.
+def read_parameters(values: Mapping[str, object]) -> Parameters:
+    """Parse a request's parameters, by Triton's names: `priority`, `timeout` in microseconds,
+    `sequence_id`, `sequence_start`, `sequence_end`, `binary_data_output`. Raises RequestError
+    for unknown names or invalid values.
     """
-    if not given:
+    if not values:
         return _NONE
-    if unknown := [name for name in given if name not in _KNOWN]:
-        there = ", ".join(sorted(_KNOWN))
-        raise RequestError(f"no parameter is named '{unknown[0][:64]}'; there are {there}")
-    timeout = _integer(given, "timeout")
+    if unknown := [name for name in values if name not in _KNOWN]:
+        known_names = ", ".join(sorted(_KNOWN))
+        raise RequestError(f"no parameter is named '{unknown[0][:64]}'; there are {known_names}")
+    timeout = _integer(values, "timeout")
     return Parameters(
-        _integer(given, "priority"),
+        _integer(values, "priority"),
         timeout / 1e6,
-        _sequence(given),
-        _flag(given, "binary_data_output"),
+        _sequence(values),
+        _flag(values, "binary_data_output"),
     )
 
 
 _NONE = Parameters()
 
 
-def _integer(given: Mapping[str, object], name: str) -> int:
-    value = given.get(name, 0)
+def _integer(values: Mapping[str, object], name: str) -> int:
+    """Return a nonnegative integer parameter, 0 by default. Raises RequestError."""
+    value = values.get(name, 0)
     if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 20:
         value = int(value)  # clients of gRPC say some numbers as text
     if type(value) is not int or not 0 <= value <= 2**63:
@@ -169,29 +173,30 @@ def _integer(given: Mapping[str, object], name: str) -> int:
     return value
 
 
-def _flag(given: Mapping[str, object], name: str) -> bool:
-    value = given.get(name, False)
+def _flag(values: Mapping[str, object], name: str) -> bool:
+    """Return a boolean parameter, false by default. Raises RequestError."""
+    value = values.get(name, False)
     if not isinstance(value, bool):
         raise RequestError(f"parameter '{name}': true or false expected")
     return value
 
 
-def _sequence(given: Mapping[str, object]) -> SequenceStep | None:
-    """The sequence that is named; 0 and the empty text name none, as in Triton."""
-    found = given.get("sequence_id", 0)
-    if type(found) not in (int, str) or len(str(found)) > 128:
+def _sequence(values: Mapping[str, object]) -> SequenceStep | None:
+    """Parse the sequence parameters; 0 and the empty text mean none, as in Triton."""
+    sequence_id = values.get("sequence_id", 0)
+    if type(sequence_id) not in (int, str) or len(str(sequence_id)) > 128:
         raise RequestError("parameter 'sequence_id': an integer or a text of 128 letters expected")
-    start, end = _flag(given, "sequence_start"), _flag(given, "sequence_end")
-    if not found:
+    start, end = _flag(values, "sequence_start"), _flag(values, "sequence_end")
+    if not sequence_id:
         if start or end:
             raise RequestError("parameter 'sequence_id': it is missing")
         return None
-    assert isinstance(found, (int, str))
-    return SequenceStep(found, start, end)
+    assert isinstance(sequence_id, (int, str))
+    return SequenceStep(sequence_id, start, end)
 
 
 def read_shape(name: str, shape: object) -> list[int]:
-    """The shape of an input. Raises RequestError for what is none."""
+    """Validate the shape of an input. Raises RequestError."""
     if not isinstance(shape, list) or not all(type(s) is int and 0 <= s <= LARGEST for s in shape):
         raise RequestError(f"input '{name}': shape: a list of sizes from 0 to {LARGEST} expected")
     return shape

@@ -1,4 +1,4 @@
-"""Paths of HTTP, and what answers each."""
+"""The HTTP routes."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ READ = ("GET", "HEAD")
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """A path, its methods and what answers them. A part in braces is any text, and its name is in
-    `Request.path_params`.
+    """A path, its methods and endpoint. A segment in braces matches any text, stored under its name
+    in `Request.path_params`.
     """
 
     path: str
@@ -29,21 +29,21 @@ class Route:
 
 
 class Routes:
-    """All paths; a slash behind one makes no difference."""
+    """The routing table; a trailing slash makes no difference."""
 
     def __init__(self, routes: Iterable[Route]) -> None:
         self._by_length: dict[int, list[tuple[list[str], Route]]] = {}
         for route in routes:
-            parts = route.path.split("/")
-            self._by_length.setdefault(len(parts), []).append((parts, route))
+            segments = route.path.split("/")
+            self._by_length.setdefault(len(segments), []).append((segments, route))
 
     def find(self, method: str, path: str) -> tuple[Endpoint, dict[str, str]]:
-        """What answers a request, and the named parts of its path. Raises RequestError where there
-        is no such path, or none that has the method.
+        """Return the endpoint of a request, and the named segments of its path. Raises RequestError
+        if the path or method is unknown.
         """
-        parts = path.removesuffix("/").split("/")
-        for pattern, route in self._by_length.get(len(parts), ()):
-            names = _named(pattern, parts)
+        segments = path.removesuffix("/").split("/")
+        for pattern, route in self._by_length.get(len(segments), ()):
+            names = _named(pattern, segments)
             if names is not None:
                 if method not in route.methods:
                     raise RequestError("method not allowed", "method")
@@ -51,13 +51,13 @@ class Routes:
         raise RequestError("not found", "unknown")
 
 
-def _named(pattern: list[str], parts: list[str]) -> dict[str, str] | None:
-    """The parts that a pattern names; None where the others differ."""
+def _named(pattern: list[str], segments: list[str]) -> dict[str, str] | None:
+    """Return the segments that a pattern names; None if the others differ."""
     names: dict[str, str] = {}
-    for wanted, part in zip(pattern, parts, strict=True):
-        if wanted == part:
+    for expected, segment in zip(pattern, segments, strict=True):
+        if expected == segment:
             continue
-        if not part or not wanted.startswith("{"):
+        if not segment or not expected.startswith("{"):
             return None
-        names[wanted[1:-1]] = part
+        names[expected[1:-1]] = segment
     return names

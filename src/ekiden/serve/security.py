@@ -1,4 +1,4 @@
-"""Who may ask, and who may change what is served: bearer tokens and certificates."""
+"""Authorization of requests and of changes to what is served: bearer tokens and certificates."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ LEAST_LENGTH = 16
 
 
 class Tokens:
-    """The tokens of a server. Only their digests are kept."""
+    """The tokens of a server, of which only digests are kept."""
 
     def __init__(self, path: str, control_path: str, allow_control: bool = False) -> None:
-        """Files of tokens, one a line; an empty path is none. With `allow_control` those who may
-        ask may also load and unload, where there are no tokens at all. Raises ServeError.
+        """Read files of tokens, one a line; an empty path is none. With `allow_control` those who
+        may ask may also load and unload, where there are no tokens at all. Raises ServeError.
         """
         self._control = _read(control_path)
         self._all = _read(path) + self._control if path else []
         self._allow_control = allow_control
 
     def check(self, header: bytes) -> None:
-        """Raises RequestError for a request without a token, where one is needed."""
+        """Raises RequestError for a request without a token, if one is required."""
         if self._all and not _is_among(header, self._all):
             raise RequestError("a bearer token expected", "unauthenticated")
 
@@ -47,9 +47,12 @@ class Tokens:
 
 
 def _is_among(header: bytes, digests: list[bytes]) -> bool:
+    """Return whether a bearer token matches one of the digests, in constant time."""
     scheme, _, token = header.partition(b" ")
-    found = hashlib.sha256(token.strip()).digest()
-    matches = [hmac.compare_digest(found, each) for each in digests]  # all: no time tells which
+    digest = hashlib.sha256(token.strip()).digest()
+    matches = [
+        hmac.compare_digest(digest, known_digest) for known_digest in digests
+    ]  # all: no time tells which
     return scheme.lower() == b"bearer" and any(matches)
 
 
@@ -66,7 +69,7 @@ def _read(path: str) -> list[bytes]:
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether only this machine reaches an address."""
+    """Return whether only this machine can reach an address."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -74,7 +77,7 @@ def is_loopback(host: str) -> bool:
 
 
 def check_exposure(config: ServerConfig) -> None:
-    """Raises ServeError for a server that others could reach and nothing protects."""
+    """Raises ServeError for a server that others could reach without protection."""
     is_local = is_loopback(config.host)
     if not (is_local or config.token_file or config.tls_client_ca or config.open):
         raise ServeError(
@@ -91,8 +94,9 @@ def check_exposure(config: ServerConfig) -> None:
 
 
 def opened(config: ServerConfig) -> str:
-    """Return what a server lets everybody do whose packets reach it; empty where it asks for a
-    token or a certificate, or only this machine reaches it."""
+    """Return what a server allows everyone who can reach it; empty where it asks for a token or a
+    certificate, or only this machine reaches it.
+    """
     if is_loopback(config.host) or config.token_file or config.tls_client_ca:
         return ""
     control = "with a control token" if config.control_token_file else "nobody may"
@@ -104,7 +108,7 @@ def opened(config: ServerConfig) -> str:
 
 
 def tls_context(config: ServerConfig) -> ssl.SSLContext | None:
-    """What HTTP's connections are wrapped by; None for none. Raises ServeError."""
+    """Return the TLS context of HTTP connections; None without TLS. Raises ServeError."""
     if not config.tls_certificate:
         if config.tls_key or config.tls_client_ca:
             raise ServeError("tls_certificate: it is missing, and tls_key or tls_client_ca is not")

@@ -1,4 +1,4 @@
-"""Requests that share a state: what a program keeps between the runs of one sequence.
+"""Stateful sequences of requests: what a program keeps between the runs of one sequence.
 
 The state is the program's own (`Executable.state`), or outputs that come back as inputs, as the
 configuration pairs them. It is kept here between requests, saved as the bytes of a safetensors
@@ -26,20 +26,20 @@ __all__ = ["Live", "SequenceTable", "Session", "session_maker"]
 
 
 class Session(Protocol):
-    """The state of one sequence, and runs that change it."""
+    """The state of one sequence, and the runs that change it."""
 
     def run(self, arrays: Sequence[Array], seconds: float) -> list[Array]:
-        """The outputs of the next step. Where it fails the state stays."""
+        """Return the outputs of the next step. If it fails, the state is unchanged."""
 
     def values(self) -> dict[str, Array]:
-        """The state by name."""
+        """Return the state by name."""
 
     def restore(self, values: Mapping[str, Array]) -> None:
-        """Go on from a state. Raises EkidenError for one that does not fit."""
+        """Continue from a saved state."""
 
 
 class KeptSession:
-    """The state that a program keeps of itself."""
+    """A session of a program that keeps its own state."""
 
     def __init__(self, executable: Executable) -> None:
         self._executable = executable.session()
@@ -58,28 +58,31 @@ class KeptSession:
 
 
 class PairedSession:
-    """Outputs that come back as inputs."""
+    """A session whose state is outputs fed back as inputs."""
 
-    def __init__(self, executable: Executable, whole: Signature, pairs: Mapping[str, str]) -> None:
-        self._executable, self._whole, self._pairs = executable, whole, pairs
+    def __init__(
+        self, executable: Executable, signature: Signature, pairs: Mapping[str, str]
+    ) -> None:
+        self._executable, self._whole, self._pairs = executable, signature, pairs
         self._values: dict[str, Array] = {}
 
     def run(self, arrays: Sequence[Array], seconds: float) -> list[Array]:
         """See `Session`."""
-        given = iter(arrays)
+        request_inputs = iter(arrays)
         rows = len(arrays[0]) if arrays and arrays[0].ndim else 1
         feeds = [
-            self._current(port, rows) if port.name in self._pairs else next(given)
+            self._current(port, rows) if port.name in self._pairs else next(request_inputs)
             for port in self._whole.inputs
         ]
-        found = output_arrays(self._executable(*feeds, timeout=seconds))
-        outputs = dict(zip((port.name for port in self._whole.outputs), found, strict=True))
+        output_values = output_arrays(self._executable(*feeds, timeout=seconds))
+        outputs = dict(zip((port.name for port in self._whole.outputs), output_values, strict=True))
         self._values = {name: outputs[of] for name, of in self._pairs.items()}
         return [a for name, a in outputs.items() if name not in self._pairs.values()]
 
     def _current(self, port: Port, rows: int) -> Array:
-        """The value of an input; zeros before the first step, a size that is not fixed being that
-        of the request's first dimension."""
+        """Return the value of a state input; initially zeros, with the request's first dimension
+        for symbolic sizes.
+        """
         if port.name not in self._values:
             shape = [d if isinstance(d, int) else rows for d in port.dims]
             self._values[port.name] = np.zeros(shape, port.datatype.numpy)
@@ -105,26 +108,26 @@ class PairedSession:
 
 
 def session_maker(
-    executable: Executable, whole: Signature, pairs: Mapping[str, str], source: str
+    executable: Executable, signature: Signature, pairs: Mapping[str, str], source: str
 ) -> tuple[Signature, Callable[[], Session] | None]:
-    """What clients see of the signature, and what makes the state of a sequence; None for a program
-    without state. Raises ServeError where pairs name no input or output, or do not fit.
+    """Return the signature clients see, and a factory of sessions; None for a stateless program.
+    Raises ServeError if pairs name no input or output, or do not match.
     """
     if not pairs:
         maker = (lambda: KeptSession(executable)) if executable.state else None
-        return whole, maker
-    inputs = {port.name: port for port in whole.inputs}
-    outputs = {port.name: port for port in whole.outputs}
+        return signature, maker
+    inputs = {port.name: port for port in signature.inputs}
+    outputs = {port.name: port for port in signature.outputs}
     for name, of in pairs.items():
         if name not in inputs or of not in outputs:
             raise ServeError(f"'{source}': sequences: state: no input '{name}' or output '{of}'")
         if inputs[name].datatype != outputs[of].datatype or inputs[name].datatype.is_text:
             raise ServeError(f"'{source}': sequences: state: '{name}' and '{of}' differ in dtype")
-    seen = Signature(
-        tuple(port for port in whole.inputs if port.name not in pairs),
-        tuple(port for port in whole.outputs if port.name not in pairs.values()),
+    client_signature = Signature(
+        tuple(port for port in signature.inputs if port.name not in pairs),
+        tuple(port for port in signature.outputs if port.name not in pairs.values()),
     )
-    return seen, lambda: PairedSession(executable, whole, pairs)
+    return client_signature, lambda: PairedSession(executable, signature, pairs)
 
 
 @dataclass(slots=True)
@@ -139,11 +142,11 @@ class Live:
     last: float = field(default_factory=time.monotonic)
 
     def save(self) -> bytes:
-        """The state as the bytes of a safetensors file."""
+        """Return the state as a safetensors file."""
         return bytes(save_param_dict(self.session.values()))
 
     def restore(self, data: bytes) -> None:
-        """Go on from such bytes. Raises RequestError for others."""
+        """Continue from a saved file."""
         try:
             values = {name: t.numpy() for name, t in load_param_dict(data).items()}
             self.session.restore(values)
@@ -152,52 +155,53 @@ class Live:
 
 
 class SequenceTable:
-    """The sequences of one model by their names."""
+    """The sequences of one model by name."""
 
-    def __init__(self, most: int, idle_seconds: float, on_end: Callable[[Live], None]) -> None:
-        """`on_end` is called with each that ends or is forgotten."""
-        self._most, self._idle, self._on_end = most, idle_seconds, on_end
+    def __init__(self, max_count: int, idle_seconds: float, on_end: Callable[[Live], None]) -> None:
+        """Create a table; `on_end` is called with each sequence that ends or expires."""
+        self._most, self._idle, self._on_end = max_count, idle_seconds, on_end
         self._found: dict[int | str, Live] = {}
 
     def __len__(self) -> int:
         return len(self._found)
 
-    def take(self, other: SequenceTable) -> None:
-        """Have those of another table, which has none then."""
-        self._found, other._found = other._found, {}
+    def take(self, source: SequenceTable) -> None:
+        """Move all sequences here from another table."""
+        self._found, source._found = source._found, {}
 
     def items(self) -> list[tuple[int | str, Live]]:
-        """All there are."""
+        """Return all sequences by name."""
         return list(self._found.items())
 
     def get(self, name: int | str) -> Live:
-        """A sequence that has begun. Raises RequestError where it has not, or was forgotten."""
-        found = self._found.get(name)
-        if found is None:
+        """Return an active sequence. Raises RequestError if it has not begun or has expired."""
+        sequence = self._found.get(name)
+        if sequence is None:
             raise RequestError("the sequence has not begun here, or has ended", "conflict")
-        found.last = time.monotonic()
-        return found
+        sequence.last = time.monotonic()
+        return sequence
 
     def begin(self, name: int | str, make: Callable[[], Live]) -> Live:
-        """A new one, in the place of one of that name. Raises RequestError where there are too
-        many."""
+        """Begin a sequence, replacing one of the same name. Raises RequestError if there are too
+        many.
+        """
         self.end(name)
         self.forget_idle()
         if len(self._found) >= self._most:
             raise RequestError(f"there are {self._most} sequences already", "busy", 1.0)
-        self._found[name] = made = make()
-        return made
+        self._found[name] = sequence = make()
+        return sequence
 
     def end(self, name: int | str, only: Live | None = None) -> None:
-        """Forget one, if it is there; `only` if it is this one."""
-        found = self._found.get(name)
-        if found is not None and only in (None, found):
+        """End a sequence, if it exists; with `only`, just this one."""
+        sequence = self._found.get(name)
+        if sequence is not None and only in (None, sequence):
             del self._found[name]
-            self._on_end(found)
+            self._on_end(sequence)
 
     def forget_idle(self) -> None:
-        """Forget those that nobody asked for long enough."""
+        """End the sequences that have been idle too long."""
         oldest = time.monotonic() - self._idle
-        for name, found in self.items():
-            if found.last < oldest and not found.lock.locked():
+        for name, sequence in self.items():
+            if sequence.last < oldest and not sequence.lock.locked():
                 self.end(name)

@@ -1,4 +1,4 @@
-"""A server: its sockets, its start, and its stop, which lets what is under way end."""
+"""The server process: its sockets, its start, and its stop, which lets what is under way end."""
 
 from __future__ import annotations
 
@@ -39,20 +39,19 @@ GARBAGE = (50_000, 20, 50)
 class Server:
     """Serves the models of a folder from this process.
 
-    server = Server("models", port=8000)
-    server.run()                      # until SIGTERM or SIGINT
+    server = Server("models", port=8000) server.run()                      # until SIGTERM or SIGINT
     """
 
     def __init__(
-        self, folder: str | Path, config: ServerConfig | None = None, **given: object
+        self, folder: str | Path, config: ServerConfig | None = None, **overrides: object
     ) -> None:
-        """`config` is the whole configuration; else it is that of `folder`/serve.toml, and of what
-        is given by its names. Raises ServeError for what is wrong there.
+        """Configure a server: `config` is the whole configuration; by default that of
+        `folder`/serve.toml with overrides by name. Raises ServeError for invalid settings.
         """
         self.folder = Path(folder)
         if not self.folder.is_dir():
             raise ServeError(f"serve '{folder}': a folder of models expected")
-        self.config = config or read_server_config(self.folder / "serve.toml", given)
+        self.config = config or read_server_config(self.folder / "serve.toml", overrides)
         check_exposure(self.config)
         self._tls = tls_context(self.config)
         self._tokens = Tokens(
@@ -65,11 +64,11 @@ class Server:
         """The ports, once it runs; 0 where there is none."""
 
     def add_text(self, name: str, model: TextModel) -> None:
-        """Serve a model of text under a name. Before it runs."""
+        """Serve a text model under a name."""
         self._texts[name] = model
 
     def run(self) -> None:
-        """Serve until SIGTERM or SIGINT, and then until what is under way has ended."""
+        """Serve until SIGTERM or SIGINT, and then until requests in flight have ended."""
         self._has_process = True
         sys.setswitchinterval(SWITCH_SECONDS)
         raise_file_limit()
@@ -84,12 +83,12 @@ class Server:
         await self.serve(stop)
 
     async def serve(self, stop: asyncio.Event, started: asyncio.Event | None = None) -> None:
-        """Serve on the running loop until `stop` is set; `started` is set when requests are taken.
-
-        Raises ServeError where a port cannot be had, LoadError for a folder that cannot be served.
+        """Serve on the running loop until `stop` is set; `started` is set once requests are
+        accepted. Raises ServeError if a port is taken, LoadError for a folder that cannot be
+        served.
         """
-        most = self.config.memory  # so that a request fails, and not the process
-        with bounded_memory(most) if most else within_free_memory():
+        memory_limit = self.config.memory  # so that a request fails, and not the process
+        with bounded_memory(memory_limit) if memory_limit else within_free_memory():
             await self._serve(stop, started)
 
     async def _serve(self, stop: asyncio.Event, started: asyncio.Event | None) -> None:
@@ -122,17 +121,17 @@ class Server:
             polling.result()  # raises it
 
     async def _start_grpc(self, engine: Engine, listener: socket.socket) -> Stoppable | None:
-        """gRPC's server, None where none is wanted. Raises ServeError."""
+        """Start the gRPC server; None if it is disabled. Raises ServeError."""
         if not self.config.grpc:
             return None
         port = self.config.grpc_port or (self.port + 1 if self.config.port else 0)
         try:
-            made: Stoppable
-            made, self.grpc_port = await start_grpc(engine, self._tokens, port)
+            grpc_server: Stoppable
+            grpc_server, self.grpc_port = await start_grpc(engine, self._tokens, port)
         except ServeError:
             listener.close()
             raise
-        return made
+        return grpc_server
 
     async def _stop(
         self,
@@ -156,7 +155,7 @@ class Server:
         engine.log.write("info", "stopped", drained=has_drained)
 
     async def _load(self, engine: Engine) -> None:
-        """Load what the folder has; then look again as often as the configuration says."""
+        """Load the models of the folder; then look again as often as the configuration says."""
         for name, model in self._texts.items():
             engine.repository.add_text(name, model)
         for name in engine.repository.scan():
@@ -190,40 +189,41 @@ class Server:
 
 
 def _has_failed(task: asyncio.Future[None]) -> bool:
-    """Whether it has ended by an error."""
+    """Return whether a task has ended with an error."""
     return task.done() and not task.cancelled() and task.exception() is not None
 
 
 class Stoppable(Protocol):
-    """What is asked of gRPC's server."""
+    """The interface of the gRPC server used here."""
 
     async def stop(self, grace: float) -> None:
-        """End, and let calls under way go on for so long."""
+        """Stop, letting calls in flight continue for a grace period."""
 
 
 class _HTTP(uvicorn.Server):
-    """uvicorn's server, which leaves signals to ours."""
+    """uvicorn's server with signal handling left to ours."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Nothing."""
+        """Do nothing."""
         yield
 
 
 def _listen(host: str, port: int) -> socket.socket:
+    """Open a listening socket. Raises ServeError."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    made = socket.socket(family, socket.SOCK_STREAM)
-    made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        made.bind((host, port))
+        listener.bind((host, port))
     except OSError as error:
-        made.close()
+        listener.close()
         raise ServeError(f"listen on {host}:{port}: {(error.strerror or '').lower()}") from None
-    return made
+    return listener
 
 
 def look_less_for_garbage() -> None:
-    """Leave out of each look what is loaded by now, which stays, and look seldom: requests leave
+    """Exclude everything loaded so far from garbage collection, and collect rarely: requests leave
     next to no cycles, and a look at all objects is a pause of milliseconds for those under way.
     """
     gc.collect()
@@ -232,14 +232,14 @@ def look_less_for_garbage() -> None:
 
 
 def raise_file_limit() -> None:
-    """Let the process have as many connections as the system allows it."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    """Raise the limit of open files to what the system allows."""
+    _, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(ValueError, OSError):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard_limit, hard_limit))
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """uvloop's loops, which take half the time; asyncio's where it is missing."""
+    """Return uvloop's loop factory, which takes half the time; asyncio's where it is missing."""
     try:
         factory: Callable[[], asyncio.AbstractEventLoop] = import_module("uvloop").new_event_loop
     except ImportError:

@@ -1,5 +1,5 @@
-"""What a program takes and gives, in the protocol's words, and whether its requests can be run
-together.
+"""The inputs and outputs of a program in the protocol's terms, and whether its requests can be
+batched.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ __all__ = ["Port", "Program", "Signature", "output_arrays", "read_signature", "r
 
 
 class Program(Protocol):
-    """What is asked of a compiled model: `ekiden.Executable` has it."""
+    """A compiled model as used here; `ekiden.Executable` implements it."""
 
     inputs: tuple[TensorInfo, ...]
     outputs: tuple[TensorInfo, ...]
 
     def __call__(self, *args: object, timeout: object = None) -> object:
-        """Run it."""
+        """Run the model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,14 +40,14 @@ class Port:
 
     @property
     def shape(self) -> list[int]:
-        """The same in the protocol's words: -1 for what is not fixed."""
+        """Return the dims in the protocol's terms: -1 for symbolic ones."""
         return [d if isinstance(d, int) else -1 for d in self.dims]
 
     def check(self, array: Array) -> None:
-        """Raises RequestError for another rank, or another size where that is fixed."""
+        """Raises RequestError for another rank, or another size where it is fixed."""
         fits = len(array.shape) == len(self.dims) and all(
-            isinstance(want, str) or want == got
-            for want, got in zip(self.dims, array.shape, strict=True)
+            isinstance(want, str) or want == actual
+            for want, actual in zip(self.dims, array.shape, strict=True)
         )
         if not fits:
             raise RequestError(
@@ -57,21 +57,21 @@ class Port:
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """Inputs, outputs, and the symbol of the dimension that they share."""
+    """The inputs and outputs, and the symbol of the batch dimension they share."""
 
     inputs: tuple[Port, ...]
     outputs: tuple[Port, ...]
     batch: str = ""
     """The first dimension of all inputs and outputs, and of nothing else; empty: no such."""
 
-    def arrange(self, given: Mapping[str, Array]) -> list[Array]:
-        """The arrays in the program's order. Raises RequestError for what does not fit."""
+    def arrange(self, inputs_by_name: Mapping[str, Array]) -> list[Array]:
+        """Return the arrays in the program's order. Raises RequestError if they do not match."""
         names = [port.name for port in self.inputs]
-        if unknown := [name for name in given if name not in names]:
+        if unknown := [name for name in inputs_by_name if name not in names]:
             raise RequestError(f"no input is named '{unknown[0]}'; there are {', '.join(names)}")
-        if missing := [name for name in names if name not in given]:
+        if missing := [name for name in names if name not in inputs_by_name]:
             raise RequestError(f"the input '{missing[0]}' is missing; there are {', '.join(names)}")
-        arrays = [given[name] for name in names]
+        arrays = [inputs_by_name[name] for name in names]
         sizes: dict[str, int] = {}
         for port, array in zip(self.inputs, arrays, strict=True):
             port.check(array)
@@ -79,8 +79,8 @@ class Signature:
         return arrays
 
     def least_output_bytes(self, arrays: Sequence[Array], names: Collection[str] = ()) -> int:
-        """Return the bytes of the outputs of such arrays as far as the shapes say: sizes that are
-        known only by a run count 0. `names` are the outputs that count; none: all.
+        """Return the size of the outputs for such arrays, as far as the shapes determine it: sizes
+        that are known only by a run count 0. `names` are the outputs that count; none: all.
         """
         sizes = {
             dim: size
@@ -96,14 +96,16 @@ class Signature:
         return total
 
     def key(self, arrays: Sequence[Array]) -> tuple[tuple[int, ...], ...] | None:
-        """Requests with the same key can be run together; None for one that cannot."""
+        """Return a key that is equal for requests that can be batched together; None for one that
+        cannot.
+        """
         if not self.batch or arrays[0].shape[0] == 0:
             return None
         return tuple(array.shape[1:] for array in arrays)
 
 
 def _check_symbols(port: Port, array: Array, sizes: dict[str, int]) -> None:
-    """Hold a shape against the symbols that are known already. Raises RequestError."""
+    """Check a shape against the symbol values known so far."""
     for dim, size in zip(port.dims, array.shape, strict=True):
         if isinstance(dim, str) and dim.isidentifier() and sizes.setdefault(dim, size) != size:
             raise RequestError(
@@ -112,8 +114,9 @@ def _check_symbols(port: Port, array: Array, sizes: dict[str, int]) -> None:
 
 
 def read_signature(program: Program, source: str) -> Signature:
-    """The signature of a program. Raises LoadError for one that the protocol cannot say: inputs or
-    outputs that are no tensors."""
+    """Return the signature of a program. Raises LoadError for inputs or outputs that are no
+    tensors.
+    """
     inputs = tuple(_port(info, source) for info in program.inputs)
     outputs = tuple(_port(info, source) for info in program.outputs)
     return Signature(inputs, outputs, _batch_symbol(inputs, outputs))
@@ -132,15 +135,15 @@ def _port(info: TensorInfo, source: str) -> Port:
 
 
 def _batch_symbol(inputs: Sequence[Port], outputs: Sequence[Port]) -> str:
-    """The symbol that all shapes begin with and that nothing else is made of."""
+    """Return the symbol that every shape begins with and that occurs nowhere else; else ""."""
     ports = [*inputs, *outputs]
     if not inputs or not outputs or not all(port.dims for port in ports):
         return ""
     first = ports[0].dims[0]
     if not isinstance(first, str) or not first.isidentifier():
         return ""
-    rest = " ".join(str(dim) for port in ports for dim in port.dims[1:])
-    words = "".join(c if c.isalnum() or c == "_" else " " for c in rest).split()
+    other_dims = " ".join(str(dim) for port in ports for dim in port.dims[1:])
+    words = "".join(c if c.isalnum() or c == "_" else " " for c in other_dims).split()
     shared = all(port.dims[0] == first for port in ports) and first not in words
     return first if shared else ""
 
@@ -150,17 +153,16 @@ ROWS = 3
 
 
 def runs_rows_apart(program: Program, signature: Signature, feeds: Sequence[Array]) -> bool:
-    """Whether a run of several rows gives what runs of each give.
-
-    A signature cannot say that rows are apart: subtracting the mean over a batch keeps all shapes.
-    So the program is tried on `feeds` of ROWS rows. Results agree within rounding, which differs
-    between kernels of one row and of many.
+    """Return whether a batched run gives the same results as runs of single rows. The signature
+    cannot tell: subtracting a batch mean, for example, keeps all shapes. So the program is run
+    on `feeds` of TRIAL_ROWS rows. Results must agree up to rounding, which differs between
+    kernels for one row and for many.
     """
     try:
-        whole = output_arrays(program(*feeds))
+        batched = output_arrays(program(*feeds))
         for row in range(ROWS):
             alone = output_arrays(program(*(np.ascontiguousarray(f[row : row + 1]) for f in feeds)))
-            pairs = zip(signature.outputs, whole, alone, strict=True)
+            pairs = zip(signature.outputs, batched, alone, strict=True)
             if not all(_agree(port, a[row : row + 1], b) for port, a, b in pairs):
                 return False
     except EkidenError:
@@ -168,18 +170,19 @@ def runs_rows_apart(program: Program, signature: Signature, feeds: Sequence[Arra
     return True
 
 
-def _agree(port: Port, whole: Array, alone: Array) -> bool:
-    if whole.shape != alone.shape:
+def _agree(port: Port, batched: Array, alone: Array) -> bool:
+    """Return whether two results agree up to rounding."""
+    if batched.shape != alone.shape:
         return False
     if port.datatype.numpy.kind not in "fV":  # V: bfloat16
-        return bool((whole == alone).all())
+        return bool((batched == alone).all())
     error = 2.0 ** (-6 if port.datatype.numpy.itemsize == 2 else -12)
-    a, b = whole.astype(np.float64), alone.astype(np.float64)
+    a, b = batched.astype(np.float64), alone.astype(np.float64)
     largest = max(float(np.abs(b[np.isfinite(b)]).max(initial=0.0)), 1e-30)
     return bool(np.allclose(a, b, rtol=error, atol=error * largest, equal_nan=True))
 
 
 def output_arrays(result: object) -> list[Array]:
-    """The outputs of a run as arrays."""
+    """Return the outputs of a run as arrays."""
     values = result if isinstance(result, tuple) else (result,)
     return [v.numpy() if isinstance(v, runtime.Tensor) else np.asarray(v) for v in values]

@@ -1,4 +1,4 @@
-"""Models of text: Python objects that give an answer piece by piece."""
+"""Text models: Python objects that give an answer piece by piece."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How an answer is chosen. A model that cannot honour one raises InputError."""
+    """Sampling parameters of an answer. A model that cannot honour one raises InputError."""
 
     max_tokens: int | None = None
     temperature: float | None = None
@@ -48,56 +48,62 @@ class Piece:
 
 @runtime_checkable
 class TextModel(Protocol):
-    """What a model of text must have to be served."""
+    """The interface of a text model."""
 
     def prompt_tokens(self, messages: Sequence[Message]) -> int:
-        """How many tokens the conversation takes. Raises InputError where they are too many."""
+        """Return the number of tokens of a conversation. Raises InputError if there are
+        too many.
+        """
 
     def generate(self, messages: Sequence[Message], sampling: Sampling) -> Iterator[Piece]:
-        """The answer, piece by piece. The iterator is closed where the client has gone or time is
-        over; it is used by one thread at a time, and several are under way at once.
+        """Yield the answer piece by piece. The iterator is closed if the client disconnects or time
+        runs out; it is used by one thread at a time, while several answers run concurrently.
         """
 
 
 class TextAnswer(Protocol):
-    """An answer that an engine makes beside others."""
+    """An answer that an engine generates alongside others."""
 
     prompt: int
     """How many tokens the conversation takes."""
 
     def start(self, deadline: float, deliver: Callable[[Any], None]) -> None:
-        """Begin it. `deliver` is called on any thread with what there is of it; its time is over at
-        `deadline`, by `time.monotonic`. It does not wait."""
+        """Begin the answer."""
 
     def pieces(self, delivered: Any) -> list[Piece]:  # noqa: ANN401  # the engine's own
-        """Return the pieces of what was delivered. Raises EkidenError where the answer failed."""
+        """Return the pieces delivered so far."""
 
     def cancel(self) -> None:
-        """End it: nothing is delivered any more. It does not wait."""
+        """End the answer: nothing is delivered any more. It does not wait."""
 
 
 @runtime_checkable
 class TextEngine(TextModel, Protocol):
-    """A model of text that makes its answers on a loop of its own: no thread waits for it."""
+    """A text model that generates its answers on a loop of its own, so that no thread waits for
+    them.
+    """
 
     def prepare(self, messages: Sequence[Message], sampling: Sampling) -> TextAnswer:
-        """Return the answer to a conversation, not begun. Raises InputError for one too long."""
+        """Return the answer to a conversation, not begun yet."""
 
     def close(self) -> None:
-        """End all answers. It does not wait."""
+        """End all answers."""
 
 
-def find_text_model(place: str) -> TextModel:
-    """The object that `package.module:name` says, or what it makes when called without arguments.
-
-    Raises LoadError where there is none, or it is no TextModel.
+def find_text_model(spec: str) -> TextModel:
+    """Load the object named `package.module:name`, calling it without arguments if it is a factory.
+    Raises LoadError if there is none, or it is no TextModel.
     """
-    module, _, name = place.partition(":")
+    module, _, name = spec.partition(":")
     try:
-        found = getattr(import_module(module), name)
-        made = found() if isinstance(found, type) or not isinstance(found, TextModel) else found
+        attribute = getattr(import_module(module), name)
+        model = (
+            attribute()
+            if isinstance(attribute, type) or not isinstance(attribute, TextModel)
+            else attribute
+        )
     except Exception as error:  # of code that is not ours
-        raise LoadError(f"text: object '{place}': {type(error).__name__}: {error}") from error
-    if not isinstance(made, TextModel):
-        raise LoadError(f"text: object '{place}': 'prompt_tokens' and 'generate' expected")
-    return made
+        raise LoadError(f"text: object '{spec}': {type(error).__name__}: {error}") from error
+    if not isinstance(model, TextModel):
+        raise LoadError(f"text: object '{spec}': 'prompt_tokens' and 'generate' expected")
+    return model

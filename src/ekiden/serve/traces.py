@@ -1,4 +1,4 @@
-"""Spans for OpenTelemetry, where the server is told to make them and its package is there."""
+"""OpenTelemetry spans, if enabled and the package is installed."""
 
 from __future__ import annotations
 
@@ -16,11 +16,10 @@ PARENT: ContextVar[str] = ContextVar("PARENT", default="")
 
 
 class Tracer:
-    """Spans of requests: their model, and nothing that a client sent."""
+    """Creates spans of requests, with their model and nothing that a client sent."""
 
     def __init__(self, enabled: bool) -> None:
-        """Raises ServeError where OpenTelemetry is asked for and missing. Its own environment
-        variables and `opentelemetry-instrument` say where spans go."""
+        """Set up tracing. Raises ServeError if OpenTelemetry is requested but missing."""
         self._tracer: Any = None
         if not enabled:
             return
@@ -33,13 +32,13 @@ class Tracer:
         self._tracer = self._trace.get_tracer("ekiden.serve")
 
     def span(self, name: str, model: str) -> AbstractContextManager[object]:
-        """A span while it is entered, within that of the client where it says one."""
+        """Return a context manager that opens a span, within the client's span if it sent one."""
         if self._tracer is None:
             return nullcontext()
         context = self._format.extract({"traceparent": PARENT.get()})
-        made: AbstractContextManager[object] = self._tracer.start_as_current_span(
+        span_context: AbstractContextManager[object] = self._tracer.start_as_current_span(
             name, context=context, kind=self._trace.SpanKind.SERVER,
             attributes={"ekiden.model": model}, record_exception=False,
             set_status_on_exception=False,
         )  # fmt: skip
-        return made
+        return span_context
