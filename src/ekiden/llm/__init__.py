@@ -1,4 +1,4 @@
-"""Language models: decoders from checkpoints, with the loop that generates text.
+"""Large language models: decoders from checkpoints, with the loop that generates text.
 
 model = ekiden.llm.load("folder")             # config.json, *.safetensors, tokenizer.json
 for piece in model.generate("Once upon", max_tokens=50):

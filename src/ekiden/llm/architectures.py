@@ -1,4 +1,5 @@
-"""The table of decoders: what each family does differently, and how its tensors are called.
+"""The table of decoder architectures: what each family does differently, and how its tensors are
+called.
 
 A row is read together with the checkpoint's `config.json`; what that says of sizes has the same
 names in all families. `DecoderConfig` is the two of them put together, and all that the builder
@@ -22,9 +23,10 @@ __all__ = ["ARCHITECTURES", "Architecture", "DecoderConfig", "read_config"]
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """The tensors of a checkpoint; `{}` is the number of a layer. A part of several names is their
-    rows, one after the other, but a head the first of its names that there is; an empty name is no
-    tensor."""
+    """The tensor names of a checkpoint; `{}` is the layer number. A part with several names is
+    their rows concatenated, except a head, which is the first name that exists; an empty name
+    means no tensor.
+    """
 
     embedding: str = "model.embed_tokens.weight"
     norm: str = "model.norm"
@@ -62,19 +64,19 @@ NEOX_NAMES = Names(
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """One row: what a family does differently from Llama.
+    """A table row: how a family differs from Llama; what a family does differently from Llama.
 
     norm: "rms", "rms_one" (the weight is what is added to 1) or "layer"; epsilon: the key of the
     configuration for what is added to variances, and its default. activation: the key of the
-    configuration, and its default. gated: whether the MLP multiplies two projections.
-    biases: parts that have one: "attention", "out", "mlp"; a string is a key of the configuration
-    that says so. parallel: attention and MLP read the same input; a key of the configuration.
-    scaled_embedding: embeddings times the root of their size. tied: whether the head is the
-    embedding where the configuration does not say. by_head: rows of the attention's projection are
-    ordered by heads, three parts each. windows: which layers see a window of keys alone.
-    rotary: the keys that say what share of a head turns. scale: the key of what scores are divided
-    by the root of, if it is not the depth. local_rope: layers with a window have a rope of their
-    own. base: of the rope, where the configuration does not say.
+    configuration, and its default. gated: whether the MLP multiplies two projections. biases: parts
+    that have one: "attention", "out", "mlp"; a string is a key of the configuration that says so.
+    parallel: attention and MLP read the same input; a key of the configuration. scaled_embedding:
+    embeddings times the root of their size. tied: whether the head is the embedding where the
+    configuration does not say. by_head: rows of the attention's projection are ordered by heads,
+    three parts each. windows: which layers see a window of keys alone. rotary: the keys that say
+    what share of a head turns. scale: the key of what scores are divided by the root of, if it is
+    not the depth. local_rope: layers with a window have a rope of their own. base: of the rope,
+    where the configuration does not say.
     """
 
     names: Names = field(default_factory=Names)
@@ -97,7 +99,9 @@ class Architecture:
 def _by_kind(
     config: Mapping[str, Any], count: int, default: Callable[[int], bool]
 ) -> tuple[int, ...]:
-    """A window for layers that `layer_types` calls sliding; else those that `default` says."""
+    """Return a window for each layer that `layer_types` calls sliding; without it, for those that
+    `default` selects.
+    """
     window = whole(config, "sliding_window", 0)
     kinds = config.get("layer_types")
     if kinds is not None:
@@ -169,7 +173,7 @@ ACTIVATIONS = {
 
 @dataclass(frozen=True, slots=True)
 class DecoderConfig:
-    """A decoder: sizes, and what its family does. Windows and ropes are those of each layer."""
+    """A decoder: its sizes and what its family does. Windows and ropes are per layer."""
 
     architecture: str
     vocabulary: int
@@ -206,11 +210,9 @@ class DecoderConfig:
 
 
 def read_config(config: Mapping[str, Any], context: int | None = None) -> DecoderConfig:
-    """The decoder that a `config.json` describes; ropes that change with the length of the context
-    are those of `context`.
-
-    Raises UnsupportedError for an architecture that is not in the table, or an activation or rope
-    that there is not, ImportModelError for a size that is missing or makes no sense.
+    """Return the decoder that a `config.json` describes. Ropes that depend on the context length
+    are those of `context`. Raises UnsupportedError for an unknown architecture, activation or
+    rope, and ImportModelError for a missing or invalid size.
     """
     name = _architecture(config)
     row = ARCHITECTURES[name]
@@ -226,14 +228,14 @@ def read_config(config: Mapping[str, Any], context: int | None = None) -> Decode
     key, default = row.activation
     activation = str(config.get(key) or config.get("hidden_act") or default)
     if activation not in ACTIVATIONS:
-        known = ", ".join(sorted(ACTIVATIONS))
-        raise UnsupportedError(f"config: '{key}': {activation!r} is none of {known}")
-    most = size(config, "max_position_embeddings")
+        known_activations = ", ".join(sorted(ACTIVATIONS))
+        raise UnsupportedError(f"config: '{key}': {activation!r} is none of {known_activations}")
+    max_positions = size(config, "max_position_embeddings")
     windows = row.windows(config, layers)
     share = next((real(config, k, 1.0) for k in row.rotary if config.get(k) is not None), None)
-    given = {"rope_theta": row.base, **config}
+    rope_config = {"rope_theta": row.base, **config}
     ropes = [
-        read_rope(given, depth, share, context or most, is_local)
+        read_rope(rope_config, depth, share, context or max_positions, is_local)
         for is_local in ((False, True) if row.local_rope else (False,))
     ]
     scale = real(config, row.scale, 0.0) if row.scale else 0.0
@@ -247,13 +249,17 @@ def read_config(config: Mapping[str, Any], context: int | None = None) -> Decode
         groups=groups,
         depth=depth,
         inner=size(config, "intermediate_size"),
-        most_positions=most,
+        most_positions=max_positions,
         names=row.names,
         norm=row.norm,
         epsilon=real(config, *row.epsilon),
         activation=ACTIVATIONS[activation],
         gated=row.gated,
-        biases=frozenset(part for part, said in row.biases.items() if _has(config, name, said)),
+        biases=frozenset(
+            part_name
+            for part_name, bias_setting in row.biases.items()
+            if _has(config, name, bias_setting)
+        ),
         parallel=bool(row.parallel) and bool(config.get(row.parallel, True)),
         tied=row.tied if tied is None else bool(tied),
         by_head=row.by_head,
@@ -269,31 +275,35 @@ def read_config(config: Mapping[str, Any], context: int | None = None) -> Decode
 
 
 def _architecture(config: Mapping[str, Any]) -> str:
-    given = config.get("architectures") or ()
-    several = given if isinstance(given, (list, tuple)) else [given]
-    found = [str(each) for each in several]
-    for name in found:
+    """Return the first known architecture of a configuration. Raises UnsupportedError."""
+    value = config.get("architectures") or ()
+    several = value if isinstance(value, (list, tuple)) else [value]
+    names = [str(entry) for entry in several]
+    for name in names:
         if name in ARCHITECTURES:
             return name
-    said = ", ".join(map(repr, found)) or "none"
+    names_text = ", ".join(map(repr, names)) or "none"
     raise UnsupportedError(
-        f"config: no decoder of the architecture {said}; there are {', '.join(ARCHITECTURES)}"
+        f"config: no decoder of the architecture {names_text}; there are {', '.join(ARCHITECTURES)}"
     )
 
 
-def _has(config: Mapping[str, Any], name: str, said: bool | str) -> bool:
-    if isinstance(said, bool):
-        return said
-    default = _DEFAULTS.get(said, {}).get(name, False)
-    return bool(config.get(said, default))
+def _has(config: Mapping[str, Any], name: str, setting: bool | str) -> bool:
+    """Return whether a part has a bias, by the row's setting."""
+    if isinstance(setting, bool):
+        return setting
+    default = _DEFAULTS.get(setting, {}).get(name, False)
+    return bool(config.get(setting, default))
 
 
 def _ends(config: Mapping[str, Any]) -> tuple[int, ...]:
-    """Those of the vocabulary; -1, which stands for none, and others never come."""
-    given = config.get("eos_token_id")
-    several = given if isinstance(given, (list, tuple)) else [given]
-    found = [each for each in several if each is not None]
-    for each in found:
-        if type(each) is not int:
-            raise ImportModelError(f"config: 'eos_token_id': tokens expected, got {given!r}")
-    return tuple(each for each in found if 0 <= each < size(config, "vocab_size"))
+    """Return the end tokens within the vocabulary; -1, which means none, and larger ones never
+    occur.
+    """
+    value = config.get("eos_token_id")
+    several = value if isinstance(value, (list, tuple)) else [value]
+    tokens = [entry for entry in several if entry is not None]
+    for token in tokens:
+        if type(token) is not int:
+            raise ImportModelError(f"config: 'eos_token_id': tokens expected, got {value!r}")
+    return tuple(token_id for token_id in tokens if 0 <= token_id < size(config, "vocab_size"))

@@ -21,34 +21,33 @@ __all__ = ["rendered", "template_of"]
 
 
 def template_of(settings: Mapping[str, Any]) -> str | None:
-    """Return the template of the settings of a tokenizer, None where it has none. Raises InputError
-    for several of which none is named "default"."""
-    given = settings.get("chat_template")
-    if isinstance(given, list):
-        given = {t.get("name"): t.get("template") for t in given if isinstance(t, Mapping)}
-    if not isinstance(given, Mapping):
-        return given if isinstance(given, str) else None
-    if not isinstance(given.get("default"), str):
-        names = ", ".join(map(repr, given)) or "none"
+    """Return the chat template of a tokenizer's settings; None if there is none. Raises InputError
+    for several templates without one named "default".
+    """
+    value = settings.get("chat_template")
+    if isinstance(value, list):
+        value = {t.get("name"): t.get("template") for t in value if isinstance(t, Mapping)}
+    if not isinstance(value, Mapping):
+        return value if isinstance(value, str) else None
+    if not isinstance(value.get("default"), str):
+        names = ", ".join(map(repr, value)) or "none"
         raise InputError(f"messages: expected a template named 'default', the model has {names}")
-    return str(given["default"])
+    return str(value["default"])
 
 
 def rendered(
     template: str, settings: Mapping[str, Any], messages: Sequence[Mapping[str, str]]
 ) -> str:
-    """Return the text of messages up to where the answer begins. Special tokens of the settings
-    ("eos_token") are variables.
-
-    Raises InputError for messages that the template refuses or cannot render, LoadError without the
-    package jinja2.
+    """Render messages up to where the answer begins. Special tokens of the settings ("eos_token")
+    are variables. Raises InputError for messages that the template rejects or cannot render,
+    LoadError without the package jinja2.
     """
     tokens = {k: _content(v) for k, v in settings.items() if k.endswith("_token")}
     try:
-        made = _environment().from_string(template)
+        compiled_template = _environment().from_string(template)
         return str(
-            made.render(
-                messages=[dict(each) for each in messages],
+            compiled_template.render(
+                messages=[dict(message) for message in messages],
                 add_generation_prompt=True,
                 **{"tools": None, "documents": None, **tokens},
             )
@@ -61,6 +60,7 @@ def rendered(
 
 @cache
 def _environment() -> Any:  # noqa: ANN401  # of a package that is loaded late
+    """Return a sandboxed jinja2 environment. Raises LoadError without the package."""
     try:
         jinja2, sandbox, ext = map(import_module, ("jinja2", "jinja2.sandbox", "jinja2.ext"))
     except ModuleNotFoundError as error:
@@ -68,25 +68,25 @@ def _environment() -> Any:  # noqa: ANN401  # of a package that is loaded late
         raise LoadError(text) from error
 
     class Generation(ext.Extension):  # type: ignore[misc, name-defined]
-        """`{% generation %}answer{% endgeneration %}`: where training looks for answers."""
+        """A tag `{% generation %}answer{% endgeneration %}`, which marks answers for training."""
 
         tags = frozenset(("generation",))
 
         def parse(self, parser: Any) -> Any:  # noqa: ANN401
-            """Return the statements inside."""
+            """Return the statements inside the tag."""
             next(parser.stream)
             return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
     def refuse(message: str) -> None:
         raise jinja2.TemplateError(message)
 
-    made = sandbox.ImmutableSandboxedEnvironment(
+    environment = sandbox.ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[Generation, ext.loopcontrols]
     )
-    made.filters["tojson"] = _tojson
-    made.globals["raise_exception"] = refuse
-    made.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
-    return made
+    environment.filters["tojson"] = _tojson
+    environment.globals["raise_exception"] = refuse
+    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+    return environment
 
 
 def _tojson(
@@ -96,7 +96,7 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Return JSON as transformers has it: that of Jinja escapes what HTML has a meaning for."""
+    """Serialize JSON like transformers: that of Jinja escapes what HTML has a meaning for."""
     return json.dumps(
         value,
         ensure_ascii=ensure_ascii,
@@ -107,5 +107,5 @@ def _tojson(
 
 
 def _content(token: object) -> str:
-    """The text of a special token, which may stand in a mapping."""
+    """Return the text of a special token, which may be wrapped in a mapping."""
     return str(token.get("content", "")) if isinstance(token, Mapping) else str(token or "")

@@ -1,4 +1,4 @@
-"""One Relay module for a decoder: all of its tokens, of any number of sequences, over a cache.
+"""A decoder as a single Relay module: all of its tokens, of any number of sequences, over a cache.
 
     def @forward(%cache, %ids, %sequences, %positions, %tables, %picks) -> (logits, %cache)
 
@@ -56,26 +56,26 @@ _LOG = logging.getLogger("ekiden")
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """How the cache lies: tokens of a page, its dtype, and how many pages lie in a row."""
+    """The layout of the KV cache: tokens per page, dtype, and pages per block."""
 
     page: int = 64
     dtype: str = "float32"
     row: int = 16
 
     def blocks(self, pages: int) -> int:
-        """How many rows so many pages are."""
+        """Return the number of blocks that hold so many pages."""
         return -(-pages // self.row)
 
 
 def cache_shape(config: DecoderConfig, layout: Layout, blocks: object) -> tuple[object, ...]:
-    """[blocks, layers, keys and values, heads, a row of pages of one]."""
+    """Return the cache shape [blocks, layers, keys and values, heads, one block of pages]."""
     plane = Plane(layout.page, config.depth, layout.dtype)
     return (blocks, config.layers, 2, config.groups, layout.row * plane.size)
 
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """The tokens of a call, as variables, and how far they are turned."""
+    """The tokens of a call as variables."""
 
     ids: Var
     sequences: Var
@@ -85,7 +85,7 @@ class Tokens:
 
     @staticmethod
     def make() -> Tokens:
-        """New variables: n tokens, tables of b sequences with m pages, k picks."""
+        """Create new variables: n tokens, tables of b sequences with m pages, k picks."""
         n, b, m, k = (SizeVar(name) for name in ("n", "b", "m", "k"))
         return Tokens(
             *(
@@ -99,12 +99,12 @@ class Tokens:
 
     @property
     def variables(self) -> tuple[Var, ...]:
-        """As parameters."""
+        """Return them as parameters."""
         return (self.ids, self.sequences, self.positions, self.tables, self.picks)
 
 
 class _Builder:
-    """The body of `forward`."""
+    """Builds the body of `forward`."""
 
     def __init__(self, checkpoint: Checkpoint, config: DecoderConfig, layout: Layout) -> None:
         self.config, self.layout = config, layout
@@ -112,13 +112,13 @@ class _Builder:
         self.bindings: list[tuple[Var, Expr]] = []
 
     def let(self, name: str, value: Expr) -> Var:
-        """A variable for a value, in order."""
-        made = Var(name)
-        self.bindings.append((made, value))
-        return made
+        """Bind a value to a new variable, in order."""
+        var = Var(name)
+        self.bindings.append((var, value))
+        return var
 
     def forward(self) -> Function:
-        """The whole."""
+        """Return the whole function."""
         config, names = self.config, self.config.names
         pages: PrimExpr = SizeVar("p")
         shape = cache_shape(config, self.layout, pages)
@@ -129,13 +129,13 @@ class _Builder:
         if config.embedding_scale != 1.0:
             x = op.multiply(x, const(np.float32(config.embedding_scale)))
         x = self.let("embedded", x)
-        turns = [self._turns(rope, tokens.positions) for rope in config.ropes]
+        rotations = [self._turns(rope, tokens.positions) for rope in config.ropes]
         state: Var = cache
         for n in range(config.layers):
-            x, state = self._layer(n, x, state, tokens, turns[config.rope_of[n]])
+            x, state = self._layer(n, x, state, tokens, rotations[config.rope_of[n]])
         x = self.parts.norm(op.take(x, tokens.picks, axis=0), names.norm)
         has = self.parts.has
-        head = next((each for each in names.head if has(each)), names.head[0])
+        head = next((head_name for head_name in names.head if has(head_name)), names.head[0])
         weight = table if config.tied else self.parts.embedding(head)
         logits = product(x, weight)
         if cap := config.logit_softcap:
@@ -147,9 +147,9 @@ class _Builder:
         return Function((cache, *tokens.variables), body, None)
 
     def _turns(self, rope: Rope, positions: Var) -> tuple[Var, Var]:
-        """The cosines and sines [n, 1, pairs]."""
-        places = op.reshape(op.cast(positions, "float32"), (-1, 1, 1))
-        angles = op.multiply(places, const(np.array(rope.frequencies, np.float32)))
+        """Return the cosines and sines [n, 1, pairs] of the positions."""
+        position_column = op.reshape(op.cast(positions, "float32"), (-1, 1, 1))
+        angles = op.multiply(position_column, const(np.array(rope.frequencies, np.float32)))
         factor = const(np.float32(rope.factor))
         cosines, sines = op.cos(angles), op.sin(angles)
         if rope.factor != 1.0:
@@ -157,50 +157,54 @@ class _Builder:
         return self.let("cosines", cosines), self.let("sines", sines)
 
     def _layer(
-        self, n: int, x: Var, cache: Var, tokens: Tokens, turns: tuple[Var, Var]
+        self, n: int, x: Var, cache: Var, tokens: Tokens, rotation: tuple[Var, Var]
     ) -> tuple[Var, Var]:
-        config, parts, names = self.config, self.parts, self.config.names
+        """Return the results of one layer: the hidden state and the cache."""
+        config, tensors, names = self.config, self.parts, self.config.names
         prefix = names.layer.format(n)
-        attended, cache = self._attention(n, x, cache, tokens, turns)
+        attended, cache = self._attention(n, x, cache, tokens, rotation)
         if names.after_attention:
-            attended = parts.norm(attended, prefix + names.after_attention)
+            attended = tensors.norm(attended, prefix + names.after_attention)
         middle = self.let(f"attended_{n}", op.add(x, attended))
-        given = x if config.parallel else middle
-        mixed = self._mlp(prefix, parts.norm(given, prefix + names.before_mlp))
+        mlp_input = x if config.parallel else middle
+        mixed = self._mlp(prefix, tensors.norm(mlp_input, prefix + names.before_mlp))
         if names.after_mlp:
-            mixed = parts.norm(mixed, prefix + names.after_mlp)
+            mixed = tensors.norm(mixed, prefix + names.after_mlp)
         return self.let(f"x_{n}", op.add(middle, mixed)), cache
 
     def _attention(
-        self, n: int, x: Var, cache: Var, tokens: Tokens, turns: tuple[Var, Var]
+        self, n: int, x: Var, cache: Var, tokens: Tokens, rotation: tuple[Var, Var]
     ) -> tuple[Expr, Var]:
-        config, parts, names = self.config, self.parts, self.config.names
+        """Return the attention block's output and the updated cache."""
+        config, tensors, names = self.config, self.parts, self.config.names
         prefix = names.layer.format(n)
         total = config.heads + 2 * config.groups
-        normed = self.let(f"normed_{n}", parts.norm(x, prefix + names.before_attention))
-        projected = parts.linear(
-            normed, [prefix + each for each in names.attention], total * config.depth,
+        normed = self.let(f"normed_{n}", tensors.norm(x, prefix + names.before_attention))
+        projected = tensors.linear(
+            normed, [prefix + name for name in names.attention], total * config.depth,
             config.hidden, "attention" in config.biases, config.by_head,
         )  # fmt: skip
         heads = op.reshape(projected, (-1, total, config.depth))
-        turned = self.let(f"turned_{n}", self._turned(n, heads, turns))
+        turned = self.let(f"turned_{n}", self._turned(n, heads, rotation))
         layer = const(np.array([n], np.int32))
-        places = (layer, tokens.tables, tokens.sequences, tokens.positions)
+        cache_position = (layer, tokens.tables, tokens.sequences, tokens.positions)
         page = self.layout.page
         written = self.let(
-            f"cache_{n}", op.nn.contrib_write_pages(cache, turned, *places, page=page)
+            f"cache_{n}", op.nn.contrib_write_pages(cache, turned, *cache_position, page=page)
         )
-        found = op.nn.contrib_paged_attention(
-            turned, written, *places, page=page, scale=config.score_scale,
+        attended = op.nn.contrib_paged_attention(
+            turned, written, *cache_position, page=page, scale=config.score_scale,
             softcap=config.score_softcap, window=config.windows[n],
         )  # fmt: skip
         width = config.heads * config.depth
-        flat = op.reshape(self.let(f"heads_{n}", found), (-1, width))
-        out = parts.linear(flat, [prefix + names.out], config.hidden, width, "out" in config.biases)
+        flat = op.reshape(self.let(f"heads_{n}", attended), (-1, width))
+        out = tensors.linear(
+            flat, [prefix + names.out], config.hidden, width, "out" in config.biases
+        )
         return out, written
 
-    def _turned(self, n: int, projected: Expr, turns: tuple[Var, Var]) -> Expr:
-        """Queries and keys turned by their positions, and values as they are."""
+    def _turned(self, n: int, projected: Expr, rotation: tuple[Var, Var]) -> Expr:
+        """Return queries and keys rotated by their positions, and values unchanged."""
         config, names = self.config, self.config.names
         heads, groups = config.heads, config.groups
         projected = self.let(f"projected_{n}", projected)
@@ -217,15 +221,16 @@ class _Builder:
         else:
             both = _slice(projected, 0, heads + groups, 1)
         rope = config.ropes[config.rope_of[n]]
-        return op.concatenate([_rotated(both, rope, turns, config.depth), values], axis=1)
+        return op.concatenate([_rotated(both, rope, rotation, config.depth), values], axis=1)
 
     def _mlp(self, prefix: str, x: Expr) -> Expr:
+        """Return the feed-forward block's output."""
         config, names = self.config, self.config.names
         has_bias = "mlp" in config.biases
         act = ACTIVATIONS[config.activation]
         rows = config.inner * (2 if config.gated else 1)
         up = self.parts.linear(
-            x, [prefix + each for each in names.up], rows, config.hidden, has_bias
+            x, [prefix + name for name in names.up], rows, config.hidden, has_bias
         )
         if config.gated:
             both = self.let("up", up)
@@ -238,49 +243,49 @@ class _Builder:
         )
 
 
-def _rotated(x: Expr, rope: Rope, turns: tuple[Var, Var], depth: int) -> Expr:
-    """[n, heads, depth] with its pairs turned."""
-    cosines, sines = turns
+def _rotated(x: Expr, rope: Rope, rotation: tuple[Var, Var], depth: int) -> Expr:
+    """Apply rotary embedding to [n, heads, depth]."""
+    cosines, sines = rotation
     pairs = len(rope.frequencies)
     turning = 2 * pairs
-    rest = [_slice(x, turning, depth, 2)] if turning < depth else []
-    parts = [_slice(x, 0, pairs, 2), _slice(x, pairs, turning, 2)]
+    unrotated = [_slice(x, turning, depth, 2)] if turning < depth else []
+    halves = [_slice(x, 0, pairs, 2), _slice(x, pairs, turning, 2)]
     if rope.interleaved:
-        parts = [op.strided_slice(x, [at], [turning], [2], axes=[2]) for at in (0, 1)]
-    first, second = parts
-    left = op.subtract(op.multiply(first, cosines), op.multiply(second, sines))
+        halves = [op.strided_slice(x, [at], [turning], [2], axes=[2]) for at in (0, 1)]
+    first, second = halves
+    first_rotated = op.subtract(op.multiply(first, cosines), op.multiply(second, sines))
     right = op.add(op.multiply(second, cosines), op.multiply(first, sines))
     if rope.interleaved:
-        both: Expr = op.reshape(op.stack([left, right], axis=3), (0, 0, turning))
-        return op.concatenate([both, *rest], axis=2) if rest else both
-    return op.concatenate([left, right, *rest], axis=2)
+        both: Expr = op.reshape(op.stack([first_rotated, right], axis=3), (0, 0, turning))
+        return op.concatenate([both, *unrotated], axis=2) if unrotated else both
+    return op.concatenate([first_rotated, right, *unrotated], axis=2)
 
 
 def _slice(x: Expr, begin: int, end: int, axis: int) -> Expr:
     return op.strided_slice(x, [begin], [end], axes=[axis])
 
 
-def _dim(given: object) -> PrimExpr:
-    return given if isinstance(given, PrimExpr) else dim(int(str(given)))
+def _dim(value: object) -> PrimExpr:
+    """Convert a number to a dimension."""
+    return value if isinstance(value, PrimExpr) else dim(int(str(value)))
 
 
 def decoder_module(
     checkpoint: Checkpoint, config: DecoderConfig, layout: Layout, name: str = "forward"
 ) -> IRModule:
-    """The module, with `forward_step` as an entry; with another name, that for `forward`.
-
-    Raises ImportModelError for a tensor of the checkpoint that is missing or has another shape; the
-    logger "ekiden" names those that have no place in the decoder.
+    """Return the module, with the entry `forward_step`, or another name's. Raises ImportModelError
+    for a tensor that is missing from the checkpoint or has another shape; the logger "ekiden"
+    lists tensors the decoder does not use.
     """
     forward, entry = GlobalVar(name), f"{name}_step"
     builder = _Builder(checkpoint, config, layout)
     functions: dict[GlobalVar | str, BaseFunc] = {forward: builder.forward()}
     heads = config.names.head if config.tied else ()
-    if left := [each for each in builder.parts.unread if each not in heads]:
-        more = f" and {len(left) - SHOWN} more" if len(left) > SHOWN else ""
+    if unread := [name for name in builder.parts.unread if name not in heads]:
+        more = f" and {len(unread) - SHOWN} more" if len(unread) > SHOWN else ""
         _LOG.warning(
             "checkpoint: a decoder %s has no place for %s%s",
-            config.architecture, ", ".join(map(repr, left[:SHOWN])), more,
+            config.architecture, ", ".join(map(repr, unread[:SHOWN])), more,
         )  # fmt: skip
     functions[GlobalVar(entry)] = _entry(forward, config, layout)
     x = Var("x", TensorType((), "int32"))

@@ -1,4 +1,5 @@
-"""Many texts at once: who is admitted, whose prompt is read, and who gets the next tokens.
+"""Continuous batching of many texts: who is admitted, whose prompt is read, and who gets the next
+tokens.
 
 A step is one call of the program. As long as a prompt is not read, it reads up to `chunk` tokens:
 the last one of every text that is under way, each of which gets its next token so, and of prompts
@@ -37,21 +38,23 @@ SHOWN = 8
 RUN_FAILED = "the run failed that was to make the next token"
 
 
-def whole_tokens(given: Sequence[int]) -> list[int]:
-    """The numbers of tokens. Raises InputError for what is no list of whole numbers; bytes are
-    meant as a text."""
-    if isinstance(given, (bytes, bytearray)):
+def whole_tokens(values: Sequence[int]) -> list[int]:
+    """Convert to token numbers. Raises InputError unless it is a list of integers; bytes are
+    rejected as probable text.
+    """
+    if isinstance(values, (bytes, bytearray)):
         raise InputError("prompt: whole numbers expected as tokens, got bytes")
     try:
-        return [index(token) for token in given]
+        return [index(token) for token in values]
     except TypeError as error:
         raise InputError(f"prompt: whole numbers expected as tokens: {error}") from error
 
 
 @dataclass(eq=False)
 class Stream:
-    """One text under way: an iterator over the tokens that are made for it. Closing it, or dropping
-    the iterator, ends it."""
+    """A text in progress: an iterator over the tokens generated for it. Closing it, or dropping the
+    iterator, ends it.
+    """
 
     engine: Engine
     prompt: tuple[int, ...]
@@ -78,27 +81,27 @@ class Stream:
 
     @property
     def limit(self) -> int:
-        """Tokens that it has at most, with its prompt."""
+        """Return its maximum number of tokens, prompt included."""
         return min(len(self.prompt) + self.sampling.max_tokens, self.engine.model.context)
 
     @property
     def length(self) -> int:
-        """Tokens that it has."""
+        """Return its number of tokens."""
         return len(self.prompt) + len(self.tokens)
 
     @property
     def is_done(self) -> bool:
-        """Whether the last of its tokens was taken."""
+        """Return whether its last token has been taken."""
         return self.finish not in ("", "failed") and self.given == len(self.tokens)
 
     @property
     def whole(self) -> tuple[int, ...]:
-        """Its tokens, from the first of the prompt on."""
+        """Return all its tokens, prompt included."""
         return (*self.prompt, *self.tokens)
 
     @property
     def name(self) -> str:
-        """What an error calls it, by its prompt."""
+        """Return a description for errors, by its prompt."""
         first = ", ".join(map(str, self.prompt[:SHOWN]))
         if len(self.prompt) <= SHOWN:
             return f"the text after [{first}]"
@@ -118,24 +121,25 @@ class Stream:
         return self.tokens[self.given - 1]
 
     def close(self) -> None:
-        """Make no more tokens for it."""
+        """Stop generating tokens for it."""
         self.engine.close(self)
 
 
 class Engine:
-    """Schedules the texts of one model; its methods may be called by any threads."""
+    """A scheduler of one model's texts; its methods are thread-safe."""
 
     def __init__(self, model: Model, *, sequences: int = 16, chunk: int = 512,
                  steps: int = 1) -> None:  # fmt: skip
-        """At most so many `sequences` are under way together, others wait; a step reads at most
-        `chunk` tokens of prompts, or makes `steps` tokens of each text."""
+        """Create an engine with at most `sequences` concurrent texts, while others wait; a step
+        reads at most `chunk` prompt tokens, or generates `steps` tokens of each text.
+        """
         for name, value in (("sequences", sequences), ("chunk", chunk), ("steps", steps)):
             if type(value) is not int or value < 1:
                 raise InputError(f"Engine: '{name}' must be at least 1, got {value!r}")
         self.model, self.sequences, self.chunk, self.steps = model, sequences, chunk, steps
-        most = model.most_pages
-        self.pages = Pages(sequences * most, model.layout.page)
-        self._state = model.new_state(sequences * most)
+        pages_per_text = model.most_pages
+        self.pages = Pages(sequences * pages_per_text, model.layout.page)
+        self._state = model.new_state(sequences * pages_per_text)
         self._waiting: deque[Stream] = deque()
         self._running: list[Stream] = []
         self._closed: deque[Stream] = deque()
@@ -143,39 +147,38 @@ class Engine:
         self._lock = threading.Lock()
 
     def submit(self, prompt: Sequence[int], sampling: Sampling | None = None) -> Stream:
-        """A text that begins with a prompt. Raises InputError for an empty prompt, one that is too
-        long for the context, or a token that there is not."""
+        """Start a text from a prompt. Raises InputError for an empty prompt, one too long for the
+        context, or an unknown token.
+        """
         stream = self.prepare(prompt, sampling)
         if not stream.finish:
             self.add(stream)
         return stream
 
     def prepare(self, prompt: Sequence[int], sampling: Sampling | None = None) -> Stream:
-        """Return the text of a prompt, which `add` lets wait for its turn. Raises as `submit`."""
-        made = Stream(self, tuple(whole_tokens(prompt)), sampling or Sampling())
-        self.model.check_prompt(made.prompt)
-        made.grammar = self.model.grammar(made.sampling.grammar)
-        if made.grammar is not None and made.grammar.is_over(made.state):
-            made.finish = "stop"  # the empty text is all that the form has
-            return made
-        made.keys = self.pages.keys(made.prompt)
-        return made
+        """Return a prompt's text without queueing it; `add` does. Raises as `submit`."""
+        stream = Stream(self, tuple(whole_tokens(prompt)), sampling or Sampling())
+        self.model.check_prompt(stream.prompt)
+        stream.grammar = self.model.grammar(stream.sampling.grammar)
+        if stream.grammar is not None and stream.grammar.is_over(stream.state):
+            stream.finish = "stop"  # the empty text is all that the form has
+            return stream
+        stream.keys = self.pages.keys(stream.prompt)
+        return stream
 
     def add(self, stream: Stream) -> None:
-        """Let a text wait for its turn. It does not wait for a step: a deque is appended to by any
-        thread, and only who holds the lock takes from it."""
+        """Queue a text."""
         self._waiting.append(stream)
 
     def run(
         self, prompts: Sequence[Sequence[int]], sampling: Sampling | None = None
     ) -> list[list[int]]:
-        """The tokens made for each of several prompts."""
+        """Return the tokens generated for each prompt."""
         streams = [self.submit(prompt, sampling) for prompt in prompts]
         return [list(stream) for stream in streams]
 
     def step(self) -> None:
-        """Make one step for all texts, if there are any. Raises what the run raises, whose texts
-        have failed then."""
+        """Make one step for all texts, if there are any."""
         with self._lock:
             self._end_closed()
             if self._waiting or self._running:
@@ -183,24 +186,26 @@ class Engine:
         self._end_those_closed()
 
     def advance(self, stream: Stream) -> None:
-        """Make steps until a text has one more token, or is over."""
-        known = len(stream.tokens)
-        while len(stream.tokens) == known and not stream.finish:
+        """Make steps until a text has one more token or is finished."""
+        initial_count = len(stream.tokens)
+        while len(stream.tokens) == initial_count and not stream.finish:
             with self._lock:
                 self._end_closed()
-                if len(stream.tokens) == known and not stream.finish:
+                if len(stream.tokens) == initial_count and not stream.finish:
                     self._step()
             self._end_those_closed()
 
     def close(self, stream: Stream) -> None:
         """End a text: at once, or at the end of the step that is being made. It may be called
-        anywhere, by a collector of garbage also within a step."""
+        anywhere, by a collector of garbage also within a step.
+        """
         self._closed.append(stream)
         self._end_those_closed()
 
     def _end_those_closed(self) -> None:
-        """By whoever finds the lock open: it is looked for after each step once the lock is given
-        back, as who closes a text does not wait for it."""
+        """End closed texts if the lock is free; it is checked after each step once the lock is
+        released, since closing a text does not wait for the lock.
+        """
         while self._closed and self._lock.acquire(blocking=False):
             try:
                 self._end_closed()
@@ -216,9 +221,10 @@ class Engine:
                 self._end(stream, "closed")
 
     def _step(self) -> None:
+        """Admit waiting texts and make one step."""
         self._admit()
         try:
-            if any(each.read < len(each.prompt) for each in self._running):
+            if any(stream.read < len(stream.prompt) for stream in self._running):
                 self._read()
             else:
                 self._decode()
@@ -227,21 +233,22 @@ class Engine:
             raise
 
     def _forget(self) -> None:
-        """After a run that failed: the cache may be lost, and with it what was under way."""
-        for each in list(self._running):
-            self._end(each, "failed", RUN_FAILED)
+        """Fail all running texts after a failed run, since the cache may be lost."""
+        for stream in list(self._running):
+            self._end(stream, "failed", RUN_FAILED)
         self.pages = Pages(self.sequences * self.model.most_pages, self.model.layout.page)
         self._state = self.model.new_state(self.sequences * self.model.most_pages)
 
     def _admit(self) -> None:
+        """Admit waiting texts while there are slots and pages."""
         while self._waiting and len(self._running) < self.sequences:
             first = self._waiting[0]
             tokens = first.limit + self.model.spare
-            found = self.pages.take(first.keys, len(first.prompt), tokens)
-            if found is None:
+            allocation = self.pages.take(first.keys, len(first.prompt), tokens)
+            if allocation is None:
                 assert self._running, "a text alone has its pages"
                 return
-            first.pages, first.shared = found
+            first.pages, first.shared = allocation
             first.read = first.shared
             self._running.append(self._waiting.popleft())
 
@@ -255,65 +262,76 @@ class Engine:
             self._waiting.remove(stream)
 
     def _read(self) -> None:
-        """One call for prompts and for texts under way, which come first: none waits for a prompt
-        of another."""
-        left, parts = self.chunk, []
-        for each in sorted(self._running, key=lambda each: each.read < len(each.prompt)):
-            first = self._first(each)
-            is_prompt = each.read < len(each.prompt)
-            count = min(left, each.length - first) if is_prompt else each.length - first
+        """Process prompts in one call together with running texts, which come first so that none
+        waits for another's prompt.
+        """
+        budget, segments = self.chunk, []
+        for stream in sorted(self._running, key=lambda item: item.read < len(item.prompt)):
+            first = self._first(stream)
+            is_prompt = stream.read < len(stream.prompt)
+            count = min(budget, stream.length - first) if is_prompt else stream.length - first
             if count:
-                parts.append((each, first, count))
-                left = max(left - count, 0 if is_prompt else 1)  # some prompt goes on in any case
-        streams = [each for each, _, _ in parts]
-        ids = np.concatenate([each.whole[first : first + n] for each, first, n in parts])
-        rows = np.repeat(np.arange(len(parts)), [n for _, _, n in parts])
-        positions = np.concatenate([np.arange(first, first + n) for _, first, n in parts])
-        ends = np.cumsum([n for _, _, n in parts]) - 1
+                segments.append((stream, first, count))
+                budget = max(
+                    budget - count, 0 if is_prompt else 1
+                )  # some prompt goes on in any case
+        streams = [owner for owner, _, _ in segments]
+        ids = np.concatenate(
+            [segment_stream.whole[first : first + n] for segment_stream, first, n in segments]
+        )
+        rows = np.repeat(np.arange(len(segments)), [n for _, _, n in segments])
+        positions = np.concatenate([np.arange(first, first + n) for _, first, n in segments])
+        ends = np.cumsum([n for _, _, n in segments]) - 1
         where = np.stack((ids, rows, positions)).astype(np.int32)
-        done = [i for i, (each, first, n) in enumerate(parts) if first + n == each.length]
+        done = [i for i, (ended, first, n) in enumerate(segments) if first + n == ended.length]
         tokens = self.model.prefill(
             self._state, where, self._tables(streams), ends[done].astype(np.int32), streams, done
         )
-        for each, first, n in parts:
-            self._wrote(each, first + n - each.read)
+        for stream, first, n in segments:
+            self._wrote(stream, first + n - stream.read)
         for i, token in zip(done, tokens, strict=True):
             self._add(streams[i], [int(token)])
 
     def _first(self, stream: Stream) -> int:
-        """The first token that is read next. Where there are proposals, the last but one of a text
-        under way is read again: the smaller model has not seen it if it was the last proposal."""
+        """Return the first token to read next. With proposals, the last token but one of a running
+        text is read again, since the draft model has not seen it if it was the last proposal.
+        """
         is_under_way = stream.read >= len(stream.prompt)
         return stream.read - (is_under_way and self.model.spare > 0)
 
     def _decode(self) -> None:
+        """Generate tokens for all running texts."""
         streams = list(self._running)
         if not streams:
             return
-        steps = min(self.steps, *(each.limit - each.length for each in streams))
-        if any(each.grammar is not None for each in streams):
+        steps = min(self.steps, *(running.limit - running.length for running in streams))
+        if any(candidate.grammar is not None for candidate in streams):
             steps = 1  # whether a form has an end is known here
-        made = self.model.decode(self._state, streams, self._tables(streams), steps)
-        for each, tokens in zip(streams, made, strict=True):
-            self._wrote(each, len(tokens))
-            self._add(each, tokens)
+        generated = self.model.decode(self._state, streams, self._tables(streams), steps)
+        for stream, tokens in zip(streams, generated, strict=True):
+            self._wrote(stream, len(tokens))
+            self._add(stream, tokens)
 
     def _wrote(self, stream: Stream, count: int) -> None:
-        """Count tokens that the cache holds now; the pages of the prompt that they fill are for
-        others too."""
+        """Record tokens now in the cache; the pages of the prompt that they fill are for others
+        too.
+        """
         size = self.pages.size
         before, stream.read = stream.read // size, stream.read + count
         for n in range(before, min(stream.read, len(stream.prompt)) // size):
             self.pages.filled(stream.pages[n], stream.keys[n])
 
     def _add(self, stream: Stream, tokens: Sequence[int]) -> None:
+        """Append tokens to a text, ending it where it must end."""
         ends = () if stream.sampling.ignore_end else self.model.ends
         for token in tokens:
             if token in ends:
                 return self._end(stream, "stop")
             if token < 0:  # as `choose` of the program says
-                place = len(stream.tokens) + 1
-                return self._end(stream, "failed", f"the logits of token {place} are no numbers")
+                token_number = len(stream.tokens) + 1
+                return self._end(
+                    stream, "failed", f"the logits of token {token_number} are no numbers"
+                )
             if stream.grammar is not None:
                 stream.state = int(stream.grammar.moves[stream.state, token])
                 assert stream.state >= 0, "tokens that a form forbids have no weight"
@@ -325,7 +343,8 @@ class Engine:
         return None
 
     def _tables(self, streams: Sequence[Stream]) -> Ints:
-        made = np.zeros((len(streams), self.model.most_pages), np.int32)
-        for row, each in zip(made, streams, strict=True):
-            row[: len(each.pages)] = each.pages
-        return made
+        """Return the page table of each text."""
+        tables = np.zeros((len(streams), self.model.most_pages), np.int32)
+        for row, stream in zip(tables, streams, strict=True):
+            row[: len(stream.pages)] = stream.pages
+        return tables

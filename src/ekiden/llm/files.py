@@ -1,4 +1,4 @@
-"""Which reader a path is for, and where its tokenizer is."""
+"""Opening of checkpoints and tokenizers by path."""
 
 from __future__ import annotations
 
@@ -17,18 +17,19 @@ __all__ = ["find_tokenizer", "open_checkpoint"]
 
 
 def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
-    """The checkpoint at a path: a folder of safetensors, or a GGUF file. Raises LoadError."""
-    place = Path(path)
-    if place.is_dir():
-        return SafetensorsCheckpoint(place)
-    if not place.is_file():
-        raise LoadError(f"{place}: no such file or folder")
-    return GGUFCheckpoint(place)
+    """Open a folder of safetensors or a GGUF file. Raises LoadError."""
+    location = Path(path)
+    if location.is_dir():
+        return SafetensorsCheckpoint(location)
+    if not location.is_file():
+        raise LoadError(f"{location}: no such file or folder")
+    return GGUFCheckpoint(location)
 
 
 def find_tokenizer(path: str | os.PathLike[str], checkpoint: Checkpoint) -> Tokenizer | None:
-    """The tokenizer that lies beside a checkpoint, else the one in its file; None where there is
-    none, or the package tokenizers is not installed. Raises LoadError for a broken one."""
+    """Return the tokenizer beside a checkpoint, or the one inside it; None if there is none or the
+    package tokenizers is not installed. Raises LoadError for a broken one.
+    """
     if find_spec("tokenizers") is None:
         return None
     folder = Path(path)

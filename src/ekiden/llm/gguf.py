@@ -1,4 +1,4 @@
-"""GGUF files of language models as checkpoints, under the names of transformers."""
+"""GGUF language-model files as checkpoints, under transformers' names."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ __all__ = ["GGUFCheckpoint", "GGUFFile", "write_gguf"]
 
 
 class GGUFCheckpoint(Mapping[str, Weight]):
-    """A GGUF file of a language model, under the names of transformers.
+    """A GGUF language model under transformers' names. Query and key rows that the file permutes
+    are restored (copied when they are requested). `f
 
     Rows of queries and keys that the file has in another order are put back in that of transformers
-    (a copy, when they are asked for). `file` is what the file itself says.
-    Raises LoadError, also for an architecture that is not known.
+    (a copy, when they are asked for). `file` is what the file itself says. Raises LoadError, also
+    for an architecture that is not known.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -37,23 +38,25 @@ class GGUFCheckpoint(Mapping[str, Weight]):
 
     @property
     def path(self) -> Path:
-        """Of the file."""
+        """Return the file's path."""
         return self.file.path
 
     @cached_property
     def config(self) -> Mapping[str, object]:
-        """The hyperparameters as `config.json` of transformers has them. Raises LoadError."""
+        """Return the hyperparameters in the form of transformers' `config.json`. Raises
+        LoadError.
+        """
         return config_of(self._architecture, self.file)
 
     @property
     def tokenizer(self) -> Mapping[str, Entry]:
-        """The entries of the tokenizer: "ggml.tokens", "ggml.merges", "chat_template", ..."""
-        given = self.file.metadata.items()
+        """Return the tokenizer's entries: "ggml.tokens", "ggml.merges", "chat_template", ..."""
+        entries = self.file.metadata.items()
         prefix = "tokenizer."
-        return {k.removeprefix(prefix): v for k, v in given if k.startswith(prefix)}
+        return {k.removeprefix(prefix): v for k, v in entries if k.startswith(prefix)}
 
     def check(self) -> None:
-        """Raise LoadError where the file is not as it was when it was opened."""
+        """Raises LoadError if the file has changed since it was opened."""
         self.file.check()
 
     def __iter__(self) -> Iterator[str]:

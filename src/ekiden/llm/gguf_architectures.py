@@ -1,4 +1,4 @@
-"""What architectures of GGUF files mean: a row for each, with the names of transformers.
+"""The architectures of GGUF files: a row for each, with the names of transformers.
 
 A row says what the tensors of a layer are called, what hyperparameters there are beside those of
 all, what transformers takes as given, and how tensors differ from those of transformers:
@@ -35,7 +35,7 @@ _LOG = logging.getLogger("ekiden")
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """One row.
+    """A row of the table.
 
     name: in GGUF files. model_type, model: in config.json. tensors: GGUF name -> transformers';
     "blk.{}" stands for a layer. given: hyperparameters that files do not have. keys: those that
@@ -105,9 +105,10 @@ _FOUR_NORMS = {
 
 
 def _of_layers(
-    outer: Mapping[str, str], prefix: str, *parts: Mapping[str, str]
+    outer: Mapping[str, str], prefix: str, *tables: Mapping[str, str]
 ) -> Mapping[str, str]:
-    inner = {k: v for part in parts for k, v in part.items()}
+    """Return the full tensor name table from the per-layer ones."""
+    inner = {k: v for table in tables for k, v in table.items()}
     return {**outer, **{f"blk.{{}}.{k}": f"{prefix}.{{}}.{v}" for k, v in inner.items()}}
 
 
@@ -123,21 +124,25 @@ _CAPS = {
 
 
 def _number(config: Config, name: str) -> int:
-    found = config[name]
-    assert isinstance(found, int), name
-    return found
+    """Return an integer of a configuration."""
+    value = config[name]
+    assert isinstance(value, int), name
+    return value
 
 
-def _windows(config: Config, period: int, whole: int) -> None:
-    """Layers of which one in `period` sees all, those with remainder `whole`."""
+def _windows(config: Config, period: int, full_layer: int) -> None:
+    """Set the layer types: one layer in `period`, with remainder `full_layer`, has full
+    attention.
+    """
     layers = range(_number(config, "num_hidden_layers"))
     kinds = ("sliding_attention", "full_attention")
-    config["layer_types"] = [kinds[n % period == whole] for n in layers]
+    config["layer_types"] = [kinds[n % period == full_layer] for n in layers]
 
 
 def _query_scale(config: Config, layers: int) -> None:
-    """Queries are divided by the root of the size of a head; in the largest model, of `layers`, of
-    the hidden size shared out to the heads."""
+    """Set the scale of queries, which are divided by the root of the head size; in the largest
+    model, of `layers`, of the hidden size shared out to the heads.
+    """
     shared = _number(config, "hidden_size") // _number(config, "num_attention_heads")
     is_large = config["num_hidden_layers"] == layers
     config["query_pre_attn_scalar"] = shared if is_large else config["head_dim"]
@@ -196,13 +201,13 @@ ARCHITECTURES: Mapping[str, Architecture] = {row.name: row for row in ROWS}
 
 
 def architecture_of(path: Path, metadata: Mapping[str, object]) -> Architecture:
-    """The row of a file. Raises LoadError."""
+    """Return the row of a file's architecture. Raises LoadError."""
     name = metadata.get("general.architecture")
     row = ARCHITECTURES.get(name) if isinstance(name, str) else None
     if row is None:
-        known = ", ".join(ARCHITECTURES)
+        known_names = ", ".join(ARCHITECTURES)
         raise LoadError(
-            f"{path}: entry 'general.architecture': one of {known} expected, got {name!r}"
+            f"{path}: entry 'general.architecture': one of {known_names} expected, got {name!r}"
         )
     return row
 
@@ -212,19 +217,19 @@ _LAYER = re.compile(r"blk\.(\d+)\.")
 
 
 def renamed(row: Architecture, name: str) -> str:
-    """A tensor's name in transformers; its own if there is none."""
-    parts = _PARTS.fullmatch(name)
-    assert parts is not None
-    base, end = parts["base"], parts["end"] or ""
+    """Return a tensor's name in transformers, or its own name if there is none."""
+    match = _PARTS.fullmatch(name)
+    assert match is not None
+    base, end = match["base"], match["end"] or ""
     layer = _LAYER.match(base)
-    found = row.tensors.get(_LAYER.sub("blk.{}.", base, count=1) if layer else base)
-    if found is None:
+    new_name = row.tensors.get(_LAYER.sub("blk.{}.", base, count=1) if layer else base)
+    if new_name is None:
         return name
-    return (found.format(layer[1]) if layer else found) + end
+    return (new_name.format(layer[1]) if layer else new_name) + end
 
 
 def undone(row: Architecture, file: GGUFFile, name: str, new: str) -> Weight:
-    """A tensor of a file as transformers has it."""
+    """Return a tensor in transformers' layout, undoing GGUF's conversions."""
     weight = replace(file[name], name=new)
     base = _LAYER.sub("", name.removesuffix(".weight").removesuffix(".bias"))
     if row.raised and base.endswith("norm"):
@@ -243,29 +248,31 @@ def _turned(
     name: str,
     weight: Weight,
     heads: str,
-    parts: int,
+    group_size: int,
     inner: bool,
 ) -> Weight:
-    """Rows [heads, n, parts] as [heads, parts, n], or [parts, heads, n] as [heads, parts, n]."""
+    """Reorder rows [heads, n, parts] to [heads, parts, n], or [parts, heads, n] to [heads, parts,
+    n].
+    """
     count = _checked(file, f"{row.name}.attention.head_count")
     if heads == "num_key_value_heads":
         count = _checked(file, f"{row.name}.attention.head_count_kv", count)
     rows = weight.data.shape[0] if weight.data.ndim else 0
-    if count < 1 or rows % (count * parts):
+    if count < 1 or rows % (count * group_size):
         raise LoadError(
-            f"{file.path}: tensor '{name}': rows of {count} heads in {parts} parts expected, got"
+            f"{file.path}: tensor '{name}': rows of {count} heads in {group_size} parts expected, got"
             f" {rows}"
         )
-    size = rows // (count * parts)
-    shape = (count, size, parts) if inner else (parts, count, size)
+    size = rows // (count * group_size)
+    shape = (count, size, group_size) if inner else (group_size, count, size)
     axes = (1, 2) if inner else (0, 1)
-    rest = weight.data.shape[1:]
-    turned = weight.data.reshape(*shape, *rest).swapaxes(*axes)
-    return replace(weight, data=np.ascontiguousarray(turned).reshape(rows, *rest))
+    trailing_shape = weight.data.shape[1:]
+    turned = weight.data.reshape(*shape, *trailing_shape).swapaxes(*axes)
+    return replace(weight, data=np.ascontiguousarray(turned).reshape(rows, *trailing_shape))
 
 
 def _checked(file: GGUFFile, key: str, default: int | None = None) -> int:
-    """A whole number; of an array, the one that all its values are."""
+    """Return an integer entry; of an array, the value all its elements share. Raises LoadError."""
     value = file.metadata.get(key, default)
     if isinstance(value, np.ndarray) and value.size and (value == value[0]).all():
         value = value[0].item()
@@ -278,7 +285,9 @@ def _checked(file: GGUFFile, key: str, default: int | None = None) -> int:
 
 
 def config_of(row: Architecture, file: GGUFFile) -> Config:
-    """config.json of a file. Raises LoadError for what is missing, or no number."""
+    """Return a file's configuration as `config.json`. Raises LoadError for missing or invalid
+    entries.
+    """
     config: Config = {"architectures": [row.model], "model_type": row.model_type, **row.given}
     for key, name in {**KEYS, **row.keys}.items():
         if (value := _value(file, f"{row.name}.{key}")) is not None:
@@ -291,20 +300,22 @@ def config_of(row: Architecture, file: GGUFFile) -> Config:
             raise LoadError(f"{file.path}: entry '{row.name}.{key}': it is not there")
     _complete(row, file, config)
     row.finish(config)
-    known = {f"{row.name}.{key}" for key in (*KEYS, *row.keys, *OTHERS)}
-    if left := [each for each in file.metadata if each.startswith(f"{row.name}.")
-                and each not in known and _says(file.metadata[each])]:  # fmt: skip
-        _LOG.warning("%s: entries that are not read: %s", file.path, ", ".join(left))
+    known_keys = {f"{row.name}.{key}" for key in (*KEYS, *row.keys, *OTHERS)}
+    if ignored := [key_name for key_name in file.metadata if key_name.startswith(f"{row.name}.")
+                and key_name not in known_keys and _says(file.metadata[key_name])]:  # fmt: skip
+        _LOG.warning("%s: entries that are not read: %s", file.path, ", ".join(ignored))
     return config
 
 
 def _says(value: object) -> bool:
-    """Whether an entry is other than none, as the number of experts is in models without."""
+    """Return whether an entry is not zero or empty, as the number of experts is in dense models."""
     return not isinstance(value, (int, float, str)) or bool(value)
 
 
 def _value(file: GGUFFile, key: str) -> object:
-    """A number as it is, an array as a list unless all its values are the same; None for none."""
+    """Return a number, or an array as a list unless all its values are equal; None if it is
+    missing.
+    """
     value = file.metadata.get(key)
     if isinstance(value, np.ndarray):
         same = value.size and (value == value[0]).all()
@@ -315,7 +326,7 @@ def _value(file: GGUFFile, key: str) -> object:
 
 
 def _complete(row: Architecture, file: GGUFFile, config: Config) -> None:
-    """What follows from tensors, tokens and other hyperparameters."""
+    """Derive what follows from tensors, tokens and other hyperparameters."""
     key = f"{row.name}.attention.head_count"
     heads, hidden = _checked(file, key), _checked(file, f"{row.name}.embedding_length")
     layers = _checked(file, f"{row.name}.block_count")
@@ -339,39 +350,41 @@ def _complete(row: Architecture, file: GGUFFile, config: Config) -> None:
 
 
 def _rope_scaling(row: Architecture, file: GGUFFile, config: Config) -> Config | None:
-    """How positions are stretched. Factors of frequencies that a tensor gives are those of
-    "longrope", which has them for short and for long texts, and no other attention."""
+    """Return the rope scaling. Frequency factors given as tensors are expressed as "longrope",
+    which has them for short and long texts, without changing the attention factor.
+    """
     prefix = f"{row.name}.rope.scaling."
     original = _value(file, f"{row.name}.{LENGTH}")
     if "rope_factors_long.weight" in file and "rope_factors_short.weight" in file:
         long, short = (_factors(file, f"rope_factors_{n}.weight") for n in ("long", "short"))
-        found: Config = {"rope_type": "longrope", "long_factor": long, "short_factor": short}
+        scaling: Config = {"rope_type": "longrope", "long_factor": long, "short_factor": short}
         attention = _value(file, f"{prefix}attn_factor")
-        return found if attention is None else {**found, "attention_factor": attention}
+        return scaling if attention is None else {**scaling, "attention_factor": attention}
     if "rope_freqs.weight" in file:
         factors = _factors(file, "rope_freqs.weight")
-        found = {"rope_type": "longrope", "long_factor": factors, "short_factor": factors}
+        scaling = {"rope_type": "longrope", "long_factor": factors, "short_factor": factors}
         length = original or config.get("max_position_embeddings", 0)
         return {
-            **found, "attention_factor": 1.0, "original_max_position_embeddings": length
+            **scaling, "attention_factor": 1.0, "original_max_position_embeddings": length
         }  # fmt: skip
     kind = file.metadata.get(f"{prefix}type", "none")
     if not isinstance(kind, str):
         raise LoadError(f"{file.path}: entry '{prefix}type': text expected, got {kind!r}")
     if kind == "none":
         return None
-    found = {"rope_type": kind, "factor": _value(file, f"{prefix}factor")}
+    scaling = {"rope_type": kind, "factor": _value(file, f"{prefix}factor")}
     more = {
         "original_max_position_embeddings": original,
         "beta_fast": _value(file, f"{prefix}yarn_beta_fast"),
         "beta_slow": _value(file, f"{prefix}yarn_beta_slow"),
     }
-    by, factor = _value(file, f"{prefix}attn_factor"), found["factor"]
+    by, factor = _value(file, f"{prefix}attn_factor"), scaling["factor"]
     if kind == "yarn" and isinstance(by, float) and isinstance(factor, (int, float)) and factor > 1:
         more["attention_factor"] = by * (1 + 0.1 * math.log(factor))
-    return {**found, **{name: value for name, value in more.items() if value is not None}}
+    return {**scaling, **{name: value for name, value in more.items() if value is not None}}
 
 
 def _factors(file: GGUFFile, name: str) -> list[float]:
-    found: list[float] = file[name].values().reshape(-1).tolist()
-    return found
+    """Return a tensor of frequency factors as a list."""
+    values: list[float] = file[name].values().reshape(-1).tolist()
+    return values

@@ -1,4 +1,4 @@
-"""GGUF: files of named tensors, plain or in blocks, with what is known of them.
+"""The GGUF file format: files of named tensors, plain or in blocks, with what is known of them.
 
     "GGUF", version uint32, tensors uint64, entries uint64
     entries    name string, type uint32, value;  a string is a uint64 of bytes and these, an array
@@ -58,7 +58,7 @@ CODE_OF = {name: code for code, name in CODES.items()}
 
 @dataclass(frozen=True, slots=True)
 class _Tensor:
-    """A tensor's entry: its offset in the file."""
+    """A tensor's entry: its shape, type code and file offset."""
 
     shape: tuple[int, ...]
     code: int
@@ -66,7 +66,7 @@ class _Tensor:
 
 
 class _Cursor:
-    """Reads through a file from the start on."""
+    """A reader that advances through a file."""
 
     def __init__(self, path: Path, data: NDArray[np.uint8]) -> None:
         self.path, self.data, self.at = path, data, 0
@@ -80,34 +80,38 @@ class _Cursor:
         return len(self.data) - self.at
 
     def take(self, count: int) -> NDArray[np.uint8]:
-        """The next bytes, a view of the file. Raises what `fail` makes where it has no as many."""
+        """Return the next bytes as a view of the file. Raises what `fail` creates at the end of the
+        file.
+        """
         if count > self.left:
             raise self.fail(f"{count} bytes expected at {self.at}, the file has {self.left} more")
         self.at += count
         return self.data[self.at - count : self.at]
 
     def number(self, dtype: np.dtype[Any]) -> int | float | bool:
-        """The next number, little-endian. Raises what `fail` makes for a truth value that is
-        neither.
+        """Return the next little-endian number. Raises what `fail` creates for an invalid
+        boolean.
         """
         raw = self.take(dtype.itemsize)
         if dtype.kind == "b" and raw[0] > 1:
             raise self.fail(f"0 or 1 expected for a truth value at {self.at - 1}, got {raw[0]}")
-        found: int | float | bool = raw.view(dtype)[0].item()
-        return found
+        value: int | float | bool = raw.view(dtype)[0].item()
+        return value
 
     def u32(self) -> int:
         return int(self.number(NUMBERS[4]))
 
-    def count(self, least: int, of: str) -> int:
-        """A number of things of at least `least` bytes each."""
-        found = int(self.number(NUMBERS[10]))
-        if found * least > self.left:
-            raise self.fail(f"{found} {of} do not fit into the {self.left} bytes that follow")
-        return found
+    def count(self, min_bytes: int, of: str) -> int:
+        """Return a count of items of at least `min_bytes` each, checked against the remaining
+        bytes.
+        """
+        count = int(self.number(NUMBERS[10]))
+        if count * min_bytes > self.left:
+            raise self.fail(f"{count} {of} do not fit into the {self.left} bytes that follow")
+        return count
 
     def string(self, errors: str = "strict") -> str:
-        """Text; of entries' values any bytes, as tokens may be parts of characters."""
+        """Return text; of entries' values any bytes, as tokens may be parts of characters."""
         raw = self.take(self.count(1, "bytes of a string")).tobytes()
         try:
             return raw.decode("utf-8", errors)
@@ -115,8 +119,8 @@ class _Cursor:
             raise self.fail(f"text in UTF-8 expected, got {raw[:40]!r}") from error
 
     def value(self, code: int, depth: int = 0) -> Entry:
-        """A value of the type of that code; texts need not be UTF-8. Raises what `fail` makes for
-        codes that there are not.
+        """Return a value of a type code; text need not be UTF-8. Raises what `fail` creates for an
+        unknown code.
         """
         if code in NUMBERS:
             return self.number(NUMBERS[code])
@@ -127,8 +131,9 @@ class _Cursor:
         return self.array(depth)
 
     def array(self, depth: int) -> Entry:
-        """Numbers as a view of the file, texts and arrays as a list. Raises what `fail` makes for
-        arrays in arrays deeper than DEEPEST: a file of a few bytes could ask for any depth.
+        """Return an array: numbers as a view of the file, text and nested arrays as a list. Raises
+        what `fail` creates for nesting deeper than MAX_ARRAY_DEPTH, since a tiny file could
+        request any depth.
         """
         if depth == DEEPEST:
             raise self.fail(f"arrays more than {DEEPEST} deep")
@@ -142,14 +147,13 @@ class _Cursor:
             return raw.view(dtype)
         if code not in (STRING, ARRAY):
             raise self.fail(f"a type from 0 to 12 expected at {self.at - 4}, got {code}")
-        least = 8 if code == STRING else 12
-        return [self.value(code, depth + 1) for _ in range(self.count(least, "values"))]
+        min_bytes = 8 if code == STRING else 12
+        return [self.value(code, depth + 1) for _ in range(self.count(min_bytes, "values"))]
 
 
 class GGUFFile(Mapping[str, Weight]):
-    """A GGUF file under the names that it has itself: tensors by name, and `metadata`.
-
-    The file is mapped: tensors are views of it that cannot be written. Raises LoadError.
+    """A GGUF file under its own names: tensors by name, and `metadata`. The file is mapped: tensors
+    are read-only views of it. Raises LoadError.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -158,8 +162,8 @@ class GGUFFile(Mapping[str, Weight]):
         cursor = _Cursor(self.path, self._bytes.data)
         tensors, entries = _header(cursor)
         self.metadata: Mapping[str, Entry] = _entries(cursor, entries)
-        found = _tensors(cursor, tensors)
-        self._data, self._tensors = cursor.data, _placed(cursor, found, self.metadata)
+        relative_tensors = _tensors(cursor, tensors)
+        self._data, self._tensors = cursor.data, _placed(cursor, relative_tensors, self.metadata)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._tensors)
@@ -168,15 +172,18 @@ class GGUFFile(Mapping[str, Weight]):
         return len(self._tensors)
 
     def __getitem__(self, name: str) -> Weight:
-        """A tensor. Raises KeyError, and LoadError for one of a format that is not supported or
-        that does not lie in the file."""
+        """Return a tensor. Raises KeyError, and LoadError for an unsupported format or data outside
+        the file.
+        """
         tensor = self._tensors[name]
         where = f"{self.path}: tensor '{name}'"
         format = CODES.get(tensor.code)
         if format is None:
-            known = ", ".join(CODES.values())
-            other = f" ({OTHER_TYPES[tensor.code]})" if tensor.code in OTHER_TYPES else ""
-            raise LoadError(f"{where}: type {tensor.code}{other} is none of {known}")
+            supported = ", ".join(CODES.values())
+            unsupported_name = (
+                f" ({OTHER_TYPES[tensor.code]})" if tensor.code in OTHER_TYPES else ""
+            )
+            raise LoadError(f"{where}: type {tensor.code}{unsupported_name} is none of {supported}")
         shape, dtype = _stored(tensor.shape, format, where)
         size = bytes_of(shape, dtype.itemsize, where)
         if tensor.at + size > len(self._data):
@@ -186,14 +193,14 @@ class GGUFFile(Mapping[str, Weight]):
         return Weight(name, format, tensor.shape, raw.view(dtype).reshape(shape))
 
     def check(self) -> None:
-        """Raise LoadError where the file is not as it was when it was opened."""
+        """Raises LoadError if the file has changed since it was opened."""
         self._bytes.check()
 
 
 def _stored(
     shape: tuple[int, ...], format: str, where: str
 ) -> tuple[tuple[int, ...], np.dtype[Any]]:
-    """The shape and dtype of the data of a tensor."""
+    """Return the stored shape and dtype of a tensor's data."""
     if format in PLAIN:
         return shape, PLAIN[format]
     row = BLOCK_FORMATS[format]
@@ -203,7 +210,7 @@ def _stored(
 
 
 def _header(cursor: _Cursor) -> tuple[int, int]:
-    """How many tensors and entries there are."""
+    """Return the number of tensors and of entries."""
     if (magic := cursor.take(min(4, cursor.left)).tobytes()) != MAGIC:
         raise cursor.fail(f"no GGUF file: it begins with {magic!r}")
     version = cursor.u32()
@@ -215,45 +222,46 @@ def _header(cursor: _Cursor) -> tuple[int, int]:
 
 
 def _entries(cursor: _Cursor, count: int) -> dict[str, Entry]:
-    found: dict[str, Entry] = {}
+    """Parse the metadata entries by name."""
+    entries: dict[str, Entry] = {}
     for n in range(count):
         cursor.what = f"entry {n}"
         name = cursor.string()
         cursor.what = f"entry '{name}'"
-        if name in found:
+        if name in entries:
             raise cursor.fail("it is there twice")
-        found[name] = cursor.value(cursor.u32())
-    return found
+        entries[name] = cursor.value(cursor.u32())
+    return entries
 
 
 def _tensors(cursor: _Cursor, count: int) -> dict[str, _Tensor]:
-    """The tensors by name; their offsets still count from where data begin."""
-    found: dict[str, _Tensor] = {}
+    """Parse the tensors by name; their offsets are still relative to the data section."""
+    tensors: dict[str, _Tensor] = {}
     for n in range(count):
         cursor.what = f"tensor {n}"
         name = cursor.string()
         cursor.what = f"tensor '{name}'"
-        if name in found:
+        if name in tensors:
             raise cursor.fail("it is there twice")
         axes = cursor.u32()
         if axes > MOST_AXES:
             raise cursor.fail(f"at most {MOST_AXES} axes expected, got {axes}")
         shape = tuple(int(d) for d in cursor.take(8 * axes).view("<u8")[::-1])
         code, at = cursor.u32(), int(cursor.number(NUMBERS[10]))
-        found[name] = _Tensor(shape, code, at)
-    return found
+        tensors[name] = _Tensor(shape, code, at)
+    return tensors
 
 
 def _placed(
     cursor: _Cursor, tensors: Mapping[str, _Tensor], metadata: Mapping[str, Entry]
 ) -> dict[str, _Tensor]:
-    """Offsets from the beginning of the file."""
+    """Convert the tensors' offsets to absolute ones."""
     step = metadata.get(ALIGNMENT, 32)
     cursor.what = f"entry '{ALIGNMENT}'"
     if type(step) is not int or step < 1 or step & (step - 1):
         raise cursor.fail(f"a power of 2 expected, got {step!r}")
     begin = -(-cursor.at // step) * step
-    found = {}
+    placed = {}
     for name, tensor in tensors.items():
         cursor.what = f"tensor '{name}'"
         if tensor.at % step:
@@ -261,8 +269,8 @@ def _placed(
         if begin + tensor.at > len(cursor.data):
             size = len(cursor.data)
             raise cursor.fail(f"begins at byte {begin + tensor.at} of {size}")
-        found[name] = _Tensor(tensor.shape, tensor.code, begin + tensor.at)
-    return found
+        placed[name] = _Tensor(tensor.shape, tensor.code, begin + tensor.at)
+    return placed
 
 
 # Writing.
@@ -274,10 +282,9 @@ def write_gguf(
     tensors: Sequence[Weight],
     version: int = 3,
 ) -> None:
-    """Write a GGUF file with tensors under the names that they have.
-
-    Whole numbers become uint32, int64 or uint64, the first that holds them; floats float32; what is
-    of a dtype of NumPy keeps it. Raises ValueError for what cannot be written.
+    """Write tensors to a GGUF file under their own names. Integers become the first of uint32,
+    int64 and uint64 that holds them, floats float32; NumPy values keep their dtype. Raises
+    ValueError for what cannot be written.
     """
     if version not in VERSIONS:
         raise ValueError(f"version 2 or 3 expected, got {version}")
@@ -292,8 +299,10 @@ def write_gguf(
         at = 0
         for tensor in tensors:
             axes = [struct.pack("<Q", extent) for extent in reversed(tensor.shape)]
-            place = struct.pack("<IQ", CODE_OF[tensor.format], at)
-            file.write(_text(tensor.name) + struct.pack("<I", len(axes)) + b"".join(axes) + place)
+            tensor_location = struct.pack("<IQ", CODE_OF[tensor.format], at)
+            file.write(
+                _text(tensor.name) + struct.pack("<I", len(axes)) + b"".join(axes) + tensor_location
+            )
             at += -(-tensor.data.nbytes // step) * step
         for tensor in tensors:
             _pad(file, step)
@@ -311,15 +320,17 @@ def _text(text: str) -> bytes:
 
 
 def _encoded(name: str, value: object) -> tuple[int, bytes]:
-    """The type of an entry, and its bytes."""
+    """Return an entry's type code and bytes."""
     if isinstance(value, str):
         return STRING, _text(value)
     if isinstance(value, (list, tuple)) and (not value or isinstance(value[0], (str, list, tuple))):
-        parts = [_encoded(name, each) for each in value]
-        codes = {code for code, _ in parts} or {STRING}
+        elements = [_encoded(name, element) for element in value]
+        codes = {code for code, _ in elements} or {STRING}
         if len(codes) > 1:
             raise ValueError(f"'{name}': values of one type expected, got {value!r}")
-        return ARRAY, struct.pack("<IQ", *codes, len(parts)) + b"".join(raw for _, raw in parts)
+        return ARRAY, struct.pack("<IQ", *codes, len(elements)) + b"".join(
+            raw for _, raw in elements
+        )
     is_array = isinstance(value, (list, tuple, np.ndarray))
     array = _numbers(name, value)
     codes_of = {dtype: code for code, dtype in NUMBERS.items()}
@@ -331,7 +342,7 @@ def _encoded(name: str, value: object) -> tuple[int, bytes]:
 
 
 def _numbers(name: str, value: object) -> NDArray[Any]:
-    """Of the dtype that is written."""
+    """Convert values to an array of the dtype to write. Raises ValueError."""
     if isinstance(value, (np.ndarray, np.generic)):
         return np.asarray(value)
     try:

@@ -1,6 +1,6 @@
-"""The tokenizer that a GGUF file holds, as one of the package tokenizers.
+"""Conversion of a GGUF file's tokenizer to one of the package tokenizers.
 
-    ggml.model   kind
+ggml.model   kind
     "llama"      pairs are joined that make the likeliest token (BPE of SentencePiece); spaces are
                  low bars, what there is no token for is bytes
     "gpt2"       pairs are joined in the order of a list (BPE of bytes), within words by `ggml.pre`
@@ -52,47 +52,51 @@ BEGINS = ("llama", "llama-bpe")
 
 
 class _Entries:
-    """What a file says of its tokenizer, checked."""
+    """A file's validated tokenizer entries."""
 
-    def __init__(self, path: Path, given: Mapping[str, object]) -> None:
-        self.path, self.given = path, given
+    def __init__(self, path: Path, values: Mapping[str, object]) -> None:
+        self.path, self.given = path, values
         self.tokens = self.texts("ggml.tokens")
 
     def fail(self, name: str, message: str) -> LoadError:
         return LoadError(f"{self.path}: 'tokenizer.{name}': {message}")
 
     def texts(self, name: str) -> list[str]:
-        """A list of texts. Raises what `fail` makes where it is none or missing."""
-        found = self.given.get(name)
-        if not isinstance(found, list) or not all(isinstance(each, str) for each in found):
+        """Return a list of texts. Raises what `fail` creates if it is missing or invalid."""
+        value = self.given.get(name)
+        if not isinstance(value, list) or not all(isinstance(text, str) for text in value):
             raise self.fail(name, "a list of texts expected")
-        return found
+        return value
 
     def numbers(self, name: str, default: float) -> list[float]:
-        """One for each token."""
-        found = self.given.get(name)
-        if found is None:
+        """Return one number per token."""
+        value = self.given.get(name)
+        if value is None:
             return [default] * len(self.tokens)
-        if not isinstance(found, np.ndarray) or found.shape != (len(self.tokens),):
+        if not isinstance(value, np.ndarray) or value.shape != (len(self.tokens),):
             raise self.fail(name, f"{len(self.tokens)} numbers expected, one for each token")
-        return [float(each) for each in found]
+        return [float(number) for number in value]
 
     def token(self, name: str) -> int | None:
-        """The number of a token that has a meaning."""
-        found = self.given.get(f"ggml.{name}_token_id")
-        if found is None:
+        """Return the number of a special token; None if there is none."""
+        token_id = self.given.get(f"ggml.{name}_token_id")
+        if token_id is None:
             return None
-        if not isinstance(found, int) or not 0 <= found < len(self.tokens):
+        if not isinstance(token_id, int) or not 0 <= token_id < len(self.tokens):
             count = len(self.tokens)
-            raise self.fail(f"ggml.{name}_token_id", f"one of {count} tokens expected, got {found}")
-        return found
+            raise self.fail(
+                f"ggml.{name}_token_id", f"one of {count} tokens expected, got {token_id}"
+            )
+        return token_id
 
     def text(self, name: str, default: str = "") -> str:
-        """A text, or the default where it is missing. Raises what `fail` makes where it is none."""
-        found = self.given.get(name, default)
-        if not isinstance(found, str):
+        """Return a text, or the default if it is missing. Raises what `fail` creates if it is no
+        text.
+        """
+        value = self.given.get(name, default)
+        if not isinstance(value, str):
             raise self.fail(name, "a text expected")
-        return found
+        return value
 
     def truth(self, name: str, default: bool) -> bool:
         return bool(self.given.get(f"ggml.{name}", default))
@@ -103,35 +107,37 @@ class _Entries:
 
 
 def joins(tokens: Sequence[str], scores: Sequence[float]) -> list[tuple[str, str]]:
-    """All pairs of tokens that make one, the likeliest first; of one token, by their numbers."""
+    """Return every pair of tokens that forms a token, the likeliest first; among equals, in token
+    order.
+    """
     number = {token: n for n, token in enumerate(tokens)}
     # a token may be a whole text: cuts are where both parts have the length of some token
     lengths = {len(token) for token in tokens} - {0}
 
     def pairs() -> Iterator[tuple[float, int, int, int]]:
-        """(order, number of the whole, of its left and of its right part) for each way to cut each
-        token.
-        """
+        """Yield (order, whole, left and right token numbers) for every way to split each token."""
         for n, token in enumerate(tokens):
             for cut in lengths:
                 if len(token) - cut not in lengths:
                     continue
-                left, right = number.get(token[:cut]), number.get(token[cut:])
-                if left is not None and right is not None:
-                    yield -scores[n], n, left, right
+                left_id, right = number.get(token[:cut]), number.get(token[cut:])
+                if left_id is not None and right is not None:
+                    yield -scores[n], n, left_id, right
 
-    return [(tokens[left], tokens[right]) for _, _, left, right in sorted(pairs())]
+    return [(tokens[left_id], tokens[right]) for _, _, left_id, right in sorted(pairs())]
 
 
-def _bars(package: Package, entries: _Entries, made: Package) -> Package:
-    """Spaces are bars, and there is one before a text."""
+def _bars(package: Package, entries: _Entries, tokenizer: Package) -> Package:
+    """Configure a tokenizer to mark spaces, with one before the text."""
     begins = entries.truth("add_space_prefix", True)
     normalizers, decoders = package.normalizers, package.decoders
     prefix = [normalizers.Prepend(BAR)] if begins else []
-    made.normalizer = normalizers.Sequence([*prefix, normalizers.Replace(" ", BAR)])
-    parts = [decoders.Replace(BAR, " "), decoders.ByteFallback(), decoders.Fuse()]
-    made.decoder = decoders.Sequence([*parts, *([decoders.Strip(" ", 1, 0)] if begins else [])])
-    return made
+    tokenizer.normalizer = normalizers.Sequence([*prefix, normalizers.Replace(" ", BAR)])
+    decoder_steps = [decoders.Replace(BAR, " "), decoders.ByteFallback(), decoders.Fuse()]
+    tokenizer.decoder = decoders.Sequence(
+        [*decoder_steps, *([decoders.Strip(" ", 1, 0)] if begins else [])]
+    )
+    return tokenizer
 
 
 def _joined_by_score(package: Package, entries: _Entries) -> Package:
@@ -147,34 +153,38 @@ def _joined_by_score(package: Package, entries: _Entries) -> Package:
 
 
 def _joined_by_list(package: Package, entries: _Entries) -> Package | None:
+    """Build a BPE tokenizer from a merge list; None for an unknown pre-tokenizer."""
     how = entries.text("ggml.pre", "gpt-2")
     if how not in WORDS:
         return None
     merges = []
-    for each in entries.texts("ggml.merges"):
-        left, space, right = each.partition(" ")
+    for merge_text in entries.texts("ggml.merges"):
+        left_token, space, right = merge_text.partition(" ")
         if not space:
-            raise entries.fail("ggml.merges", f"two tokens and a space expected, got '{each}'")
-        merges.append((left, right))
+            raise entries.fail(
+                "ggml.merges", f"two tokens and a space expected, got '{merge_text}'"
+            )
+        merges.append((left_token, right))
     cuts = package.pre_tokenizers
     model = package.models.BPE(entries.vocabulary, merges, ignore_merges=how in WHOLE)
-    made = package.Tokenizer(model)
-    parts = [cuts.Split(package.Regex(each), "isolated") for each in WORDS[how]]
+    tokenizer = package.Tokenizer(model)
+    splitters = [cuts.Split(package.Regex(pattern), "isolated") for pattern in WORDS[how]]
     letters = cuts.ByteLevel(add_prefix_space=False, use_regex=False)
-    made.pre_tokenizer = cuts.Sequence([*parts, letters])
-    made.decoder = package.decoders.ByteLevel()
-    return made
+    tokenizer.pre_tokenizer = cuts.Sequence([*splitters, letters])
+    tokenizer.decoder = package.decoders.ByteLevel()
+    return tokenizer
 
 
 def _likeliest(package: Package, entries: _Entries) -> Package:
+    """Build a unigram tokenizer."""
     scored = [*zip(entries.tokens, entries.numbers("ggml.scores", 0.0), strict=True)]
     model = package.models.Unigram(scored, entries.token("unknown"), byte_fallback=True)
-    made = _bars(package, entries, package.Tokenizer(model))
+    tokenizer = _bars(package, entries, package.Tokenizer(model))
     table = entries.given.get("ggml.precompiled_charsmap")
     if isinstance(table, np.ndarray):
         first = package.normalizers.Precompiled(table.astype(np.uint8).tobytes())
-        made.normalizer = package.normalizers.Sequence([first, made.normalizer])
-    return made
+        tokenizer.normalizer = package.normalizers.Sequence([first, tokenizer.normalizer])
+    return tokenizer
 
 
 KINDS: Mapping[str, Callable[[Package, _Entries], Package | None]] = {
@@ -185,8 +195,8 @@ KINDS: Mapping[str, Callable[[Package, _Entries], Package | None]] = {
 """By `ggml.model`; None for one whose texts are cut in a way that is not known."""
 
 
-def _add_ends(package: Package, entries: _Entries, made: Package) -> None:
-    """Texts begin and end with a token, as the file says or the kind has it."""
+def _add_ends(package: Package, entries: _Entries, tokenizer: Package) -> None:
+    """Add begin and end tokens to texts, as the file or the tokenizer kind specifies."""
     kind, how = entries.text("ggml.model"), entries.text("ggml.pre")
     first = entries.truth("add_bos_token", kind in BEGINS or how in BEGINS)
     last = entries.truth("add_eos_token", kind == "t5")
@@ -195,32 +205,33 @@ def _add_ends(package: Package, entries: _Entries, made: Package) -> None:
     named = [(entries.tokens[n], n) for n in (begin, end) if n is not None]
     if not named:
         return
-    parts = [None if n is None else entries.tokens[n] for n in (begin, end)]
-    single = [each for each in (parts[0], "$A", parts[1]) if each is not None]
-    made.post_processor = package.processors.TemplateProcessing(single, None, named)
+    end_tokens = [None if n is None else entries.tokens[n] for n in (begin, end)]
+    single = [piece for piece in (end_tokens[0], "$A", end_tokens[1]) if piece is not None]
+    tokenizer.post_processor = package.processors.TemplateProcessing(single, None, named)
 
 
 def tokenizer_of(checkpoint: GGUFCheckpoint) -> Tokenizer | None:
-    """The tokenizer of a file; None where it has none, or one of a kind that is not known. Needs
-    the package tokenizers. Raises LoadError for one that is broken."""
-    given = checkpoint.tokenizer
-    if given.get("ggml.model") not in KINDS:
+    """Return a file's tokenizer; None if there is none, or its kind is unknown. Requires the
+    package tokenizers. Raises LoadError for a broken one.
+    """
+    entry_values = checkpoint.tokenizer
+    if entry_values.get("ggml.model") not in KINDS:
         return None
     package = import_module("tokenizers")
-    entries = _Entries(checkpoint.path, given)
+    entries = _Entries(checkpoint.path, entry_values)
     with refused_as(LoadError, f"{checkpoint.path}: tokenizer"):
-        made = KINDS[entries.text("ggml.model")](package, entries)
-        if made is None:
+        inner = KINDS[entries.text("ggml.model")](package, entries)
+        if inner is None:
             return None
         kinds = entries.numbers("ggml.token_type", 1)
-        for kind, add in ((DEFINED, made.add_tokens), (CONTROL, made.add_special_tokens),
-                          (UNKNOWN, made.add_special_tokens)):  # fmt: skip
+        for kind, add in ((DEFINED, inner.add_tokens), (CONTROL, inner.add_special_tokens),
+                          (UNKNOWN, inner.add_special_tokens)):  # fmt: skip
             named = (token for token, n in zip(entries.tokens, kinds, strict=True) if n == kind)
             add([package.AddedToken(token, normalized=False) for token in named])
-        _add_ends(package, entries, made)
+        _add_ends(package, entries, inner)
     names = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown"}
-    numbers = {name: entries.token(each) for name, each in names.items()}
+    numbers = {name: entries.token(key_name) for name, key_name in names.items()}
     settings = {name: entries.tokens[n] for name, n in numbers.items() if n is not None}
     if template := entries.text("chat_template"):
         settings["chat_template"] = template
-    return Tokenizer(made, settings)
+    return Tokenizer(inner, settings)

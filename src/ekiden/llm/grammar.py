@@ -1,4 +1,4 @@
-"""Texts of a form: which tokens may follow, by the automaton of a regular expression.
+"""Constrained generation: which tokens may follow, by the automaton of a regular expression.
 
 The automaton moves by bytes. A token moves it by all of its bytes, so that a table of states and
 tokens is all that the choice of a token needs; moves after which no tokens lead to a match are left
@@ -25,7 +25,7 @@ NONE = -1
 
 @dataclass(frozen=True, eq=False)
 class Grammar:
-    """A form that texts have.
+    """A constraint on answers.
 
     pattern: the regular expression (RE2's syntax) that the whole answer matches. moves: int32
     [states, tokens], the state after each token, below 0 where it may not come. accepts: bool
@@ -38,11 +38,12 @@ class Grammar:
 
     @staticmethod
     def of(pattern: str, tokens: Sequence[bytes | None], ends: Sequence[int] = ()) -> Grammar:
-        """The form for a vocabulary: the bytes of each token, None for one that is no text; those
-        of `ends` may come where the pattern matches.
-
-        Raises InputError for a pattern that is wrong, matches no text of these tokens, or needs
-        too large a table.
+        """Compile a regular expression for a vocabulary.
+        Args:
+            pattern: The regular expression that the whole answer matches.
+            tokens: The bytes of each token; None for one that is no text.
+            ends: The end tokens, allowed where the pattern matches.
+        Raises InputError for an invalid pattern, one that matches no text of these tokens, or one that needs too large a table.
         """
         try:
             table, kinds, accepts = automaton(pattern)
@@ -70,21 +71,21 @@ class Grammar:
         return Grammar(pattern, moves, accepts)
 
     def is_over(self, state: int) -> bool:
-        """Whether no token may follow."""
+        """Return whether no token can follow."""
         return not (self.moves[state] >= 0).any()
 
 
 def _leads(moves: NDArray[np.int32], accepts: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """The states from which tokens lead to one that accepts."""
+    """Return the states from which an accepting state is reachable."""
     before: list[list[int]] = [[] for _ in moves]
     for state, row in enumerate(moves):
         for next_ in np.unique(row[row >= 0]):
             before[next_].append(state)
-    found = accepts.copy()
-    new = np.flatnonzero(found).tolist()
+    live = accepts.copy()
+    new = np.flatnonzero(live).tolist()
     while new:
         for state in before[new.pop()]:
-            if not found[state]:
-                found[state] = True
+            if not live[state]:
+                live[state] = True
                 new.append(state)
-    return found
+    return live

@@ -1,4 +1,5 @@
-"""The loop of a served engine: one thread that owns the texts of a model and steps all of them.
+"""The background loop of a served engine: one thread that owns the texts of a model and steps all
+of them.
 
 Requests come in as events, and tokens go out through what each request gave for them. Admission,
 cancellation, deadlines and the end of the loop are events too: they take effect between two steps,
@@ -23,7 +24,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """What a step made for one text."""
+    """The tokens a step generated for one text."""
 
     tokens: Sequence[int]
     finish: str = ""
@@ -34,7 +35,7 @@ class Update:
 
 @dataclass(eq=False, slots=True)
 class _Entry:
-    """A text of the loop."""
+    """A text in the loop."""
 
     stream: Stream
     deliver: Callable[[Update], None]
@@ -45,10 +46,10 @@ class _Entry:
 
 
 class EngineLoop:
-    """Steps the texts of one engine. Its methods may be called by any thread and never wait."""
+    """Steps the texts of an engine. Its methods can be called from any thread and never wait."""
 
     def __init__(self, engine: Engine, clock: Callable[[], float] = time.monotonic) -> None:
-        """`clock()` is the time by which deadlines are."""
+        """Start the loop; `clock()` is the time that deadlines refer to."""
         self._engine, self._clock = engine, clock
         self._changed = threading.Condition()
         self._events: list[Callable[[], None]] = []
@@ -59,8 +60,9 @@ class EngineLoop:
         self._thread.start()
 
     def add(self, stream: Stream, deliver: Callable[[Update], None], deadline: float) -> None:
-        """Make the tokens of a text of `Engine.prepare`; `deliver` is called on the loop's thread
-        with those of each step, and may not wait. The last update has a `finish`."""
+        """Generate the tokens of a text from `Engine.prepare`; `deliver` is called on the loop's
+        thread with those of each step, and may not wait. The last update has a `finish`.
+        """
         entry = _Entry(stream, deliver, deadline)
 
         def begin() -> None:
@@ -71,7 +73,7 @@ class EngineLoop:
         self._put(begin)
 
     def cancel(self, stream: Stream) -> None:
-        """Make no more tokens for a text, nor deliver any."""
+        """Stop generating and delivering tokens of a text."""
 
         def end() -> None:
             if self._entries.pop(stream, None) is not None:
@@ -109,14 +111,15 @@ class EngineLoop:
             self._deliver()
 
     def _end_expired(self) -> None:
-        now = self._clock()
-        for entry in [e for e in self._entries.values() if e.deadline <= now]:
+        """End the texts whose deadline has passed."""
+        current_time = self._clock()
+        for entry in [e for e in self._entries.values() if e.deadline <= current_time]:
             del self._entries[entry.stream]
             self._engine.close(entry.stream)
             self._send(entry, Update((), "deadline"))
 
     def _step(self) -> None:
-        """Make one step. A run that fails ends the texts that were in it, and no others."""
+        """Make one step."""
         try:
             self._engine.step()
         except Exception as error:  # each of its texts is told by its own end

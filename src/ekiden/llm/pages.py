@@ -1,8 +1,9 @@
-"""Which pages of the cache belong to which texts: counted, so that texts share their beginnings.
+"""Allocation of cache pages to texts, with prefix sharing: counted, so that texts share their
+beginnings.
 
-A page that is full never changes again: what stands in it depends on its tokens and on those
-before them, which are its key. A text whose prompt begins with the same tokens takes the page as it
-is. Pages that nobody has any more keep what they hold until they are needed, the oldest first.
+A page that is full never changes again: what stands in it depends on its tokens and on those before
+them, which are its key. A text whose prompt begins with the same tokens takes the page as it is.
+Pages that nobody has any more keep what they hold until they are needed, the oldest first.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ tokens for each page would grow with the square of a text."""
 
 
 class Pages:
-    """The pages of one cache."""
+    """The page allocator of one cache."""
 
     def __init__(self, count: int, size: int) -> None:
         self.size = size
@@ -33,46 +34,49 @@ class Pages:
 
     @property
     def available(self) -> int:
-        """How many can be had."""
+        """Return the number of allocatable pages."""
         return len(self._free) + len(self._idle)
 
     def needed(self, tokens: int) -> int:
-        """How many hold so many tokens."""
+        """Return the number of pages that hold so many tokens."""
         return -(-tokens // self.size)
 
     def keys(self, prompt: Sequence[int]) -> list[Key]:
-        """The keys of the pages that a prompt fills, in order."""
-        found, before = [], b""
+        """Return the prefix keys of the pages a prompt fills, in order."""
+        keys, before = [], b""
         for end in range(self.size, len(prompt) + 1, self.size):
             tokens = array("q", prompt[end - self.size : end]).tobytes()
             before = sha256(before + tokens).digest()
-            found.append(before)
-        return found
+            keys.append(before)
+        return keys
 
     def take(self, keys: Sequence[Key], length: int, tokens: int) -> tuple[list[int], int] | None:
-        """Pages for a text of so many tokens that begins with a prompt of a `length`, whose `keys`
-        are these, and how many of its tokens they hold already, always less than all; None where
-        there are not enough.
+        """Allocate pages for a text, and return them with the number of its tokens they already hold (always less than all); None if there are not enough.
+        Args:
+            keys: The prefix keys of the prompt.
+            length: The length of the prompt.
+            tokens: The maximum number of tokens.
         """
         shared = self._shared(keys[: max(length - 1, 0) // self.size])
-        wanted = self.needed(tokens) - len(shared)
+        new_count = self.needed(tokens) - len(shared)
         spare = self.available - sum(page in self._idle for page in shared)
-        if wanted > spare:
+        if new_count > spare:
             return None
         for page in shared:
             self._idle.pop(page, None)
             self._users[page] = self._users.get(page, 0) + 1
-        fresh = [self._fresh() for _ in range(wanted)]
+        fresh = [self._fresh() for _ in range(new_count)]
         return [*shared, *fresh], len(shared) * self.size
 
     def _shared(self, keys: Sequence[Key]) -> list[int]:
-        found = []
+        """Return the cached pages of the longest known prefix."""
+        pages = []
         for key in keys:
             page = self._by_key.get(key)
             if page is None:
                 break
-            found.append(page)
-        return found
+            pages.append(page)
+        return pages
 
     def _fresh(self) -> int:
         if self._free:
@@ -84,12 +88,12 @@ class Pages:
         return page
 
     def filled(self, page: int, key: Key) -> None:
-        """Say that a page is full now, with the tokens of a key."""
+        """Record that a page is full, under its prefix key."""
         if page not in self._keys and key not in self._by_key:
             self._by_key[key], self._keys[page] = page, key
 
     def give_back(self, pages: Sequence[int]) -> None:
-        """Of a text that is over."""
+        """Release the pages of a finished text, keeping those with a key for reuse."""
         for page in pages:
             self._users[page] -= 1
             if self._users[page]:

@@ -1,4 +1,6 @@
-"""The tensors of a decoder as Relay: products, embeddings and norms of what a checkpoint holds."""
+"""The tensors of a decoder as Relay expressions: products, embeddings and norms of what a
+checkpoint holds.
+"""
 
 from __future__ import annotations
 
@@ -26,8 +28,9 @@ configuration says."""
 
 
 class Parts:
-    """Makes expressions of the tensors of a checkpoint. Raises ImportModelError for a tensor that
-    is missing or has another shape, naming it."""
+    """Creates expressions from a checkpoint's tensors. Raises ImportModelError naming a tensor that
+    is missing or has another shape.
+    """
 
     def __init__(self, checkpoint: Checkpoint, config: DecoderConfig) -> None:
         self._checkpoint, self._config = checkpoint, config
@@ -36,75 +39,77 @@ class Parts:
 
     @property
     def unread(self) -> list[str]:
-        """Tensors that nothing was made of, but for those that say nothing that is not known."""
-        left = self._names - self._read
-        return sorted(name for name in left if not name.endswith(KNOWN))
+        """Return the tensors that were not used, except redundant ones."""
+        unread_names = self._names - self._read
+        return sorted(name for name in unread_names if not name.endswith(KNOWN))
 
     def has(self, name: str) -> bool:
-        """Whether there is such a tensor."""
+        """Return whether a tensor exists."""
         return name in self._names
 
     def weight(self, name: str, shape: tuple[int | None, ...]) -> Weight:
-        """A tensor; None is any size. Raises ImportModelError if it is missing or has another
-        shape."""
+        """Return a tensor of a shape in which None is any size. Raises ImportModelError if it is
+        missing or has another shape.
+        """
         if name not in self._names:
             near = difflib.get_close_matches(name, self._names, 1)
             hint = f" (there is '{near[0]}')" if near else ""
             raise ImportModelError(f"checkpoint: no tensor '{name}'{hint}")
         self._read.add(name)
-        found = self._checkpoint[name]
-        fits = len(found.shape) == len(shape) and all(
-            wanted in (None, size) for wanted, size in zip(shape, found.shape, strict=True)
+        tensor = self._checkpoint[name]
+        fits = len(tensor.shape) == len(shape) and all(
+            expected in (None, size) for expected, size in zip(shape, tensor.shape, strict=True)
         )
         if not fits:
             raise ImportModelError(
                 f"checkpoint: '{name}' must have the shape {_shown(shape)}, got"
-                f" {_shown(found.shape)}"
+                f" {_shown(tensor.shape)}"
             )
-        return found
+        return tensor
 
     def vector(self, name: str, size: int) -> NDArray[np.float32]:
-        """A vector as numbers."""
+        """Return a vector as numbers."""
         return _plain(self.weight(name, (size,)))
 
     def linear(self, data: Expr, names: Sequence[str], rows: int, depth: int,
                has_bias: bool, by_head: bool = False) -> Expr:  # fmt: skip
-        """data [n, depth] times weights, whose rows stand one after the other: [n, rows]. Weights
-        of one format are one product. `by_head`: rows are those of the first head's query, key and
-        value, then those of the next one's. Raises ImportModelError for weights that are missing or
-        whose rows differ in number."""
+        """Return data [n, depth] times stacked weights: [n, rows]. Weights of the same format are
+        one product. With `by_head`, rows are grouped by head: query, key and value of the first
+        head, then of the next. Raises ImportModelError for missing weights or mismatched row
+        counts.
+        """
         single = (rows,) if len(names) == 1 else (None,) * len(names)
-        found = [
+        weights = [
             self.weight(f"{n}.weight", (size, depth)) for n, size in zip(names, single, strict=True)
         ]
-        if sum(each.shape[0] for each in found) != rows:
-            shapes = ", ".join(_shown(each.shape) for each in found)
+        if sum(weight.shape[0] for weight in weights) != rows:
+            shapes = ", ".join(_shown(stored.shape) for stored in weights)
             raise ImportModelError(
                 f"checkpoint: '{names[0]}.weight' and what stands with it must have {rows} rows,"
                 f" got {shapes}"
             )
         order = self._by_head(rows) if by_head else slice(None)
-        if len({each.format for each in found}) == 1:
-            whole = np.concatenate([each.data for each in found])[order]
-            made = _product(data, found[0].format, whole)
+        if len({row_source.format for row_source in weights}) == 1:
+            stacked = np.concatenate([block.data for block in weights])[order]
+            result = _product(data, weights[0].format, stacked)
         else:
             assert not by_head, "one tensor has one format"
-            made = op.concatenate([_product(data, w.format, w.data) for w in found], axis=1)
+            result = op.concatenate([_product(data, w.format, w.data) for w in weights], axis=1)
         if not has_bias:
-            return made
-        biases = [self.vector(f"{n}.bias", w.shape[0]) for n, w in zip(names, found, strict=True)]
-        return op.add(made, const(np.concatenate(biases)[order]))
+            return result
+        biases = [self.vector(f"{n}.bias", w.shape[0]) for n, w in zip(names, weights, strict=True)]
+        return op.add(result, const(np.concatenate(biases)[order]))
 
     def _by_head(self, rows: int) -> NDArray[np.int64]:
         heads = self._config.heads
         return np.arange(rows).reshape(heads, 3, -1).transpose(1, 0, 2).reshape(-1)
 
     def embedding(self, name: str) -> Weight:
-        """The table of tokens."""
+        """Return the embedding table."""
         return self.weight(name, (self._config.vocabulary, self._config.hidden))
 
     def norm(self, data: Expr, name: str, size: int | None = None) -> Expr:
-        """data normalised along its last axis, as the family does it."""
+        """Normalize data along its last axis, as the family does."""
         config = self._config
         size = size or config.hidden
         weight = self.vector(f"{name}.weight", size)
@@ -117,7 +122,7 @@ class Parts:
 
 
 def looked_up(table: Weight, ids: Expr) -> Expr:
-    """Rows of the table of tokens: [n, hidden] of float32."""
+    """Look up rows of the embedding table: [n, hidden] of float32."""
     if table.format in PLAIN:
         return op.take(const(_plain(table)), ids, axis=0)
     return op.nn.take_blocks(const(table.data), ids, table.format)
@@ -130,7 +135,7 @@ def _product(data: Expr, kind: str, weight: NDArray[np.generic]) -> Expr:
 
 
 def product(data: Expr, weight: Weight) -> Expr:
-    """data [n, k] times the transpose of a weight."""
+    """Return data [n, k] times the transpose of a weight."""
     return _product(data, weight.format, weight.data)
 
 

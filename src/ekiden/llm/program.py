@@ -1,4 +1,4 @@
-"""The program that generates: choosing tokens, and the loop of steps, around a decoder in Relay.
+"""The text-generation program: choosing tokens, and the loop of steps, around a decoder in Relay.
 
 entry          what it does
 forward_step   logits of some tokens of a call (decoder.py)
@@ -211,7 +211,7 @@ def @speculate(%state: ref(ANY), %small: ref(MADE), %steps: int32,
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """A smaller decoder of the same tokens, which proposes `count` of them in a round."""
+    """A smaller decoder with the same vocabulary, which proposes `count` tokens per round."""
 
     checkpoint: Checkpoint
     config: DecoderConfig
@@ -221,32 +221,32 @@ class Draft:
 def program(
     checkpoint: Checkpoint, config: DecoderConfig, layout: Layout, draft: Draft | None = None
 ) -> IRModule:
-    """The module with its entries. Raises what `decoder_module` does."""
+    """Return the module with its entries. Raises what `decoder_module` raises."""
     module = decoder_module(checkpoint, config, layout)
     entries = [FORWARD, PREFILL, DECODE]
     sizes = cache_shape(config, layout, "p")
-    rest = ", ".join(map(str, sizes[1:]))
+    trailing_dims = ", ".join(map(str, sizes[1:]))
     text = CHOICE + LOOP + ENTRY
     named = {
         "VOCABULARY": str(config.vocabulary),
-        "CACHE": f"Tensor[(p, {rest}), {layout.dtype}]",
-        "ANY": f"Tensor[(?, {rest}), {layout.dtype}]",
-        "NONE": f"[0, {rest}]",
+        "CACHE": f"Tensor[(p, {trailing_dims}), {layout.dtype}]",
+        "ANY": f"Tensor[(?, {trailing_dims}), {layout.dtype}]",
+        "NONE": f"[0, {trailing_dims}]",
         "DTYPE": layout.dtype,
     }
     if draft is not None:
         small = decoder_module(draft.checkpoint, draft.config, layout, "draft")
         both: dict[GlobalVar | str, BaseFunc] = {}
-        for each in (small, module):
-            both.update(each.functions.items())
+        for decoder_part in (small, module):
+            both.update(decoder_part.functions.items())
         module = IRModule(both)
         entries += [DRAFT, SPECULATE]
         text += ROUNDS
-        rest = ", ".join(map(str, cache_shape(draft.config, layout, "p")[1:]))
+        trailing_dims = ", ".join(map(str, cache_shape(draft.config, layout, "p")[1:]))
         named |= {
-            "DRAFTED": f"Tensor[(q, {rest}), {layout.dtype}]",
-            "MADE": f"Tensor[(?, {rest}), {layout.dtype}]",
-            "NOTHING": f"[0, {rest}]",
+            "DRAFTED": f"Tensor[(q, {trailing_dims}), {layout.dtype}]",
+            "MADE": f"Tensor[(?, {trailing_dims}), {layout.dtype}]",
+            "NOTHING": f"[0, {trailing_dims}]",
         }
     for name, value in named.items():
         text = text.replace(name, value)

@@ -1,4 +1,6 @@
-"""Rotary positions: the frequencies by which pairs of a head turn, with what stretches them."""
+"""Rotary position embeddings: the frequencies by which pairs of a head turn, with what stretches
+them.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +20,10 @@ __all__ = ["Rope", "read_rope"]
 
 @dataclass(frozen=True, slots=True)
 class Rope:
-    """frequencies: radians a position, of each pair that turns. factor: what cosines and sines are
-    multiplied with. interleaved: pairs are neighbours, else half of the turning part apart."""
+    """Rotary position parameters; radians a position, of each pair that turns. factor: what cosines
+    and sines are multiplied with. interleaved: pairs are neighbours, else half of the turning
+    part apart.
+    """
 
     frequencies: tuple[float, ...]
     factor: float = 1.0
@@ -37,78 +41,89 @@ the factor."""
 
 
 def _default(
-    plain: Numbers, said: Mapping[str, Any], context: int, base: float
+    plain: Numbers, settings: Mapping[str, Any], context: int, base: float
 ) -> tuple[Numbers, float]:
+    """Return the frequencies unchanged."""
     return plain, 1.0
 
 
 def _within(
-    plain: Numbers, said: Mapping[str, Any], context: int, base: float
+    plain: Numbers, settings: Mapping[str, Any], context: int, base: float
 ) -> tuple[Numbers, float]:
-    """Frequencies that change with texts beyond the positions that the model has, of which there
-    are none here: a context is at most as long."""
-    said["factor"]  # without which a configuration is refused
+    """Return the frequencies unchanged: they would change only beyond the model's positions, which
+    a context never exceeds.
+    """
+    settings["factor"]  # without which a configuration is refused
     return plain, 1.0
 
 
 def _linear(
-    plain: Numbers, said: Mapping[str, Any], context: int, base: float
+    plain: Numbers, settings: Mapping[str, Any], context: int, base: float
 ) -> tuple[Numbers, float]:
-    return plain / np.float32(said["factor"]), 1.0
+    """Divide all frequencies by the factor."""
+    return plain / np.float32(settings["factor"]), 1.0
 
 
 def _llama3(
-    plain: Numbers, said: Mapping[str, Any], context: int, base: float
+    plain: Numbers, settings: Mapping[str, Any], context: int, base: float
 ) -> tuple[Numbers, float]:
-    """Meta, "The Llama 3 Herd of Models": low frequencies are stretched, high ones are not."""
-    factor, low, high = (float(said[k]) for k in ("factor", "low_freq_factor", "high_freq_factor"))
-    old = float(said["original_max_position_embeddings"])
+    """Stretch low frequencies, keeping high ones (Meta, "The Llama 3 Herd of Models")."""
+    factor, low, high = (
+        float(settings[k]) for k in ("factor", "low_freq_factor", "high_freq_factor")
+    )
+    old = float(settings["original_max_position_embeddings"])
     waves = 2 * math.pi / plain
     smooth = (old / waves - low) / (high - low)
     between = (1 - smooth) * plain / factor + smooth * plain
-    found = np.where(waves > old / low, plain / factor, plain)
+    scaled = np.where(waves > old / low, plain / factor, plain)
     is_between = (waves <= old / low) & (waves >= old / high)
-    return np.where(is_between, between, found).astype(np.float32), 1.0
+    return np.where(is_between, between, scaled).astype(np.float32), 1.0
 
 
 def _yarn(
-    plain: Numbers, said: Mapping[str, Any], context: int, base: float
+    plain: Numbers, settings: Mapping[str, Any], context: int, base: float
 ) -> tuple[Numbers, float]:
-    """Peng and others, "YaRN: Efficient Context Window Extension of Large Language Models"."""
-    factor, turning = float(said["factor"]), 2 * len(plain)
-    old = float(said["original_max_position_embeddings"])
+    """Interpolate frequencies as in Peng et al., "YaRN: Efficient Context Window Extension of Large
+    Language Models".
+    """
+    factor, turning = float(settings["factor"]), 2 * len(plain)
+    old = float(settings["original_max_position_embeddings"])
 
-    def pair(turns: float) -> float:
-        return turning * math.log(old / (turns * 2 * math.pi)) / (2 * math.log(base))
+    def pair(rotation_count: float) -> float:
+        """Return the pair that makes this number of rotations over the original context."""
+        return turning * math.log(old / (rotation_count * 2 * math.pi)) / (2 * math.log(base))
 
-    low, high = pair(float(said.get("beta_fast") or 32)), pair(float(said.get("beta_slow") or 1))
-    if said.get("truncate", True):
+    low, high = (
+        pair(float(settings.get("beta_fast") or 32)),
+        pair(float(settings.get("beta_slow") or 1)),
+    )
+    if settings.get("truncate", True):
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, turning - 1)
     ramp = np.clip((np.arange(len(plain), dtype=np.float32) - low) / max(high - low, 0.001), 0, 1)
-    kept = 1 - ramp
-    found = plain / factor * (1 - kept) + plain * kept
+    extrapolated = 1 - ramp
+    scaled = plain / factor * (1 - extrapolated) + plain * extrapolated
 
     def scale(by: float) -> float:
         return 0.1 * by * math.log(factor) + 1 if factor > 1 else 1.0
 
-    given, all_dims = said.get("mscale"), said.get("mscale_all_dim")
-    by = scale(float(given)) / scale(float(all_dims)) if given and all_dims else scale(1.0)
-    return found.astype(np.float32), float(said.get("attention_factor") or by)
+    mscale, all_dims = settings.get("mscale"), settings.get("mscale_all_dim")
+    by = scale(float(mscale)) / scale(float(all_dims)) if mscale and all_dims else scale(1.0)
+    return scaled.astype(np.float32), float(settings.get("attention_factor") or by)
 
 
 def _longrope(
-    plain: Numbers, said: Mapping[str, Any], context: int, base: float
+    plain: Numbers, settings: Mapping[str, Any], context: int, base: float
 ) -> tuple[Numbers, float]:
-    """Ding and others, "LongRoPE": a factor for each pair, by the length of the context."""
-    old = int(said["original_max_position_embeddings"])
-    by = np.asarray(said["long_factor" if context > old else "short_factor"], np.float32)
+    """Divide each frequency by its factor for the context length (Ding et al., "LongRoPE")."""
+    old = int(settings["original_max_position_embeddings"])
+    by = np.asarray(settings["long_factor" if context > old else "short_factor"], np.float32)
     if by.shape != plain.shape:
         raise ImportModelError(f"config: rope: {len(plain)} factors expected, got {by.size}")
-    whole = float(said.get("factor") or int(said["max_position_embeddings"]) / old)
-    factor = said.get("attention_factor")
+    length_ratio = float(settings.get("factor") or int(settings["max_position_embeddings"]) / old)
+    factor = settings.get("attention_factor")
     if factor is None:
-        factor = math.sqrt(1 + math.log(whole) / math.log(old)) if whole > 1 else 1.0
+        factor = math.sqrt(1 + math.log(length_ratio) / math.log(old)) if length_ratio > 1 else 1.0
     return plain / by, float(factor)
 
 
@@ -125,24 +140,26 @@ def read_rope(
     context: int,
     is_local: bool = False,
 ) -> Rope:
-    """The rope of a configuration, in the forms that transformers has written: `rope_theta` and
-    `rope_scaling`, or both in `rope_parameters`. `share` of a head turns; `is_local` is that of
-    layers with a window (Gemma 3).
-
-    Raises UnsupportedError for a kind of scaling that there is not, ImportModelError for what one
-    lacks.
+    """Return the rope of a configuration, in any form transformers has used: `rope_theta` and `rope_scaling`, or both in `rope_parameters`.
+    Args:
+        config: The configuration.
+        depth: The size of a head.
+        share: The fraction of a head that rotates.
+        context: The context length.
+        is_local: Whether it is for layers with a window (Gemma 3).
+    Raises UnsupportedError for an unknown scaling, and ImportModelError for missing settings.
     """
-    said = _mapping(config.get("rope_parameters") or config.get("rope_scaling") or {})
-    by_layers = "full_attention" in said
+    settings = _mapping(config.get("rope_parameters") or config.get("rope_scaling") or {})
+    by_layers = "full_attention" in settings
     if by_layers:
-        said = _mapping(said.get("sliding_attention" if is_local else "full_attention"))
+        settings = _mapping(settings.get("sliding_attention" if is_local else "full_attention"))
     usual = real(config, "rope_theta", config["rope_theta"], LEAST)
     usual = real(config, "rotary_emb_base", usual, LEAST)
-    base = real(said, "rope_theta", usual, LEAST)
+    base = real(settings, "rope_theta", usual, LEAST)
     if is_local and not by_layers:
-        base, said = real(config, "rope_local_base_freq", 10000.0, LEAST), {}
-    share = real(said, "partial_rotary_factor", 1.0 if share is None else share)
-    kind = str(said.get("rope_type", said.get("type", "default")))
+        base, settings = real(config, "rope_local_base_freq", 10000.0, LEAST), {}
+    share = real(settings, "partial_rotary_factor", 1.0 if share is None else share)
+    kind = str(settings.get("rope_type", settings.get("type", "default")))
     if kind not in SCALINGS:
         raise UnsupportedError(f"config: rope {kind!r} is none of {', '.join(SCALINGS)}")
     turning = int(depth * share)
@@ -156,22 +173,23 @@ def read_rope(
         "max_position_embeddings": config.get("max_position_embeddings"),
         "original_max_position_embeddings": config.get("original_max_position_embeddings")
         or config.get("max_position_embeddings"),
-        **said,
+        **settings,
     }
     try:
         with np.errstate(all="ignore"):
-            found, factor = SCALINGS[kind](plain, both, context, base)
+            frequencies, factor = SCALINGS[kind](plain, both, context, base)
     except KeyError as error:
         raise ImportModelError(f"config: rope {kind!r} lacks {error}") from error
     except (TypeError, ValueError, ArithmeticError) as error:
         raise ImportModelError(f"config: rope {kind!r}: {error}") from error
-    if not (np.isfinite(found).all() and math.isfinite(factor)):
+    if not (np.isfinite(frequencies).all() and math.isfinite(factor)):
         raise ImportModelError(f"config: rope {kind!r}: frequencies and factors are not finite")
     interleaved = bool(config.get("rope_interleaved", False))
-    return Rope(tuple(float(f) for f in found), factor, interleaved)
+    return Rope(tuple(float(f) for f in frequencies), factor, interleaved)
 
 
-def _mapping(given: object) -> Mapping[str, Any]:
-    if not isinstance(given, Mapping):
-        raise ImportModelError(f"config: rope: settings by their names expected, got {given!r}")
-    return given
+def _mapping(value: object) -> Mapping[str, Any]:
+    """Check that settings are a mapping. Raises ImportModelError."""
+    if not isinstance(value, Mapping):
+        raise ImportModelError(f"config: rope: settings by their names expected, got {value!r}")
+    return value

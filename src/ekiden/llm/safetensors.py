@@ -1,4 +1,4 @@
-"""Safetensors: a folder as transformers saves a model in.
+"""The safetensors format: a folder as transformers saves a model in.
 
 A file is the length of its header (uint64), the header as JSON, and the data: the header has for
 each tensor its dtype, shape and where it lies in the data. A folder has `config.json`, and either
@@ -36,7 +36,7 @@ GENERATION = "generation_config.json"
 
 @dataclass(frozen=True, slots=True)
 class _Tensor:
-    """A tensor's entry; begin and end of it in the file."""
+    """A tensor's entry, with its begin and end in the file."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -45,9 +45,8 @@ class _Tensor:
 
 
 class SafetensorsFile(Mapping[str, Weight]):
-    """One file: tensors by name, views of the mapped file that cannot be written, and `metadata`.
-
-    Raises LoadError.
+    """One file: tensors by name, as read-only views of the mapped file, and `metadata`. Raises
+    LoadError.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -57,9 +56,9 @@ class SafetensorsFile(Mapping[str, Weight]):
         header, begin = _header(self.path, self._data)
         metadata = header.pop("__metadata__", {})
         self.metadata: Mapping[str, object] = metadata if isinstance(metadata, dict) else {}
-        left = len(self._data) - begin
+        data_bytes = len(self._data) - begin
         self._tensors = {
-            name: _tensor(f"{self.path}: tensor '{name}'", entry, begin, left)
+            name: _tensor(f"{self.path}: tensor '{name}'", entry, begin, data_bytes)
             for name, entry in header.items()
         }
 
@@ -70,13 +69,13 @@ class SafetensorsFile(Mapping[str, Weight]):
         return len(self._tensors)
 
     def __getitem__(self, name: str) -> Weight:
-        """A tensor. Raises KeyError, and LoadError for a dtype that is not supported."""
+        """Return a tensor. Raises KeyError, and LoadError for an unsupported dtype."""
         tensor = self._tensors[name]
         format = DTYPES.get(tensor.dtype)
         if format is None:
-            known = ", ".join(DTYPES)
+            supported = ", ".join(DTYPES)
             raise LoadError(
-                f"{self.path}: tensor '{name}': one of {known} expected, got {tensor.dtype}"
+                f"{self.path}: tensor '{name}': one of {supported} expected, got {tensor.dtype}"
             )
         where = f"{self.path}: tensor '{name}'"
         size = bytes_of(tensor.shape, PLAIN[format].itemsize, where)
@@ -90,12 +89,12 @@ class SafetensorsFile(Mapping[str, Weight]):
         return Weight(name, format, tensor.shape, raw.view(PLAIN[format]).reshape(tensor.shape))
 
     def check(self) -> None:
-        """Raise LoadError where the file is not as it was when it was opened."""
+        """Raises LoadError if the file has changed since it was opened."""
         self._bytes.check()
 
 
 def _header(path: Path, data: NDArray[np.uint8]) -> tuple[dict[str, Any], int]:
-    """The header, and where data begin."""
+    """Return the header, and where the data begin."""
     if len(data) < 8:
         raise LoadError(f"{path}: no safetensors file: it has fewer than 8 bytes")
     length = int(data[:8].view("<u8")[0])
@@ -103,28 +102,29 @@ def _header(path: Path, data: NDArray[np.uint8]) -> tuple[dict[str, Any], int]:
         raise LoadError(
             f"{path}: the header: {length} bytes expected, the file has {len(data) - 8} more"
         )
-    found = _json(path, data[8 : 8 + length].tobytes(), "the header")
-    return found, 8 + length
+    header = _json(path, data[8 : 8 + length].tobytes(), "the header")
+    return header, 8 + length
 
 
 def _json(path: Path, raw: bytes, what: str) -> dict[str, Any]:
+    """Parse a JSON object. Raises LoadError."""
     try:
-        found = json.loads(raw)
+        value = json.loads(raw)
     except (ValueError, RecursionError) as error:
         raise LoadError(f"{path}: {what}: no JSON: {error}") from error
-    if not isinstance(found, dict):
-        raise LoadError(f"{path}: {what}: an object expected, got {type(found).__name__}")
-    return found
+    if not isinstance(value, dict):
+        raise LoadError(f"{path}: {what}: an object expected, got {type(value).__name__}")
+    return value
 
 
-def _tensor(where: str, entry: object, begin: int, left: int) -> _Tensor:
-    """An entry of the header, checked; `left` bytes of data begin at `begin`."""
-    found = entry if isinstance(entry, dict) else {}
-    dtype, shape, offsets = (found.get(k) for k in ("dtype", "shape", "data_offsets"))
+def _tensor(where: str, entry: object, begin: int, data_bytes: int) -> _Tensor:
+    """Validate a header entry; `data_bytes` of data begin at `begin`."""
+    fields = entry if isinstance(entry, dict) else {}
+    dtype, shape, offsets = (fields.get(k) for k in ("dtype", "shape", "data_offsets"))
     if not (isinstance(dtype, str) and _is_sizes(shape) and _is_sizes(offsets)):
         raise LoadError(f"{where}: 'dtype', 'shape' and 'data_offsets' expected, got {entry!r}")
-    if len(offsets) != 2 or not offsets[0] <= offsets[1] <= left:
-        raise LoadError(f"{where}: lies at {offsets} of {left} bytes of data")
+    if len(offsets) != 2 or not offsets[0] <= offsets[1] <= data_bytes:
+        raise LoadError(f"{where}: lies at {offsets} of {data_bytes} bytes of data")
     return _Tensor(dtype, tuple(shape), begin + offsets[0], begin + offsets[1])
 
 
@@ -133,8 +133,9 @@ def _is_sizes(value: object) -> TypeGuard[list[int]]:
 
 
 class SafetensorsCheckpoint(Mapping[str, Weight]):
-    """A folder of safetensors with `config.json`. A shard is mapped when a tensor in it is
-    asked for. Raises LoadError."""
+    """A folder of safetensors with `config.json`. A shard is mapped when one of its tensors is
+    first requested. Raises LoadError.
+    """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
@@ -148,8 +149,9 @@ class SafetensorsCheckpoint(Mapping[str, Weight]):
 
     @cached_property
     def config(self) -> Mapping[str, object]:
-        """What `config.json` says, and `generation_config.json`, where there is one, of the tokens
-        that end a text. Raises LoadError."""
+        """Return `config.json`, with the end tokens of `generation_config.json` if it exists.
+        Raises LoadError.
+        """
         config = self._read(CONFIG)
         if not (self.path / GENERATION).is_file():
             return config
@@ -170,7 +172,7 @@ class SafetensorsCheckpoint(Mapping[str, Weight]):
         return file[name]
 
     def check(self) -> None:
-        """Raise LoadError where one of the files is not as it was when it was opened."""
+        """Raises LoadError if one of the files has changed since it was opened."""
         for file in self._files.values():
             file.check()
 
@@ -188,22 +190,25 @@ class SafetensorsCheckpoint(Mapping[str, Weight]):
         return _json(path, raw, "the file")
 
     def _index(self) -> dict[str, str]:
-        places = self._read(INDEX).get("weight_map")
-        if not isinstance(places, dict) or not all(isinstance(p, str) for p in places.values()):
+        """Return the file of each tensor. Raises LoadError."""
+        shard_by_tensor = self._read(INDEX).get("weight_map")
+        if not isinstance(shard_by_tensor, dict) or not all(
+            isinstance(p, str) for p in shard_by_tensor.values()
+        ):
             raise LoadError(
                 f"{self.path / INDEX}: 'weight_map' with a file for each tensor expected"
             )
-        for name, shard in places.items():
+        for name, shard in shard_by_tensor.items():
             if Path(shard).name != shard:
                 raise LoadError(
                     f"{self.path / INDEX}: tensor '{name}': a file of the folder expected, got"
                     f" '{shard}'"
                 )
-        return places
+        return shard_by_tensor
 
 
 def write_safetensors(path: str | os.PathLike[str], tensors: Mapping[str, Weight]) -> None:
-    """Write plain tensors. Raises ValueError for one in blocks."""
+    """Write plain tensors to a file."""
     codes = {format: dtype for dtype, format in DTYPES.items()}
     header: dict[str, object] = {}
     at = 0

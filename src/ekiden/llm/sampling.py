@@ -1,4 +1,4 @@
-"""How tokens are chosen, and when a text ends."""
+"""Sampling parameters, and when a text ends."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ MOST = 1e30
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How an answer is chosen, as in the `generate` of transformers. Raises InputError for a
-    number that makes no sense."""
+    """Sampling parameters, as in transformers' `generate`. Raises InputError for an
+    invalid number.
+    """
 
     max_tokens: int = 256
     temperature: float = 0.0
@@ -40,17 +41,20 @@ class Sampling:
     """The form of the text: a regular expression that the whole answer matches."""
 
     def __post_init__(self) -> None:
+        """Validate the parameters. Raises InputError."""
         if type(self.max_tokens) is not int or self.max_tokens < 1:
             raise InputError(f"max_tokens: at least 1 expected, got {self.max_tokens!r}")
-        for name, least, most in (
+        for name, minimum, maximum in (
             ("temperature", 0.0, math.inf), ("top_k", 0, 2**24), ("top_p", 0.0, 1.0),
             ("min_p", 0.0, 1.0), ("seed", -(2**63), 2**63 - 1),
         ):  # fmt: skip
             value = getattr(self, name)
-            kinds = (int,) if type(least) is int else (int, float)
-            if not _is_number(value, kinds) or not least <= value <= most:
+            kinds = (int,) if type(minimum) is int else (int, float)
+            if not _is_number(value, kinds) or not minimum <= value <= maximum:
                 kind = "whole number" if kinds == (int,) else "number"
-                raise InputError(f"{name}: a {kind} from {least} to {most} expected, got {value!r}")
+                raise InputError(
+                    f"{name}: a {kind} from {minimum} to {maximum} expected, got {value!r}"
+                )
         penalty = self.repetition_penalty
         if not _is_number(penalty, (int, float)) or not 0 < penalty < math.inf:
             raise InputError(f"repetition_penalty: a number above 0 expected, got {penalty!r}")
@@ -59,11 +63,11 @@ class Sampling:
 
     @property
     def is_greedy(self) -> bool:
-        """Whether the greatest logit is the token."""
+        """Return whether the token is simply the one with the greatest logit."""
         return self.temperature == 0 and self.repetition_penalty == 1 and self.grammar is None
 
     def settings(self) -> tuple[float, ...]:
-        """As the program takes them (program.SETTINGS)."""
+        """Return the settings as the program takes them (program.SETTINGS)."""
         return (
             min(self.temperature, MOST), float(self.top_k), self.top_p, self.min_p,
             min(max(self.repetition_penalty, 1 / MOST), MOST),

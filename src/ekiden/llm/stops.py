@@ -1,4 +1,4 @@
-"""Texts at which an answer ends."""
+"""Stop texts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ __all__ = ["StopFilter"]
 
 
 class StopFilter:
-    """Gives text on as it comes, but for what may be the beginning of a text that stops it."""
+    """Passes text on as it arrives, holding back what may be the beginning of a stop text."""
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = stops
@@ -16,25 +16,25 @@ class StopFilter:
         self.has_stopped = False
 
     def add(self, text: str) -> str:
-        """What can be given on now: nothing from the first of the stops on."""
+        """Return the text that can be passed on; nothing from the first stop text on."""
         self._held += text
-        found = [at for at in (self._held.find(stop) for stop in self._stops) if at >= 0]
-        if found:
+        positions = [at for at in (self._held.find(stop) for stop in self._stops) if at >= 0]
+        if positions:
             self.has_stopped = True
-            made, self._held = self._held[: min(found)], ""
-            return made
+            released, self._held = self._held[: min(positions)], ""
+            return released
         keep = max((_overlap(self._held, stop) for stop in self._stops), default=0)
         cut = len(self._held) - keep
-        made, self._held = self._held[:cut], self._held[cut:]
-        return made
+        released, self._held = self._held[:cut], self._held[cut:]
+        return released
 
     def rest(self) -> str:
-        """What was held back and stops nothing."""
-        made, self._held = self._held, ""
-        return made
+        """Return the held-back text at the end of the answer."""
+        released, self._held = self._held, ""
+        return released
 
 
 def _overlap(text: str, stop: str) -> int:
-    """How much of the end of a text is the beginning of another."""
+    """Return how many characters at the end of a text begin a stop text."""
     longest = min(len(text), len(stop) - 1)
     return next((n for n in range(longest, 0, -1) if text.endswith(stop[:n])), 0)

@@ -1,4 +1,4 @@
-"""What a checkpoint holds: named tensors, plain or as blocks of small numbers."""
+"""The contents of a checkpoint: named tensors, plain or as blocks of small numbers."""
 
 from __future__ import annotations
 
@@ -31,8 +31,9 @@ MOST_NUMBERS = 1 << 48
 
 
 def bytes_of(shape: Sequence[int], size: int, where: str) -> int:
-    """Of a tensor with elements of `size` bytes. Raises LoadError, which begins with `where`, for a
-    shape that no array has."""
+    """Return the size of a tensor with elements of `size` bytes. Raises LoadError, prefixed with
+    `where`, for an impossible shape.
+    """
     count = math.prod(max(extent, 1) for extent in shape)
     if count > MOST_NUMBERS:
         raise LoadError(f"{where}: shape {tuple(shape)}: at most {MOST_NUMBERS} elements expected")
@@ -41,13 +42,12 @@ def bytes_of(shape: Sequence[int], size: int, where: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Weight:
-    """One tensor of a checkpoint, as it lies in the file.
+    """One tensor of a checkpoint, as stored in the file.
 
     format: "float32", "float16" or "bfloat16" for plain numbers, else the name of a block format
-    (`topi.nn.block_formats`), such as "q4_0".
-    shape: what it means, outermost axis first; blocks run along the last axis.
-    data: plain numbers in `shape`; blocks as uint8 `[*shape[:-1], blocks, bytes of a block]`. It
-    may be a view of a mapped file and is not to be written.
+    (`topi.nn.block_formats`), such as "q4_0". shape: what it means, outermost axis first; blocks
+    run along the last axis. data: plain numbers in `shape`; blocks as uint8 `[*shape[:-1], blocks,
+    bytes of a block]`. It may be a view of a mapped file and is not to be written.
     """
 
     name: str
@@ -56,26 +56,28 @@ class Weight:
     data: NDArray[Any]
 
     def values(self) -> NDArray[np.float32]:
-        """Its numbers as float32, decoded where they are blocks."""
+        """Return its numbers as float32, decoding blocks."""
         if self.format in PLAIN:
             return np.asarray(self.data, np.float32)
         return BLOCK_FORMATS[self.format].decode(self.data).reshape(self.shape)
 
     @staticmethod
     def of(name: str, values: NDArray[Any], format: str = "float32") -> Weight:
-        """Numbers kept in a format. Raises ValueError for a format that there is not, and for rows
-        that are no whole number of its blocks."""
+        """Encode numbers in a format. Raises ValueError for an unknown format, or rows that are no
+        whole number of its blocks.
+        """
         if format in PLAIN:
             return Weight(name, format, values.shape, np.ascontiguousarray(values, PLAIN[format]))
         row = BLOCK_FORMATS.get(format)
         if row is None:
-            known = ", ".join((*PLAIN, *BLOCK_FORMATS))
-            raise ValueError(f"'{name}': one of {known} expected as format, got '{format}'")
+            known_formats = ", ".join((*PLAIN, *BLOCK_FORMATS))
+            raise ValueError(f"'{name}': one of {known_formats} expected as format, got '{format}'")
         return Weight(name, format, values.shape, row.encode(np.asarray(values, np.float32)))
 
 
 class FileBytes:
-    """All bytes of a file, as an array that cannot be written: mapped, but for a small file.
+    """The bytes of a file as a read-only array, mapped unless the file is small; mapped, but for a
+    small file.
 
     Somebody may cut the file or write to it meanwhile: what has gone is zeros, and `check`, which
     who made something of the bytes calls, says so. Raises LoadError, where `kind` names the format.
@@ -86,16 +88,16 @@ class FileBytes:
         try:
             if path.stat().st_size == 0:
                 raise LoadError(f"{path}: no {kind} file: it is empty")
-            found = self._files.map(path)
-            if found is None:
+            content = self._files.map(path)
+            if content is None:
                 with open(path, "rb", buffering=0) as file:
-                    found = read_whole(file)
+                    content = read_whole(file)
         except OSError as error:
             raise LoadError(f"{path}: cannot be read: {error.strerror}") from error
-        self.data: NDArray[np.uint8] = np.frombuffer(found.toreadonly(), np.uint8)
+        self.data: NDArray[np.uint8] = np.frombuffer(content.toreadonly(), np.uint8)
 
     def check(self) -> None:
-        """Raise LoadError where the file is not as it was when it was opened."""
+        """Raises LoadError if the file has changed since it was opened."""
         self._files.check(f"load {str(self._path)!r}", LoadError)
 
 
@@ -104,20 +106,24 @@ class Checkpoint(Protocol):
 
     @property
     def config(self) -> Mapping[str, object]:
-        """The hyperparameters under the names of `config.json` of transformers, whatever the file
-        calls them ("architectures", "hidden_size", "num_key_value_heads", ...)."""
+        """Return the hyperparameters under the names of transformers' `config.json`, whatever the
+        file calls them ("architectures", "hidden_size", "num_key_value_heads", ...).
+        """
 
     def __iter__(self) -> Iterator[str]:
-        """The names of its tensors as transformers has them: "model.embed_tokens.weight", ..."""
+        """Return an iterator over its tensors' names in transformers: "model.embed_tokens.weight",
+        ...
+        """
 
     def __getitem__(self, name: str) -> Weight:
-        """One tensor. Raises KeyError."""
+        """Return a tensor. Raises KeyError."""
 
 
 @runtime_checkable
 class OfFiles(Protocol):
-    """A checkpoint that reads its tensors from files as they are asked for."""
+    """A checkpoint that reads tensors from files on demand."""
 
     def check(self) -> None:
-        """Raise LoadError where a file is not as it was when it was opened: what was made of its
-        tensors is not to be used."""
+        """Raises LoadError if a file has changed since it was opened: what was made of its tensors
+        is not to be used.
+        """
