@@ -1,5 +1,5 @@
-"""How many bytes a model's C takes before there is a project: what a compiler makes of it, without
-what no program calls, and a bound of the stack by the graph of its calls.
+"""The memory footprint of a model's C code, before there is a project: what a compiler makes of it,
+without what no program calls, and a bound of the stack by the graph of its calls.
 
 Sums over the sections of one relocatable object that the linker made of all files, from the model's
 table on; the stack by `ekiden.micro.stack`.
@@ -27,7 +27,7 @@ NOBITS, ALLOCATED, WRITABLE = 8, 2, 1
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """Bytes of a model, as a compiler made them."""
+    """The sizes of a model in bytes, as compiled."""
 
     code: int
     constants: int
@@ -42,16 +42,16 @@ class Footprint:
 
     @property
     def flash(self) -> int:
-        """Bytes that are only read."""
+        """Return the bytes of read-only memory."""
         return self.code + self.constants + self.tables
 
     @property
     def ram(self) -> int:
-        """Bytes that are written, the stack included."""
+        """Return the bytes of writable memory, the stack included."""
         return self.workspace + self.stack
 
     def lines(self) -> list[str]:
-        """As text."""
+        """Return it as text."""
         beyond = f", beside {', '.join(self.calls)}" if self.calls else ""
         return [
             f"flash {self.flash} bytes: code {self.code}, constants {self.constants}, tables"
@@ -71,25 +71,28 @@ class Section:
 
 
 def footprint(program: MicroProgram, cc: str | None = None, cflags: str = "-O2") -> Footprint:
-    """Compile the C of a program for its target by GCC, and say what it takes. `cc` is another
-    compiler than arm-none-eabi-gcc for a Cortex-M, cc for this machine, in words, `cflags` are
-    options beside those that the C needs. Raises ExportError where there is no such compiler, with
-    what it says, and for calls in a circle."""
+    """Compile a program's C code for its target with GCC, and return its footprint.
+    Args:
+        program: The program.
+        cc: Another compiler command than arm-none-eabi-gcc for a Cortex-M, or cc for this machine.
+        cflags: Options besides those the C code needs.
+    Raises ExportError if there is no such compiler, if it fails, and for recursive calls.
+    """
     words = _compiler(program, cc)
     with tempfile.TemporaryDirectory() as folder:
-        there = Path(folder)
+        build_dir = Path(folder)
         for path, data in library_files(program).items():
             if path.startswith("codegen/"):
-                (there / path).parent.mkdir(parents=True, exist_ok=True)
-                (there / path).write_bytes(data)
+                (build_dir / path).parent.mkdir(parents=True, exist_ok=True)
+                (build_dir / path).write_bytes(data)
         name = program.module.name
-        sources = sorted(there.glob(f"codegen/host/src/{name}_lib[012].c"))
-        flags = [*C_FLAGS.split(), *cflags.split(), f"-I{there}/codegen/host/include"]
+        sources = sorted(build_dir.glob(f"codegen/host/src/{name}_lib[012].c"))
+        flags = [*C_FLAGS.split(), *cflags.split(), f"-I{build_dir}/codegen/host/include"]
         for source in sources:
-            made = f"{source.with_suffix('.o')}"
-            _run([*words, *flags, "-fcallgraph-info=su", "-c", str(source), "-o", made])
+            object_file = f"{source.with_suffix('.o')}"
+            _run([*words, *flags, "-fcallgraph-info=su", "-c", str(source), "-o", object_file])
         objects = [str(source.with_suffix(".o")) for source in sources]
-        linked, entry = there / "all.o", f"ekiden_{name}"
+        linked, entry = build_dir / "all.o", f"ekiden_{name}"
         link = ["-nostdlib", "-r", "-Wl,--gc-sections", f"-Wl,-e,{entry}", f"-Wl,-u,{entry}"]
         _run([*words, *link, *objects, "-o", str(linked)])
         graph = Calls.read([source.with_suffix(".ci") for source in sources])
@@ -100,7 +103,7 @@ def footprint(program: MicroProgram, cc: str | None = None, cflags: str = "-O2")
 
 
 def _compiler(program: MicroProgram, cc: str | None) -> list[str]:
-    """The words of the command."""
+    """Return the compiler command for a program's target. Raises ExportError."""
     target = program.module.target
     is_board = target.triple.partition("-")[0] in MICRO
     words = (cc or ("arm-none-eabi-gcc" if is_board else "cc")).split()
@@ -113,7 +116,7 @@ def _compiler(program: MicroProgram, cc: str | None) -> list[str]:
 
 
 def _run(command: list[str]) -> str:
-    """What a command prints. Raises ExportError with what it says where it fails."""
+    """Run a command and return its output. Raises ExportError with its messages if it fails."""
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         shown = "\n".join(done.stderr.splitlines()[:20])
@@ -121,31 +124,31 @@ def _run(command: list[str]) -> str:
     return done.stdout
 
 
-def _sums(found: list[Section], stack: int, calls: tuple[str, ...]) -> Footprint:
-    """Over sections, by what they are."""
+def _sums(elf_sections: list[Section], stack: int, calls: tuple[str, ...]) -> Footprint:
+    """Sum the sizes of sections by kind."""
     code = constants = tables = workspace = 0
-    for each in found:
-        if not each.flags & ALLOCATED:
+    for section in elf_sections:
+        if not section.flags & ALLOCATED:
             continue
-        if each.kind == NOBITS or each.flags & WRITABLE:
-            workspace += each.size
-        elif each.name.startswith(".text"):
-            code += each.size
-        elif "_constant_" in each.name:
-            constants += each.size
+        if section.kind == NOBITS or section.flags & WRITABLE:
+            workspace += section.size
+        elif section.name.startswith(".text"):
+            code += section.size
+        elif "_constant_" in section.name:
+            constants += section.size
         else:
-            tables += each.size
+            tables += section.size
     return Footprint(code, constants, tables, workspace, stack, calls)
 
 
 def sections(elf: bytes) -> list[Section]:
-    """The sections of an ELF file of either width."""
+    """Parse the section headers of a 32- or 64-bit ELF file."""
     wide = elf[4] == 2
-    place = struct.unpack_from("<Q" if wide else "<I", elf, 40 if wide else 32)[0]
+    table_offset = struct.unpack_from("<Q" if wide else "<I", elf, 40 if wide else 32)[0]
     entry, count, names = struct.unpack_from("<HHH", elf, 58 if wide else 46)
     rows: list[tuple[int, int, int, int, int]] = []
     for n in range(count):
-        at = place + n * entry
+        at = table_offset + n * entry
         name, kind, flags, _, offset, size = struct.unpack_from(
             "<IIQQQQ" if wide else "<IIIIII", elf, at
         )
@@ -158,7 +161,7 @@ def sections(elf: bytes) -> list[Section]:
 
 
 def disassembled(command: list[str]) -> str:
-    """The text of a whole program with what it calls of the compiler's libraries. Raises
+    """Link a program with the compiler's libraries, and return its disassembly. Raises
     ExportError.
     """
     with tempfile.TemporaryDirectory() as folder:

@@ -1,4 +1,4 @@
-"""Where TVM has `export_model_library_format`."""
+"""Re-exports at TVM's path of `export_model_library_format`."""
 
 from ekiden.compiler.export.model_library import export_model_library_format, metadata
 

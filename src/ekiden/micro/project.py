@@ -1,9 +1,8 @@
-"""Projects: a folder with a model, a program around it, and how both are built and run.
+"""Generated projects: a folder with a model, a program around it, and how both are built and run.
 
-project/model/      the content of the model library
-project/src/        the program
-project/Makefile    builds build/firmware
-project/project.json  the template and the options it was made with
+project/model/      the content of the model library project/src/        the program
+project/Makefile    builds build/firmware project/project.json  the template and the options it was
+made with
 """
 
 from __future__ import annotations
@@ -59,7 +58,7 @@ OPTIONS: dict[str, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Bytes of a program that was built, as the linker laid it out."""
+    """The section sizes of a built program in bytes, as linked."""
 
     flash: int
     """Code, constants, and what variables begin with."""
@@ -75,22 +74,22 @@ class GeneratedProject:
     """A project in a folder."""
 
     def __init__(self, folder: PathName) -> None:
-        """Raises LoadError for a folder that holds none."""
+        """Open a project. Raises LoadError if the folder holds none."""
         self.folder = Path(folder)
         try:
-            kept = json.loads((self.folder / "project.json").read_text())
-            self.template = TEMPLATES[kept["template"]]
-            self.options: dict[str, Any] = kept["options"]
+            saved = json.loads((self.folder / "project.json").read_text())
+            self.template = TEMPLATES[saved["template"]]
+            self.options: dict[str, Any] = saved["options"]
         except (OSError, ValueError, KeyError) as error:
             raise LoadError(f"open project '{folder}': {error!r}") from error
 
     @property
     def firmware(self) -> Path:
-        """The program that `build` makes."""
+        """Return the path of the program that `build` creates."""
         return self.folder / "build" / "firmware"
 
     def build(self) -> Path:
-        """Build the program, by `make`. Raises ExportError with what the compiler says."""
+        """Build the program with `make`."""
         words = str(self.options.get("cc", self.template.cc)).split()
         for program in ("make", words[0]):
             if shutil.which(program) is None:
@@ -105,8 +104,9 @@ class GeneratedProject:
         return self.firmware
 
     def flash(self) -> None:
-        """Put the program onto the board: nothing for programs of this machine and of QEMU, the
-        option `flash_command` for others. Raises ExportError."""
+        """Flash the program to the board: nothing for programs of this machine and of QEMU, the
+        option `flash_command` for others. Raises ExportError.
+        """
         self._check_built("flash")
         command = self.options.get("flash_command")
         if command is None:
@@ -124,8 +124,9 @@ class GeneratedProject:
             raise ExportError(f"flash '{self.folder}': {done.stderr.strip()[:2000]}")
 
     def open_transport(self) -> Stream:
-        """Start the program and give the stream on which it serves sessions; closing it ends the
-        program. Raises ExportError where it is not built or serves none."""
+        """Start the program, and return the stream on which it serves sessions; closing it ends the
+        program. Raises ExportError where it is not built or serves none.
+        """
         self._check_built("open transport")
         if not self.template.serves:
             raise ExportError(
@@ -150,7 +151,7 @@ class GeneratedProject:
             raise ExportError(f"{what}: '{self.folder}' is not built yet")
 
     def sizes(self) -> Sizes:
-        """What the linker made of it. Raises ExportError before `build`."""
+        """Return the linked sizes. Raises ExportError before `build`."""
         self._check_built("sizes")
         return _sizes(self.firmware.read_bytes(), (self.folder / "build/firmware.map").read_text())
 
@@ -161,17 +162,21 @@ def generate_project(
     folder: PathName,
     options: Options | None = None,
 ) -> GeneratedProject:
-    """Make a project of a template (TEMPLATES has those there are) around a model library: a path,
-    or a program of `micro.compile`. OPTIONS has what `options` may say.
-
-    Raises InputError for another template or option, FileExistsError where the folder exists,
-    LoadError for a file that is no model library of version 7 (docs/guides/micro.md).
+    """Generate a project from a template around a model library.
+    Args:
+        template: One of TEMPLATES.
+        library: The path of a model library, or a program of `micro.compile`.
+        folder: The folder to create.
+        options: Options listed in OPTIONS.
+    Raises InputError for an unknown template or option, FileExistsError if the folder exists, LoadError for a file that is no model library of version 7 (docs/guides/micro.md).
     """
     row, chosen = _template(template), dict(options or {})
     unknown = [name for name in chosen if name not in OPTIONS]
     if unknown:
-        there = ", ".join(OPTIONS)
-        raise InputError(f"generate project: no option is named '{unknown[0]}'; there are {there}")
+        known_options = ", ".join(OPTIONS)
+        raise InputError(
+            f"generate project: no option is named '{unknown[0]}'; there are {known_options}"
+        )
     for name in chosen:
         if not row.takes(name):
             raise InputError(
@@ -194,9 +199,12 @@ def generate_project(
 
 
 def _template(name: str) -> Template:
+    """Look up a template. Raises InputError."""
     if name not in TEMPLATES:
-        there = "; ".join(f"{t.name} ({t.about})" for t in TEMPLATES.values())
-        raise InputError(f"generate project: no template is named '{name}'; there are {there}")
+        known_templates = "; ".join(f"{t.name} ({t.about})" for t in TEMPLATES.values())
+        raise InputError(
+            f"generate project: no template is named '{name}'; there are {known_templates}"
+        )
     return TEMPLATES[name]
 
 
@@ -210,19 +218,19 @@ MAX_LIBRARY_BYTES = 1 << 30
 
 
 def _read(path: PathName) -> dict[str, bytes]:
-    """Return the files of a model library. Raises LoadError for one with files elsewhere than below
-    it, with a file in the place of a folder, or of more than MAX_LIBRARY_BYTES.
+    """Read the files of a model library. Raises LoadError for files outside its root, a file in
+    place of a folder, or more than MAX_LIBRARY_BYTES.
     """
     files: dict[str, bytes] = {}
-    left = MAX_LIBRARY_BYTES
+    remaining = MAX_LIBRARY_BYTES
     try:
         with named("read", path), tarfile.open(path) as archive:
             for member in archive:
                 name = os.path.normpath(member.name)
                 if name.startswith(("/", "..")) or name == "." or not name.isprintable():
                     raise LoadError(f"read '{path}': it has a file outside of it: {member.name!r}")
-                left -= member.size
-                if left < 0:
+                remaining -= member.size
+                if remaining < 0:
                     limit = f"{MAX_LIBRARY_BYTES} bytes"
                     raise LoadError(f"read '{path}': a model library of at most {limit} expected")
                 data = archive.extractfile(member) if member.isfile() else None
@@ -238,10 +246,9 @@ def _read(path: PathName) -> dict[str, bytes]:
 
 @dataclass(frozen=True, slots=True)
 class _Library:
-    """What metadata.json says of the one model.
-
-    io_bytes: of its inputs and outputs, each in whole units of 16. pools: the bytes of each memory
-    that its caller has, by name; None where it has its own.
+    """The contents of metadata.json for the one model. io_bytes: the size of its inputs and
+    outputs, each rounded up to 16. pools: the size of each caller-provided memory pool, by name;
+    None if it has its own.
     """
 
     name: str
@@ -254,21 +261,21 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 def _identifier(value: object) -> str:
-    """Return a name that can stand in C. Raises ValueError."""
+    """Check that a name is a C identifier."""
     if not isinstance(value, str) or not _NAME.fullmatch(value):
         raise ValueError(f"a name expected, got {value!r:.80}")
     return value
 
 
 def _bytes(value: object) -> int:
-    """Return a number of bytes that a microcontroller could have. Raises ValueError."""
+    """Check that a number of bytes is plausible for a microcontroller."""
     if type(value) is not int or not 0 <= value < 1 << 31:
         raise ValueError(f"a number of bytes below 2^31 expected, got {value!r:.80}")
     return value
 
 
 def _about(files: Mapping[str, bytes], library: object) -> _Library:
-    """Return what metadata.json says of the one model. Raises LoadError."""
+    """Parse metadata.json for the one model."""
     try:
         metadata = json.loads(files["metadata.json"])
         (about,) = metadata["modules"].values()
@@ -295,7 +302,7 @@ def _about(files: Mapping[str, bytes], library: object) -> _Library:
 
 
 def _texts(row: Template, about: _Library, options: Options) -> dict[str, str]:
-    """The files that are made for a project."""
+    """Return the generated files of a project."""
     machine = row.machine
     if "{cpu}" in machine:
         cpu = str(options.get("cpu", "cortex-m4"))
@@ -326,7 +333,7 @@ def _texts(row: Template, about: _Library, options: Options) -> dict[str, str]:
 
 
 def _script(regions: Mapping[str, Region], stack: int) -> str:
-    """The linker's script of a board."""
+    """Return a board's linker script."""
     constants, alias = "", 'REGION_ALIAS("constants", flash)'
     if "constants" in regions:
         row, alias = regions["constants"], ""
@@ -337,7 +344,7 @@ def _script(regions: Mapping[str, Region], stack: int) -> str:
 
 
 def _config(about: _Library, options: Options) -> str:
-    """The header that says how much memory the server has."""
+    """Return the header that sets the server's memory sizes."""
     pools, table = "", "NULL"
     if about.pools is not None:
         pools = "".join(
@@ -345,8 +352,8 @@ def _config(about: _Library, options: Options) -> str:
             f' __attribute__((aligned(16), section(".bss.noinit.ekiden.{name}")));\n'
             for name, size in about.pools.items()
         )
-        given = ", ".join(f"ek_pool_{name}" for name in about.pools)
-        pools += f"static void *const ek_pools[] = {{{given}}};\n"
+        pool_pointers = ", ".join(f"ek_pool_{name}" for name in about.pools)
+        pools += f"static void *const ek_pools[] = {{{pool_pointers}}};\n"
         table = "ek_pools"
     return CONFIG.format(
         name=about.name,
@@ -357,24 +364,26 @@ def _config(about: _Library, options: Options) -> str:
     )
 
 
-def _number(name: str, options: Options, default: int, least: int = 1) -> int:
-    given = options.get(name, default)
-    if not isinstance(given, int) or given < least:
+def _number(name: str, options: Options, default: int, minimum: int = 1) -> int:
+    """Return a numeric option. Raises InputError if it is below the minimum."""
+    value = options.get(name, default)
+    if not isinstance(value, int) or value < minimum:
         raise InputError(
-            f"generate project: {name}: a number from {least} on expected, got {given!r}"
+            f"generate project: {name}: a number from {minimum} on expected, got {value!r}"
         )
-    return given
+    return value
 
 
 def _region(name: str, options: Options, default: Region | None) -> Region:
+    """Parse a memory region option. Raises InputError."""
     if name not in options and default is not None:
         return default
     origin, _, length = str(options[name]).partition(":")
     try:
         return Region(int(origin, 0), int(length, 0))
     except ValueError as error:
-        wanted = "ORIGIN:BYTES, such as 0x08000000:0x100000"
-        raise InputError(f"generate project: {name}: {wanted} expected") from error
+        form = "ORIGIN:BYTES, such as 0x08000000:0x100000"
+        raise InputError(f"generate project: {name}: {form} expected") from error
 
 
 def _hint(program: str) -> str:
@@ -387,16 +396,18 @@ def _hint(program: str) -> str:
 
 
 def _sizes(elf: bytes, text: str) -> Sizes:
-    """Sums over the sections of a program, and over those of the model in the linker's map."""
+    """Sum the sections of a program, and the model's in the linker map."""
     flash = ram = 0
-    for each in sections(elf):
-        if each.flags & ALLOCATED:
-            flash += each.size if each.kind != NOBITS else 0
-            ram += each.size if each.flags & WRITABLE else 0
-    kept = text.partition("\nLinker script and memory map")[2]  # before it stands what is left out
+    for elf_section in sections(elf):
+        if elf_section.flags & ALLOCATED:
+            flash += elf_section.size if elf_section.kind != NOBITS else 0
+            ram += elf_section.size if elf_section.flags & WRITABLE else 0
+    linked_map = text.partition("\nLinker script and memory map")[
+        2
+    ]  # before it stands what is left out
     model = {"code": 0, "constants": 0, "workspace": 0}
     row = re.compile(r"^ (\.[\w.]+)\s+0x[0-9a-f]+\s+(0x[0-9a-f]+) (\S+)$", re.MULTILINE)
-    for section, size, file in row.findall(kept):
+    for section, size, file in row.findall(linked_map):
         if "model/codegen/host/src" not in file:
             continue
         number = int(size, 16)

@@ -1,4 +1,4 @@
-"""What was predicted of a model's memory, beside what the linker and a run on the board say."""
+"""Comparison of a model's predicted memory with the linker's and a board run's."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ekiden.runtime.lazy_dataclass import dataclass
 
 @dataclass(frozen=True, slots=True)
 class MemoryReport:
-    """Bytes of a model, from three who know."""
+    """A model's memory as predicted, as linked, and as measured."""
 
     predicted: Footprint
     linked: Sizes
@@ -21,7 +21,7 @@ class MemoryReport:
     """What a run took of the board's."""
 
     def lines(self) -> list[str]:
-        """As text, a row for each kind of memory."""
+        """Return it as text, one row per kind of memory."""
         predicted, linked = self.predicted, self.linked
         rows = (
             ("code", predicted.code, linked.model_code),
@@ -38,9 +38,9 @@ class MemoryReport:
 def memory_report(
     program: MicroProgram, project: GeneratedProject, *inputs: npt.ArrayLike
 ) -> MemoryReport:
-    """The memory of a program whose project is built, with a run on its board for these inputs.
-    Raises ExportError for what cannot be compiled or is not built, InputError where the
-    project's machine does not know its stack, as the host.
+    """Return the memory report of a program whose project is built, running it on the board with
+    these inputs. Raises ExportError if it cannot be compiled or is not built, InputError if the
+    machine cannot measure its stack, as the host.
     """
     with Session(project.open_transport()) as session:
         executor = session.create_aot_executor()

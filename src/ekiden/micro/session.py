@@ -1,4 +1,4 @@
-"""A session with the program of a project, and its model as an executor."""
+"""A session with a project's program, and its model as an executor."""
 
 from __future__ import annotations
 
@@ -18,31 +18,35 @@ __all__ = ["MicroExecutor", "Session"]
 
 
 class Session(RPCSession):
-    """A session over a stream, such as `GeneratedProject.open_transport` gives; closing it closes
-    the stream. Raises RPCError where nobody answers.
+    """A session over a stream, such as that of `GeneratedProject.open_transport`; closing it closes
+    the stream. Raises RPCError if nobody answers.
     """
 
     def __init__(self, transport: Stream) -> None:
         super().__init__(open_session(Channel(transport), "", 0))
 
     def get_system_lib(self) -> RemoteModule:
-        """The model that is linked into the program."""
-        found = self.get_function("runtime.SystemLib")()
-        assert isinstance(found, RemoteModule)
-        return found
+        """Return the model linked into the program."""
+        module = self.get_function("runtime.SystemLib")()
+        assert isinstance(module, RemoteModule)
+        return module
 
     def create_aot_executor(self) -> MicroExecutor:
-        """The model with the face of TVM's executors."""
+        """Return the model with the interface of TVM's executors."""
         return MicroExecutor(self)
 
     def run(self, *inputs: ArrayLike) -> tuple[Tensor, ...]:
-        """The outputs for arrays of this machine, of the dtypes and shapes of the inputs."""
+        """Run the model on local arrays of the inputs' dtypes and shapes, and return its
+        outputs.
+        """
         device = self.cpu()
         return _local(self.get_system_lib()["main"](*(device.array(np.asarray(x)) for x in inputs)))
 
 
 class MicroExecutor:
-    """The model of a session: inputs are set by number, outputs come back as tensors here."""
+    """The executor of a session's model: inputs are set by index, outputs are returned as local
+    tensors.
+    """
 
     def __init__(self, session: Session) -> None:
         self.session = session
@@ -52,24 +56,25 @@ class MicroExecutor:
         self._outputs: tuple[Tensor, ...] = ()
 
     def set_input(self, key: int, value: ArrayLike) -> None:
-        """Set the input of a number."""
+        """Set an input by index."""
         self._inputs[key] = self.session.cpu().array(np.asarray(value))
 
     def _given(self) -> list[RemoteTensor]:
+        """Return the inputs in order. Raises InputError if one is missing."""
         count = len(self._inputs)
         if set(self._inputs) != set(range(count)):
-            given = sorted(self._inputs, key=str)
-            raise InputError(f"run: inputs 0 to {count - 1} by number expected, got {given}")
+            set_indices = sorted(self._inputs, key=str)
+            raise InputError(f"run: inputs 0 to {count - 1} by number expected, got {set_indices}")
         return [self._inputs[n] for n in range(count)]
 
     def run(self, inputs: Mapping[int, ArrayLike] | None = None) -> None:
-        """Run the model on the inputs that were set, and these."""
+        """Run the model on the inputs set before and these."""
         for key, value in (inputs or {}).items():
             self.set_input(key, value)
         self._outputs = _local(self._main(*self._given()))
 
     def get_output(self, index: int = 0) -> Tensor:
-        """The output of a number, of the last run. Raises InputError."""
+        """Return an output of the last run by index. Raises InputError."""
         if not self._outputs:
             raise InputError("get_output: the model has not run yet")
         if not 0 <= index < len(self._outputs):
@@ -77,9 +82,9 @@ class MicroExecutor:
         return self._outputs[index]
 
     def measure_stack(self) -> int:
-        """The bytes that a run takes of the board's stack, on the inputs that were set: below it
-        memory is painted first. Interrupts come on top. Raises InputError where the program's
-        machine does not know, as the host.
+        """Return the stack bytes of a run on the inputs that were set, measured by painting the
+        memory below the stack first. Interrupts come on top. Raises InputError if the machine
+        cannot measure it, as the host.
         """
         try:
             measure = self.session.get_function("ek.micro.stack")
@@ -91,11 +96,12 @@ class MicroExecutor:
         return cast(int, measure(*self._given()))
 
     def benchmark(self, number: int = 1, repeat: int = 5) -> BenchmarkResult:
-        """Times of the model on the inputs that were set, by the clock there."""
+        """Time the model on the inputs that were set, by the remote clock."""
         evaluator = self.module.time_evaluator("main", number=number, repeat=repeat)
         return evaluator(*self._given())
 
 
-def _local(found: object) -> tuple[Tensor, ...]:
-    fields = found if isinstance(found, tuple) else (found,)
-    return tuple(cast(RemoteTensor, each).tensor() for each in fields)
+def _local(result: object) -> tuple[Tensor, ...]:
+    """Fetch the outputs of a call."""
+    fields = result if isinstance(result, tuple) else (result,)
+    return tuple(cast(RemoteTensor, remote_field).tensor() for remote_field in fields)

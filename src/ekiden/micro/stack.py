@@ -1,4 +1,4 @@
-"""The most that a program takes of the stack: along its calls, with what each function takes.
+"""Worst-case stack usage of a program: along its calls, with what each function takes.
 
 Of a model's own functions GCC says both (-fcallgraph-info=su); of those of its libraries, and of
 the calls to them that a compiler adds by itself, the instructions of the linked program do.
@@ -23,15 +23,16 @@ _UNKNOWN = re.compile(r"\tblx\tr|\t(?:mov|sub|add)[\w.]*\tsp, (?:sp, )?r")
 
 @dataclass(frozen=True, slots=True)
 class Calls:
-    """Functions with what each takes of the stack (None: nobody knows), and what it calls."""
+    """A call graph: the stack usage of each function (None if unknown), and its callees."""
 
     stack: Mapping[str, int | None]
     callees: Mapping[str, tuple[str, ...]]
 
     @staticmethod
     def read(files: list[Path]) -> Calls:
-        """What GCC's -fcallgraph-info=su wrote. Static functions are named after their file there,
-        which is left out: all of the model's names are different."""
+        """Parse the output of GCC's -fcallgraph-info=su. Static functions are prefixed there with
+        their file, which is dropped, since all of a model's names are distinct.
+        """
         stack: dict[str, int | None] = {}
         callees: dict[str, tuple[str, ...]] = {}
         for file in files:
@@ -48,55 +49,58 @@ class Calls:
         return Calls(stack, callees)
 
     def with_library(self, text: str) -> Calls:
-        """With what the instructions of the whole program say, of which `text` is objdump's for
-        Thumb: what functions take of which nothing is known, and calls that are in no source."""
+        """Complete the graph from objdump's Thumb disassembly of the whole program: stack usage of
+        library functions, and calls missing in the source.
+        """
         stack, callees = dict(self.stack), dict(self.callees)
         for name, body in re.findall(r"^[0-9a-f]+ <([\w.$]+)>:\n((?:.+\n?)*)", text, re.MULTILINE):
-            called = {each for each in _CALL.findall(body) if each != name}
+            called = {callee for callee in _CALL.findall(body) if callee != name}
             callees[name] = tuple(dict.fromkeys((*callees.get(name, ()), *sorted(called))))
             if stack.get(name) is None:
                 stack[name] = _taken(body)
         return Calls(stack, callees)
 
     def most(self, entry: str) -> tuple[int, tuple[str, ...]]:
-        """The most bytes from a function on, and the functions without a file that it reaches.
-        Raises ExportError for calls in a circle."""
+        """Return the worst-case stack below a function, and the reachable functions of unknown
+        usage. Raises ExportError for recursion.
+        """
         beyond: dict[str, None] = {}
-        known: dict[str, int] = {}
+        totals: dict[str, int] = {}
 
         def below(name: str, above: tuple[str, ...]) -> int:
-            """The most stack, in bytes, that a call of `name` takes with all that it calls. `above`
-            is the chain of callers. Raises ExportError where a function calls itself.
+            """Return the worst-case stack of a call of `name` with everything it calls; `above` is
+            the chain of callers. Raises ExportError for recursion.
             """
             if name in above:
                 raise ExportError(f"footprint: {name} calls itself: its stack has no bound")
             own = self.stack.get(name)
             if own is None:
                 beyond[name] = None
-            if name not in known:
-                inside = (below(each, (*above, name)) for each in self.callees.get(name, ()))
-                known[name] = (own or 0) + max(inside, default=0)
-            return known[name]
+            if name not in totals:
+                inside = (below(callee, (*above, name)) for callee in self.callees.get(name, ()))
+                totals[name] = (own or 0) + max(inside, default=0)
+            return totals[name]
 
         return below(entry, ()), tuple(sorted(beyond)) if entry in self.stack else ()
 
 
 def _taken(body: str) -> int | None:
-    """The bytes that the instructions of a function take of the stack at most: as if all of them
-    ran. None where a register says how many, or what is called."""
+    """Return an upper bound on a function's stack usage from its instructions, as if all of them
+    executed; None if it depends on a register, as does an indirect call.
+    """
     if _UNKNOWN.search(body):
         return None
-    taken = 0
+    total = 0
     for line in body.splitlines():
         if _PUSH.search(line) and (registers := _REGISTERS.search(line)):
-            taken += sum(_bytes_of(each.strip()) for each in registers.group(1).split(","))
+            total += sum(_bytes_of(register.strip()) for register in registers.group(1).split(","))
         elif lower := _LOWER.search(line):
-            taken += int(lower.group(1) or lower.group(2))
-    return taken
+            total += int(lower.group(1) or lower.group(2))
+    return total
 
 
 def _bytes_of(registers: str) -> int:
-    """Of a register, or of several as in d8-d15."""
+    """Return the size of a register, or of a range such as d8-d15."""
     first, _, last = registers.partition("-")
     count = int(last[1:]) - int(first[1:]) + 1 if last else 1
     return count * (8 if first[0] == "d" else 4)

@@ -1,4 +1,4 @@
-"""What projects are made of: a row for each kind of machine."""
+"""Project templates: a row for each kind of machine."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ BOARD = ("ek_micro_board.h",)
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """A memory of a board: its first address, and bytes."""
+    """A memory region of a board: its start address and length in bytes."""
 
     origin: int
     length: int
@@ -22,7 +22,7 @@ class Region:
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """A kind of machine: what a project for it has and how it is built and run."""
+    """A kind of machine: the contents of a project for it, and how it is built and run."""
 
     name: str
     about: str
@@ -40,7 +40,7 @@ class Template:
     """Whether its program serves sessions."""
 
     def takes(self, option: str) -> bool:
-        """Whether an option has a meaning for it."""
+        """Return whether an option applies to it."""
         match option:
             case "cpu":
                 return "{cpu}" in self.machine

@@ -1,1 +1,1 @@
-"""Helpers of tests of programs for machines without an allocator, at TVM's place."""
+"""Test helpers for programs without an allocator, at TVM's path."""

@@ -1,4 +1,4 @@
-"""The ways of calling a compiled model, as parameters of tests."""
+"""The calling conventions of a compiled model, as test parameters."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ AOT_DEFAULT_RUNNER = AOTTestRunner()
 
 
 def parametrize_aot_options(test: Callable[..., Any]) -> Callable[..., Any]:
-    """Decorator: run a test with each `interface_api`, `use_unpacked_api` and `test_runner` that go
-    together."""
+    """Decorate a test to run with every calling convention: run a test with each `interface_api`,
+    `use_unpacked_api` and `test_runner` that go together.
+    """
     rows = [
         ("packed", True, AOT_DEFAULT_RUNNER),
         ("packed", False, AOT_DEFAULT_RUNNER),

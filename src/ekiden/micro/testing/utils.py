@@ -1,4 +1,4 @@
-"""A small model, and what a model library says of its memory."""
+"""A small model, and the workspace size stored in a model library."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ekiden.runtime.files import PathName
 
 
 def mlf_extract_workspace_size_bytes(mlf_tar_path: PathName) -> int:
-    """Bytes of the workspace of all models in a model library. Raises LoadError for no library."""
+    """Return the workspace size of all models in a model library."""
     try:
         with tarfile.open(mlf_tar_path) as archive:
             file = archive.extractfile("./metadata.json")
@@ -26,7 +26,7 @@ def mlf_extract_workspace_size_bytes(mlf_tar_path: PathName) -> int:
 
 
 def get_conv2d_relay_module() -> IRModule:
-    """A convolution of int8 to int32: 8 windows of 5x5 over 3 channels of 64x64."""
+    """Return an int8-to-int32 convolution: 8 windows of 5x5 over 3 channels of 64x64."""
     data, weight = (
         var("data", shape=(1, 3, 64, 64), dtype="int8"),
         var("weight", shape=(8, 3, 5, 5), dtype="int8"),
