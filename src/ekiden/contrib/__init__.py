@@ -1,4 +1,4 @@
-"""What TVM's users look for under `contrib`: the graph executor and its debugger.
+"""Modules at TVM's `contrib` path: the graph executor and its debugger.
 
 A module is loaded when it is first used.
 """

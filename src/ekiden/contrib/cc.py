@@ -1,4 +1,5 @@
-"""The system's C compiler, as TVM's programs call it: `cc.create_shared("net.so", ["net.o"])`.
+"""The system's C compiler, with the interface of TVM's `contrib.cc`: `cc.create_shared("net.so",
+["net.o"])`.
 
 What `export_library(fcompile=...)` and programs of their own call to make a library of objects and
 sources. The compiler is the one that `export_library` finds, unless `cc` says another.
@@ -24,7 +25,7 @@ Compile: TypeAlias = Callable[..., None]
 
 
 def get_cc() -> str | None:
-    """The command of the C compiler, None where there is none."""
+    """Return the C compiler command; None if there is none."""
     try:
         return shlex.join(compiler_for("get_cc", platform.machine()))
     except ExportError:
@@ -38,11 +39,7 @@ def create_shared(
     cc: str | None = None,
     cwd: Path | None = None,
 ) -> None:
-    """Make a shared library of objects, archives and C. Raises ExportError.
-
-    What `module.save("net.o")` wrote needs Ekiden's runtime, which this machine's compiler links
-    where something asks for it; that of another machine (`cc`) is not here.
-    """
+    """Build a shared library from objects, archives and C files."""
     needed = (str(static_library_path().resolve()), "-pthread", "-ldl") if cc is None else ()
     linked = ("-shared", "-fPIC", *(options or ()), *needed)
     _compile(output, objects, linked, cc, cwd)
@@ -55,7 +52,7 @@ def create_executable(
     cc: str | None = None,
     cwd: Path | None = None,
 ) -> None:
-    """Make a program of objects, archives and C. Raises ExportError."""
+    """Build an executable from objects, archives and C files."""
     _compile(output, objects, options or (), cc, cwd)
 
 
@@ -64,24 +61,24 @@ def cross_compiler(
     options: Sequence[str] | None = None,
     output_format: str | None = None,
 ) -> Compile:
-    """What makes libraries for another machine, to be given as `fcompile`.
-
-    `compile_func` is the command of a compiler, such as "aarch64-linux-gnu-gcc", or a function with
-    the arguments of `create_shared`; `options` come before those of a call. `output_format` ("so")
-    is noted on what is given.
+    """Return a function that builds libraries for another machine, for `fcompile`.
+    Args:
+        compile_func: A compiler command, such as "aarch64-linux-gnu-gcc", or a function with the arguments of `create_shared`.
+        options: Options placed before those of a call.
+        output_format: The format noted on the returned function ("so").
     """
     before = tuple(options or ())
 
     def make(
-        output: Path, objects: Paths, options: Sequence[str] | None = None, **others: object
+        output: Path, objects: Paths, options: Sequence[str] | None = None, **kwargs: object
     ) -> None:
-        """Compile, with the options of both."""
-        given = [*before, *(options or ())]
+        """Compile with the options of both."""
+        all_options = [*before, *(options or ())]
         if isinstance(compile_func, str):
-            others = {"cc": compile_func, **others}
-            create_shared(output, objects, given, **others)  # type: ignore[arg-type]
+            kwargs = {"cc": compile_func, **kwargs}
+            create_shared(output, objects, all_options, **kwargs)  # type: ignore[arg-type]
         else:
-            compile_func(output, objects, options=given, **others)
+            compile_func(output, objects, options=all_options, **kwargs)
 
     make.output_format = output_format or "so"  # type: ignore[attr-defined]
     return make
@@ -90,8 +87,13 @@ def cross_compiler(
 def _compile(
     output: Path, objects: Paths, options: Sequence[str], cc: str | None, cwd: Path | None
 ) -> None:
-    """Run the compiler in `cwd`. What is linked comes first, the libraries of options behind it."""
-    many = [objects] if isinstance(objects, (str, os.PathLike)) else [*objects]
+    """Run the compiler in `cwd`. Objects come first, followed by the libraries in the options."""
+    object_list = [objects] if isinstance(objects, (str, os.PathLike)) else [*objects]
     command = compiler_for(f"make '{output}'", platform.machine(), cc)
-    arguments = ["-o", os.fspath(output), *(os.fspath(each) for each in many), *options]
+    arguments = [
+        "-o",
+        os.fspath(output),
+        *(os.fspath(object_path) for object_path in object_list),
+        *options,
+    ]
     compile_in(os.fspath(cwd or os.curdir), [*command, *arguments], f"make '{output}'")

@@ -1,10 +1,8 @@
-"""The graph executor with TVM's face, for straight-line programs.
+"""The graph executor with TVM's interface, for straight-line programs.
 
-lib = relay.build(module, "llvm", params=params)
-m = graph_executor.GraphModule(lib["default"](ekiden.cpu()))
-m.set_input("data", x)
-m.run()
-y = m.get_output(0).numpy()
+lib = relay.build(module, "llvm", params=params) m =
+graph_executor.GraphModule(lib["default"](ekiden.cpu())) m.set_input("data", x) m.run() y =
+m.get_output(0).numpy()
 
 It is a face over the virtual machine: `lib["default"]` gives a runtime.Module, in which C and C++
 find the same functions by name.
@@ -25,7 +23,8 @@ from ekiden.runtime.executor import AotModule, Devices, Program
 
 
 def create(graph_json_str: str, libmod: object, device: Devices) -> GraphModule:
-    """Run a graph with the kernels of a library: a module, or what `relay.build` gives.
+    """Create an executor of a graph with the kernels of a library: a module, or what `relay.build`
+    gives.
 
     All nodes that are set from outside are inputs, constants too: they begin as those of the
     library, and `set_input(**params)` replaces them. Raises LoadError for text that is no graph or
@@ -36,42 +35,43 @@ def create(graph_json_str: str, libmod: object, device: Devices) -> GraphModule:
 
 
 def library_of(libmod: object, device: Devices) -> Program:
-    """The module with the kernels of a library, here or in a session of `ekiden.rpc`. Raises
-    TypeError for what is none, InputError where it does not run on the devices."""
-    found: Any = libmod.get_lib() if hasattr(libmod, "get_lib") else libmod
-    if isinstance(found, Module):
-        runtime.check_devices("graph executor", device, _devices_of(found))
-        return found
-    if not hasattr(found, "is_beside"):
+    """Return the module with a library's kernels, local or in an `ekiden.rpc` session. Raises
+    TypeError if it is no module, InputError if it does not run on the devices.
+    """
+    library: Any = libmod.get_lib() if hasattr(libmod, "get_lib") else libmod
+    if isinstance(library, Module):
+        runtime.check_devices("graph executor", device, _devices_of(library))
+        return library
+    if not hasattr(library, "is_beside"):
         raise TypeError(f"graph executor: expected a module, got {type(libmod).__name__}")
-    given: object = device
-    is_many = isinstance(given, (list, tuple)) and not isinstance(given, runtime.Device)
-    for each in given if is_many else [given]:  # type: ignore[attr-defined]
-        if each is not None and not found.is_beside(each):
+    devices: object = device
+    is_many = isinstance(devices, (list, tuple)) and not isinstance(devices, runtime.Device)
+    for one_device in devices if is_many else [devices]:  # type: ignore[attr-defined]
+        if one_device is not None and not library.is_beside(one_device):
             raise InputError(
-                f"graph executor: expected a device of the library's session, got {each}"
+                f"graph executor: expected a device of the library's session, got {one_device}"
             )
-    return cast("Program", found)
+    return cast("Program", library)
 
 
 def _devices_of(library: Module) -> Sequence[runtime.Device]:
-    """The devices that a library was compiled for; none where it does not say."""
+    """Return the devices a library was compiled for; empty if it does not tell."""
     if "get_executable" not in library:
         return ()
-    found = library["get_executable"]()
-    assert isinstance(found, runtime.Executable)
-    return found.devices
+    executable = library["get_executable"]()
+    assert isinstance(executable, runtime.Executable)
+    return executable.devices
 
 
 @runtime.register_func("ek.program.get_graph_json")
 def _graph_json(executable: runtime.Executable) -> str:
-    """What `library["get_graph_json"]()` of a loaded library gives: its program as TVM's JSON."""
+    """Return a loaded library's program as TVM's graph JSON, for `library["get_graph_json"]()`."""
     return read_graph(executable)[0].to_json()
 
 
 class GraphModule(AotModule):
     """An executor of a graph (`create`), or of any straight-line program. As in TVM, names in
-    `params` that are no inputs are passed over: constants of the program have their values already.
+    `params` that are no inputs are ignored: the program's constants already have their values.
     """
 
     def set_input(
@@ -85,32 +85,33 @@ class GraphModule(AotModule):
     def set_input_zero_copy(
         self, key: str | int | None = None, value: object = None, **params: object
     ) -> None:
-        """As `set_input`, but what is given is read at each run, not copied now."""
+        """Set inputs as `set_input`, but without copying: the values are read at each run."""
         super().set_input_zero_copy(key, value, **self._inputs_of(params))
 
     def get_input_index(self, name: str) -> int:
-        """The number of an input, -1 for a name that there is not."""
-        found = self._find(name)
-        return -1 if found is None else found
+        """Return the index of an input; -1 for an unknown name."""
+        index = self._find(name)
+        return -1 if index is None else index
 
     def debug_get_output(self, node: str | int, out: Tensor) -> None:
-        """Only the debugger keeps what nodes give."""
+        """Raises an error: only the debugger keeps node outputs."""
         raise NotImplementedError("debug_get_output: use ekiden.contrib.debugger.debug_executor")
 
     def load_params(self, params_bytes: bytes | bytearray) -> None:
-        """Set inputs to the tensors that `runtime.save_param_dict` has saved, by name."""
+        """Set inputs to tensors saved by `runtime.save_param_dict`, by name."""
         for name, value in runtime.load_param_dict(bytes(params_bytes)).items():
             if name in self._names:
                 self.set_input_zero_copy(name, value)
 
-    def share_params(self, other: GraphModule, params_bytes: bytes | bytearray) -> None:
-        """Refer to the inputs of another executor that have the names in `params_bytes`."""
+    def share_params(self, owner: GraphModule, params_bytes: bytes | bytearray) -> None:
+        """Refer to another executor's inputs for the names in `params_bytes`."""
         for name in runtime.load_param_dict(bytes(params_bytes)):
             if name in self._names:
-                self.set_input_zero_copy(name, other.get_input(name))
+                self.set_input_zero_copy(name, owner.get_input(name))
 
     def _inputs_of(self, params: Mapping[str, object]) -> dict[str, Any]:
-        return {name: each for name, each in params.items() if self._find(name) is not None}
+        """Return the entries that are inputs of the program."""
+        return {name: value for name, value in params.items() if self._find(name) is not None}
 
     def _index(self, key: str | int) -> int:
         if isinstance(key, str) and self._find(key) is None:

@@ -1,4 +1,4 @@
-"""Folders that go away again, as TVM's programs ask for them: `tempdir().relpath("net.so")`."""
+"""Temporary folders, with the interface of TVM's `contrib.utils`: `tempdir().relpath("net.so")`."""
 
 from __future__ import annotations
 
@@ -12,14 +12,13 @@ __all__ = ["TempDirectory", "tempdir"]
 
 
 class TempDirectory:
-    """A folder that is removed with all in it, by `remove()` or when nothing holds it any more.
-
+    """A folder removed with its contents by `remove()`, or when it is no longer referenced.
     temp_dir: its path.
     """
 
     def __init__(self, custom_path: str | os.PathLike[str] | None = None) -> None:
-        """A new folder of the system's for such; or `custom_path`, which must not be there: what is
-        removed later is nothing that somebody else made. FileExistsError where it is.
+        """Create a temporary folder, or `custom_path`, which must not exist, since its removal must
+        not delete anyone else's files. Raises FileExistsError if it does.
         """
         if custom_path is None:
             self.temp_dir = tempfile.mkdtemp(prefix="ekiden-")
@@ -30,7 +29,7 @@ class TempDirectory:
 
     @property
     def path(self) -> Path:
-        """The folder."""
+        """Return the folder's path."""
         return Path(self.temp_dir)
 
     def __truediv__(self, name: str | os.PathLike[str]) -> Path:
@@ -38,11 +37,11 @@ class TempDirectory:
         return self.path / name
 
     def relpath(self, name: str) -> str:
-        """The path of a file in it, which need not exist."""
+        """Return the path of a file in it, which need not exist."""
         return os.path.join(self.temp_dir, name)
 
     def listdir(self) -> list[str]:
-        """Names of what is in it."""
+        """Return the names of its entries."""
         return os.listdir(self.temp_dir)
 
     def remove(self) -> None:
@@ -57,5 +56,5 @@ class TempDirectory:
 
 
 def tempdir(custom_path: str | os.PathLike[str] | None = None) -> TempDirectory:
-    """A folder for files that nobody needs afterwards."""
+    """Create a temporary folder."""
     return TempDirectory(custom_path)

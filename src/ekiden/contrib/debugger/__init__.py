@@ -1,4 +1,4 @@
-"""The graph executor that shows what every node gives, and how long it takes."""
+"""The debugging graph executor, which shows every node's result and time."""
 
 from ekiden._lazy import attach
 

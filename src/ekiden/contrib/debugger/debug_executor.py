@@ -1,9 +1,7 @@
-"""The graph executor that keeps what every node gives and measures each (TVM's face).
+"""The debugging graph executor (TVM's interface), which keeps every node's result and times it.
 
-m = debug_executor.create(lib.get_graph_json(), lib, ekiden.cpu())
-m.set_input("data", x)
-m.run()                                  # prints a table, writes a folder
-m.debug_get_output("fused_add", out)
+m = debug_executor.create(lib.get_graph_json(), lib, ekiden.cpu()) m.set_input("data", x) m.run()
+# prints a table, writes a folder m.debug_get_output("fused_add", out)
 """
 
 from __future__ import annotations
@@ -26,14 +24,18 @@ from ekiden.runtime.profile.report import Argument, InstructionTime, KernelCall,
 def create(
     graph_json_str: str, libmod: object, device: Devices, dump_root: str | None = None
 ) -> GraphModuleDebug:
-    """As `graph_executor.create`, and `dump_root` is the folder for what is written."""
+    """Create a debugging executor like `graph_executor.create`; `dump_root` is the folder for
+    output files.
+    """
     library = library_of(libmod, device)
-    made = new_module(Graph.from_json(graph_json_str), library, every_entry=True)
-    return GraphModuleDebug(made, device, graph_json_str, dump_root)
+    executor_module = new_module(Graph.from_json(graph_json_str), library, every_entry=True)
+    return GraphModuleDebug(executor_module, device, graph_json_str, dump_root)
 
 
 class GraphModuleDebug(GraphModule):
-    """A graph executor whose nodes can be looked at one by one.
+    """A graph executor whose nodes can be inspected one by one. `module` is what
+    `lib["debug_create"]("default", device)` returns. The outputs of all nodes are kept in
+    separate memory. Files go to `dump_r
 
     `module` is what `lib["debug_create"]("default", device)` gives. Outputs of all nodes are kept,
     each in memory of its own. Files go to `dump_root`, a new temporary folder by default, which
@@ -52,24 +54,26 @@ class GraphModuleDebug(GraphModule):
         self.debug_datum = DebugResult(self.graph, self._dump_path)
 
     def get_num_outputs(self) -> int:
-        """How many outputs the graph has."""
+        """Return the number of outputs of the graph."""
         return len(self.graph.heads)
 
     def get_output(self, index: int, out: Tensor | None = None) -> Tensor:
-        """What the last run gave. Raises InputError for an output that there is not."""
+        """Return an output of the last run. Raises InputError for an unknown output."""
         return super().get_output(self._output_index(index), out)
 
     def get_node_output(self, node: str | int, output: int = 0) -> Tensor:
-        """What a node, by number or name, gave in the last run."""
+        """Return a node's output in the last run, by node number or name."""
         return self._entry((self._node(node), output), None)
 
     def debug_get_output(self, node: str | int, out: Tensor | None = None) -> Tensor:  # type: ignore[override]
-        """The first output of a node; copied to `out` if that is given. Runs where nothing has."""
+        """Return the first output of a node, copied to `out` if given; runs the graph if nothing
+        has run yet.
+        """
         self._ensure_run()
         return self._entry((self._node(node), 0), out)
 
     def execute_node(self, node: str | int) -> None:
-        """Run one node again, on what the last run left."""
+        """Run one node again on the results of the last run."""
         self._evaluate(self._node(node), 1, 1, 0, 100, 0, 1)
 
     def run_individual_node(
@@ -82,7 +86,7 @@ class GraphModuleDebug(GraphModule):
         cooldown_interval_ms: int = 0,
         repeats_to_cooldown: int = 1,
     ) -> BenchmarkResult:
-        """The seconds of one node, `repeat` times the mean of `number` calls."""
+        """Return the seconds of one node: `repeat` means over `number` calls."""
         return self._evaluate(
             self._node(index),
             number,
@@ -102,7 +106,7 @@ class GraphModuleDebug(GraphModule):
         cooldown_interval_ms: int = 0,
         repeats_to_cooldown: int = 1,
     ) -> list[list[float]]:
-        """The seconds of every node in every repeat; 0 for what is no kernel."""
+        """Return the seconds of every node in every repeat; 0 for nodes that are no kernels."""
         measured = [
             self.run_individual_node(
                 index,
@@ -115,7 +119,7 @@ class GraphModuleDebug(GraphModule):
             )
             for index in range(len(self.graph.nodes))
         ]
-        return [list(each.results) for each in measured]
+        return [list(result.results) for result in measured]
 
     def run(  # type: ignore[override]  # TVM's, which says how long to measure
         self,
@@ -128,7 +132,9 @@ class GraphModuleDebug(GraphModule):
         sort_by_time: bool = True,
         **input_dict: object,
     ) -> None:
-        """Run, measure each node, write outputs and a trace to the folder, print a table."""
+        """Run the graph, time each node, write outputs and a trace to the folder, and print a
+        table.
+        """
         super().run(**input_dict)
         seconds = self.run_individual(
             number,
@@ -147,25 +153,26 @@ class GraphModuleDebug(GraphModule):
         self.debug_datum.display_debug_result(sort_by_time)
 
     def profile(self, collectors: object = None, **input_dict: object) -> Report:
-        """Run, then each node once more; where the time went, node by node. `collectors` must be
-        None: there are none but time. Raises ValueError for others."""
+        """Run the graph, then time each node, and return the profile. `collectors` must be None,
+        since only time is measured. Raises ValueError otherwise.
+        """
         if collectors is not None:
             raise ValueError("profile: collectors are not known here; None expected")
         super().run(**input_dict)
         calls: list[KernelCall] = []
-        now = 0
+        start_ns = 0
         for number, node in enumerate(self.graph.nodes):
             if node.function:
                 (seconds,) = self._evaluate(number, 1, 1, 0, 100, 0, 1).results
                 shapes = [self.graph.nodes[n].outputs[i] for n, i in node.inputs]
-                calls.append(_call(number, node, shapes, now, round(seconds * 1e9)))
-                now += calls[-1].duration
+                calls.append(_call(number, node, shapes, start_ns, round(seconds * 1e9)))
+                start_ns += calls[-1].duration
         times = [InstructionTime("main", c.instruction, c.name, 1, c.duration) for c in calls]
         outputs = [self._entry(head, None) for head in self.graph.heads]
         return Report(tuple(calls), tuple(times), (), outputs, num_threads())
 
     def exit(self) -> None:
-        """Remove the folder with what was written."""
+        """Remove the output folder."""
         shutil.rmtree(self._dump_root, ignore_errors=True)
 
     def _ensure_run(self) -> None:
@@ -175,16 +182,17 @@ class GraphModuleDebug(GraphModule):
             super().run()
 
     def _node(self, node: str | int) -> int:
+        """Return the number of a node. Raises InputError, or AttributeError for an unknown name."""
         if isinstance(node, int):
             if not 0 <= node < len(self.graph.nodes):
                 raise InputError(
                     f"node: a number below {len(self.graph.nodes)} expected, got {node}"
                 )
             return node
-        found = [i for i, each in enumerate(self.graph.nodes) if each.name == node]
-        if not found:
+        matches = [i for i, graph_node in enumerate(self.graph.nodes) if graph_node.name == node]
+        if not matches:
             raise AttributeError(f"Could not find a node named {node} in this graph.")
-        return found[0]
+        return matches[0]
 
     def _entry(self, entry: Entry, out: Tensor | None) -> Tensor:
         number, output = entry
@@ -203,7 +211,7 @@ class GraphModuleDebug(GraphModule):
         pause_ms: int,
         pauses: int,
     ) -> BenchmarkResult:
-        """Measure the kernel of a node on its tensors."""
+        """Time a node's kernel on its tensors."""
         node = self.graph.nodes[number]
         if node.function in ("", RESHAPE, COPY):
             return BenchmarkResult((0.0,) * repeat)
@@ -219,9 +227,9 @@ class GraphModuleDebug(GraphModule):
 def _call(
     number: int, node: Node, inputs: Sequence[Output], start: int, duration: int
 ) -> KernelCall:
-    """What a profile says of a node; times in nanoseconds."""
+    """Return the profile entry of a node; times in nanoseconds."""
     arguments = tuple(Argument(o.dtype, o.shape, o.nbytes) for o in (*inputs, *node.outputs))
-    nbytes = sum(each.nbytes for each in arguments)
+    nbytes = sum(argument.nbytes for argument in arguments)
     return KernelCall(
         "main", number, node.name, "", start, duration, arguments, 0, nbytes, node.function
     )

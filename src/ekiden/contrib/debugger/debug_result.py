@@ -1,4 +1,4 @@
-"""What the debugger has seen of a run: a table, tensors, a trace (TVM's names for them)."""
+"""The debugger's results of a run: a table, tensors, a trace (TVM's names for them)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,9 @@ HEADS = (
 
 
 class DebugResult:
-    """Times and outputs of the nodes of a graph. The graph is written to the folder at once."""
+    """The times and outputs of a graph's nodes. The graph itself is written to the folder
+    immediately.
+    """
 
     def __init__(self, graph: Graph, folder: Path) -> None:
         self.graph = graph
@@ -37,12 +39,12 @@ class DebugResult:
         write_text(folder / GRAPH_FILE, graph.to_json())
 
     def update(self, seconds: Sequence[Sequence[float]], tensors: Sequence[Tensor]) -> None:
-        """Take the seconds of each node in each repeat, and the outputs of all nodes in order."""
-        self.seconds = [list(each) for each in seconds]
+        """Set the seconds of each node in each repeat, and the outputs of all nodes in order."""
+        self.seconds = [list(node_seconds) for node_seconds in seconds]
         self.tensors = list(tensors)
 
     def get_graph_nodes(self) -> list[dict[str, object]]:
-        """Each node with its name, its function as "op", and the shape of its first output."""
+        """Return each node's name, its function as "op", and the shape of its first output."""
         return [
             {
                 "name": node.name,
@@ -54,7 +56,7 @@ class DebugResult:
         ]
 
     def get_output_tensors(self) -> dict[str, Tensor]:
-        """The outputs of the last run by node, position and number."""
+        """Return the last run's outputs by node name, position and output number."""
         return {
             f"{node.name}____topo-index:{number}____output-num:{index}": tensor
             for (number, node, index), tensor in zip(self._entries(), self.tensors, strict=True)
@@ -73,22 +75,23 @@ class DebugResult:
         write_whole(self.folder / TENSORS_FILE, lambda file: file.write(data))
 
     def dump_chrome_trace(self) -> None:
-        """Write the nodes, one after the other, as Chrome and Perfetto show them."""
+        """Write the nodes in sequence as a trace for Chrome and Perfetto."""
         events: list[dict[str, object]] = []
-        now = 0.0
+        start = 0.0
         for node, seconds in zip(self.graph.nodes, self._means(), strict=True):
             common = {"tid": 1, "pid": 1, "name": node.name}
-            events.append({"ts": now * 1e6, "ph": "B", **common})
-            now += seconds
-            events.append({"ts": now * 1e6, "ph": "E", **common})
+            events.append({"ts": start * 1e6, "ph": "B", **common})
+            start += seconds
+            events.append({"ts": start * 1e6, "ph": "E", **common})
         trace = {"displayTimeUnit": "ns", "traceEvents": events}
         write_text(self.folder / TRACE_FILE, json.dumps(trace))
 
     def _means(self) -> list[float]:
-        return [sum(each) / len(each) for each in self.seconds]
+        """Return the mean seconds of each node."""
+        return [sum(repeats) / len(repeats) for repeats in self.seconds]
 
     def get_debug_result(self, sort_by_time: bool = True) -> str:
-        """A table with a row for each call of a kernel, the slowest first, then the sum."""
+        """Return a table with one row per kernel call, slowest first, followed by the total."""
         means = self._means()
         total = sum(means) or 1.0
         order = [n for n, node in enumerate(self.graph.nodes) if node.function]
@@ -104,9 +107,10 @@ class DebugResult:
         )
 
     def _row(self, number: int, seconds: float, share: float) -> list[str]:
+        """Return the table row of a node."""
         node = self.graph.nodes[number]
         shape = str(node.outputs[0].shape) if node.outputs else ""
-        measured = [round(each * 1e6, 3) for each in self.seconds[number]]
+        measured = [round(repeat_seconds * 1e6, 3) for repeat_seconds in self.seconds[number]]
         counts = (str(len(node.inputs)), str(len(node.outputs)))
         time = f"{seconds * 1e6:.3f}"
         return [node.name, node.function, time, f"{share:.1%}", shape, *counts, str(measured)]
