@@ -1,4 +1,4 @@
-"""TVM's `driver`: compile a model, load an artifact, run it. Ekiden's own code is in
+"""TVM's `driver` package: compile a model, load an artifact, run it. Ekiden's own code is in
 `ekiden.compiler` and `ekiden.runtime.executable`.
 """
 
@@ -26,11 +26,11 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> object:
-    """What brings the compiler is imported when first asked for; so is TVM's `build_module`."""
+    """Load a name that needs the compiler, or TVM's `build_module`, on first use."""
     if name == "build_module":
         return compiler_module("ekiden.driver.build_module", "ekiden.driver.build_module")
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found: object = getattr(compiler_module(_HOMES[name], f"ekiden.{name}"), name)
-    globals()[name] = found
-    return found
+    value: object = getattr(compiler_module(_HOMES[name], f"ekiden.{name}"), name)
+    globals()[name] = value
+    return value

@@ -1,4 +1,4 @@
-"""The functions that make modules and code of programs, at TVM's place."""
+"""Functions that build modules and code, at TVM's path."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ def schedule_to_module(
     name: str = "main",
     binds: Mapping[Tensor, Buffer] | None = None,
 ) -> IRModule:
-    """The loop program of a schedule over its arguments, with its blocks, before any pass."""
+    """Return the loop program of a schedule over its arguments, with its blocks, before
+    any pass.
+    """
     return IRModule({name: scheduled(sch, args, name, binds)})
 
 

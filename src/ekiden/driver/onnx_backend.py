@@ -1,4 +1,4 @@
-"""ONNX's own interface to a backend, so that ONNX's test runner and programs written for it drive
+"""ONNX's backend interface, so that ONNX's test runner and programs written for it can use
 Ekiden.
 """
 
@@ -28,7 +28,9 @@ DEVICES = tuple(TARGETS)
 
 
 class EkidenRep(BackendRep):  # type: ignore[misc]
-    """A model made ready to run.
+    """A prepared model. An input whose values determine a rank or the computation (such as
+    reduction axes), so that the import names it, becomes a constant of the executable: the model
+    is compil
 
     An input whose values decide a rank or what is computed (the axes of a reduction, say), so that
     importing names it, becomes a constant of the executable: the model is compiled once for each of
@@ -53,31 +55,34 @@ class EkidenRep(BackendRep):  # type: ignore[misc]
                 raise
 
     def run(self, inputs: object, **kwargs: object) -> tuple[Any, ...]:
-        """The outputs as NumPy arrays, in the model's order; fields are named by output where a
-        name allows. `inputs` are arrays in the model's order, or by name.
+        """Run the model, and return its outputs as NumPy arrays in the model's order, in a
+        namedtuple where names permit. `inputs` are arrays in the model's order, or by name.
         """
         names = [i.name for i in self.model.graph.input]
         named = self._named(inputs, names)
         exe = self._executable(named)
         flat = dict(_flat(named))
         result = exe(*(flat[i.name] for i in exe.inputs if i.name in flat))
-        found = result if isinstance(result, tuple) else (result,)
+        outputs_found = result if isinstance(result, tuple) else (result,)
         outputs = [o.name for o in self.model.graph.output]
-        made: tuple[Any, ...] = namedtupledict("Outputs", outputs)(*map(_array, found))
-        return made
+        named_outputs: tuple[Any, ...] = namedtupledict("Outputs", outputs)(
+            *map(_array, outputs_found)
+        )
+        return named_outputs
 
     def _named(self, inputs: object, names: Sequence[str]) -> dict[str, object]:
+        """Return the inputs by name."""
         if isinstance(inputs, Mapping):
             return dict(inputs)
-        given = list(inputs) if isinstance(inputs, (list, tuple)) else [inputs]
+        values = list(inputs) if isinstance(inputs, (list, tuple)) else [inputs]
         weights = {t.name for t in self.model.graph.initializer}
-        if len(given) != len(names):
+        if len(values) != len(names):
             names = [n for n in names if n not in weights]
-        return {n: v for n, v in zip(names, given, strict=True) if n not in weights}
+        return {n: v for n, v in zip(names, values, strict=True) if n not in weights}
 
     def _executable(self, named: Mapping[str, object]) -> Executable:
-        """The executable for these values of the fixed inputs. An input found to be needed on the
-        way joins them.
+        """Return the executable for these values of the fixed inputs, adding inputs found to be
+        required.
         """
         while True:
             values = {n: np.asarray(named[n]) for n in self.fixed if n in named}
@@ -86,8 +91,8 @@ class EkidenRep(BackendRep):  # type: ignore[misc]
             key += (repr(shapes).encode(),) if shapes else ()
             if key not in self._made:
                 try:
-                    made = with_constants(self.model, values)
-                    self._made[key] = compile(made, self._target, shape=shapes)
+                    fixed_model = with_constants(self.model, values)
+                    self._made[key] = compile(fixed_model, self._target, shape=shapes)
                 except UnsupportedError as error:
                     more = tuple(n for n in error.inputs if n not in self.fixed)
                     if not more:
@@ -97,7 +102,7 @@ class EkidenRep(BackendRep):  # type: ignore[misc]
             return self._made[key]
 
     def _given_shapes(self, named: Mapping[str, object]) -> Shapes:
-        """The shapes of sequences and optional inputs, where the model has such."""
+        """Return the shapes of sequences and optional inputs, if the model has any."""
         if not self._shapes_decide:
             return {}
         inputs = [i for i in self.model.graph.input if not i.type.HasField("tensor_type")]
@@ -105,43 +110,44 @@ class EkidenRep(BackendRep):  # type: ignore[misc]
 
 
 def _shape_of(value: object) -> Dims | Sequence[Dims] | None:
-    """What `compile` takes as shape: that of an array, a list of them, None for what is absent."""
+    """Return a shape for `compile`: an array's, a list of them for a sequence, None if absent."""
     if isinstance(value, (list, tuple)):
-        return [np.asarray(each).shape for each in value]
+        return [np.asarray(element).shape for element in value]
     return None if value is None else np.asarray(value).shape
 
 
 def _flat(named: Mapping[str, object]) -> Iterator[tuple[str, object]]:
-    """The inputs by name; the elements of a sequence as "name.0", "name.1", ..."""
+    """Yield the inputs by name; a sequence's elements as "name.0", "name.1", ..."""
     for name, value in named.items():
         yield name, value
         if isinstance(value, (list, tuple)):
-            yield from ((f"{name}.{at}", each) for at, each in enumerate(value))
+            yield from ((f"{name}.{at}", element) for at, element in enumerate(value))
 
 
 def with_constants(model: onnx.ModelProto, values: Mapping[str, Array]) -> onnx.ModelProto:
-    """The model with some of its inputs as initializers."""
-    made = onnx.ModelProto()
-    made.CopyFrom(model)
-    kept = [i for i in made.graph.input if i.name not in values]
-    del made.graph.input[:]
-    made.graph.input.extend(kept)
-    made.graph.initializer.extend(numpy_helper.from_array(v, n) for n, v in values.items())
-    return made
+    """Return the model with some inputs as initializers."""
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    remaining = [i for i in copy.graph.input if i.name not in values]
+    del copy.graph.input[:]
+    copy.graph.input.extend(remaining)
+    copy.graph.initializer.extend(numpy_helper.from_array(v, n) for n, v in values.items())
+    return copy
 
 
 def _array(value: object) -> object:
+    """Convert an output to NumPy."""
     if isinstance(value, list):
-        return [_array(each) for each in value]
+        return [_array(element) for element in value]
     return value.numpy() if isinstance(value, Tensor) else value
 
 
 class EkidenBackend(Backend):  # type: ignore[misc]
-    """`onnx.backend.base.Backend`; see there for the methods' contract."""
+    """An implementation of `onnx.backend.base.Backend`, which documents the methods' contract."""
 
     @classmethod
     def is_compatible(cls, model: onnx.ModelProto, device: str = "CPU", **kwargs: object) -> bool:
-        """Whether every node of the model can be compiled."""
+        """Return whether every node of the model can be compiled."""
         try:
             cls.prepare(model, device)
         except UnsupportedError:
@@ -150,7 +156,7 @@ class EkidenBackend(Backend):  # type: ignore[misc]
 
     @classmethod
     def prepare(cls, model: onnx.ModelProto, device: str = "CPU", **kwargs: object) -> EkidenRep:
-        """Compile a model. Raises what `ekiden.compile` raises."""
+        """Compile a model."""
         if not cls.supports_device(device):
             raise UnsupportedError(f"prepare: expected a device of {DEVICES}, got {device!r}")
         super().prepare(model, device, **kwargs)
@@ -165,11 +171,11 @@ class EkidenBackend(Backend):  # type: ignore[misc]
         outputs_info: Sequence[tuple[np.dtype[Any], tuple[int, ...]]] | None = None,
         **kwargs: Any,  # noqa: ANN401
     ) -> tuple[Any, ...]:
-        """Run one operator; `opset_version` says which version of it, the newest otherwise."""
+        """Run one operator, of the version in `opset_version` or the newest."""
         super().run_node(node, inputs, device, outputs_info, **kwargs)
         names = [n for n in node.input if n]
-        given = inputs if isinstance(inputs, Mapping) else dict(zip(names, inputs, strict=True))
-        arrays = {n: np.asarray(v) for n, v in given.items()}
+        values = inputs if isinstance(inputs, Mapping) else dict(zip(names, inputs, strict=True))
+        arrays = {n: np.asarray(v) for n, v in values.items()}
         graph = helper.make_graph(
             [node],
             node.op_type,
@@ -185,12 +191,12 @@ class EkidenBackend(Backend):  # type: ignore[misc]
 
     @classmethod
     def supports_device(cls, device: str) -> bool:
-        """Whether models can run on a device ("CPU", "CUDA", "CPU:0", "OPENCL")."""
+        """Return whether models can run on a device ("CPU", "CUDA", "CPU:0", "OPENCL")."""
         return device.partition(":")[0] in DEVICES
 
 
 def _target_of(device: str) -> Targets:
-    """What is compiled for a device."""
+    """Return the compilation target of a device."""
     name, _, number = device.partition(":")
     target = TARGETS[name]
     if target is None or not number:
