@@ -1,4 +1,4 @@
-"""Helpers of tests, at TVM's place."""
+"""Test helpers, at TVM's path."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _T = TypeVar("_T")
 def assert_allclose(
     actual: object, desired: object, rtol: float = 1e-7, atol: float = 1e-7
 ) -> None:
-    """Raise AssertionError unless two arrays or tensors have one shape and close elements."""
+    """Raises AssertionError unless two arrays or tensors have equal shapes and close elements."""
     a, b = _array(actual), _array(desired)
     np.testing.assert_allclose(a.shape, b.shape)
     np.testing.assert_allclose(a, b, rtol=rtol, atol=atol, verbose=True)
@@ -33,28 +33,30 @@ def _array(value: object) -> NDArray[Any]:
 
 
 def main() -> None:
-    """Run the tests of the file that calls this, and leave with their status."""
+    """Run the tests of the calling file, and exit with their status."""
     pytest = import_module("pytest")
     sys.exit(pytest.main([sys.argv[0], *sys.argv[1:]]))
 
 
 def enabled_targets() -> list[tuple[str, Device]]:
-    """The targets there are, each with its device."""
+    """Return the available targets, each with its device."""
     return [("llvm", cpu())]
 
 
 def device_enabled(target: TargetLike) -> bool:
-    """Whether programs for a target run here: its code can be made, and needs nothing that this
-    machine lacks.
+    """Return whether programs for a target run here: code can be generated, and this machine has
+    what it needs.
     """
-    wanted = Target.parse(target)
-    if not wanted.kind.is_cpu:
-        return wanted.kind.has_generator and runtime.device(wanted.kind.name).exist
-    return wanted.kind.has_generator and wanted.serves(Target.host())
+    parsed = Target.parse(target)
+    if not parsed.kind.is_cpu:
+        return parsed.kind.has_generator and runtime.device(parsed.kind.name).exist
+    return parsed.kind.has_generator and parsed.serves(Target.host())
 
 
 def parametrize_targets(*args: object) -> Callable[..., object]:
-    """Decorator: run a test with `target` and `dev` of each of the targets named, or of all."""
+    """Decorate a test to run on several targets: run a test with `target` and `dev` of each of the
+    targets named, or of all.
+    """
     mark: Callable[..., object] = import_module("pytest").mark.parametrize(
         "target, dev", enabled_targets()
     )
@@ -64,12 +66,12 @@ def parametrize_targets(*args: object) -> Callable[..., object]:
 
 
 def uses_gpu(function: Callable[..., _T]) -> Callable[..., _T]:
-    """The function: tests run on every target there is."""
+    """Return the function unchanged: tests run on every available target."""
     return function
 
 
 def requires_llvm(function: Callable[..., _T]) -> Callable[..., _T]:
-    """The function: LLVM is always there."""
+    """Return the function unchanged: LLVM is always available."""
     return function
 
 

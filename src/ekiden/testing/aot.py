@@ -1,6 +1,6 @@
-"""Programs for machines without an allocator, compiled, run here and compared, at TVM's place.
+"""Compilation, execution and comparison of programs without an allocator, at TVM's path.
 
-    model = AOTTestModel(module=mod, inputs={"x": x}, outputs=generate_ref_data(mod, {"x": x}))
+model = AOTTestModel(module=mod, inputs={"x": x}, outputs=generate_ref_data(mod, {"x": x}))
     compile_and_run(model, AOTTestRunner(), interface_api="c", use_unpacked_api=True)
 
 The C of all models becomes one library of this machine, by its C compiler.
@@ -44,9 +44,9 @@ SHOWN = 20
 
 
 class AOTTestModel(NamedTuple):
-    """A program, inputs by name, and the outputs that are expected, by name or in order.
-    `output_tolerance` is how far elements may be off: 0.001 for floats and 0 for others by
-    default."""
+    """A program, its inputs by name, and the expected outputs, by name or in order.
+    `output_tolerance` is the allowed error: by default 0.001 for floats and 0 otherwise.
+    """
 
     module: IRModule | BaseFunc
     inputs: Mapping[str, Array] | None
@@ -58,7 +58,7 @@ class AOTTestModel(NamedTuple):
 
 
 class AOTCompiledTestModel(NamedTuple):
-    """A model and what `relay.build` made of it."""
+    """A model with the result of `relay.build`."""
 
     model: AOTTestModel
     executor_factory: MicroProgram
@@ -66,8 +66,9 @@ class AOTCompiledTestModel(NamedTuple):
 
 @dataclass(frozen=True)
 class AOTTestRunner:
-    """How models are compiled: `pass_config` of the PassContext. There is no program of its own
-    around the models: what other fields would put there is refused."""
+    """How models are compiled: `pass_config` configures the PassContext. The models have no
+    surrounding program, so fields that would add to one are rejected.
+    """
 
     makefile: str = "default"
     prologue: str = ""
@@ -92,7 +93,7 @@ def compile_models(
     workspace_memory_pools: WorkspaceMemoryPools | None = None,
     use_runtime_executor: bool = True,
 ) -> list[AOTCompiledTestModel]:
-    """The models as C, at opt level 3. Raises CompileError."""
+    """Compile the models to C at opt level 3. Raises CompileError."""
     if not use_runtime_executor:
         raise CompileError("compile models: an executor and a runtime are always said")
     options = {
@@ -102,7 +103,7 @@ def compile_models(
         "constant-byte-alignment": constant_byte_alignment,
     }
     config = dict(pass_config or {}) | ({} if enable_op_fusion else {FUSE_DEPTH: 1})
-    made = []
+    compiled = []
     for model in _listed(models):
         with PassContext(opt_level=3, config=config):
             program = build(
@@ -115,8 +116,8 @@ def compile_models(
                 workspace_memory_pools=workspace_memory_pools,
             )
         assert isinstance(program, MicroProgram)
-        made.append(AOTCompiledTestModel(model, program))
-    return made
+        compiled.append(AOTCompiledTestModel(model, program))
+    return compiled
 
 
 def _listed(models: Models) -> list[AOTTestModel]:
@@ -130,25 +131,27 @@ def run_and_check(
     test_dir: str | None = None,
     print_output_on_mismatch: bool = False,
 ) -> bool:
-    """Compile the C of all models into one library, run each and compare; gives True. `test_dir` is
-    the folder that keeps the files. Raises RunError where an output is off, with the elements if
-    `print_output_on_mismatch`; CompileError where the C compiler fails.
+    """Compile the C code of all models into one library, run each and compare; return True.
+    `test_dir` is a folder that keeps the files. Raises RunError for a mismatch, listing the
+    elements if `print_output_on_mismatch`, and CompileError if the C compiler fails.
     """
-    asked = [f for f in ("prologue", "epilogue", "includes", "parameters") if getattr(runner, f)]
-    if runner.makefile != "default" or asked:
-        what = asked[0] if asked else "makefile"
+    unsupported = [
+        f for f in ("prologue", "epilogue", "includes", "parameters") if getattr(runner, f)
+    ]
+    if runner.makefile != "default" or unsupported:
+        what = unsupported[0] if unsupported else "makefile"
         raise InputError(f"run models: they run in this process, without a {what} of the runner")
     with contextlib.ExitStack() as stack:
         folder = test_dir or stack.enter_context(tempfile.TemporaryDirectory())
         library = _library([m.executor_factory for m in models], Path(folder))
-        for each in models:
-            found = _run(each, library, interface_api)
-            _check(each.model, found, print_output_on_mismatch)
+        for compiled_model in models:
+            outputs = _run(compiled_model, library, interface_api)
+            _check(compiled_model.model, outputs, print_output_on_mismatch)
     return True
 
 
 def _library(programs: Sequence[MicroProgram], folder: Path) -> Path:
-    """The C of programs in a folder, and the library that is made of it."""
+    """Write the C code of programs to a folder, and return the library built from it."""
     sources: dict[Path, None] = {}
     for program in programs:
         for path, text in emit_files(program.module).items():
@@ -157,33 +160,33 @@ def _library(programs: Sequence[MicroProgram], folder: Path) -> Path:
             file.write_text(text)
             if file.suffix == ".c":
                 sources[file] = None
-    made = folder / "models.so"
+    library = folder / "models.so"
     flags = [word for word in FLAGS.rstrip(".").split() if word.startswith("-")]
     command = [find_compiler(), "-std=c99", "-O1", "-shared", "-fPIC", *flags]
-    command += [f"-I{folder / 'include'}", *map(str, sources), "-lm", "-o", str(made)]
+    command += [f"-I{folder / 'include'}", *map(str, sources), "-lm", "-o", str(library)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise CompileError(f"run models: the C compiler failed:\n{done.stderr[:2000]}")
-    return made
+    return library
 
 
 def _run(model: AOTCompiledTestModel, library: Path, interface: str) -> list[Array]:
-    """The outputs of a model, called as `interface` says."""
+    """Return the outputs of a model called through `interface`."""
     module = model.executor_factory.module
-    given = dict(model.model.inputs or {})
+    inputs_left = dict(model.model.inputs or {})
     inputs = []
     for tensor in module.inputs:
-        if tensor.name not in given:
+        if tensor.name not in inputs_left:
             raise InputError(f"run models: {model.model.name}: input '{tensor.name}' is missing")
-        value = np.array(given.pop(tensor.name), order="C")
+        value = np.array(inputs_left.pop(tensor.name), order="C")
         if value.shape != tensor.shape or str(value.dtype) != tensor.dtype:
             raise InputError(
                 f"run models: {model.model.name}: input '{tensor.name}': expected "
                 f"{tensor.dtype}{tensor.shape}, got {value.dtype}{value.shape}"
             )
         inputs.append(value)
-    if given:
-        raise InputError(f"run models: {model.model.name}: no input is named '{min(given)}'")
+    if inputs_left:
+        raise InputError(f"run models: {model.model.name}: no input is named '{min(inputs_left)}'")
     outputs = [np.zeros(t.shape, t.dtype) for t in module.outputs]
     name = f"{prefix_of(module.name)}_run"
     if interface == "packed":
@@ -201,29 +204,31 @@ def _run(model: AOTCompiledTestModel, library: Path, interface: str) -> list[Arr
     return outputs
 
 
-def _check(model: AOTTestModel, found: Sequence[Array], shows: bool) -> None:
-    """Raises RunError where an output is none of those that are expected."""
-    wanted = list((model.outputs or {}).items())
-    if len(wanted) != len(found):
+def _check(model: AOTTestModel, outputs: Sequence[Array], shows: bool) -> None:
+    """Raises RunError if an output differs from the expected one."""
+    expected = list((model.outputs or {}).items())
+    if len(expected) != len(outputs):
         raise RunError(
-            f"run models: {model.name}: {len(wanted)} outputs expected, got {len(found)}"
+            f"run models: {model.name}: {len(expected)} outputs expected, got {len(outputs)}"
         )
     texts = [
-        _mismatch(name, got, np.asarray(value), model.output_tolerance, shows)
-        for (name, value), got in zip(wanted, found, strict=True)
+        _mismatch(name, output, np.asarray(value), model.output_tolerance, shows)
+        for (name, value), output in zip(expected, outputs, strict=True)
     ]
     if any(texts):
         shown = "\n".join(filter(None, texts))
         raise RunError(f"run models: {model.name}: {shown}\n{AOT_FAILURE_TOKEN}")
 
 
-def _mismatch(name: str, got: Array, wanted: Array, tolerance: float | None, shows: bool) -> str:
-    """What is wrong with an output; empty if nothing is."""
-    if got.size != wanted.size:
-        return f"output '{name}': shape {wanted.shape} expected, got {got.shape}"
-    least = 0.001 if np.issubdtype(got.dtype, np.inexact) else 0
-    allowed = least if tolerance is None else tolerance
-    a, b = (v.reshape(got.shape).astype(np.float64) for v in (got, wanted))
+def _mismatch(
+    name: str, actual: Array, expected: Array, tolerance: float | None, shows: bool
+) -> str:
+    """Describe how an output differs; empty if it matches."""
+    if actual.size != expected.size:
+        return f"output '{name}': shape {expected.shape} expected, got {actual.shape}"
+    default_tolerance = 0.001 if np.issubdtype(actual.dtype, np.inexact) else 0
+    allowed = default_tolerance if tolerance is None else tolerance
+    a, b = (v.reshape(actual.shape).astype(np.float64) for v in (actual, expected))
     off = ~((np.abs(a - b) <= allowed) | (a == b) | (np.isnan(a) & np.isnan(b)))
     if not off.any():
         return ""
@@ -252,8 +257,9 @@ def compile_and_run(
     test_dir: str | None = None,
     print_output_on_mismatch: bool = False,
 ) -> bool:
-    """`compile_models`, then `run_and_check`. `debug_calculated_workspaces` changes nothing: the
-    workspace is planned, so that there is no allocator to check."""
+    """Run `compile_models`, then `run_and_check`. `debug_calculated_workspaces` has no effect: the
+    workspace is planned, so there is no allocator to check.
+    """
     if target_opts:
         target = " ".join([str(target), *(f"{key}={value}" for key, value in target_opts.items())])
     compiled = compile_models(
@@ -275,39 +281,40 @@ def generate_ref_data(
     params: Mapping[str, Array] | None = None,
     target: TargetLike = "llvm",
 ) -> dict[str, Array]:
-    """What a program gives for inputs by name, on the runtime of this machine: "output", or
-    "output0", "output1", ... by order; or by the names in the attribute `output_tensor_names`.
+    """Return a program's outputs for inputs by name, computed on this machine: "output", or
+    "output0", "output1", ... in order; or by the names in the attribute `output_tensor_names`.
     """
     lib = build(mod, target, params=params)
     assert not isinstance(lib, MicroProgram)
-    found = _leaves(lib(**{name: np.asarray(value) for name, value in input_data.items()}))
+    outputs = _leaves(lib(**{name: np.asarray(value) for name, value in input_data.items()}))
     main = mod["main"] if isinstance(mod, IRModule) else mod
     names = main.attr("output_tensor_names")
     if names is None:
-        names = ["output"] if len(found) == 1 else [f"output{n}" for n in range(len(found))]
+        names = ["output"] if len(outputs) == 1 else [f"output{n}" for n in range(len(outputs))]
     assert isinstance(names, (list, tuple))
-    return dict(zip(map(str, names), found, strict=True))
+    return dict(zip(map(str, names), outputs, strict=True))
 
 
 def _leaves(result: object) -> list[Array]:
-    """The tensors of a result, depth first."""
+    """Return the tensors of a result, depth first."""
     stack: list[Any] = [result]
-    found: list[Array] = []
+    tensors: list[Array] = []
     while stack:
         at = stack.pop()
         if hasattr(at, "numpy"):
-            found.append(at.numpy())
+            tensors.append(at.numpy())
         else:
             stack.extend(reversed(list(at)))
-    return found
+    return tensors
 
 
 def create_relay_module_and_inputs_from_tflite_file(
     tflite_model_file: str, bind_params_by_name: bool = True
 ) -> tuple[IRModule, dict[str, Array], dict[str, Any]]:
-    """A module of a TensorFlow Lite file, random inputs over the range of their dtypes (floats:
-    standard normal), and its parameters, which are constants of the module: none. Raises InputError
-    where parameters are to be inputs (`bind_params_by_name` false)."""
+    """Return a TensorFlow Lite file's module, random inputs over the range of their dtypes (floats:
+    standard normal), and its parameters: none, since they are constants of the module. Raises
+    InputError if `bind_params_by_name` is false.
+    """
     if not bind_params_by_name:
         raise InputError("import of a TFLite file: parameters are constants of the module")
     module, params = from_tflite(Path(tflite_model_file).read_bytes())
