@@ -183,7 +183,7 @@ _FOLDERS = frozenset(
 
 
 def __getattr__(name: str) -> object:
-    """Load a public name or a folder of the package when it is first used."""
+    """Load a public name or subpackage on first use."""
     if name in _FOLDERS:
         return _module(f"ekiden.{name}", name)
     if name not in __all__:
@@ -194,7 +194,9 @@ def __getattr__(name: str) -> object:
 
 
 def _module(home: str, name: str) -> object:
-    """The module of a public name; MissingCompilerError where the compiler is not installed."""
+    """Import the module that defines a public name. Raises MissingCompilerError if the compiler is
+    not installed.
+    """
     try:
         return import_module("ekiden._lazy").load_module(home)
     except ModuleNotFoundError:
@@ -202,8 +204,9 @@ def _module(home: str, name: str) -> object:
 
 
 def _before_fork() -> None:
-    """Wait for another thread that is importing the runtime, and do what its hook of forks does:
-    Python calls those that were there when the fork began."""
+    """Wait for another thread that is importing the runtime, and run the runtime's own fork hook:
+    Python calls those that were there when the fork began.
+    """
     if "ekiden.runtime" in sys.modules:
         import_module("ekiden.runtime")
         import_module("ekiden.runtime.forks").before_fork()
@@ -214,5 +217,5 @@ if hasattr(os, "register_at_fork"):
 
 
 def __dir__() -> list[str]:
-    """The public names and the folders."""
+    """Return the public names and subpackages."""
     return sorted(_FOLDERS.union(__all__))

@@ -1,4 +1,4 @@
-"""`python -m ekiden` is the command `ekiden`."""
+"""Entry point: `python -m ekiden` is the command `ekiden`."""
 
 import sys
 

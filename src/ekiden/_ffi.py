@@ -1,4 +1,4 @@
-"""The functions and types of the runtime under the module that TVM has them in."""
+"""Functions and types of the runtime at TVM's module path."""
 
 from ekiden.runtime import (
     DataType,

@@ -1,4 +1,4 @@
-"""Names that load when they are first used: the one mechanism of the package.
+"""Lazy loading of modules and names: the one mechanism of the package.
 
 - `LazyModule(name)` stands for a module in the globals of another.
 - `attach(__name__, {module: names})` gives a package the names of its modules (PEP 562).
@@ -37,14 +37,14 @@ THIRD_PARTY_IMPORTERS: list[int] = []
 
 
 def module_owners() -> list[tuple[str, int]]:
-    """Return the modules that are being imported, with the threads that import them."""
+    """Return the modules being imported, with the threads that import them."""
     references = list(getattr(_bootstrap, "_module_locks", {}).items())
     locks = ((str(name), reference()) for name, reference in references)
     return [(name, lock.owner) for name, lock in locks if lock is not None]
 
 
 def is_importing() -> bool:
-    """Return whether this thread imports a module, whose lock others may wait for."""
+    """Return whether this thread is importing a module, whose lock others may wait for."""
     own = get_ident()
     return any(owner == own for _, owner in module_owners())
 
@@ -73,7 +73,9 @@ def load_module(name: str) -> ModuleType:
 
 
 def _renew_lock() -> None:
-    """Open the lock in the child of a fork where another thread held it, which the child lacks."""
+    """Replace the lock in a forked child if another thread held it, since that thread does not
+    exist there.
+    """
     global _LOCK
     if not _LOCK._is_owned():  # type: ignore[attr-defined]  # as threading.Condition asks
         _LOCK = RLock()
@@ -87,13 +89,14 @@ _DEFERRED: dict[str, None] = {}
 
 
 def defer(modules: Iterable[str]) -> None:
-    """Note modules that add rows to tables: they load before a table lists all its rows, or says
-    that it has no such row."""
+    """Register modules that add rows to tables when loaded: they load before a table lists all its
+    rows, or says that it has no such row.
+    """
     _DEFERRED.update(dict.fromkeys(modules))
 
 
 def load_deferred() -> None:
-    """Load every deferred module, but those whose import this thread is inside of."""
+    """Load every deferred module, except those this thread is already importing."""
     tried: set[str] = set()
     while names := [name for name in list(_DEFERRED) if name not in tried]:
         for name in names:
@@ -104,7 +107,8 @@ def load_deferred() -> None:
 
 
 class LazyModule:
-    """Stands for a module; the first name that is looked up loads it.
+    """A stand-in for a module, loaded when the first attribute is looked up; the first name that is
+    looked up loads it.
 
     if TYPE_CHECKING:
         from ekiden.runtime.profile import report
@@ -128,8 +132,9 @@ class LazyModule:
 
 
 class ExportingPackage(ModuleType):
-    """A package one of whose exports is called as one of its modules: importlib would put the
-    module in its place whenever that is imported, and PEP 562 has no hook for assignments."""
+    """A package with an export that has the name of one of its submodules: importlib would replace
+    it by the submodule on import, and PEP 562 has no hook for assignments.
+    """
 
     _exports: Mapping[str, object] = {}
 
@@ -141,8 +146,8 @@ class ExportingPackage(ModuleType):
 def attach(
     package: str, exports: Mapping[str, str], rest: str = "", *, registers: bool = False
 ) -> tuple[Callable[[str], object], Callable[[], list[str]]]:
-    """Return `__getattr__` and `__dir__` of a package whose names load when they are
-    first used; its modules are attributes too. `__getattr__` raises AttributeError.
+    """Return `__getattr__` and `__dir__` of a package whose names and submodules load on first use;
+    its modules are attributes too. `__getattr__` raises AttributeError.
 
     Args:
         package: `__name__` of the package.
@@ -156,9 +161,13 @@ def attach(
     for module, names in exports.items():
         full = module if module.startswith("ekiden.") else f"{package}.{module}"
         for export in names.split():
-            name, _, other = export.partition(":")
-            home = other if other.startswith("ekiden.") else f"{package}.{other or name}"
-            targets[name] = (full, other or name) if module else (home, "")
+            name, _, target_name = export.partition(":")
+            home = (
+                target_name
+                if target_name.startswith("ekiden.")
+                else f"{package}.{target_name or name}"
+            )
+            targets[name] = (full, target_name or name) if module else (home, "")
     rest = rest and f"{package}.{rest}"
     defer([rest] if rest else [module for module, _ in targets.values()] if registers else [])
     own = sys.modules[package]
@@ -167,7 +176,7 @@ def attach(
         own.__class__ = ExportingPackage
 
     def load_name(name: str) -> object:
-        """Load what a name stands for, and set it in the package where it is no module of it."""
+        """Load the value of a name, and store it in the package unless it is a submodule."""
         if name in targets:
             module, attribute = targets[name]
             value: object = load_module(module)
@@ -180,17 +189,21 @@ def attach(
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         source = load_module(rest)
         if "__all__" not in vars(own):  # all at once: looking for a module takes 30 us a name
-            loaded = {each: vars(source)[each] for each in source.__all__ if each in vars(source)}
+            loaded = {
+                name_there: vars(source)[name_there]
+                for name_there in source.__all__
+                if name_there in vars(source)
+            }
             vars(own).update(loaded, __all__=source.__all__)
         return getattr(source, name)
 
     def list_names() -> list[str]:
-        """List all names, loaded or not."""
+        """Return all names, loaded or not."""
         return sorted({*vars(own), *targets, *(load_module(rest).__all__ if rest else ())})
 
     return load_name, list_names
 
 
 def exported_names(exports: Mapping[str, str]) -> list[str]:
-    """Return the names of a table of exports (see `attach`), sorted."""
+    """Return the sorted names of an export table (see `attach`)."""
     return sorted(name.partition(":")[0] for text in exports.values() for name in text.split())

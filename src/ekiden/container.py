@@ -1,4 +1,4 @@
-"""The kinds of containers that fields of nodes are, by TVM's names.
+"""The container types of node fields, by TVM's names.
 
 Ours are Python's own: tuples and dictionaries, strings and numbers.
 """

@@ -1,4 +1,4 @@
-"""The errors of Ekiden under the names that TVM's programs catch."""
+"""Ekiden's errors under TVM's names."""
 
 import ekiden.runtime as _runtime  # noqa: F401  # before a module of it (see ekiden._lazy)
 from ekiden.runtime.errors import CompileError as DiagnosticError

@@ -1,4 +1,4 @@
-"""Instruments of passes, under the name that programs of TVM have: `tvm.instrument`."""
+"""Pass instruments, at TVM's module path: `tvm.instrument`."""
 
 from ekiden.ir.instrument import (
     DumpIR,

@@ -1,4 +1,4 @@
-"""Relay text to programs, under the name that older TVM has it."""
+"""The Relay parser, at the path of older TVM versions."""
 
 from ekiden.relay.parser import fromtext, parse, parse_expr
 

@@ -1,4 +1,4 @@
-"""What this installation is, at TVM's place."""
+"""Information about this installation, at TVM's path."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import ekiden
 
 
 def libinfo() -> dict[str, str]:
-    """Return facts of the installation, by TVM's names where there are such."""
+    """Return facts about the installation, under TVM's names where they exist."""
     return {
         "TVM_VERSION": "0.16.0",
         "EKIDEN_VERSION": ekiden.__version__,

@@ -1,4 +1,4 @@
-"""Passes of modules and the context they run under, at TVM's place."""
+"""Module passes and the context they run in, at TVM's path."""
 
 from ekiden.ir.transform import (
     FunctionPass,
