@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Builds the packages of other languages into dist/bindings, and with --docs their API references.
+"""Build the language binding packages into dist/bindings, and with --docs their API references.
 
-    scripts/build_bindings.py [NAME ...] [--to FOLDER] [--docs]
+scripts/build_bindings.py [NAME ...] [--to FOLDER] [--docs]
 
 A name is a row of PACKAGES; without one all whose tools are there are built, and the others named.
 The runtime's library of this machine goes into the jar and into Node's package, which then need
@@ -36,25 +36,29 @@ PLATFORM = f"linux-{platform.machine()}"
 
 
 class MissingToolError(Exception):
-    """What a package needs that is not here."""
+    """Raised when a tool that a package needs is not installed."""
 
 
 def tool(name: str) -> str:
-    """The path of a program, beside Python's or on the path."""
-    places = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
-    found = shutil.which(name, path=places)
-    if found is None:
+    """Return the path of a program, beside Python's or on the path. Raises MissingToolError."""
+    search_path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+    program = shutil.which(name, path=search_path)
+    if program is None:
         raise MissingToolError(name)
-    return found
+    return program
 
 
 def jdk(name: str) -> str:
-    """A program of a JDK of 22 or later, of JAVA_HOME or /usr/lib/jvm."""
+    """Return a program of a JDK 22 or later, from JAVA_HOME or /usr/lib/jvm. Raises
+    MissingToolError.
+    """
     homes = [Path(os.environ.get("JAVA_HOME", "/nowhere")), *sorted(Path("/usr/lib/jvm").glob("*"))]
     for home in homes:
         release = home / "release"
-        found = re.search(r'JAVA_VERSION="(\d+)', release.read_text()) if release.exists() else None
-        if found and int(found[1]) >= 22 and (home / "bin" / name).exists():
+        version_match = (
+            re.search(r'JAVA_VERSION="(\d+)', release.read_text()) if release.exists() else None
+        )
+        if version_match and int(version_match[1]) >= 22 and (home / "bin" / name).exists():
             return str(home / "bin" / name)
     raise MissingToolError(f"{name} of a JDK of 22 or later, of JAVA_HOME or /usr/lib/jvm")
 
@@ -64,9 +68,9 @@ BRIEF = ("-J-XX:TieredStopAtLevel=1", "-J-XX:+UseSerialGC")
 
 
 def run(words: Sequence[object], folder: Path, **more: str) -> str:
-    """What a program prints. Raises SystemExit with what it says where it fails."""
+    """Run a program and return its output. Raises SystemExit with its messages if it fails."""
     done = subprocess.run(
-        [str(each) for each in words],
+        [str(word) for word in words],
         cwd=folder,
         env={**os.environ, "EKIDEN_LIB_DIR": str(LIBRARY.parent), **more},
         capture_output=True,
@@ -78,26 +82,33 @@ def run(words: Sequence[object], folder: Path, **more: str) -> str:
 
 
 def java(to: Path) -> Path:
-    """A jar with the classes and the native library."""
+    """Build a jar with the classes and the native library."""
     sources = sorted((BINDINGS / "java/src").rglob("*.java"))
-    made = to / f"ekiden-{ekiden.__version__}.jar"
+    jar_file = to / f"ekiden-{ekiden.__version__}.jar"
     with tempfile.TemporaryDirectory() as scratch:
-        place = Path(scratch)
-        words = ["--release", "22", "-Xlint:all,-restricted", "-Werror", "-d", place / "classes"]
-        run([jdk("javac"), *BRIEF, *words, *sources], place)
-        native = place / "classes/native" / PLATFORM
+        build_dir = Path(scratch)
+        words = [
+            "--release",
+            "22",
+            "-Xlint:all,-restricted",
+            "-Werror",
+            "-d",
+            build_dir / "classes",
+        ]
+        run([jdk("javac"), *BRIEF, *words, *sources], build_dir)
+        native = build_dir / "classes/native" / PLATFORM
         native.mkdir(parents=True)
         shutil.copyfile(LIBRARY, native / LIBRARY.name)
-        (place / "manifest").write_text(
+        (build_dir / "manifest").write_text(
             "Automatic-Module-Name: dev.ekiden\nEnable-Native-Access: ALL-UNNAMED\n"
         )
-        run([jdk("jar"), *BRIEF, "--create", "--file", made, "--manifest", place / "manifest",
-             "-C", place / "classes", "."], place)  # fmt: skip
-    return made
+        run([jdk("jar"), *BRIEF, "--create", "--file", jar_file, "--manifest", build_dir / "manifest",
+             "-C", build_dir / "classes", "."], build_dir)  # fmt: skip
+    return jar_file
 
 
 def java_docs(to: Path) -> None:
-    """By javadoc."""
+    """Write the reference with javadoc."""
     sources = sorted((BINDINGS / "java/src").rglob("*.java"))
     run(
         [jdk("javadoc"), *BRIEF, "-quiet", "-Xdoclint:all,-missing", "-Werror", "-d", to, *sources],
@@ -106,40 +117,40 @@ def java_docs(to: Path) -> None:
 
 
 def node(to: Path) -> Path:
-    """A package for npm with the addon and the library of this machine."""
+    """Build an npm package with the addon and this machine's library."""
     name = run([tool("node"), "-p", "`${process.platform}-${process.arch}`"], ROOT).strip()
     with tempfile.TemporaryDirectory() as scratch:
-        place = Path(scratch) / "package"
-        shutil.copytree(BINDINGS / "node", place, ignore=shutil.ignore_patterns("*.node"))
-        prebuilt = place / "prebuilt" / name
+        package_dir = Path(scratch) / "package"
+        shutil.copytree(BINDINGS / "node", package_dir, ignore=shutil.ignore_patterns("*.node"))
+        prebuilt = package_dir / "prebuilt" / name
         prebuilt.mkdir(parents=True)
         shutil.copyfile(LIBRARY, prebuilt / LIBRARY.name)
         include = {"EKIDEN_INCLUDE_DIR": str(runtime.include_dir()), "EKIDEN_RPATH": "$ORIGIN"}
-        run([tool("node"), "build.js", prebuilt / "ekiden.node"], place, **include)
-        return packed(place, to)
+        run([tool("node"), "build.js", prebuilt / "ekiden.node"], package_dir, **include)
+        return packed(package_dir, to)
 
 
 def web(to: Path) -> Path:
-    """The package for browsers, with both runtimes."""
+    """Build the browser package with both runtimes."""
     if find_spec("ziglang") is None:
         raise MissingToolError("ziglang of PyPI, a C compiler for WebAssembly")
     with tempfile.TemporaryDirectory() as scratch:
-        place = Path(scratch)
+        package_dir = Path(scratch)
         for name in package_files():
-            shutil.copyfile(web_source_dir() / name, place / name)
+            shutil.copyfile(web_source_dir() / name, package_dir / name)
         for name in (RUNTIME, THREADED):
-            (place / name).write_bytes(build_runtime(name=name))
-        return packed(place, to)
+            (package_dir / name).write_bytes(build_runtime(name=name))
+        return packed(package_dir, to)
 
 
 def packed(folder: Path, to: Path) -> Path:
-    """A folder as npm publishes it."""
+    """Pack a folder as npm publishes it."""
     words = [tool("npm"), "pack", "--ignore-scripts", "--pack-destination", to]
     return to / run(words, folder).split()[-1]
 
 
 def typed_docs(name: str) -> Callable[[Path], None]:
-    """By typedoc of npm, of the types of a package."""
+    """Return a function that writes the reference of a package's types with typedoc."""
 
     def write(to: Path) -> None:
         words = ["--treatWarningsAsErrors", "--skipErrorChecking", "--readme", "none", "--out", to]
@@ -149,33 +160,33 @@ def typed_docs(name: str) -> Callable[[Path], None]:
 
 
 def rust(to: Path) -> Path:
-    """A crate."""
+    """Build a crate."""
     with tempfile.TemporaryDirectory() as scratch:
         words = ["package", "--no-verify", "--offline", "--allow-dirty", "--quiet"]
         run([tool("cargo"), *words, "--target-dir", scratch], BINDINGS / "rust")
-        made = next((Path(scratch) / "package").glob("*.crate"))
-        return Path(shutil.copy(made, to))
+        crate = next((Path(scratch) / "package").glob("*.crate"))
+        return Path(shutil.copy(crate, to))
 
 
 def rust_docs(to: Path) -> None:
-    """By rustdoc."""
+    """Write the reference with rustdoc."""
     words = ["doc", "--no-deps", "--offline", "--quiet", "--target-dir", to]
     run([tool("cargo"), *words], BINDINGS / "rust", RUSTDOCFLAGS="-D warnings")
 
 
 def go(to: Path) -> Path:
-    """The module's files, which are a package as they are."""
-    made = to / f"ekiden-go-{ekiden.__version__}"
+    """Archive the module's files, which are a package as they are."""
+    archive_base = to / f"ekiden-go-{ekiden.__version__}"
     names = [path for path in (BINDINGS / "go").iterdir() if path.is_file()]
     with tempfile.TemporaryDirectory() as scratch:
         for path in names:
             if not path.name.endswith("_test.go"):
                 shutil.copyfile(path, Path(scratch) / path.name)
-        return Path(shutil.make_archive(str(made), "zip", scratch))
+        return Path(shutil.make_archive(str(archive_base), "zip", scratch))
 
 
 def go_docs(to: Path) -> None:
-    """By go doc, as text."""
+    """Write the reference with go doc, as text."""
     to.mkdir(parents=True, exist_ok=True)
     flags = {"GOTOOLCHAIN": "local", "GOPROXY": "off"}
     (to / "ekiden.txt").write_text(run([tool("go"), "doc", "-all", "."], BINDINGS / "go", **flags))
@@ -183,7 +194,7 @@ def go_docs(to: Path) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Package:
-    """What makes a package, and its reference."""
+    """The builders of a package and its reference."""
 
     build: Callable[[Path], Path]
     docs: Callable[[Path], None]
@@ -199,7 +210,9 @@ PACKAGES = {
 
 
 def main() -> int:
-    """Build what is asked for; 1 where a tool is missing that was."""
+    """Build the requested packages; return 1 if a tool for an explicitly requested one is
+    missing.
+    """
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", help=f"of {', '.join(PACKAGES)}")
     parser.add_argument("--to", type=Path, default=ROOT / "dist/bindings")
@@ -209,8 +222,8 @@ def main() -> int:
     to.mkdir(parents=True, exist_ok=True)
     for name in options.names or PACKAGES:
         try:
-            made = PACKAGES[name].build(to)
-            print(f"{name}: {made.name}, {made.stat().st_size / 1e3:.0f} kB")
+            package_file = PACKAGES[name].build(to)
+            print(f"{name}: {package_file.name}, {package_file.stat().st_size / 1e3:.0f} kB")
             if options.docs:
                 PACKAGES[name].docs(to / "docs" / name)
         except MissingToolError as error:

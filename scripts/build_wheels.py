@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Builds what a release consists of, into dist/: wheels of ekiden and ekiden-runtime, the sdist.
+"""Build the files of a release into dist/: wheels of ekiden and ekiden-runtime, the sdist.
 
     scripts/build_wheels.py --python python3.11 --python python3.12 --arch x86_64 --arch aarch64
 
@@ -43,36 +43,35 @@ exec '{python}' -m ziglang {tool} {target} "$@"
 
 @dataclass(frozen=True, slots=True)
 class Python:
-    """A CPython to build for: 3.14 is (3, 14), and the folder of its headers."""
+    """A CPython to build for: its version, such as (3, 14), and its header folder."""
 
     version: tuple[int, int]
     headers: Path
 
     @property
     def tag(self) -> str:
-        """The name of it in a wheel's: cp314."""
+        """Return its wheel tag, such as cp314."""
         return f"cp{self.version[0]}{self.version[1]}"
 
 
 def python_of(text: str) -> Python:
-    """An interpreter, asked for its headers, or a folder that has Python.h.
-
-    Raises SystemExit for what is neither.
+    """Locate the headers of an interpreter, or take a folder that contains Python.h. Raises
+    SystemExit.
     """
     path = Path(text)
     if not path.is_dir():
         code = "import sysconfig; print(sysconfig.get_path('include'))"
         try:
-            asked = subprocess.run([text, "-c", code], capture_output=True, text=True, check=True)
+            query = subprocess.run([text, "-c", code], capture_output=True, text=True, check=True)
         except (OSError, subprocess.CalledProcessError) as error:
             raise SystemExit(f"--python {text}: expected an interpreter that runs, or a folder with"
                              f" Python.h: {error}") from error  # fmt: skip
-        path = Path(asked.stdout.strip())
+        path = Path(query.stdout.strip())
     head = path / "patchlevel.h"
-    found = re.findall(r"#define PY_M(?:AJOR|INOR)_VERSION\s+(\d+)", _text_of(head))
-    if len(found) != 2:
+    version_parts = re.findall(r"#define PY_M(?:AJOR|INOR)_VERSION\s+(\d+)", _text_of(head))
+    if len(version_parts) != 2:
         raise SystemExit(f"--python {text}: expected the headers of a CPython, got {path}")
-    return Python((int(found[0]), int(found[1])), path.resolve())
+    return Python((int(version_parts[0]), int(version_parts[1])), path.resolve())
 
 
 def _text_of(path: Path) -> str:
@@ -80,7 +79,9 @@ def _text_of(path: Path) -> str:
 
 
 def toolchain(folder: Path, arch: str, headers: Path) -> dict[str, str]:
-    """Programs that compile for a processor, written into the folder, as CMake's variables."""
+    """Write compiler wrappers for a processor into the folder, and return them as CMake
+    variables.
+    """
     folder.mkdir(parents=True)
     target = f"-target {arch}-linux-gnu.{GLIBC[0]}.{GLIBC[1]}"
     for tool in ("cc", "ar", "ranlib"):
@@ -103,20 +104,19 @@ def toolchain(folder: Path, arch: str, headers: Path) -> dict[str, str]:
 
 
 def config_for(arch: str, headers: Path, folder: Path) -> Path:
-    """A folder, in this one, that has the file which Debian's pyconfig.h includes for a processor;
-    it is empty where the headers have it themselves, or are not Debian's.
-
-    A package of Debian has the file of its own processor alone. That of another stands in, as what
-    is not Debian's does for all: those of `PLATFORMS` have the same sizes and order of bytes.
+    """Return a subfolder with the file that Debian's pyconfig.h includes for a processor; empty if
+    the headers contain it or are not Debian's. A Debian package contains only its own
+    processor's file. Another processor's stands in, as non-Debian headers do for all: the
+    processors of `PLATFORMS` have the same type sizes and byte order.
     """
-    made = folder / "config"
+    config_dir = folder / "config"
     name = f"{headers.name}/pyconfig.h"
-    found = sorted(headers.parent.glob(f"*-linux-gnu/{name}"))
-    wanted = f"{arch}-linux-gnu/{name}"
-    if found and headers.parent / wanted not in found:
-        (made / wanted).parent.mkdir(parents=True)
-        shutil.copy(found[0], made / wanted)
-    return made
+    pyconfig_files = sorted(headers.parent.glob(f"*-linux-gnu/{name}"))
+    required = f"{arch}-linux-gnu/{name}"
+    if pyconfig_files and headers.parent / required not in pyconfig_files:
+        (config_dir / required).parent.mkdir(parents=True)
+        shutil.copy(pyconfig_files[0], config_dir / required)
+    return config_dir
 
 
 def build_wheel(python: Python, arch: str, out: Path) -> Path:
@@ -137,31 +137,31 @@ def build_wheel(python: Python, arch: str, out: Path) -> Path:
         command = [sys.executable, "-m", "pip", "wheel", "--no-build-isolation", "--no-deps",
                    "--quiet", "--wheel-dir", str(work / "wheels"), str(ROOT)]  # fmt: skip
         path = f"{sysconfig.get_path('scripts')}{os.pathsep}{os.environ['PATH']}"  # cmake, ninja
-        subprocess.run([*command, *(f"-C{each}" for each in settings)],
+        subprocess.run([*command, *(f"-C{setting}" for setting in settings)],
                        check=True, env=os.environ | {"PATH": path})  # fmt: skip
-        (made,) = (work / "wheels").glob("*.whl")
-        return Path(shutil.move(made, out / made.name))
+        (wheel,) = (work / "wheels").glob("*.whl")
+        return Path(shutil.move(wheel, out / wheel.name))
 
 
 def audit(wheel: Path) -> None:
-    """Raise SystemExit where auditwheel finds that a wheel needs more than its name says."""
+    """Raises SystemExit if auditwheel finds that a wheel requires more than its tag promises."""
     command = [sys.executable, "-m", "auditwheel", "show", str(wheel)]
-    asked = subprocess.run(command, capture_output=True, text=True, check=False)
-    said = " ".join(asked.stdout.split())
+    report = subprocess.run(command, capture_output=True, text=True, check=False)
+    report_text = " ".join(report.stdout.split())
     promised = wheel.stem.rpartition("-")[2]
-    found = re.search(r'consistent with the following platform tag: "([^"]+)"', said)
-    if asked.returncode or found is None or found[1] != promised:
-        raise SystemExit(f"{wheel.name}: auditwheel: {said}{asked.stderr}")
+    tag_match = re.search(r'consistent with the following platform tag: "([^"]+)"', report_text)
+    if report.returncode or tag_match is None or tag_match[1] != promised:
+        raise SystemExit(f"{wheel.name}: auditwheel: {report_text}{report.stderr}")
 
 
 def build_sdist(out: Path) -> None:
-    """Build the sources' archive."""
+    """Build the source archive."""
     code = "import sys; from scikit_build_core.build import build_sdist; build_sdist(sys.argv[1])"
     subprocess.run([sys.executable, "-c", code, str(out)], check=True, cwd=ROOT)
 
 
 def sizes(out: Path) -> str:
-    """A table of what was built."""
+    """Return a table of the built files."""
     rows = [
         f"| {path.name} | {path.stat().st_size / 1000:,.0f} |" for path in sorted(out.iterdir())
     ]
@@ -169,7 +169,7 @@ def sizes(out: Path) -> str:
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--python", action="append", metavar="PYTHON", type=python_of,
                         help="an interpreter or folder with Python.h; may be repeated")  # fmt: skip
@@ -183,7 +183,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Build all; the exit status."""
+    """Build everything; the exit status."""
     options = parse(arguments)
     options.out.mkdir(parents=True, exist_ok=True)
     os.environ.setdefault("SOURCE_DATE_EPOCH", "315532800")  # 1980, the first year of zip files

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Compile every family of kernels for CUDA by NVRTC; write what ptxas says of each.
+"""Compile every kernel family for CUDA with NVRTC; write what ptxas says of each.
 
-scripts/cuda_figures.py            print the table
-scripts/cuda_figures.py --write    and put it into docs/cuda-kernels.md
+scripts/cuda_figures.py            print the table scripts/cuda_figures.py --write    and put it
+into docs/cuda-kernels.md
 
 The families are the cases of tests/device/test_thread_families.py and of tests beside it. No GPU is
 needed; the figures are those of the compiler's version, which the page names.
@@ -39,39 +39,41 @@ run on a GPU.
 """
 
 
-def figures(said: str) -> tuple[int, int, int]:
-    """Registers, bytes spilled, bytes of shared memory."""
-    registers = re.search(r"Used (\d+) registers", said)
-    shared = re.search(r"(\d+) bytes smem", said)
-    spilled = sum(int(n) for n in re.findall(r"(\d+) bytes spill", said))
-    assert registers is not None, said
+def figures(compiler_log: str) -> tuple[int, int, int]:
+    """Return (registers, spilled bytes, shared memory bytes)."""
+    registers = re.search(r"Used (\d+) registers", compiler_log)
+    shared = re.search(r"(\d+) bytes smem", compiler_log)
+    spilled = sum(int(n) for n in re.findall(r"(\d+) bytes spill", compiler_log))
+    assert registers is not None, compiler_log
     return int(registers[1]), spilled, int(shared[1]) if shared else 0
 
 
 def kernels() -> Iterator[tuple[str, DeviceKernel]]:
-    """What the table is about: cases, and their kernels."""
+    """Yield the cases of the table with their kernels."""
     for name, shared in families.SHARED + families.OTHERS:
-        way = {None: "", 0: ", each thread by itself", 1: ", by memory of the block"}[shared]
+        variant = {None: "", 0: ", each thread by itself", 1: ", by memory of the block"}[shared]
         for kernel in cuda.kernels(name, shared):
-            yield f"{name}{way}", kernel
-    for name, (build, given) in tensors.CASES.items():
-        module = tensors.program(build, *given)
+            yield f"{name}{variant}", kernel
+    for name, (build, sizes) in tensors.CASES.items():
+        module = tensors.program(build, *sizes)
         for kernel in cuda.kernels_of(module, Target(tensors.TARGET)):
             yield f"{name}, tensor cores", kernel
     for name in bytes_.FIGURES:
-        for way, target in (("words", bytes_.WORDS), ("tensor cores", bytes_.SQUARES)):
+        for variant, target in (("words", bytes_.WORDS), ("tensor cores", bytes_.SQUARES)):
             for kernel in cuda.kernels_of(bytes_.program(name), Target(target)):
                 if bytes_.instruction_of(kernel) == bytes_.INSTRUCTIONS[target]:
-                    yield f"bytes: {name}, {way}", kernel
+                    yield f"bytes: {name}, {variant}", kernel
 
 
 def rows(nvrtc: ctypes.CDLL) -> Iterator[str]:
-    """A line of the table for each kernel."""
+    """Yield a table row for each kernel."""
     for name, kernel in kernels():
-        found = [figures(cuda.compiled(nvrtc, kernel, a)) for a in cuda.ARCHITECTURES]
-        each = " | ".join(f"{registers}, {spilled}" for registers, spilled, _ in found)
+        by_architecture = [figures(cuda.compiled(nvrtc, kernel, a)) for a in cuda.ARCHITECTURES]
+        figures_text = " | ".join(
+            f"{registers}, {spilled}" for registers, spilled, _ in by_architecture
+        )
         kind = re.sub(r"^fused_|_[0-9a-f]{12}|_kernel", "", kernel.name)
-        yield f"| {name} | `{kind}` | {each} | {found[0][2]} |"
+        yield f"| {name} | `{kind}` | {figures_text} | {by_architecture[0][2]} |"
 
 
 def main() -> None:

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Write what the pages of docs/concepts show, from one small model that is compiled: the program
-before and after each stage, and its picture.
+"""Generate the examples in docs/concepts from a small compiled model: the program before and after
+each stage, and its picture.
 
-scripts/generate_concepts.py           write the pages and pictures
-scripts/generate_concepts.py --check   write nothing; fail if the text of a page is out of date
+scripts/generate_concepts.py           write the pages and pictures scripts/generate_concepts.py
+--check   write nothing; fail if the text of a page is out of date
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ LINE, GLYPH, STEP, PAD = 16, 7.0, 14, 8
 
 
 def model() -> onnx.ModelProto:
-    """y = softmax(relu(x W1 + b) W2 + x), with two nodes that compiling removes."""
+    """Return y = softmax(relu(x W1 + b) W2 + x), with two nodes that compilation removes."""
     rng = np.random.default_rng(0)
     arrays = {
         "w1": rng.standard_normal((64, 64), np.float32),
@@ -72,25 +72,25 @@ class Around(PassInstrument):
         self.after: IRModule | None = None
 
     def run_before_pass(self, module: IRModule, info: object) -> None:
-        """Keep it."""
+        """Keep the module before the pass."""
         if getattr(info, "name", "") == self.name and self.before is None:
             self.before = module
 
     def run_after_pass(self, module: IRModule, info: object) -> None:
-        """Keep it."""
+        """Keep the module after the pass."""
         if getattr(info, "name", "") == self.name and self.after is None:
             self.after = module
 
 
 def main_of(module: IRModule) -> Function:
-    """The function `main`."""
-    found = module["main"]
-    assert isinstance(found, Function)
-    return found
+    """Return the function `main`."""
+    function = module["main"]
+    assert isinstance(function, Function)
+    return function
 
 
 def relay_text(function: Function) -> str:
-    """A function as text, without what a reader does not need: node names, kernel digests."""
+    """Return a function as text, without node names and kernel digests."""
     text = relay.astext(function, show_meta_data=False)
     text = re.sub(r"/\* ty=(?:[^*]|\*(?!/))*?\*/ ?", "", text)
     text = re.sub(r"(?:, )?(?:span|hash)=\"?[^,*)\n]*?(?= \*/|,|\))", "", text)
@@ -98,26 +98,32 @@ def relay_text(function: Function) -> str:
     text = re.sub(r"meta\[relay\.Constant\]\[(\d+)\]", r"constant\1", text)
     text = re.sub(r"(?<=\S) +(?=[;,)])", "", text)
     lines = (line.rstrip() for line in text.splitlines())
-    return "\n".join(each for each in lines if not each.startswith("#["))
+    return "\n".join(text_line for text_line in lines if not text_line.startswith("#["))
 
 
 def typed_text(module: IRModule) -> str:
-    """The main function with types behind each call."""
+    """Return the main function as text, with types."""
     text = relay.astext(main_of(module), show_meta_data=False)
     text = re.sub(r"meta\[relay\.Constant\]\[(\d+)\]", r"constant\1", text)
-    return "\n".join(each.rstrip() for each in text.splitlines() if not each.startswith("#["))
+    return "\n".join(
+        text_line.rstrip() for text_line in text.splitlines() if not text_line.startswith("#[")
+    )
 
 
 def without_digests(text: str) -> str:
-    """Names of kernels without the digest that ends them."""
+    """Strip the trailing digests of kernel names."""
     return re.sub(r"_[0-9a-f]{12}\b", "", text)
 
 
 def nest(text: str) -> str:
-    """Python text as nested boxes: one for each line that others stand under. SVG."""
-    lines = [each for each in text.splitlines() if each.strip() and not each.startswith("from ")]
+    """Return Python text as nested boxes in SVG, one per compound statement."""
+    lines = [
+        source_line
+        for source_line in text.splitlines()
+        if source_line.strip() and not source_line.startswith("from ")
+    ]
     unit = min((len(e) - len(e.lstrip()) for e in lines if e.startswith(" ")), default=4)
-    depth = [(len(each) - len(each.lstrip())) // unit for each in lines]
+    depth = [(len(shown_line) - len(shown_line.lstrip())) // unit for shown_line in lines]
     width = max(len(e.strip()) * GLYPH + d * STEP for e, d in zip(lines, depth, strict=True))
     width += 2 * PAD + STEP * max(depth)
     shown: list[str] = []
@@ -135,18 +141,18 @@ def nest(text: str) -> str:
 
 
 def calls(text: str) -> str:
-    """Bytecode as a picture: each instruction, and an arrow from a call to its kernel. SVG."""
+    """Return bytecode as an SVG picture, with an arrow from each call to its kernel."""
     code = re.findall(r"^\s*(\d+): (.+)$", text, re.MULTILINE)
     kernels = dict(re.findall(r"^PackedFunc\[(\d+)\]: (.+)$", text, re.MULTILINE))
-    left = max(len(body) for _, body in code) * GLYPH + 60
-    right = left + 70
+    code_width = max(len(body) for _, body in code) * GLYPH + 60
+    right = code_width + 70
     width = right + max(map(len, kernels.values())) * GLYPH + 3 * PAD
     shown = []
-    places = {
+    kernel_y = {
         number: PAD + LINE * (2 + at * max(2, len(code) // len(kernels)))
         for at, number in enumerate(kernels)
     }
-    for number, y in places.items():
+    for number, y in kernel_y.items():
         size = f'width="{width - right - PAD:.0f}" height="{LINE + 6}"'
         shown.append(f'<rect x="{right}" y="{y - 4}" {size} rx="4" fill="#e6f5ea"/>')
         shown.append(f'<text x="{right + PAD}" y="{y + LINE - 5}">{kernels[number]}</text>')
@@ -154,8 +160,8 @@ def calls(text: str) -> str:
         y = PAD + at * LINE
         called = re.search(r"PackedFunc\[(\d+)\]", body)
         if called:
-            end = places[called[1]] + LINE / 2
-            path = f"M{left} {y + 8} C{left + 35} {y + 8} {right - 35} {end} {right - 2} {end}"
+            end = kernel_y[called[1]] + LINE / 2
+            path = f"M{code_width} {y + 8} C{code_width + 35} {y + 8} {right - 35} {end} {right - 2} {end}"
             shown.append(f'<path d="{path}" fill="none" stroke="#6aa67c" stroke-width="1.5"/>')
         colour = ' fill="#1d6b35"' if called else ""
         shown.append(
@@ -165,7 +171,7 @@ def calls(text: str) -> str:
 
 
 def picture(body: str, width: float, height: float) -> str:
-    """A whole SVG file, on white, of that body."""
+    """Wrap a body in an SVG file with a white background."""
     size = f'width="{width:.0f}" height="{height:.0f}" viewBox="0 0 {width:.0f} {height:.0f}"'
     font = (
         'font-family="ui-monospace,monospace" font-size="11.5" fill="#1d2733" xml:space="preserve"'
@@ -174,7 +180,7 @@ def picture(body: str, width: float, height: float) -> str:
 
 
 def node_list(proto: onnx.ModelProto) -> str:
-    """The nodes of a model, a line each."""
+    """Return a model's nodes, one per line."""
     lines = []
     for node in proto.graph.node:
         lines.append(
@@ -184,7 +190,7 @@ def node_list(proto: onnx.ModelProto) -> str:
 
 
 def product() -> tuple[str, tir.PrimFunc]:
-    """A product with a relu behind it: as `te` says it, and its loops."""
+    """Return a matrix product followed by a relu: its `te` source, and its loops."""
     source = (
         'A = te.placeholder((n, 64), name="A")\n'
         'B = te.placeholder((64, 64), name="B")\n'
@@ -203,7 +209,9 @@ def product() -> tuple[str, tir.PrimFunc]:
 
 
 def scheduled(function: tir.PrimFunc) -> tir.Schedule:
-    """Tiles of four rows and sixteen columns in registers, the relu at their end."""
+    """Return it tiled by four rows and sixteen columns in registers, with the relu at the end of a
+    tile.
+    """
     sch = tir.Schedule(function)
     block, relu = sch.get_block("C"), sch.get_block("D")
     i, j, k = sch.get_loops(block)
@@ -216,17 +224,17 @@ def scheduled(function: tir.PrimFunc) -> tir.Schedule:
 
 
 def fenced(language: str, text: str) -> str:
-    """A block of a page."""
+    """Return a fenced code block."""
     return f"```{language}\n{text.strip()}\n```"
 
 
 def both(before: tuple[str, str], after: tuple[str, str], first: str = "Before") -> str:
-    """Before and after, as a page has them."""
+    """Return a page's before-and-after blocks."""
     return f"{first}:\n\n{fenced(*before)}\n\nAfter:\n\n{fenced(*after)}"
 
 
 def stages() -> tuple[dict[str, str], dict[str, str]]:
-    """Page -> what it shows; page -> its picture."""
+    """Return the contents of each page; page -> its picture."""
     target = Target(TARGET)
     proto = model()
     imported = relay.transform.InferType()(from_onnx(proto))
@@ -273,7 +281,7 @@ def stages() -> tuple[dict[str, str], dict[str, str]]:
 
 
 def elementwise() -> tir.PrimFunc:
-    """b = 2 a + 1, in vectors of eight."""
+    """Return b = 2 a + 1 in vectors of eight."""
     a = te.placeholder((64,), name="A")
     b = te.compute((64,), lambda i: a[i] * 2.0 + 1.0, name="B")
     sch = tir.Schedule(te.create_prim_func([a, b]))
@@ -286,19 +294,21 @@ def elementwise() -> tir.PrimFunc:
 
 
 def flame_chart() -> str:
-    """A run of the model, by the machine that runs this."""
+    """Return the flame chart of a run on this machine."""
     report = ekiden.compile(model()).profile(np.ones((32, 64), np.float32))
     return report.flame()
 
 
 def filled(page: Path, text: str) -> str:
-    """A page with what it shows."""
+    """Return a page with its generated section replaced. Raises SystemExit unless it has exactly
+    one.
+    """
     name = page.stem
     begin, end = f"<!-- {name}: scripts/generate_concepts.py -->", f"<!-- end of {name} -->"
     old = page.read_text(encoding="utf-8")
-    made = f"{begin}\n{text}\n{end}"
+    section = f"{begin}\n{text}\n{end}"
     new, count = re.subn(
-        f"{re.escape(begin)}.*?{re.escape(end)}", lambda _: made, old, flags=re.DOTALL
+        f"{re.escape(begin)}.*?{re.escape(end)}", lambda _: section, old, flags=re.DOTALL
     )
     if count != 1:
         raise SystemExit(f"{page.name}: expected one place for {name}, got {count}")
@@ -306,14 +316,14 @@ def filled(page: Path, text: str) -> str:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Write or check; the exit status."""
+    """Write or check the pages, and return the exit status."""
     os.environ.setdefault("EKIDEN_COMPILE_JOBS", "1")
     texts, pictures = stages()
-    made = {PAGES / f"{n}.md": filled(PAGES / f"{n}.md", text) for n, text in texts.items()}
+    files = {PAGES / f"{n}.md": filled(PAGES / f"{n}.md", text) for n, text in texts.items()}
     if "--check" not in arguments:
-        made |= {PAGES / f"{n}-stage.svg": text for n, text in pictures.items()}
-        made[PAGES / "run-stage.svg"] = flame_chart()
-    return write_or_check(made, Path(__file__).name)
+        files |= {PAGES / f"{n}-stage.svg": text for n, text in pictures.items()}
+        files[PAGES / "run-stage.svg"] = flame_chart()
+    return write_or_check(files, Path(__file__).name)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Write what the C runtime and the documentation say of processors, from the tables in
-src/ekiden/target: runtime/src/ek_cpu_table.h, tables in docs/artifact-format.md.
+"""Generate the processor tables of the C runtime and documentation from src/ekiden/target:
+runtime/src/ek_cpu_table.h, tables in docs/artifact-format.md.
 
-scripts/generate_cpu.py           write both files
-scripts/generate_cpu.py --check   write nothing; fail if a file is out of date
+scripts/generate_cpu.py           write both files scripts/generate_cpu.py --check   write nothing;
+fail if a file is out of date
 """
 
 import sys
@@ -34,7 +34,7 @@ HEAD = """\
 
 
 def table(architecture: str) -> str:
-    """The words that are asked, and the features with their places."""
+    """Return the C table of an architecture: the detection words, and each feature with its bit."""
     words = WORDS[architecture]
     listed = ", ".join(words)
     rows = [
@@ -55,33 +55,33 @@ def table(architecture: str) -> str:
 
 
 def state(name: str) -> str:
-    """The name in C of the registers that a feature needs."""
+    """Return the C name of the register state a feature needs."""
     return f"NEEDS_{name.upper()}" if name else "NEEDS_NONE"
 
 
 def flags(architecture: str) -> list[str]:
-    """What artifacts may need on an architecture."""
+    """Return the flags that artifacts may require on an architecture."""
     return [f.flag for f in FEATURES.values() if f.architecture == architecture and f.flag]
 
 
 def page() -> str:
-    """The page with its table as it has to be."""
-    head, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
-    _, _, tail = rest.partition(END)
+    """Return the documentation page with its table updated."""
+    head, _, after_begin = PAGE.read_text(encoding="utf-8").partition(BEGIN)
+    _, _, tail = after_begin.partition(END)
     rows = [f"| {arch} | {' '.join(flags(arch))} |\n" for arch in GUARDS]
     return "".join((head, BEGIN, "| architecture | abilities |\n|---|---|\n", *rows, END, tail))
 
 
 def header() -> str:
-    """The whole header of C."""
-    parts = [HEAD]
+    """Return the C header."""
+    sections = [HEAD]
     for i, (architecture, guard) in enumerate(GUARDS.items()):
-        parts.append(f"#{'el' if i else ''}if {guard}\n\n{table(architecture)}\n")
-    return "\n".join([*parts, "#endif", ""])
+        sections.append(f"#{'el' if i else ''}if {guard}\n\n{table(architecture)}\n")
+    return "\n".join([*sections, "#endif", ""])
 
 
 def main() -> int:
-    """Write or check; the exit status."""
+    """Write or check the files; the exit status."""
     return write_or_check({HEADER: header(), PAGE: page()}, Path(__file__).name)
 
 

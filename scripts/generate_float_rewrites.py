@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Print the page of the site that lists the rewrites of floating point, made of their tables."""
+"""Generate docs/float-rewrites.md from the floating-point rewrite tables."""
 
 import sys
 from collections.abc import Iterable

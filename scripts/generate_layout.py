@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Write the layouts and numbers of the C runtime that Python relies on: from the headers
-src/ekiden/runtime/binding/layout.py, and runtime/src/ek_layout.c, in which the C compiler holds the
-same.
+"""Generate the C runtime layouts and constants that Python relies on: from the headers
+src/ekiden/runtime/binding/layout.py, and runtime/src/ek_layout.c, in which the C compiler holds
+the same.
 
-scripts/generate_layout.py           write both files
-scripts/generate_layout.py --check   write nothing; fail if a file is out of date
+scripts/generate_layout.py           write both files scripts/generate_layout.py --check   write
+nothing; fail if a file is out of date
 """
 
 import re
@@ -61,7 +61,7 @@ NARROW = ("ek_dltensor", "ek_native")
 
 
 class Layout(NamedTuple):
-    """A structure: its size and alignment, and where its members begin."""
+    """A structure's size, alignment, and member offsets."""
 
     size: int
     alignment: int
@@ -69,19 +69,19 @@ class Layout(NamedTuple):
 
 
 def plain(path: str) -> str:
-    """A file of C without its comments."""
+    """Return a C file without its comments."""
     return re.sub(r"/\*.*?\*/", "", (ROOT / path).read_text(), flags=re.DOTALL)
 
 
-def layout(name: str, path: str, known: dict[str, Layout], width: int) -> Layout:
-    """The layout of a structure as C lays it out with pointers of `width` bytes."""
-    found = re.search(rf"typedef struct {name} \{{(.*?)\}} {name};", plain(path), re.DOTALL)
-    if found is None:
+def layout(name: str, path: str, layouts: dict[str, Layout], width: int) -> Layout:
+    """Return the layout of a C structure, for pointers of `width` bytes."""
+    struct_match = re.search(rf"typedef struct {name} \{{(.*?)\}} {name};", plain(path), re.DOTALL)
+    if struct_match is None:
         raise SystemExit(f"{path}: there is no structure {name}")
-    body = re.sub(r"union \{(.*?)\}", _union(known, width), found[1], flags=re.DOTALL)
+    body = re.sub(r"union \{(.*?)\}", _union(layouts, width), struct_match[1], flags=re.DOTALL)
     members, at, alignment = {}, 0, 1
     for declaration in filter(None, map(str.strip, body.split(";"))):
-        for member, size, align in _members(declaration, known, width):
+        for member, size, align in _members(declaration, layouts, width):
             at += -at % align
             members[member] = at
             at += size
@@ -89,38 +89,40 @@ def layout(name: str, path: str, known: dict[str, Layout], width: int) -> Layout
     return Layout(at + -at % alignment, alignment, members)
 
 
-def _union(known: dict[str, Layout], width: int) -> object:
-    """Stands for a union, as wide as its widest member."""
+def _union(layouts: dict[str, Layout], width: int) -> object:
+    """Return a substitution for a union: a type as wide as its widest member."""
 
-    def replace(found: re.Match[str]) -> str:
-        """The type that stands for a union: of what may lie in it only the width matters to
-        readers.
-        """
-        declared = filter(None, map(str.strip, found[1].split(";")))
-        parts = [part for each in declared for part in _members(each, known, width)]
-        return {4: "int32_t", 8: "int64_t"}[max(size for _, size, _ in parts)]
+    def replace(match: re.Match[str]) -> str:
+        """Return the type that stands in for a union; only its width matters to readers."""
+        declared = filter(None, map(str.strip, match[1].split(";")))
+        members = [
+            union_member
+            for declaration in declared
+            for union_member in _members(declaration, layouts, width)
+        ]
+        return {4: "int32_t", 8: "int64_t"}[max(size for _, size, _ in members)]
 
     return replace
 
 
 def _members(
-    declaration: str, known: dict[str, Layout], width: int
+    declaration: str, layouts: dict[str, Layout], width: int
 ) -> Iterator[tuple[str, int, int]]:
-    """(name, size, alignment) of what a declaration declares."""
+    """Yield (name, size, alignment) for each member of a declaration."""
     if call := re.search(r"\(\*(\w+)\)", declaration):
         yield call[1], width, width
         return
     kind, names = re.fullmatch(r"((?:const |struct )*\w+)\b(.*)", declaration, re.DOTALL).groups()  # type: ignore[union-attr]
     kind = kind.split()[-1]
-    inner = known.get(kind)
+    inner = layouts.get(kind)
     plain_size = width if kind in POINTERS else PRIMITIVES.get(kind, 0)
     size, align = (inner.size, inner.alignment) if inner else (plain_size,) * 2
-    for each in names.split(","):
-        name = re.search(r"\w+(?=\s*(?:\[\w*\])?\s*$)", each)
+    for declarator in names.split(","):
+        name = re.search(r"\w+(?=\s*(?:\[\w*\])?\s*$)", declarator)
         if name is None:
             raise SystemExit(f"cannot read the declaration '{declaration}'")
-        count = re.search(r"\[(\w*)\]", each)
-        if "*" in each:
+        count = re.search(r"\[(\w*)\]", declarator)
+        if "*" in declarator:
             yield name[0], width, width
         elif not align:
             raise SystemExit(f"the type of '{declaration}' is not known")
@@ -129,9 +131,9 @@ def _members(
 
 
 def numbers(member: str, prefix: str, path: str) -> dict[str, int]:
-    """The numbers of the enumeration that has a member."""
-    for found in re.finditer(r"enum\s*\w*\s*\{([^}]*)\}", plain(path)):
-        rows = [each.strip() for each in found[1].split(",") if each.strip()]
+    """Return the constants of the enumeration that contains a member."""
+    for enumeration in re.finditer(r"enum\s*\w*\s*\{([^}]*)\}", plain(path)):
+        rows = [entry.strip() for entry in enumeration[1].split(",") if entry.strip()]
         if member not in [row.split("=")[0].strip() for row in rows]:
             continue
         values: dict[str, int] = {}
@@ -143,8 +145,8 @@ def numbers(member: str, prefix: str, path: str) -> dict[str, int]:
 
 
 def services() -> tuple[list[str], list[str]]:
-    """What compiled code may import, but for the bodies of instructions: everywhere, and where a
-    processor has no instruction for it.
+    """Return what compiled code may import besides instruction bodies: on every processor, and
+    where one lacks an instruction.
     """
     table = re.search(r"services\[\] = \{(.*?)\n\};", (ROOT / SERVICES).read_text(), re.DOTALL)
     assert table is not None, "ek_services.c has the table"
@@ -154,41 +156,44 @@ def services() -> tuple[list[str], list[str]]:
 
 
 def class_name(name: str) -> str:
-    """`ek_dltensor` -> `DLTensor`"""
+    """Return the Python class name of a C structure: `ek_dltensor` becomes `DLTensor`."""
     text = name.removeprefix("ek_")
     return {"dltensor": "DLTensor", "adt": "ADT", "dtype": "DType"}.get(text, text.capitalize())
 
 
-def structure(title: str, name: str, found: Layout) -> list[str]:
-    """The class of a structure."""
-    lines = [f"    {member.upper()} = {at}" for member, at in found.members.items()]
+def structure(title: str, name: str, struct_layout: Layout) -> list[str]:
+    """Return the Python class of a structure."""
+    lines = [f"    {member.upper()} = {at}" for member, at in struct_layout.members.items()]
     head = f'\n\nclass {title}:\n    """Bytes of {name}: its size, and where'
-    return [f'{head} members begin."""\n\n    BYTES = {found.size}\n', "\n".join(lines) + "\n"]
+    return [
+        f'{head} members begin."""\n\n    BYTES = {struct_layout.size}\n',
+        "\n".join(lines) + "\n",
+    ]
 
 
 def both(wide: int, narrow: int) -> str:
-    """A number of C for both widths of pointers."""
+    """Return a C constant for both pointer widths."""
     return str(wide) if wide == narrow else f"EK_BY_WIDTH({wide}, {narrow})"
 
 
 def texts() -> tuple[str, str]:
-    """The module and the asserts."""
-    known: dict[str, Layout] = {}
+    """Return the Python module and the C assertions."""
+    wide: dict[str, Layout] = {}
     narrow: dict[str, Layout] = {}
     module, asserts = [HEAD], []
     for name, path in STRUCTS:
-        known[name] = found = layout(name, path, known, 8)
-        narrow[name] = other = layout(name, path, narrow, 4)
-        module += structure(class_name(name), name, found)
+        wide[name] = wide_layout = layout(name, path, wide, 8)
+        narrow[name] = narrow_layout = layout(name, path, narrow, 4)
+        module += structure(class_name(name), name, wide_layout)
         if name in NARROW:
             about = f"{name} with pointers of 4 bytes"
-            module += structure(f"{class_name(name)}32", about, other)
-        size = both(found.size, other.size)
+            module += structure(f"{class_name(name)}32", about, narrow_layout)
+        size = both(wide_layout.size, narrow_layout.size)
         asserts.append(f'static_assert(sizeof({name}) == {size}, "{name}");')
         asserts += [
-            f"static_assert(offsetof({name}, {member}) == {both(at, other.members[member])},"
+            f"static_assert(offsetof({name}, {member}) == {both(at, narrow_layout.members[member])},"
             f' "{name}.{member}");'
-            for member, at in found.members.items()
+            for member, at in wide_layout.members.items()
         ]
     for title, member, prefix, path in ENUMS:
         values = numbers(member, prefix, path)

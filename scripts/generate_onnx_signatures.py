@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Write src/ekiden/frontend/onnx/signature_table.py from the schemas of the package onnx.
+"""Generate src/ekiden/frontend/onnx/signature_table.py from the schemas of the package onnx.
 
-scripts/generate_onnx_signatures.py           write the file
-scripts/generate_onnx_signatures.py --check   write nothing; fail if the file is out of date
+scripts/generate_onnx_signatures.py           write the file scripts/generate_onnx_signatures.py
+--check   write nothing; fail if the file is out of date
 
 A row is written for each operator and version that changed which inputs, outputs or attributes the
 operator has; versions that changed only types or meaning have the row before.
@@ -91,13 +91,13 @@ def table(domain: str) -> list[str]:
             histories[schema.name].append(schema)
     lines = [f'    "{domain}": {{']
     for name, schemas in sorted(histories.items()):
-        parts: list[str] = []
+        versions: list[str] = []
         last = ""
         for schema in sorted(schemas, key=lambda s: s.since_version):
             if row(schema) != last:
                 last = row(schema)
-                parts.append(f"{schema.since_version} {last}".rstrip())
-        literals = wrapped(" ; ".join(parts))
+                versions.append(f"{schema.since_version} {last}".rstrip())
+        literals = wrapped(" ; ".join(versions))
         if len(literals) == 1 and len(f'        "{name}": {literals[0]},') <= COLUMNS:
             lines.append(f'        "{name}": {literals[0]},')
         else:

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Write what is made from runtime/src/vm_opcodes.def: the Python table, the table in docs/vm.md and
-the accessors of operands in C.
+"""Generate the files derived from runtime/src/vm_opcodes.def: the Python table, the table in
+docs/vm.md and the accessors of operands in C.
 
-scripts/generate_opcodes.py           write the files
-scripts/generate_opcodes.py --check   write nothing; fail if a file is out of date
+scripts/generate_opcodes.py           write the files scripts/generate_opcodes.py --check   write
+nothing; fail if a file is out of date
 """
 
 import re
@@ -69,7 +69,7 @@ STRING = re.compile(r'"((?:[^"\\]|\\.)*)"')
 
 
 class Row(NamedTuple):
-    """A row of the definition."""
+    """A row of the definition file."""
 
     name: str
     text: str
@@ -80,7 +80,7 @@ class Row(NamedTuple):
 
 
 def rows() -> Iterator[Row]:
-    """The rows of the definition."""
+    """Yield the rows of the definition file."""
     definition = re.sub(r"/\*.*?\*/", "", DEFINITION.read_text(), flags=re.DOTALL)
     for name, body in ROW.findall(definition):
         columns = re.split(r'"\s*,', body)
@@ -90,17 +90,17 @@ def rows() -> Iterator[Row]:
         flags, _, meaning = columns[3].partition(",")
         if len(operands.split()) != len(letters.replace("n", "")):
             raise SystemExit(f"{DEFINITION.name}: row {name}: a name per operand letter expected")
-        properties = tuple(each.lower() for each in re.findall(r"EK_(\w+)", flags))
+        properties = tuple(flag.lower() for flag in re.findall(r"EK_(\w+)", flags))
         yield Row(name, text, letters, tuple(operands.split()), properties, _join(meaning))
 
 
 def _join(column: str) -> str:
-    """One C string from its adjacent literals; the last quote may have been cut off."""
+    """Join a column's adjacent C string literals; the last quote may have been cut off."""
     return "".join(STRING.findall(column.rstrip().rstrip('"') + '"'))
 
 
 def module_text() -> str:
-    """The whole of src/ekiden/runtime/binding/opcodes.py."""
+    """Return the text of src/ekiden/runtime/binding/opcodes.py."""
     lines = []
     for number, row in enumerate(rows()):
         properties = f"frozenset({row.properties!r})" if row.properties else "frozenset()"
@@ -115,7 +115,7 @@ def module_text() -> str:
 
 
 def _wrapped(text: str) -> str:
-    """The text as adjacent literals of at most 80 characters."""
+    """Split a text into adjacent literals of at most 80 characters."""
     pieces = [""]
     for word in text.split():
         if len(pieces[-1]) + len(word) > 80:
@@ -125,10 +125,10 @@ def _wrapped(text: str) -> str:
 
 
 def page_text() -> str:
-    """docs/vm.md with its table of instructions brought up to date."""
+    """Return docs/vm.md with its instruction table updated."""
     page = PAGE.read_text()
-    before, _, rest = page.partition(BEGIN)
-    _, _, after = rest.partition(END)
+    before, _, after_begin = page.partition(BEGIN)
+    _, _, after = after_begin.partition(END)
     head = ["#", "name", "operands", "printed as", "properties", "meaning"]
     table = [f"| {' | '.join(head)} |", "|--:|---|---|---|---|---|"]
     for number, row in enumerate(rows()):
@@ -157,8 +157,8 @@ LISTS = {"R": "", "V": "", "J": "", "L": "2 * "}
 
 
 def accessors_text() -> str:
-    """The whole of runtime/src/ek_operands.h."""
-    parts = [ACCESSORS_HEAD]
+    """Return the text of runtime/src/ek_operands.h."""
+    sections = [ACCESSORS_HEAD]
     for row in rows():
         names = iter(row.operands)
         at, length_at, tail, lines = 1, 0, "", []
@@ -179,8 +179,8 @@ def accessors_text() -> str:
             at += {"I": 2, "t": 3}.get(letter, 1)
         words = f"{at}{tail}"
         lines.append(_accessor(row.name, "words", "int32_t ", words))
-        parts.append("\n" + "".join(lines))
-    return "".join(parts) + "\n#endif /* EK_OPERANDS_H_ */\n"
+        sections.append("\n" + "".join(lines))
+    return "".join(sections) + "\n#endif /* EK_OPERANDS_H_ */\n"
 
 
 def _accessor(opcode: str, name: str, kind: str, value: str) -> str:
@@ -194,15 +194,15 @@ def _accessor(opcode: str, name: str, kind: str, value: str) -> str:
 
 
 def _operand_column(letters: str, names: Sequence[str]) -> str:
-    """'dst:w n args:R' for letters 'wnR' and the names of all but 'n'."""
+    """Return 'dst:w n args:R' for letters 'wnR' and the names of all but 'n'."""
     remaining = iter(names)
     return " ".join("n" if letter == "n" else f"{next(remaining)}:{letter}" for letter in letters)
 
 
 def main(arguments: list[str]) -> int:
-    """Write the files, or with --check compare them; the exit status."""
-    made = ((MODULE, module_text()), (PAGE, page_text()), (ACCESSORS, accessors_text()))
-    stale = [(path, text) for path, text in made if not path.exists() or path.read_text() != text]
+    """Write the files, or with --check compare them; return the exit status."""
+    files = ((MODULE, module_text()), (PAGE, page_text()), (ACCESSORS, accessors_text()))
+    stale = [(path, text) for path, text in files if not path.exists() or path.read_text() != text]
     for path, text in stale:
         if "--check" in arguments:
             print(f"{path.relative_to(ROOT)} is out of date: run scripts/generate_opcodes.py")

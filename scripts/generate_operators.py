@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Print the page of the site that describes the operators, made of their declarations."""
+"""Generate docs/operators.md from the operator declarations."""
 
 import ast
 import inspect
@@ -23,19 +23,19 @@ others in one kernel.
 
 
 def field_docs(kind: type[Attrs]) -> dict[str, str]:
-    """The strings written under the fields of an attribute class."""
+    """Return the docstrings below the fields of an attribute class."""
     body = ast.parse(textwrap.dedent(inspect.getsource(kind))).body[0]
     assert isinstance(body, ast.ClassDef)
-    found: dict[str, str] = {}
+    docs: dict[str, str] = {}
     for field, after in zip(body.body, body.body[1:], strict=False):
         is_field = isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
         if is_field and isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant):
-            found[field.target.id] = " ".join(str(after.value.value).split())
-    return found
+            docs[field.target.id] = " ".join(str(after.value.value).split())
+    return docs
 
 
 def attributes(definition: OpDef) -> Iterator[str]:
-    """The table of the attributes."""
+    """Yield the attribute table of an operator."""
     kind = definition.attrs
     if kind is None:
         return
@@ -52,7 +52,7 @@ def attributes(definition: OpDef) -> Iterator[str]:
 
 
 def columns(definition: OpDef) -> Iterator[str]:
-    """What the columns say that passes read; empty where they say nothing."""
+    """Yield the properties that passes read, "" for those that do not apply."""
     yield "arguments may change places" if definition.commutes else ""
     yield f"linear: {definition.linear.value}" if definition.linear.name != "NO" else ""
     yield f"transposed: {definition.turns.value}" if definition.turns.name != "NO" else ""
@@ -66,8 +66,8 @@ def columns(definition: OpDef) -> Iterator[str]:
     yield "f(x * s) = f(x) * s for s > 0" if definition.homogeneous else ""
     yield f"all elements are {definition.fills}" if definition.fills is not None else ""
     if definition.gradient_of is not None:
-        forward, place = definition.gradient_of
-        yield f"the gradient of `{forward}` for `{OPS[forward].arguments[place]}`"
+        forward, argument_index = definition.gradient_of
+        yield f"the gradient of `{forward}` for `{OPS[forward].arguments[argument_index]}`"
     yield f"`{definition.quantizes}` on integers" if definition.quantizes else ""
     weights = (f"{weight} with {data}" for data, weight in definition.weight_layouts.items())
     yield f"weights by default: {', '.join(weights)}" if definition.weight_layouts else ""
@@ -76,7 +76,7 @@ def columns(definition: OpDef) -> Iterator[str]:
 
 
 def section(definition: OpDef) -> Iterator[str]:
-    """What the page says about one operator."""
+    """Yield the page's section on one operator."""
     yield f"### `{signature(definition)}`"
     yield ""
     yield definition.description
@@ -100,7 +100,7 @@ def section(definition: OpDef) -> Iterator[str]:
 
 
 def page() -> str:
-    """Return the text of the page: families in order of their names, operators too."""
+    """Return the page, with families and operators in alphabetical order."""
     families: dict[str, list[OpDef]] = {}
     for name in sorted(OPS):
         families.setdefault(name.rpartition(".")[0], []).append(OPS[name])

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Print the page of the site that says what of TVM 0.16's Relay exists, and what does not and why.
+"""Generate docs/relay-coverage.md:
 
 A name that is neither there nor in one of the tables below is an error: the tables cannot go stale
 unseen. Nor may a table excuse what exists.
@@ -134,14 +134,15 @@ REFUSED = {
 
 
 def status(name: str, is_there: Callable[[str], bool]) -> str:
-    """What stands beside a name. Raises SystemExit for one that nothing is said of, or that exists
-    and is excused."""
-    said = [t for t in (OTHER, REFUSED) if name in t]
+    """Return the status of a name. Raises SystemExit for a missing name without an explanation, or
+    an existing one with one.
+    """
+    excuses = [t for t in (OTHER, REFUSED) if name in t]
     if is_there(name):
-        if said:
+        if excuses:
             raise SystemExit(f"{name} exists, and is excused in scripts/generate_relay_coverage.py")
         return "exists"
-    if not said:
+    if not excuses:
         raise SystemExit(f"{name} is missing: say why in scripts/generate_relay_coverage.py")
     if name in OTHER:
         return f"in another form: {OTHER[name]}"
@@ -149,27 +150,27 @@ def status(name: str, is_there: Callable[[str], bool]) -> str:
 
 
 def table(title: str, names: str, is_there: Callable[[str], bool]) -> Iterator[str]:
-    """The part of the page about names."""
-    found: Mapping[str, str] = {
+    """Yield the page's section on some names."""
+    status_by_name: Mapping[str, str] = {
         n: status(n, is_there) for n in sorted(names.split(), key=str.lower)
     }
-    there = [n for n, what in found.items() if what == "exists"]
+    existing = [n for n, what in status_by_name.items() if what == "exists"]
     yield f"## {title}"
     yield ""
-    yield f"{len(there)} of {len(found)} exist: {', '.join(f'`{n}`' for n in there)}."
+    yield f"{len(existing)} of {len(status_by_name)} exist: {', '.join(f'`{n}`' for n in existing)}."
     yield ""
     yield "| name | |"
     yield "|---|---|"
-    yield from (f"| `{n}` | {what} |" for n, what in found.items() if what != "exists")
+    yield from (f"| `{n}` | {what} |" for n, what in status_by_name.items() if what != "exists")
     yield ""
 
 
 def page() -> str:
-    """Return the text of the page. Raises SystemExit for a name that nothing is said of."""
-    parts = [HEAD]
-    parts += table("Transforms", TRANSFORMS, lambda name: hasattr(transform, name))
-    parts += table("Operators", OPERATORS, OPS.__contains__)
-    return "\n".join(parts).rstrip() + "\n"
+    """Return the page."""
+    sections = [HEAD]
+    sections += table("Transforms", TRANSFORMS, lambda name: hasattr(transform, name))
+    sections += table("Operators", OPERATORS, OPS.__contains__)
+    return "\n".join(sections).rstrip() + "\n"
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Write what C, JavaScript and the documentation say of messages, from the tables in
+"""Generate the message tables in C, JavaScript and the documentation from
 src/ekiden/rpc/messages.py: runtime/rpc/ek_rpc_table.h, bindings/web/rpc_table.js, docs/rpc.md;
 and of system calls and variables of sessions, from src/ekiden/rpc/calls.py:
 runtime/rpc/ek_rpc_calls.h, runtime/rpc/ek_rpc_variables.h, docs/sandbox-calls.md.
 
-scripts/generate_rpc.py           write the files
-scripts/generate_rpc.py --check   write nothing; fail if a file is out of date
+scripts/generate_rpc.py           write the files scripts/generate_rpc.py --check   write nothing;
+fail if a file is out of date
 """
 
 import re
@@ -83,7 +83,9 @@ table. [What a session may do](security.md#servers).
 
 
 def messages() -> str:
-    """A row for each message: number, name, letter and name of each field, meaning."""
+    """Return a table with a row per message: number, name, letter and name of each field,
+    meaning.
+    """
     rows = ["| | message | fields | |", "|--:|---|---|---|"]
     for row in MESSAGES.values():
         named = zip(row.fields, row.names.split(), strict=True)
@@ -93,21 +95,21 @@ def messages() -> str:
 
 
 def fields() -> str:
-    """A row for each letter."""
+    """Return a table with a row per field letter."""
     rows = ["| letter | bytes | |", "|---|---|---|"]
     rows += [f"| {letter} | {form} | {what} |" for letter, (form, _, what) in FIELDS.items()]
     return "\n".join(rows)
 
 
 def values() -> str:
-    """A row for each kind of value."""
+    """Return a table with a row per kind of value."""
     rows = ["| tag | | bytes | |", "|--:|---|---|---|"]
     rows += [f"| {tag:d} | {tag.name} | {form} | {what} |" for tag, (form, what) in VALUES.items()]
     return "\n".join(rows)
 
 
 def header() -> str:
-    """The whole header of C."""
+    """Return the C header."""
     rows = [
         f'  ROW({row.kind.name}, {row.kind:d}, "{row.fields}", {row.least})'
         for row in MESSAGES.values()
@@ -138,7 +140,7 @@ def header() -> str:
 
 
 def script() -> str:
-    """The whole table of JavaScript."""
+    """Return the JavaScript module."""
     lines = [
         "// The messages of sessions, as docs/rpc.md has them.",
         "//",
@@ -149,7 +151,7 @@ def script() -> str:
     lines += [f"export const {name} = {getattr(table, name)};" for name in SCRIPT_LIMITS]
     for name, numbers in (("KINDS", Kind), ("TAGS", Tag)):
         lines += ["", f"export const {name} = {{"]
-        lines += [f"  {each.name}: {each:d}," for each in numbers] + ["};"]
+        lines += [f"  {member.name}: {member:d}," for member in numbers] + ["};"]
     lines += ["", "/** By number: name, letters of the fields, fewest bytes of a body. */"]
     lines += ["export const MESSAGES = {"]
     for row in MESSAGES.values():
@@ -265,21 +267,23 @@ def calls_page() -> str:
 
 
 def page() -> str:
-    """The page with its tables as they have to be."""
+    """Return the documentation page with its tables updated."""
     text = PAGE.read_text(encoding="utf-8")
     tables = {"messages": messages(), "fields": fields(), "values": values()}
     for name, rows in tables.items():
         begin, end = f"<!-- {name}: scripts/generate_rpc.py -->", f"<!-- end of {name} -->"
         pattern = f"{re.escape(begin)}.*?{re.escape(end)}"
-        made = f"{begin}\n{rows}\n{end}"
-        text, count = re.subn(pattern, lambda _, made=made: made, text, flags=re.DOTALL)
+        section = f"{begin}\n{rows}\n{end}"
+        text, count = re.subn(
+            pattern, lambda _, replacement=section: replacement, text, flags=re.DOTALL
+        )
         if count != 1:
             raise SystemExit(f"{PAGE.name}: expected one place for {name}, got {count}")
     return text
 
 
 def main() -> int:
-    """Write or check; the exit status."""
+    """Write or check the files; the exit status."""
     files = {
         HEADER: header(), SCRIPT: script(), PAGE: page(),
         CALLS_HEADER: calls_header(), VARIABLES_HEADER: variables_header(),

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Writes sbom/*.cdx.json, what Ekiden's packages are made of and need, from pyproject.toml.
+"""Generate sbom/*.cdx.json, the bills of materials of Ekiden's packages, from pyproject.toml.
 
-The format is CycloneDX 1.6. Nothing in the files depends on when or where they are written; a
-wheel carries its own as `*.dist-info/sboms/NAME.cdx.json` (PEP 770). `--check` only compares.
+The format is CycloneDX 1.6. Nothing in the files depends on when or where they are written; a wheel
+carries its own as `*.dist-info/sboms/NAME.cdx.json` (PEP 770). `--check` only compares.
 """
 
 from __future__ import annotations
@@ -31,26 +31,25 @@ that releases are built with."""
 
 
 def version() -> str:
-    """The version that the package says of itself."""
+    """Return the package's version."""
     text = (ROOT / "src/ekiden/__init__.py").read_text(encoding="utf-8")
-    found = re.search(r'^__version__ = "(.+)"$', text, re.MULTILINE)
-    assert found is not None, "pyproject.toml's metadata provider reads the same line"
-    return found[1]
+    match = re.search(r'^__version__ = "(.+)"$', text, re.MULTILINE)
+    assert match is not None, "pyproject.toml's metadata provider reads the same line"
+    return match[1]
 
 
 def name_of(requirement: str) -> str:
-    """The package's name, as PyPI writes it: `ml_dtypes>=0.5` is ml-dtypes."""
-    found = re.match(r"[A-Za-z0-9._-]+", requirement)
-    assert found is not None, f"a requirement begins with a name: {requirement!r}"
-    return re.sub(r"[-_.]+", "-", found[0]).lower()
+    """Return the normalized package name of a requirement: ml-dtypes for `ml_dtypes>=0.5`."""
+    match = re.match(r"[A-Za-z0-9._-]+", requirement)
+    assert match is not None, f"a requirement begins with a name: {requirement!r}"
+    return re.sub(r"[-_.]+", "-", match[0]).lower()
 
 
 def built_with(release: Iterable[str]) -> dict[str, str]:
-    """Return the version of each package in BUILT_IN that the requirements of a release pin.
-
-    Raises SystemExit where one is not pinned: nobody could say what is in a wheel.
+    """Return the pinned version of each package in BUILT_IN. Raises SystemExit if one is not
+    pinned, since the contents of a wheel would be unknown.
     """
-    pinned = {name_of(each): each.partition("==")[2] for each in release}
+    pinned = {name_of(requirement): requirement.partition("==")[2] for requirement in release}
     for key in BUILT_IN:
         if not pinned.get(key):
             raise SystemExit(f"generate_sbom: {key}: the extra 'release' must pin it with ==")
@@ -64,13 +63,20 @@ def bill(
     extras: dict[str, list[str]],
     built_in: dict[str, str],
 ) -> dict[str, Any]:
-    """Return one package's bill of materials; `built_in` gives the versions of what is bundled."""
-    optional = {name_of(each): each for names in extras.values() for each in names}
-    wanted = {name_of(each): (each, "required") for each in needed}
-    for key in sorted(optional.keys() - wanted.keys()):
-        wanted[key] = (optional[key], "optional")
+    """Return one package's bill of materials; `built_in` gives the versions of bundled packages."""
+    optional = {
+        name_of(optional_requirement): optional_requirement
+        for names in extras.values()
+        for optional_requirement in names
+    }
+    components_by_name = {
+        name_of(required_requirement): (required_requirement, "required")
+        for required_requirement in needed
+    }
+    for key in sorted(optional.keys() - components_by_name.keys()):
+        components_by_name[key] = (optional[key], "optional")
     own = f"pkg:pypi/{name}@{version()}"
-    components = [_package(key, *wanted[key]) for key in sorted(wanted)]
+    components = [_package(key, *components_by_name[key]) for key in sorted(components_by_name)]
     components += [_built_in(key, number) for key, number in built_in.items()]
     about = {
         "type": "library",
@@ -82,7 +88,9 @@ def bill(
         "purl": own,
     }
     required = [
-        f"pkg:pypi/{key}" for key, (_, scope) in sorted(wanted.items()) if scope == "required"
+        f"pkg:pypi/{key}"
+        for key, (_, scope) in sorted(components_by_name.items())
+        if scope == "required"
     ]
     return {
         "$schema": "http://cyclonedx.org/schema/bom-1.6.schema.json",
@@ -123,7 +131,7 @@ def _built_in(key: str, number: str) -> dict[str, Any]:
 
 
 def main() -> int:
-    """Write both; the exit status."""
+    """Write both files, and return the exit status."""
     table = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     project, runtime = table["project"], table["tool"]["ekiden-runtime"]
     bills = [
@@ -131,12 +139,12 @@ def main() -> int:
         ("ekiden-runtime", runtime),
     ]
     built_in = built_with(project["optional-dependencies"]["release"])
-    made = {}
+    files = {}
     for name, row in bills:
         extras = row["optional-dependencies"]
-        found = bill(name, row["description"], row["dependencies"], extras, built_in)
-        made[ROOT / "sbom" / f"{name}.cdx.json"] = json.dumps(found, indent=1) + "\n"
-    return write_or_check(made, "generate_sbom.py")
+        package_bill = bill(name, row["description"], row["dependencies"], extras, built_in)
+        files[ROOT / "sbom" / f"{name}.cdx.json"] = json.dumps(package_bill, indent=1) + "\n"
+    return write_or_check(files, "generate_sbom.py")
 
 
 if __name__ == "__main__":

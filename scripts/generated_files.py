@@ -1,4 +1,4 @@
-"""Files and pages that programs make.
+"""Shared helpers of file generators:
 
 Files are written, or said to be out of date; pages are made when the site is built, and are no
 files.
@@ -29,10 +29,10 @@ def page_text(generator: str) -> str:
     return text
 
 
-def write_or_check(made: Mapping[Path, str], script: str) -> int:
-    """Write the texts of files, or with `--check` only compare them; the exit status."""
+def write_or_check(texts: Mapping[Path, str], script: str) -> int:
+    """Write the texts of files, or with `--check` only compare them; return the exit status."""
     status = 0
-    for path, text in made.items():
+    for path, text in texts.items():
         if path.exists() and path.read_text(encoding="utf-8") == text:
             continue
         if "--check" in sys.argv[1:]:

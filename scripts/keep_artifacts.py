@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Compiles the programs of tests/compat/kept_programs.py into tests/compat/MAJOR.MINOR.
+"""Compile the programs of tests/compat/kept_programs.py into tests/compat/MAJOR.MINOR.
 
 What is there already is left as it is: a release's artifacts are what that release wrote. The
 library is for x86-64 and the oldest C library that wheels run with; the package `ziglang` links it.
@@ -21,7 +21,7 @@ LINKER = f"{sys.executable} -m ziglang cc -target x86_64-linux-gnu.2.17"
 
 
 def main() -> int:
-    """Write those of this version; the exit status."""
+    """Write the artifacts of this version; the exit status."""
     folder = COMPAT / ekiden.__version__.rpartition(".")[0]
     folder.mkdir(exist_ok=True)
     for name, program in PROGRAMS.items():

@@ -1,4 +1,4 @@
-"""Run the cells of a notebook as a notebook does: in order, in one namespace."""
+"""Run a notebook's cells the way a notebook does: in order, in one namespace."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 
 
 def show(value: object) -> str:
-    """A value as a notebook shows it: HTML."""
+    """Return the HTML that a notebook shows for a value."""
     rich = getattr(value, "_repr_html_", None)
     return f"<pre>{escape(repr(value))}</pre>" if rich is None else str(rich())
 
@@ -37,7 +37,7 @@ def run(cell: str, names: dict[str, object], where: str) -> str:
 
 
 def cells(path: Path) -> Iterator[tuple[str, str, str]]:
-    """(kind, source, what it shows) of each cell of a notebook, which is run."""
+    """Run a notebook and yield (kind, source, output) for each cell."""
     names: dict[str, object] = {"__name__": "notebook"}
     for number, cell in enumerate(json.loads(path.read_text(encoding="utf-8"))["cells"]):
         source = "".join(cell["source"])
@@ -47,10 +47,10 @@ def cells(path: Path) -> Iterator[tuple[str, str, str]]:
 
 
 def page(path: Path) -> str:
-    """A notebook as a page in Markdown, with what its cells show."""
-    parts = []
+    """Return a notebook as a Markdown page with its cells' output."""
+    sections = []
     for kind, source, shown in cells(path):
-        parts.append(f"```python\n{source}\n```" if kind == "code" else source)
+        sections.append(f"```python\n{source}\n```" if kind == "code" else source)
         if shown:
-            parts.append(f'<div class="ek-out">{shown}</div>')
-    return "\n\n".join(parts) + "\n"
+            sections.append(f'<div class="ek-out">{shown}</div>')
+    return "\n\n".join(sections) + "\n"

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Run ONNX's own backend tests through `ekiden.driver.onnx_backend`; write docs/onnx-coverage.md.
+"""Run ONNX's backend tests through `ekiden.driver.onnx_backend`; write docs/onnx-coverage.md.
 
 Each test runs in a forked process that is replaced when it crashes or takes too long, so that one
 bad test costs one line of the table.
@@ -48,7 +48,7 @@ REASONS = {
 
 @dataclass
 class Outcome:
-    """What became of a test. reason: empty for one that passed. note: what is worth knowing."""
+    """The outcome of a test. reason: why it failed, empty if it passed. note: a remark."""
 
     reason: str
     seconds: float = 0.0
@@ -56,14 +56,14 @@ class Outcome:
 
 
 def load_cases(kind: str) -> list[TestCase]:
-    """ONNX's tests of a kind; making them warns of overflows that they mean."""
+    """Return ONNX's tests of a kind; making them warns of overflows that they mean."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return list(load_model_tests(kind=kind))
 
 
 def run_case(case: TestCase, device: str = "CPU") -> str:
-    """Run a test as ONNX's runner does; raises what it raises. Returns a note."""
+    """Run a test like ONNX's runner, and return a note. Raises what the test raises."""
     model = case.model
     data = case.data_sets
     if model is None:
@@ -72,24 +72,24 @@ def run_case(case: TestCase, device: str = "CPU") -> str:
         data = list(stored_data(folder, model))
     rep = onnx_backend.prepare(model, device)
     for inputs, expected in data:
-        found = rep.run([_normalize_tensor(i) for i in inputs])
-        wanted = [_normalize_tensor(e) for e in expected]
-        Runner.assert_similar_outputs(wanted, found, case.rtol, case.atol, case.model_dir)
+        outputs = rep.run([_normalize_tensor(i) for i in inputs])
+        normalized = [_normalize_tensor(e) for e in expected]
+        Runner.assert_similar_outputs(normalized, outputs, case.rtol, case.atol, case.model_dir)
     return f"compiled for each value of {', '.join(rep.fixed)}" if rep.fixed else ""
 
 
 def stored_data(folder: Path, model: onnx.ModelProto) -> Iterator[tuple[list[object], ...]]:
-    """The (inputs, outputs) that lie beside a stored model."""
-    for each in sorted(folder.glob("test_data_set*")):
-        inputs = model.graph.input[: len(list(each.glob("input_*.pb")))]
+    """Yield the (inputs, outputs) stored with a model."""
+    for data_set in sorted(folder.glob("test_data_set*")):
+        inputs = model.graph.input[: len(list(data_set.glob("input_*.pb")))]
         yield tuple(
-            [load_value(each / f"{kind}_{i}.pb", v.type) for i, v in enumerate(values)]
+            [load_value(data_set / f"{kind}_{i}.pb", v.type) for i, v in enumerate(values)]
             for kind, values in (("input", inputs), ("output", model.graph.output))
         )
 
 
 def load_value(path: Path, kind: onnx.TypeProto) -> object:
-    """A stored tensor, sequence or optional."""
+    """Load a stored tensor, sequence or optional."""
     data = path.read_bytes()
     match kind.WhichOneof("value"):
         case "sequence_type":
@@ -100,27 +100,27 @@ def load_value(path: Path, kind: onnx.TypeProto) -> object:
 
 
 def outcome(case: TestCase, trace: bool = False, device: str = "CPU") -> Outcome:
-    """Run a test; an error becomes its reason."""
+    """Run a test; an error becomes the reason."""
     start = time.perf_counter()
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            found = Outcome("", note=run_case(case, device))
+            result = Outcome("", note=run_case(case, device))
     except AssertionError as error:
         lines = [line for line in str(error).splitlines() if line.strip()]
-        found = Outcome("wrong result: " + " ".join(lines[:3])[:160])
+        result = Outcome("wrong result: " + " ".join(lines[:3])[:160])
     except Exception as error:  # any error is a line of the table
         lines = str(error).splitlines() or [""]
         text = lines[1].strip() if len(lines) > 1 and "not supported" in lines[0] else lines[0]
-        found = Outcome(f"{type(error).__name__}: {text}"[:200])
+        result = Outcome(f"{type(error).__name__}: {text}"[:200])
         if trace:
             traceback.print_exc()
-    found.seconds = time.perf_counter() - start
-    return found
+    result.seconds = time.perf_counter() - start
+    return result
 
 
 def work(cases: Sequence[TestCase], pipe: Connection, trace: bool, device: str) -> None:
-    """Serve positions of tests until the other end is closed."""
+    """Run tests by index until the other end is closed."""
     while True:
         try:
             at = pipe.recv()
@@ -148,7 +148,9 @@ class Worker:
         self.pipe.send(at)
 
     def result(self, is_ready: bool, timeout: float) -> Outcome | None:
-        """What became of the test, if it is over; a test that lasts too long is ended."""
+        """Return the outcome of the test if it has finished; a test that takes too long is
+        killed.
+        """
         if is_ready:
             try:
                 outcome = self.pipe.recv()
@@ -164,36 +166,36 @@ class Worker:
         return Outcome(f"took more than {timeout:g} s", timeout)
 
     def end(self) -> None:
-        """Stop the process, whatever it does."""
+        """Kill the process."""
         self.process.kill()
         self.process.join()
         self.pipe.close()
 
 
 def run_all(cases: Sequence[TestCase], options: argparse.Namespace) -> list[Outcome]:
-    """The outcome of each test."""
-    found = [Outcome("not run") for _ in cases]
-    left = deque(range(len(cases)))
-    given = cases, options.trace, options.device
-    workers = [Worker(*given) for _ in range(options.jobs)]
-    while left or any(w.at >= 0 for w in workers):
+    """Return the outcome of each test."""
+    outcomes = [Outcome("not run") for _ in cases]
+    pending = deque(range(len(cases)))
+    worker_args = cases, options.trace, options.device
+    workers = [Worker(*worker_args) for _ in range(options.jobs)]
+    while pending or any(w.at >= 0 for w in workers):
         for worker in workers:
-            if worker.at < 0 and left:
-                worker.give(left.popleft())
+            if worker.at < 0 and pending:
+                worker.give(pending.popleft())
         busy = [w for w in workers if w.at >= 0]
         ready = wait([w.pipe for w in busy], timeout=1.0)
         for worker in busy:
             result = worker.result(worker.pipe in ready, options.timeout)
             if result is None:
                 continue
-            found[worker.at] = result
+            outcomes[worker.at] = result
             worker.at = -1
             if not worker.process.is_alive():
                 worker.end()
-                workers[workers.index(worker)] = Worker(*given)
+                workers[workers.index(worker)] = Worker(*worker_args)
     for worker in workers:
         worker.end()
-    return found
+    return outcomes
 
 
 Tested = tuple[str, Sequence[TestCase], Sequence[Outcome]]
@@ -201,7 +203,7 @@ Tested = tuple[str, Sequence[TestCase], Sequence[Outcome]]
 
 
 def table(kinds: Sequence[Tested]) -> str:
-    """The page."""
+    """Return the page."""
     lines = [
         "# ONNX coverage",
         "",
@@ -214,8 +216,8 @@ def table(kinds: Sequence[Tested]) -> str:
         "|---|---|---|---|",
     ]
     for kind, cases, outcomes in kinds:
-        whole, frozen = _passed(outcomes)
-        lines.append(f"| {kind} | {whole} | {frozen} | {len(cases)} |")
+        passed_unmodified, frozen = _passed(outcomes)
+        lines.append(f"| {kind} | {passed_unmodified} | {frozen} | {len(cases)} |")
     for kind, cases, outcomes in kinds:
         lines += ["", f"## {kind}", "", "| test | result |", "|---|---|"]
         rows = {c.name: _result(c, o) for c, o in zip(cases, outcomes, strict=True)}
@@ -224,37 +226,38 @@ def table(kinds: Sequence[Tested]) -> str:
 
 
 def _passed(outcomes: Sequence[Outcome]) -> tuple[int, int]:
-    """How many pass with their inputs as they come, and with some frozen."""
+    """Return how many tests pass with their inputs unmodified, and with some frozen."""
     frozen = sum(not o.reason and bool(o.note) for o in outcomes)
     return sum(not o.reason for o in outcomes) - frozen, frozen
 
 
 def _summary(kinds: Sequence[Tested]) -> list[str]:
-    """What the two numbers mean, said of the operators' own tests."""
-    _, cases, outcomes = next(each for each in kinds if each[0] == "node")
-    whole, frozen = _passed(outcomes)
+    """Explain the two numbers, for the operators' own tests."""
+    _, cases, outcomes = next(tested_kind for tested_kind in kinds if tested_kind[0] == "node")
+    passed_unmodified, frozen = _passed(outcomes)
     return [
-        f"Of the {len(cases)} node tests, {whole} pass with all inputs given when the model",
+        f"Of the {len(cases)} node tests, {passed_unmodified} pass with all inputs given when the model",
         f"runs, as they come. {frozen} more pass with some inputs frozen: importing needs the",
         "values of these, so they were made constants of the model, which was compiled for them;",
         "their rows say *compiled for each value of* which. "
-        f"{len(cases) - whole - frozen} do not pass.",
+        f"{len(cases) - passed_unmodified - frozen} do not pass.",
     ]
 
 
-def _result(case: TestCase, each: Outcome) -> str:
-    if each.reason:
-        known = (why for pattern, why in REASONS.items() if re.match(pattern, case.name))
-        return "fails: " + next(known, each.reason).replace("|", "\\|")
-    return f"pass; {each.note}" if each.note else "pass"
+def _result(case: TestCase, test_outcome: Outcome) -> str:
+    """Return a test's cell of the table."""
+    if test_outcome.reason:
+        reasons = (why for pattern, why in REASONS.items() if re.match(pattern, case.name))
+        return "fails: " + next(reasons, test_outcome.reason).replace("|", "\\|")
+    return f"pass; {test_outcome.note}" if test_outcome.note else "pass"
 
 
 def show(kinds: Sequence[Tested], slow: int) -> None:
-    """Print what does not pass, the slowest tests, and the totals."""
+    """Print failures, the slowest tests, and totals."""
     for _, cases, outcomes in kinds:
-        for case, each in zip(cases, outcomes, strict=True):
-            if each.reason:
-                print(f"{case.name}: {each.reason}")
+        for case, test_outcome in zip(cases, outcomes, strict=True):
+            if test_outcome.reason:
+                print(f"{case.name}: {test_outcome.reason}")
         times = [(o.seconds, c.name) for c, o in zip(cases, outcomes, strict=True)]
         for seconds, name in sorted(times, reverse=True)[:slow]:
             print(f"{seconds:8.2f} s {name}")
@@ -265,7 +268,7 @@ def show(kinds: Sequence[Tested], slow: int) -> None:
 
 
 def arguments() -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description="Run ONNX's backend tests through Ekiden.")
     parser.add_argument("--only", default="", help="a regular expression on names")
     parser.add_argument("--kinds", nargs="*", default=KINDS, choices=KINDS)
@@ -281,13 +284,13 @@ def arguments() -> argparse.Namespace:
 
 
 def main() -> None:
-    """Run, print, and write the table unless only some tests were run."""
+    """Run the tests, print the results, and write the table if all tests were run."""
     options = arguments()
     done: list[Tested] = []
     for kind in options.kinds:
         cases = [c for c in load_cases(kind) if re.search(options.only, c.name)]
-        found = run_all(cases, options)
-        done.append((kind, cases, found))
+        outcomes = run_all(cases, options)
+        done.append((kind, cases, outcomes))
     show(done, options.slow)
     is_whole = not options.only and len(done) == len(KINDS)
     if is_whole and not options.no_write and options.device == "CPU":

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Run PyTorch's own samples of its operators (op_db) and modules (module_db) by Ekiden, and write
+"""Run PyTorch's own operator (op_db) and module (module_db) samples through Ekiden, and write
 docs/pytorch-coverage.md.
 
 pytorch_coverage.py [--samples 3] [--ops add,mul] [--results FILE] [--write]
@@ -54,19 +54,19 @@ LIMIT = 60
 
 
 class Case(torch.nn.Module):
-    """A call whose tensors are inputs, and whose other arguments are constants."""
+    """A call whose tensors are inputs and whose other arguments are constants."""
 
-    def __init__(self, function: Any, given: object) -> None:  # noqa: ANN401
+    def __init__(self, function: Any, arguments: object) -> None:  # noqa: ANN401
         super().__init__()
         self.function = function
-        self.leaves, self.spec = pytree.tree_flatten(given)
+        self.leaves, self.spec = pytree.tree_flatten(arguments)
 
     def tensors(self) -> tuple[torch.Tensor, ...]:
-        """What it is called with."""
+        """Return its input tensors."""
         return tuple(x.detach() for x in self.leaves if isinstance(x, torch.Tensor))
 
     def forward(self, *tensors: torch.Tensor) -> object:
-        """The call."""
+        """Make the call."""
         waiting = iter(tensors)
         leaves = [next(waiting) if isinstance(x, torch.Tensor) else x for x in self.leaves]
         args, kwargs = pytree.tree_unflatten(leaves, self.spec)
@@ -74,18 +74,18 @@ class Case(torch.nn.Module):
 
 
 def core_names() -> set[str]:
-    """The names of the operators of core ATen."""
-    found = set()
+    """Return the names of the core ATen operators."""
+    names = set()
     for name in dir(torch.ops.aten):
         packet = getattr(torch.ops.aten, name)
         overloads = packet.overloads() if hasattr(packet, "overloads") else ()
         if any(torch.Tag.core in getattr(packet, o).tags for o in overloads):
-            found.add(name)
-    return found
+            names.add(name)
+    return names
 
 
 def chosen(names: Sequence[str]) -> list[Any]:
-    """The entries of op_db that are asked for; all of core ATen without names."""
+    """Return the requested entries of op_db; by default all of core ATen."""
     core = core_names() - set(UNKNOWN)
     if names:
         return [o for o in op_db if o.name in names or o.aten_name in names]
@@ -93,32 +93,32 @@ def chosen(names: Sequence[str]) -> list[Any]:
 
 
 def cases(entry: Any, dtype: torch.dtype) -> Iterator[Case]:  # noqa: ANN401
-    """The samples of an operator, or of a module in inference."""
+    """Yield the samples of an operator, or of a module in inference."""
     if hasattr(entry, "op"):
         for sample in entry.sample_inputs("cpu", dtype):
             yield Case(entry.op, ((sample.input, *sample.args), sample.kwargs))
         return
     for sample in entry.module_inputs_func(entry, "cpu", dtype, False, False):
-        made = sample.constructor_input
-        module = entry.module_cls(*made.args, **made.kwargs).to(dtype).eval()
+        constructor = sample.constructor_input
+        module = entry.module_cls(*constructor.args, **constructor.kwargs).to(dtype).eval()
         yield Case(module, (sample.forward_input.args, sample.forward_input.kwargs))
 
 
 def check(case: Case) -> str:
-    """What went wrong with a sample; nothing where it agrees."""
+    """Return what went wrong with a sample; "" if it agrees."""
     inputs = case.tensors()
-    wanted = case(*(x.clone() for x in inputs))
+    expected = case(*(x.clone() for x in inputs))
     if any(x.is_sparse or x.is_complex() for x in inputs):
         return "skipped: a sparse or complex tensor"
-    leaves = [x for x in pytree.tree_leaves(wanted) if isinstance(x, torch.Tensor)]
+    leaves = [x for x in pytree.tree_leaves(expected) if isinstance(x, torch.Tensor)]
     if not leaves or any(x.is_complex() or x.is_sparse for x in leaves):
         return "skipped: no dense real result"
     exe = ekiden.compile(case, example_inputs=inputs)
-    found = exe(*(x.clone() for x in inputs))
-    many = found if isinstance(found, tuple) else (found,)
-    if len(many) != len(leaves):
-        return f"{len(leaves)} results expected, got {len(many)}"
-    for ours, theirs in zip(many, leaves, strict=True):
+    outputs = exe(*(x.clone() for x in inputs))
+    output_tuple = outputs if isinstance(outputs, tuple) else (outputs,)
+    if len(output_tuple) != len(leaves):
+        return f"{len(leaves)} results expected, got {len(output_tuple)}"
+    for ours, theirs in zip(output_tuple, leaves, strict=True):
         assert isinstance(ours, Tensor)
         try:
             torch.testing.assert_close(
@@ -130,7 +130,7 @@ def check(case: Case) -> str:
 
 
 class TooLongError(Exception):
-    """A sample that takes longer than it may."""
+    """Raised when a sample exceeds its time limit."""
 
 
 def _alarm(*_: object) -> None:
@@ -138,7 +138,7 @@ def _alarm(*_: object) -> None:
 
 
 def results(entry: Any, dtype: torch.dtype, count: int) -> Iterator[str]:  # noqa: ANN401
-    """What `check` says of each of the first samples."""
+    """Yield the `check` result of each of the first samples."""
     for case in islice(cases(entry, dtype), count):
         signal.alarm(LIMIT)
         try:
@@ -152,15 +152,15 @@ def results(entry: Any, dtype: torch.dtype, count: int) -> Iterator[str]:  # noq
 
 
 def run(options: argparse.Namespace) -> None:
-    """Run what the file of results has not."""
+    """Run everything that is missing from the results file."""
     done = {(r["name"], r["variant"], r["dtype"]) for r in read(options.results)}
     names = [n for n in options.ops.split(",") if n]
     modules = [m for m in module_db if names in ([], ["modules"]) or m.name in names]
     modules = [m for m in modules if m.name not in UNKNOWN]
-    wanted = [(m, torch.float32) for m in modules]
-    wanted += [(o, d) for o in chosen(names) for d in DTYPES if d in o.supported_dtypes("cpu")]
+    entries = [(m, torch.float32) for m in modules]
+    entries += [(o, d) for o in chosen(names) for d in DTYPES if d in o.supported_dtypes("cpu")]
     with open(options.results, "a") as file:
-        for entry, dtype in wanted:
+        for entry, dtype in entries:
             variant = getattr(entry, "variant_test_name", "module")
             key = (entry.name, variant, str(dtype).removeprefix("torch."))
             if key in done:
@@ -168,24 +168,29 @@ def run(options: argparse.Namespace) -> None:
             torch.manual_seed(0)
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                found = list(results(entry, dtype, options.samples))
-            line = {"name": key[0], "variant": key[1], "dtype": key[2], "results": found}
+                sample_results = list(results(entry, dtype, options.samples))
+            line = {"name": key[0], "variant": key[1], "dtype": key[2], "results": sample_results}
             file.write(json.dumps(line) + "\n")
             file.flush()
-            wrong = [r for r in found if r and not r.startswith("skipped")]
-            print(key, f"{len(found) - len(wrong)} of {len(found)}", wrong[:1], flush=True)
+            wrong = [r for r in sample_results if r and not r.startswith("skipped")]
+            print(
+                key,
+                f"{len(sample_results) - len(wrong)} of {len(sample_results)}",
+                wrong[:1],
+                flush=True,
+            )
 
 
 def read(path: str) -> list[dict[str, Any]]:
-    """The lines of a file of results."""
+    """Read the lines of a results file."""
     where = Path(path)
     return [json.loads(line) for line in where.read_text().splitlines()] if where.exists() else []
 
 
 def page(lines: Sequence[dict[str, Any]]) -> str:
-    """The page: how many samples agree, and why others do not."""
+    """Return the page: how many samples agree, and why the others do not."""
     agree, total, rows = Counter[bool](), Counter[bool](), []
-    for line in (each for each in lines if each["name"] not in UNKNOWN):
+    for line in (entry for entry in lines if entry["name"] not in UNKNOWN):
         counted = [r for r in line["results"] if not r.startswith("skipped")]
         wrong = [r for r in counted if r]
         is_module = line["variant"] == "module"
@@ -218,7 +223,7 @@ def page(lines: Sequence[dict[str, Any]]) -> str:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run and write."""
+    """Run the samples and write the page."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--samples", type=int, default=3)
     parser.add_argument("--ops", default="")

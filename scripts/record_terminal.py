@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Record the README's terminal: commands are run, and an SVG plays what they printed in 20 seconds.
+"""Record the README's terminal session: commands are run, and an SVG plays what they printed in 20
+seconds.
 
 scripts/record_terminal.py           writes docs/assets/terminal.svg
 """
@@ -31,7 +32,7 @@ TYPING = 0.03
 
 
 def output(command: str, folder: Path) -> list[str]:
-    """The lines that a command printed, cut to the terminal."""
+    """Return the lines a command printed, cut to the terminal's width."""
     env = {"PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin", "COLUMNS": str(COLUMNS)}
     done = subprocess.run(
         ["bash", "-c", command], cwd=folder, env=env, capture_output=True, text=True, check=True
@@ -41,15 +42,15 @@ def output(command: str, folder: Path) -> list[str]:
 
 
 def frames() -> list[tuple[float, str, bool]]:
-    """(second at which it appears, text, whether it was typed) of each line."""
+    """Return (appearance time in seconds, text, whether it is typed) for each line."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         onnx.save(model(), folder / "model.onnx")
-        said = [(command, output(command, folder)) for command in COMMANDS]
-    each = (SECONDS - 1.5) / len(said)
+        transcripts = [(command, output(command, folder)) for command in COMMANDS]
+    command_time = (SECONDS - 1.5) / len(transcripts)
     shown: list[tuple[float, str, bool]] = []
-    for at, (command, lines) in enumerate(said):
-        begin = 0.3 + at * each
+    for at, (command, lines) in enumerate(transcripts):
+        begin = 0.3 + at * command_time
         shown.append((begin, f"$ {command}", True))
         begin += len(command) * TYPING + 0.3
         shown += [(begin + 0.02 * number, line, False) for number, line in enumerate(lines)]
@@ -57,7 +58,7 @@ def frames() -> list[tuple[float, str, bool]]:
 
 
 def drawn(shown: list[tuple[float, str, bool]]) -> str:
-    """The SVG: each line appears at its second; the screen scrolls when it is full."""
+    """Return an SVG in which each line appears at its time, scrolling when the screen is full."""
     width, height = COLUMNS * GLYPH + 2 * PAD, ROWS * LINE + 2 * PAD + 20
     style, body, scroll = [], [], ["0%{transform:translateY(0)}"]
     for at, (second, line, typed) in enumerate(shown):

@@ -1,4 +1,4 @@
-"""Pages of the site that are no files of docs/: MkDocs calls these hooks (mkdocs.yml).
+"""Site pages that are not files of docs/: MkDocs calls these hooks (mkdocs.yml).
 
 - pages of the API, `api/NAME.md` in the table of contents, are made of the module's docstrings;
 - pages that lie at the root or elsewhere keep lying there (PLACES);
@@ -42,67 +42,71 @@ FENCE = re.compile(r"^(?:```|~~~).*?^(?:```|~~~)[ \t]*$", re.MULTILINE | re.DOTA
 
 
 def navigated(nav: object) -> Iterator[str]:
-    """The pages that the table of contents names."""
+    """Yield the pages named in the table of contents."""
     if isinstance(nav, str):
         yield nav
     elif isinstance(nav, list):
-        for each in nav:
-            yield from navigated(each)
+        for entry in nav:
+            yield from navigated(entry)
     elif isinstance(nav, dict):
         yield from navigated(list(nav.values()))
 
 
 def source_page(path: str) -> str:
-    """A file of the repository as a page."""
+    """Return a source file as a page."""
     text = (ROOT / path).read_text(encoding="utf-8")
     language = LANGUAGES.get(Path(path).suffix, "text")
     return f"# {path}\n\n````{language}\n{text}````\n"
 
 
 def folder_page(path: str) -> str:
-    """A folder of the repository as a page: what lies there."""
-    rows = [f"- `{each.name}`" for each in sorted((ROOT / path).iterdir())]
+    """Return a listing of a folder as a page."""
+    rows = [f"- `{entry.name}`" for entry in sorted((ROOT / path).iterdir())]
     return "\n".join([f"# {path}", "", *rows, ""])
 
 
 def api_page(name: str) -> str:
-    """The page of a module: what its source says, then what only importing it tells: names that a
-    comprehension adds to `__all__`, of functions that other functions made.
+    """Return the page of a module: what its source says, plus names added to `__all__` by a
+    comprehension, which only importing it reveals.
     """
     module = importlib.import_module(name)
     tree = ast.parse(inspect.getsource(module))
     added = [n.value for n in tree.body if isinstance(n, ast.AugAssign)]
-    parts = [f"# {name}", f"::: {name}"]
+    sections = [f"# {name}", f"::: {name}"]
     if any(isinstance(value, ast.ListComp) for value in added):
-        constants = (each for each in ast.walk(tree) if isinstance(each, ast.Constant))
-        seen = {each.value for each in constants}
-        for each in sorted(set(module.__all__) - seen):
-            parts += entry(name, each, getattr(module, each))
-    return "\n\n".join(parts) + "\n"
+        constants = (constant for constant in ast.walk(tree) if isinstance(constant, ast.Constant))
+        literals = {node.value for node in constants}
+        for name_left in sorted(set(module.__all__) - literals):
+            sections += entry(name, name_left, getattr(module, name_left))
+    return "\n\n".join(sections) + "\n"
 
 
 def entry(module: str, name: str, value: object) -> list[str]:
-    """A function as the reference has it."""
+    """Return a function's reference section."""
     if not callable(value):
         return []
     head = f"## `{name}` {{ #{module}.{name} data-toc-label='{name}' }}"
-    said, declared, row = inspect.cleandoc(value.__doc__ or "").partition("\nOperator: ")
-    parts = [head, f"```python\n{signature(name, value)}\n```", said]
-    return [*parts, f"```text\nOperator: {row}\n```"] if declared else parts
+    description, declared, row = inspect.cleandoc(value.__doc__ or "").partition("\nOperator: ")
+    sections = [head, f"```python\n{signature(name, value)}\n```", description]
+    return [*sections, f"```text\nOperator: {row}\n```"] if declared else sections
 
 
 def signature(name: str, value: Callable[..., object]) -> str:
-    """A function's signature, on a line for each parameter where it is long."""
-    found = inspect.signature(value)
+    """Return a function's signature, with one parameter per line if it is long."""
+    function_signature = inspect.signature(value)
     rows: list[str] = []
-    for each in found.parameters.values():
-        if each.kind is each.KEYWORD_ONLY and not any(row.startswith("*") for row in rows):
+    for parameter in function_signature.parameters.values():
+        if parameter.kind is parameter.KEYWORD_ONLY and not any(
+            row.startswith("*") for row in rows
+        ):
             rows.append("*")
-        stars = {each.VAR_POSITIONAL: "*", each.VAR_KEYWORD: "**"}.get(each.kind, "")
-        kind = "" if each.annotation is each.empty else f": {written(each.annotation)}"
-        default = "" if each.default is each.empty else f" = {each.default!r}"
-        rows.append(f"{stars}{each.name}{kind}{default}")
-    result = found.return_annotation
+        stars = {parameter.VAR_POSITIONAL: "*", parameter.VAR_KEYWORD: "**"}.get(parameter.kind, "")
+        kind = (
+            "" if parameter.annotation is parameter.empty else f": {written(parameter.annotation)}"
+        )
+        default = "" if parameter.default is parameter.empty else f" = {parameter.default!r}"
+        rows.append(f"{stars}{parameter.name}{kind}{default}")
+    result = function_signature.return_annotation
     gives = "" if result is inspect.Signature.empty else f" -> {written(result)}"
     line = f"{name}({', '.join(rows)}){gives}"
     if len(line) <= 88:
@@ -111,50 +115,51 @@ def signature(name: str, value: Callable[..., object]) -> str:
 
 
 def written(annotation: object) -> str:
-    """An annotation as it was written."""
+    """Return an annotation as it was written."""
     return annotation.__name__ if isinstance(annotation, type) else str(annotation)
 
 
 def target(link: str, page: str) -> str | None:
-    """The file or folder of the repository outside of docs/ that a page's link leads to."""
+    """Return the file or folder outside docs/ that a page's link leads to."""
     path = posixpath.normpath(posixpath.join(posixpath.dirname(page), link))
     inside = path.startswith("docs/") and (ROOT / path).exists()
     return None if path.startswith("..") or inside or not (ROOT / path).exists() else path
 
 
 def page_of(path: str) -> str:
-    """Where a file of the repository outside of docs/ stands on the site."""
+    """Return the site page of a file outside docs/."""
     return PLACES.get(path) or generated_files.PAGES.get(path) or f"source/{path}.md"
 
 
 def linked(text: str, source: str) -> set[str]:
-    """What a page of the repository links to outside of docs/."""
+    """Return what a page links to outside docs/."""
     plain = FENCE.sub("", text)
     return {path for link, _ in LINK.findall(plain) if (path := target(link, source))}
 
 
-def moved(text: str, source: str, place: str) -> str:
-    """A page's text with its links as they are where the page stands on the site."""
-    here = posixpath.dirname(place) or "."
+def moved(text: str, source: str, destination: str) -> str:
+    """Return a page's text with its links adjusted to its location on the site."""
+    site_folder = posixpath.dirname(destination) or "."
 
-    def link(found: re.Match[str]) -> str:
-        """One link as the site has it: to a copied file's page, relative to this one; others
-        stay."""
-        path = posixpath.normpath(posixpath.join(posixpath.dirname(source), found[1]))
-        if (outside := target(found[1], source)) is not None:
+    def link(match: re.Match[str]) -> str:
+        """Return one link as on the site: relative to the page if it leads to a copied file, else
+        unchanged.
+        """
+        path = posixpath.normpath(posixpath.join(posixpath.dirname(source), match[1]))
+        if (outside := target(match[1], source)) is not None:
             path = f"docs/{page_of(outside)}"
         if not path.startswith("docs/"):
-            return found[0]
-        return posixpath.relpath(path[len("docs/") :], here) + (found[2] or "")
+            return match[0]
+        return posixpath.relpath(path[len("docs/") :], site_folder) + (match[2] or "")
 
-    parts = FENCE.split(text)
+    prose = FENCE.split(text)
     fences = FENCE.findall(text)
-    made = [LINK.sub(link, part) for part in parts]
-    return "".join(a + b for a, b in zip(made, [*fences, ""], strict=True))
+    relinked = [LINK.sub(link, prose_part) for prose_part in prose]
+    return "".join(a + b for a, b in zip(relinked, [*fences, ""], strict=True))
 
 
 def texts(files: Files) -> Iterator[tuple[str, str]]:
-    """(path in the repository, text) of each page that is there as a file."""
+    """Yield (path in the repository, text) for each page that exists as a file."""
     for file in files.documentation_pages():
         if file.abs_src_path is not None:
             path = Path(file.abs_src_path)
@@ -167,36 +172,38 @@ def texts(files: Files) -> Iterator[tuple[str, str]]:
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Put pages that the table of contents does not name at its end."""
-    there = [str(page.relative_to(ROOT / "docs")) for page in sorted(ROOT.glob("docs/**/*.md"))]
-    there += [place for source, place in PLACES.items() if (ROOT / source).exists()]
-    there += generated_files.PAGES.values()
+    """Append pages missing from the table of contents."""
+    pages = [str(page.relative_to(ROOT / "docs")) for page in sorted(ROOT.glob("docs/**/*.md"))]
+    pages += [site_page for source, site_page in PLACES.items() if (ROOT / source).exists()]
+    pages += generated_files.PAGES.values()
     named = set(navigated(config.nav))
     (last,) = config.nav[-1].values()
-    last.extend(page for page in there if page not in named)
+    last.extend(page for page in pages if page not in named)
     return config
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the pages that are no files of docs/."""
-    made: dict[str, str] = {}
+    """Add the pages that are not files of docs/."""
+    generated: dict[str, str] = {}
     for source, text in texts(files):
         for path in linked(text, source) - set(PLACES) - set(generated_files.PAGES):
-            whole = ROOT / path
-            made[page_of(path)] = folder_page(path) if whole.is_dir() else source_page(path)
+            full_path = ROOT / path
+            generated[page_of(path)] = (
+                folder_page(path) if full_path.is_dir() else source_page(path)
+            )
         if source in PLACES:
-            made[PLACES[source]] = moved(text, source, PLACES[source])
+            generated[PLACES[source]] = moved(text, source, PLACES[source])
         if (place := source.removeprefix("docs/")) in generated_files.PAGES.values():
-            made[place] = moved(text, source, place)
+            generated[place] = moved(text, source, place)
     for name in navigated(config.nav):
         if name.startswith("api/") and name != "api/index.md":
             module = name.removeprefix("api/").removesuffix(".md")
-            made[name] = api_page(module)
+            generated[name] = api_page(module)
         if name.startswith("notebooks/"):
-            made[name] = notebook_cells.page(ROOT / name.replace(".md", ".ipynb"))
+            generated[name] = notebook_cells.page(ROOT / name.replace(".md", ".ipynb"))
         if name.startswith("source/"):
-            made[name] = source_page(name.removeprefix("source/").removesuffix(".md"))
-    for name, text in made.items():
+            generated[name] = source_page(name.removeprefix("source/").removesuffix(".md"))
+    for name, text in generated.items():
         shown = (
             InclusionLevel.NOT_IN_NAV if name.startswith("source/") else InclusionLevel.UNDEFINED
         )
@@ -205,7 +212,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Lead a page's links out of docs/ to where these files stand on the site."""
+    """Redirect links that leave docs/ to the pages of those files."""
     if page.file.abs_src_path is None or page.file.generated_by is not None:
         return markdown
     return moved(markdown, f"docs/{page.file.src_uri}", page.file.src_uri)

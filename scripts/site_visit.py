@@ -45,41 +45,41 @@ TOO_WIDE = """() => {
 
 
 def chromium() -> str:
-    """The path of a Chromium; ends the program where there is none."""
+    """Return the path of a Chromium. Raises SystemExit if there is none."""
     named = os.environ.get("EKIDEN_CHROMIUM")
-    found = named or next(filter(None, map(shutil.which, NAMES)), None)
-    if found is None:
+    executable = named or next(filter(None, map(shutil.which, NAMES)), None)
+    if executable is None:
         raise SystemExit("check_site: no Chromium; Debian: apt-get install chromium")
-    return found
+    return executable
 
 
-def anchors(path: Path, known: dict[Path, frozenset[str]]) -> frozenset[str]:
-    """The anchors of a page."""
-    if path not in known:
+def anchors(path: Path, cache: dict[Path, frozenset[str]]) -> frozenset[str]:
+    """Return the anchors of a page."""
+    if path not in cache:
         text = path.read_text(encoding="utf-8")
-        known[path] = frozenset(re.findall(r'\b(?:id|name)="?([^"\s>]+)', text))
-    return known[path]
+        cache[path] = frozenset(re.findall(r'\b(?:id|name)="?([^"\s>]+)', text))
+    return cache[path]
 
 
-def broken(page: Page, site: Path, known: dict[Path, frozenset[str]]) -> Iterator[str]:
-    """What the page links to that is not there."""
+def broken(page: Page, site: Path, anchor_cache: dict[Path, frozenset[str]]) -> Iterator[str]:
+    """Yield a page's broken links."""
     for link in set(page.evaluate(f"{LINKS}.map(e => e.href || e.src)")):
-        parts = urlsplit(str(link))
-        if parts.scheme in ("http", "https", "mailto"):
+        url = urlsplit(str(link))
+        if url.scheme in ("http", "https", "mailto"):
             continue
-        path = Path(unquote(parts.path))
-        if parts.scheme != "file" or not path.is_relative_to(site):
+        path = Path(unquote(url.path))
+        if url.scheme != "file" or not path.is_relative_to(site):
             yield f"a link out of the site: {link}"
         elif not path.is_file():
             yield f"a broken link: {link}"
-        elif path.suffix == ".html" and parts.fragment:
-            name = unquote(parts.fragment)
-            if name not in anchors(path, known):
+        elif path.suffix == ".html" and url.fragment:
+            name = unquote(url.fragment)
+            if name not in anchors(path, anchor_cache):
                 yield f"no such anchor: {link}"
 
 
 class Visitor:
-    """Opens pages in one browser, and keeps what is wrong with each."""
+    """Opens pages in a browser, and records what is wrong with each."""
 
     def __init__(self, browser: Browser, site: Path, shots: Path | None) -> None:
         self.site = site
@@ -109,15 +109,15 @@ class Visitor:
             self._say(f"fetched from elsewhere: {request.url}")
 
     def visit(self, path: Path) -> None:
-        """Open a page in each width."""
+        """Open a page at each width."""
         self.name = str(path.relative_to(self.site))
         for width, page in self.pages.items():
             page.goto(path.as_uri(), wait_until="load")
             if width == "wide":
                 for what in broken(page, self.site, self.known):
                     self._say(what)
-            elif found := page.evaluate(TOO_WIDE):
-                self._say("; ".join(map(str, found)))
+            elif overflow := page.evaluate(TOO_WIDE):
+                self._say("; ".join(map(str, overflow)))
             if self.shots is not None:
                 file = (
                     self.shots / f"{self.name.removesuffix('.html').replace('/', '-')}-{width}.png"
@@ -125,7 +125,7 @@ class Visitor:
                 page.screenshot(path=file)
 
     def search(self, word: str) -> None:
-        """Look for a word; some page must be found, from a file, too."""
+        """Search for a word; some page must be found, from a file, too."""
         page = self.pages["wide"]
         self.name = f"search for {word!r}"
         page.goto((self.site / "index.html").as_uri(), wait_until="load")
@@ -139,7 +139,7 @@ class Visitor:
             page.screenshot(path=self.shots / "search-wide.png")
 
     def dark(self) -> None:
-        """Switch to dark colours."""
+        """Switch to dark mode."""
         page = self.pages["wide"]
         self.name = "dark colours"
         page.goto((self.site / "index.html").as_uri(), wait_until="load")
@@ -152,7 +152,7 @@ class Visitor:
 
 
 def main() -> int:
-    """Visit all; the exit status."""
+    """Visit all pages; the exit status."""
     parser = argparse.ArgumentParser(description="Open every page of the site in Chromium.")
     parser.add_argument("--site", type=Path, default=ROOT / "build/site")
     parser.add_argument("--shots", type=Path)

@@ -1,10 +1,10 @@
-"""How many lines a change adds to each floor of the house: those of the working tree beside those
-of the commit at which its branch left main.
+"""Report how many lines a change adds to each architecture layer: those of the working tree beside
+those of the commit at which its branch left main.
 
     scripts/size_report.py [COMMIT]
 
-Counts lines of sources (Python, Cython, C, other languages' bindings), comments and blank ones
-with them. Exit status 1 says that a file of Python has more than MAX_LINES lines.
+Counts lines of sources (Python, Cython, C, other languages' bindings), comments and blank ones with
+them. Exit status 1 says that a file of Python has more than MAX_LINES lines.
 """
 
 from __future__ import annotations
@@ -24,16 +24,17 @@ PACKAGE = "src/ekiden/"
 BRANCHES = ("main", "origin/main")
 
 
-def git(*args: str, given: str | None = None) -> bytes:
-    """Return what a command of git prints. Raises CalledProcessError."""
-    data = None if given is None else given.encode()
+def git(*args: str, stdin_text: str | None = None) -> bytes:
+    """Run a git command and return its output. Raises CalledProcessError."""
+    data = None if stdin_text is None else stdin_text.encode()
     command = ["git", "-C", str(ROOT), *args]
     return subprocess.run(command, input=data, capture_output=True, check=True).stdout
 
 
 def base_commit(names: Iterable[str]) -> str:
-    """Return the commit at which HEAD left the first branch of those names that there is; HEAD
-    itself where there is none."""
+    """Return the commit at which HEAD left the first existing branch of those names; HEAD itself
+    where there is none.
+    """
     for name in names:
         try:
             return git("merge-base", "HEAD", name).decode().strip()
@@ -43,46 +44,50 @@ def base_commit(names: Iterable[str]) -> str:
 
 
 def floors(page: str) -> dict[str, str]:
-    """Map folders of the package to the floors that the architecture page says: "3", "8-9",
-    "above"."""
+    """Return the layer of each folder of the package, from the architecture page: "3", "8-9",
+    "above".
+    """
     rows = re.findall(rf"^\| `{PACKAGE}(\w+)/` \| (.+) \|$", page, re.MULTILINE)
     return {folder: _floor(text) for folder, text in rows}
 
 
 def _floor(text: str) -> str:
-    said = re.match(r"(?:between )?floors? (\d+)(?: and (\d+))?", text)
-    if said is None:
+    """Return the layer named in a text."""
+    match = re.match(r"(?:between )?floors? (\d+)(?: and (\d+))?", text)
+    if match is None:
         return "above"
-    return "-".join(number for number in said.groups() if number)
+    return "-".join(number for number in match.groups() if number)
 
 
 def room(path: str, floor_of: Mapping[str, str]) -> tuple[str, str]:
-    """Return the floor and the folder under which a file is counted."""
+    """Return the layer and folder a file is counted under."""
     if path.startswith(PACKAGE):
-        folder, _, rest = path.removeprefix(PACKAGE).partition("/")
-        return (floor_of.get(folder, "above"), folder) if rest else ("above", "(the root)")
+        folder, _, remaining_path = path.removeprefix(PACKAGE).partition("/")
+        return (
+            (floor_of.get(folder, "above"), folder) if remaining_path else ("above", "(the root)")
+        )
     if path.startswith("runtime/"):
         return "0", "runtime (C)"
     return "beside", path.partition("/")[0]
 
 
 def is_source(path: str) -> bool:
-    """Whether the lines of a file are counted."""
+    """Return whether a file's lines are counted."""
     return path.endswith(SUFFIXES)
 
 
 def lines_in_tree() -> dict[str, int]:
-    """Return path -> lines of the files of the working tree that git does not ignore."""
+    """Return the number of lines of each unignored file in the working tree."""
     listed = git("ls-files", "-z", "--cached", "--others", "--exclude-standard").decode()
     paths = [path for path in listed.split("\0") if is_source(path)]
     return {p: (ROOT / p).read_bytes().count(b"\n") for p in paths if (ROOT / p).is_file()}
 
 
 def lines_at(commit: str) -> dict[str, int]:
-    """Return path -> lines of the files of a commit."""
+    """Return the number of lines of each file in a commit."""
     rows = [row.split("\t") for row in git("ls-tree", "-rz", commit).decode().split("\0") if row]
     blobs = {path: about.split()[2] for about, path in rows if is_source(path)}
-    data = git("cat-file", "--batch", given="".join(f"{blob}\n" for blob in blobs.values()))
+    data = git("cat-file", "--batch", stdin_text="".join(f"{blob}\n" for blob in blobs.values()))
     counts, at = {}, 0
     for path in blobs:
         head_end = data.index(b"\n", at)
@@ -93,7 +98,7 @@ def lines_at(commit: str) -> dict[str, int]:
 
 
 def by_room(lines: Mapping[str, int], floor_of: Mapping[str, str]) -> Counter[tuple[str, str]]:
-    """Sum lines by floor and folder."""
+    """Sum lines by layer and folder."""
     sums: Counter[tuple[str, str]] = Counter()
     for path, count in lines.items():
         sums[room(path, floor_of)] += count
@@ -108,21 +113,21 @@ def _order(key: tuple[str, str]) -> tuple[int, str, str]:
 
 
 def table(before: Mapping[str, int], after: Mapping[str, int], page: str) -> list[str]:
-    """Return the lines of the report: floor, folder, lines before and after, the difference."""
+    """Return the report's lines: layer, folder, lines before and after, and the difference."""
     floor_of = floors(page)
     old, new = by_room(before, floor_of), by_room(after, floor_of)
     order = sorted({*old, *new}, key=_order)
     rows = [(floor, folder, old[floor, folder], new[floor, folder]) for floor, folder in order]
     rows.append(("all", "", sum(old.values()), sum(new.values())))
     lines = [f"{'floor':7} {'folder':14} {'before':>8} {'after':>8}"]
-    for floor, folder, was, now in rows:
-        difference = f"{now - was:+}" if now != was else ""
-        lines.append(f"{floor:7} {folder:14} {was:8,} {now:8,} {difference:>7}".rstrip())
+    for floor, folder, was, after_count in rows:
+        difference = f"{after_count - was:+}" if after_count != was else ""
+        lines.append(f"{floor:7} {folder:14} {was:8,} {after_count:8,} {difference:>7}".rstrip())
     return lines
 
 
 def too_long(lines: Mapping[str, int]) -> list[str]:
-    """Return what is to be said of files of Python with too many lines."""
+    """Return a message for each Python file with too many lines."""
     return [
         f"{path}: {count} lines, at most {limit} expected"
         for path, count in lines.items()

@@ -1,4 +1,5 @@
-"""Wheels as files: which of Ekiden's go into the package of deployments, and writing that.
+"""Reading and writing of wheel files: which of Ekiden's go into the package of deployments, and
+writing that.
 
 `ekiden-runtime` is a part of the wheel `ekiden` that was built: the same bytes under another name.
 The table `tool.ekiden-runtime` of pyproject.toml says which part.
@@ -28,23 +29,24 @@ _KEPT = ("Metadata-Version", "Version", "License-Expression", "License-File", "C
 
 
 def table() -> dict[str, Any]:
-    """`tool.ekiden-runtime` of pyproject.toml."""
+    """Return `tool.ekiden-runtime` of pyproject.toml."""
     text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
-    found: dict[str, Any] = tomllib.loads(text)["tool"][NAME]
-    return found
+    settings: dict[str, Any] = tomllib.loads(text)["tool"][NAME]
+    return settings
 
 
 def part(names: Iterable[str], row: Mapping[str, Any]) -> list[str]:
-    """The files of a wheel that the table takes, sorted; those of dist-info are not asked about.
-
-    Raises ValueError where an entry of the table names nothing: it would be out of date.
+    """Return the sorted files of a wheel that the table selects, apart from dist-info. Raises
+    ValueError if an entry of the table matches nothing, since it would be out of date.
     """
-    given = sorted(names)
+    sorted_names = sorted(names)
     for entry in (*row["include"], *row["exclude"]):
-        if not any(_is_in(name, entry) for name in given):
+        if not any(_is_in(name, entry) for name in sorted_names):
             raise ValueError(f"pyproject.toml: tool.{NAME}: the wheel has no '{entry}'")
-    taken = [name for name in given if any(_is_in(name, entry) for entry in row["include"])]
-    return [name for name in taken if not any(_is_in(name, entry) for entry in row["exclude"])]
+    included = [
+        name for name in sorted_names if any(_is_in(name, entry) for entry in row["include"])
+    ]
+    return [name for name in included if not any(_is_in(name, entry) for entry in row["exclude"])]
 
 
 def _is_in(name: str, entry: str) -> bool:
@@ -52,13 +54,13 @@ def _is_in(name: str, entry: str) -> bool:
 
 
 def runtime_wheel(wheel: Path, folder: Path) -> Path:
-    """Write the part of a wheel of Ekiden that runs programs, as a wheel in the folder."""
+    """Extract the runtime part of an Ekiden wheel as a separate wheel in the folder."""
     row = table()
     with zipfile.ZipFile(wheel) as source:
         names = source.namelist()
-        taken = part([n for n in names if ".dist-info/" not in n], row)
+        included = part([n for n in names if ".dist-info/" not in n], row)
         old = next(n for n in names if n.endswith(".dist-info/METADATA")).rpartition("/")[0]
-        files = {name: source.read(name) for name in taken}
+        files = {name: source.read(name) for name in included}
         about = BytesParser(policy=compat32).parsebytes(source.read(f"{old}/METADATA"))
         tags = source.read(f"{old}/WHEEL")
         licences = [n for n in names if n.startswith(f"{old}/licenses/")]
@@ -76,23 +78,26 @@ def runtime_wheel(wheel: Path, folder: Path) -> Path:
 
 
 def metadata(about: Message, row: Mapping[str, Any]) -> bytes:
-    """The METADATA of the part, from Ekiden's and its own table."""
+    """Return the METADATA of the runtime part, from Ekiden's and its own table."""
     lines = [("Metadata-Version", about["Metadata-Version"]), ("Name", NAME)]
     lines += [("Version", about["Version"]), ("Summary", row["description"])]
     for header in _KEPT[2:]:
         lines += [(header, value) for value in about.get_all(header, [])]
     lines.append(("Requires-Python", about["Requires-Python"]))
-    lines += [("Requires-Dist", each) for each in row["dependencies"]]
+    lines += [("Requires-Dist", requirement) for requirement in row["dependencies"]]
     for extra, needed in row["optional-dependencies"].items():
         lines.append(("Provides-Extra", extra))
-        lines += [("Requires-Dist", f'{each}; extra == "{extra}"') for each in needed]
+        lines += [
+            ("Requires-Dist", f'{extra_requirement}; extra == "{extra}"')
+            for extra_requirement in needed
+        ]
     lines.append(("Description-Content-Type", "text/markdown"))
     head = "".join(f"{key}: {value}\n" for key, value in lines)
     return f"{head}\n{(ROOT / 'runtime/README.md').read_text(encoding='utf-8')}".encode()
 
 
 def write_wheel(target: Path, files: Mapping[str, bytes], info: str) -> None:
-    """Write a wheel, the same bytes for the same files: dist-info last, and RECORD last of it."""
+    """Write a wheel reproducibly: equal files give equal bytes."""
     ordered = sorted(files, key=lambda name: (name.startswith(info), name))
     with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as out:
         for name in ordered:
