@@ -1,4 +1,4 @@
-"""Independent kernels at the same time, and two callers at once: what they gain.
+"""Concurrent independent kernels, and two callers at once: what they gain.
 
     python benchmarks/async.py [MODEL.onnx ...] [--threads 2] [--rounds 30]
 
@@ -29,18 +29,18 @@ CALLS = 300
 
 
 def dense(x: Expr, width: int) -> Expr:
-    """A layer whose loops split among threads, where it is large."""
+    """Return a layer whose loops are split among threads if it is large."""
     weight = np.random.default_rng(0).standard_normal((width, width)).astype("float32")
     return relay.tanh(relay.nn.dense(x, relay.const(weight / np.float32(width))))
 
 
 def ordered(x: Expr, width: int) -> Expr:
-    """A layer that no threads can share."""
+    """Return a layer that threads cannot share."""
     return relay.sort(relay.multiply(x, relay.const(np.float32(-1))), axis=1)
 
 
 def towers(layer: Layer, width: int, depth: int, count: int = 2) -> IRModule:
-    """Chains of layers side by side."""
+    """Return parallel chains of layers."""
     x = relay.var("x", shape=(1, width))
     ends = []
     for number in range(count):
@@ -52,7 +52,7 @@ def towers(layer: Layer, width: int, depth: int, count: int = 2) -> IRModule:
 
 
 def programs(paths: list[str]) -> Iterator[tuple[str, IRModule | str]]:
-    """Names and models."""
+    """Yield names and models."""
     yield "two towers, 8 x dense 128", towers(dense, 128, 8)
     yield "two towers, 8 x dense 512", towers(dense, 512, 8)
     yield "two towers, 8 x sort 4096", towers(ordered, 4096, 8)
@@ -61,7 +61,7 @@ def programs(paths: list[str]) -> Iterator[tuple[str, IRModule | str]]:
 
 
 def sample(exe: Executable) -> list[np.ndarray]:
-    """Inputs; symbols are 1."""
+    """Return random inputs; symbols are 1."""
     rng = np.random.default_rng(0)
     shapes = [[d if isinstance(d, int) else 1 for d in info.shape] for info in exe.inputs]
     pairs = zip(shapes, exe.inputs, strict=True)
@@ -69,36 +69,36 @@ def sample(exe: Executable) -> list[np.ndarray]:
 
 
 def least(runs: list[Callable[[], object]], rounds: int) -> list[float]:
-    """The least microseconds of each, in turn."""
-    found = [float("inf")] * len(runs)
+    """Return the minimum microseconds of each run, measured in turns."""
+    best = [float("inf")] * len(runs)
     for _ in range(rounds):
         for i, run in enumerate(runs):
             run()
             start = time.perf_counter()
             run()
-            found[i] = min(found[i], (time.perf_counter() - start) * 1e6)
-    return found
+            best[i] = min(best[i], (time.perf_counter() - start) * 1e6)
+    return best
 
 
 def latencies(exe: Executable, callers: int) -> np.ndarray:
-    """Microseconds of all calls of some callers at once."""
-    given = sample(exe)
-    found: list[float] = []
+    """Return the microseconds of all calls by several concurrent callers."""
+    inputs = sample(exe)
+    samples: list[float] = []
 
     def call() -> None:
         own = []
         for _ in range(CALLS):
             start = time.perf_counter()
-            exe(*given)
+            exe(*inputs)
             own.append((time.perf_counter() - start) * 1e6)
-        found.extend(own)
+        samples.extend(own)
 
     threads = [threading.Thread(target=call) for _ in range(callers)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    return np.array(found)
+    return np.array(samples)
 
 
 def main() -> None:
@@ -116,15 +116,15 @@ def main() -> None:
     for name, model in programs(options.models):
         exes = [ekiden.compile(model, executor=e) for e in ("vm", "async")]
         first = first or exes[0]
-        given = sample(exes[0])
-        one, both = least([partial(e, *given) for e in exes], options.rounds)
+        inputs = sample(exes[0])
+        one, both = least([partial(e, *inputs) for e in exes], options.rounds)
         peaks = [e.peak_memory for e in exes]
         ratio = f"{peaks[1] / peaks[0]:.2f}" if peaks[0] and peaks[1] else "?"
         print(f"{name:32} {one:9.1f} {both:9.1f} {one / both:5.2f}x {ratio:>6}")
     assert first is not None
     for callers in (1, 2):
-        found = latencies(first, callers)
-        middle, late = np.percentile(found, [50, 99])
+        samples = latencies(first, callers)
+        middle, late = np.percentile(samples, [50, 99])
         print(f"{callers} caller(s): median {middle:.1f} us, 99th percentile {late:.1f} us")
 
 

@@ -1,6 +1,6 @@
-"""Attention of 12 heads, depth 64, as one kernel and as operators one by one, beside PyTorch's.
+"""Attention of 12 heads of depth 64: as one kernel, as separate operators, and in PyTorch.
 
-    python benchmarks/attention.py [--lengths 16 40 128 512] [--seconds 2]
+python benchmarks/attention.py [--lengths 16 40 128 512] [--seconds 2]
 
 One thread. Tensors are [1, length, heads, depth], as the layers before make them. Prints the least
 time in which the calling thread ran, of turns that all take, and the rate of the two products.
@@ -26,7 +26,7 @@ Run = Callable[[], object]
 
 
 def program() -> relay.IRModule:
-    """Attention of any length as operators."""
+    """Return attention of any length, built from operators."""
     length = relay.SizeVar("length", "int64")
     params = [relay.var(n, shape=(1, length, HEADS, DEPTH)) for n in ("query", "key", "value")]
     query, key, value = (
@@ -40,7 +40,7 @@ def program() -> relay.IRModule:
 
 
 def engines(arrays: list[Array]) -> dict[str, Run]:
-    """What is compared, ours first."""
+    """Return what is compared, ours first."""
     import torch  # noqa: PLC0415
 
     torch.set_num_threads(1)
@@ -57,15 +57,15 @@ def engines(arrays: list[Array]) -> dict[str, Run]:
 
 
 def least(runs: dict[str, Run], seconds: float) -> dict[str, float]:
-    """The least seconds of each in turns."""
-    found = dict.fromkeys(runs, float("inf"))
+    """Return the minimum seconds of each run, measured in turns."""
+    best = dict.fromkeys(runs, float("inf"))
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         for name, run in runs.items():
             start = time.thread_time()
             run()
-            found[name] = min(found[name], time.thread_time() - start)
-    return found
+            best[name] = min(best[name], time.thread_time() - start)
+    return best
 
 
 def main() -> None:
@@ -81,9 +81,9 @@ def main() -> None:
     for length in options.lengths:
         shape = (1, length, HEADS, DEPTH)
         runs = engines([rng.standard_normal(shape, np.float32) for _ in range(3)])
-        for name, found in least(runs, options.seconds).items():
-            rate = 4 * length * length * DEPTH * HEADS / found / 1e9
-            print(f"{length:5} {name:11}{found * 1e6:10.1f} us {rate:8.1f} GFLOP/s", flush=True)
+        for name, seconds in least(runs, options.seconds).items():
+            rate = 4 * length * length * DEPTH * HEADS / seconds / 1e9
+            print(f"{length:5} {name:11}{seconds * 1e6:10.1f} us {rate:8.1f} GFLOP/s", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""BERT-base as a Relay program, made of operators, with seeded random weights."""
+"""BERT-base as a Relay program built from operators, with seeded random weights."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ WIDTH, HEADS, LAYERS, INNER, WORDS, POSITIONS = 768, 12, 12, 3072, 30522, 512
 
 
 class _Network:
-    """Layers over tensors of shape (batch, sequence, WIDTH)."""
+    """Builds layers over tensors of shape (batch, sequence, WIDTH)."""
 
     def __init__(self, batch: relay.SizeVar | int, sequence: relay.SizeVar | int) -> None:
         self.rng = np.random.default_rng(0)
@@ -30,7 +30,7 @@ class _Network:
         return op.nn.layer_norm(x, self.weight(WIDTH), self.weight(WIDTH), epsilon=1e-12)
 
     def heads(self, x: relay.Expr, *axes: int) -> relay.Expr:
-        """(batch, sequence, WIDTH) as one matrix for each head."""
+        """Split (batch, sequence, WIDTH) into one matrix per head."""
         split = op.reshape(x, (self.batch, self.sequence, HEADS, WIDTH // HEADS))
         turned = op.transpose(split, axes)
         rows, columns = (
@@ -65,20 +65,19 @@ class _Network:
 def bert(
     layers: int = LAYERS, batch: int | str = "batch", sequence: int | str = "sequence"
 ) -> relay.IRModule:
-    """`main(words, kinds, mask)`: the last hidden state and the pooled first token.
-
-    A dimension given as a name is symbolic.
+    """Return `main(words, kinds, mask)`, which computes the last hidden state and the pooled first
+    token. A dimension given as a name is symbolic.
     """
     sizes = [relay.SizeVar(d, "int64") if isinstance(d, str) else d for d in (batch, sequence)]
     net = _Network(*sizes)
     words, kinds = (relay.var(n, shape=sizes, dtype="int64") for n in ("words", "kinds"))
     mask = relay.var("mask", shape=sizes)
-    places = op.take(net.weight(POSITIONS, WIDTH), op.arange(sizes[1], dtype="int64"), axis=0)
-    known = op.add(
+    positions = op.take(net.weight(POSITIONS, WIDTH), op.arange(sizes[1], dtype="int64"), axis=0)
+    token_embedding = op.add(
         op.take(net.weight(WORDS, WIDTH), words, axis=0),
         op.take(net.weight(2, WIDTH), kinds, axis=0),
     )
-    x = net.norm(op.add(known, places))
+    x = net.norm(op.add(token_embedding, positions))
     hidden = op.multiply(op.subtract(relay.const(1.0), mask), relay.const(-1e4))
     bias = op.reshape(hidden, (sizes[0], 1, 1, sizes[1]))
     for _ in range(layers):

@@ -1,6 +1,6 @@
-"""What running BERT costs beside its kernels, at one length.
+"""The overhead of running BERT beyond its kernels, at one length.
 
-    python benchmarks/bert_vm.py [--layers 12] [--length 128] [--rounds 15] [--threads 1]
+python benchmarks/bert_vm.py [--layers 12] [--length 128] [--rounds 15] [--threads 1]
 
 Compiles the network three times: for any length, for this length alone, and for this length with
 native code of its functions ("aot"). Prints the time of a run of each, and the sum of the times of
@@ -27,35 +27,41 @@ Measure = Callable[[], float]
 
 
 def inputs(length: int) -> tuple[np.ndarray, ...]:
-    """Words, kinds and mask."""
+    """Return words, kinds and mask."""
     words = np.random.default_rng(1).integers(0, WORDS, (1, length), dtype=np.int64)
     return words, np.zeros((1, length), np.int64), np.ones((1, length), np.float32)
 
 
 def whole_run(machine: VirtualMachine, length: int) -> Measure:
-    """A run of a compiled network."""
-    given = inputs(length)
+    """Measure runs of a compiled network."""
+    feed = inputs(length)
 
     def measure() -> float:
         start = time.perf_counter()
-        machine.invoke("main", *given)
+        machine.invoke("main", *feed)
         return time.perf_counter() - start
 
     return measure
 
 
 def kernels_of(machine: VirtualMachine, length: int) -> Measure:
-    """The calls of kernels in a run of the same machine, in the memory that its runs use."""
-    given = inputs(length)
+    """Measure only the kernel calls of a run of the same machine, in the memory that its
+    runs use.
+    """
+    feed = inputs(length)
     exe = machine.executable
     index = exe.index("main")
     profile = get_global_func("ek.vm.module")(machine)["profile"]
     first = sum(len(decode(exe.code(n)[1])) for n in exe.globals[:index])
     code = decode(exe.code("main")[1])
-    calls = [first + i for i, each in enumerate(code) if each.name.startswith("InvokePacked")]
+    calls = [
+        first + i
+        for i, instruction in enumerate(code)
+        if instruction.name.startswith("InvokePacked")
+    ]
 
     def measure() -> float:
-        _, counted, _ = profile(index, 0, *given)
+        _, counted, _ = profile(index, 0, *feed)
         spent = np.frombuffer(counted, np.int64).reshape(-1, 2)[:, 1]
         return float(spent[calls].sum()) / 1e9
 
@@ -63,17 +69,17 @@ def kernels_of(machine: VirtualMachine, length: int) -> Measure:
 
 
 def minima(measures: dict[str, Measure], rounds: int) -> dict[str, float]:
-    """The least seconds of each, in rounds that run them all; two rounds to warm up. Each runs once
-    before it counts: the one before it left other weights in the caches.
+    """Return the minimum seconds of each measurement over rounds, after two warm-up rounds. Each
+    runs once before it counts, since the previous one left other weights in the caches.
     """
-    found = {name: float("inf") for name in measures}
-    for turn in range(rounds + 2):
+    best = {name: float("inf") for name in measures}
+    for round_index in range(rounds + 2):
         for name, measure in measures.items():
             measure()
             seconds = measure()
-            if turn >= 2:
-                found[name] = min(found[name], seconds)
-    return found
+            if round_index >= 2:
+                best[name] = min(best[name], seconds)
+    return best
 
 
 def main() -> None:
@@ -102,11 +108,15 @@ def main() -> None:
         "aot": whole_run(aot, length),
         "kernels": kernels_of(aot, length),
     }
-    found = minima(measures, options.rounds)
-    for name, seconds in found.items():
+    seconds_by_name = minima(measures, options.rounds)
+    for name, seconds in seconds_by_name.items():
         print(f"{name:<9}{seconds * 1e3:9.3f} ms")
-    print(f"dynamic against fixed: {found['dynamic'] / found['fixed'] - 1:+.2%}")
-    print(f"aot against the sum of its kernels: {found['aot'] / found['kernels'] - 1:+.2%}")
+    print(
+        f"dynamic against fixed: {seconds_by_name['dynamic'] / seconds_by_name['fixed'] - 1:+.2%}"
+    )
+    print(
+        f"aot against the sum of its kernels: {seconds_by_name['aot'] / seconds_by_name['kernels'] - 1:+.2%}"
+    )
 
 
 if __name__ == "__main__":

@@ -1,13 +1,13 @@
-"""What a call with three tensors costs from each language, and whether memory grows with calls.
+"""The cost of a call with three tensors from each language, and memory growth over many calls.
 
-    python benchmarks/binding_calls.py FOLDER [--calls 1000000] [--npm node_modules] [--only NAME]
+python benchmarks/binding_calls.py FOLDER [--calls 1000000] [--npm node_modules] [--only NAME]
 
 The model is x * y + z on four numbers, called by position with tensors that are there. Each program
 makes a tenth of the calls, then measures the rest: nanoseconds of one, and how much the resident
 memory grew. ONNX Runtime's peers are its packages of PyPI and npm (`npm install --ignore-scripts
 onnxruntime-node onnxruntime-web`), and its C interface, from the wheel, for the languages of which
-no registry has one. A language whose tools are missing is left out by name; programs
-are built in FOLDER, for which ziglang compiles the runtime in WebAssembly.
+no registry has one. A language whose tools are missing is left out by name; programs are built in
+FOLDER, for which ziglang compiles the runtime in WebAssembly.
 """
 
 from __future__ import annotations
@@ -293,7 +293,7 @@ int main(int argc, char **argv) {
 
 @dataclass(frozen=True)
 class Program:
-    """A row: the language, whose calls they are, and what builds and runs it."""
+    """A row of the table: the language, the engine called, and how to build and run the program."""
 
     language: str
     engine: str
@@ -306,10 +306,15 @@ def _python(text: str) -> Callable[[Path], tuple[Command, Mapping[str, str]]]:
 
 def _node(text: str, npm: Path) -> Callable[[Path], tuple[Command, Mapping[str, str]]]:
     def build(folder: Path) -> tuple[Command, Mapping[str, str]]:
+        """Build and return a Node program."""
         addon = folder / "ekiden.node"
         if "EKIDEN_PACKAGE" in text and not addon.exists():
-            made = {**os.environ, "EKIDEN_LIB_DIR": str(LIBRARY)}
-            _run(["node", str(BINDINGS / "node/build.js"), str(addon)], BINDINGS / "node", made)
+            environment = {**os.environ, "EKIDEN_LIB_DIR": str(LIBRARY)}
+            _run(
+                ["node", str(BINDINGS / "node/build.js"), str(addon)],
+                BINDINGS / "node",
+                environment,
+            )
         (folder / "calls.cjs").write_text(JAVASCRIPT + text)
         return ["node", "--expose-gc", "calls.cjs"], {
             "EKIDEN_PACKAGE": str(BINDINGS / "node"),
@@ -330,16 +335,18 @@ def _cpp(folder: Path) -> tuple[Command, Mapping[str, str]]:
 
 
 def _ort_c(folder: Path) -> tuple[Command, Mapping[str, str]]:
+    """Build a C program that calls ONNX Runtime."""
     (folder / "calls_ort.c").write_text(ORT_C)
     _run(["cc", "-O2", "calls_ort.c", "-ldl", "-o", "calls_ort"], folder, os.environ)
-    place = Path(str(find_spec("onnxruntime").submodule_search_locations[0])) / "capi"  # type: ignore[union-attr, index]
-    library = next(iter(sorted(place.glob("libonnxruntime.so*"))), None)
+    library_dir = Path(str(find_spec("onnxruntime").submodule_search_locations[0])) / "capi"  # type: ignore[union-attr, index]
+    library = next(iter(sorted(library_dir.glob("libonnxruntime.so*"))), None)
     if library is None:
-        raise FileNotFoundError(f"{place} has no libonnxruntime.so")
+        raise FileNotFoundError(f"{library_dir} has no libonnxruntime.so")
     return ["./calls_ort"], {"ORT_LIBRARY": str(library)}
 
 
 def _rust(folder: Path) -> tuple[Command, Mapping[str, str]]:
+    """Build the Rust program."""
     home = folder / "rust"
     (home / "src").mkdir(parents=True, exist_ok=True)
     (home / "src/main.rs").write_text(RUST)
@@ -347,12 +354,13 @@ def _rust(folder: Path) -> tuple[Command, Mapping[str, str]]:
         '[package]\nname = "calls"\nversion = "0.1.0"\nedition = "2021"\n\n'
         f'[dependencies]\nekiden = {{ path = "{BINDINGS / "rust"}" }}\n'
     )
-    made = {**os.environ, "EKIDEN_LIB_DIR": str(LIBRARY)}
-    _run(["cargo", "build", "--release", "--offline", "--quiet"], home, made)
+    environment = {**os.environ, "EKIDEN_LIB_DIR": str(LIBRARY)}
+    _run(["cargo", "build", "--release", "--offline", "--quiet"], home, environment)
     return [str(home / "target/release/calls")], {"LD_LIBRARY_PATH": str(LIBRARY)}
 
 
 def _go(folder: Path) -> tuple[Command, Mapping[str, str]]:
+    """Build the Go program."""
     home = folder / "go"
     home.mkdir(exist_ok=True)
     (home / "main.go").write_text(GO)
@@ -360,7 +368,7 @@ def _go(folder: Path) -> tuple[Command, Mapping[str, str]]:
         "module calls\n\ngo 1.23\n\nrequire ekiden.dev/ekiden v0.0.0\n\n"
         f"replace ekiden.dev/ekiden => {BINDINGS / 'go'}\n"
     )
-    made = {
+    environment = {
         **os.environ,
         "CGO_CFLAGS": f"-I{runtime.include_dir()} -O2",
         "CGO_LDFLAGS": f"-L{LIBRARY} -Wl,-rpath,{LIBRARY}",
@@ -368,7 +376,7 @@ def _go(folder: Path) -> tuple[Command, Mapping[str, str]]:
         "GOPROXY": "off",
         "GOTOOLCHAIN": "local",
     }
-    _run(["go", "build", "-o", "calls", "."], home, made)
+    _run(["go", "build", "-o", "calls", "."], home, environment)
     return [str(home / "calls")], {}
 
 
@@ -385,7 +393,7 @@ def _java(folder: Path) -> tuple[Command, Mapping[str, str]]:
 
 
 def programs(npm: Path) -> list[Program]:
-    """All rows, each peer beneath what it is compared with."""
+    """Return all rows, each peer below what it is compared with."""
     return [
         Program("python", "ekiden", _python(EKIDEN_PYTHON)),
         Program("python", "onnxruntime", _python(ORT_PYTHON)),
@@ -410,7 +418,7 @@ def _run(command: Command, folder: Path, variables: Mapping[str, str]) -> str:
 
 
 def write_models(folder: Path) -> None:
-    """The model as ONNX, for this machine and for WebAssembly."""
+    """Write the model as ONNX, and compiled for this machine and for WebAssembly."""
     sides = [helper.make_tensor_value_info(n, TensorProto.FLOAT, [4]) for n in "xyzr"]
     nodes = [helper.make_node("Mul", ["x", "y"], ["p"]), helper.make_node("Add", ["p", "z"], ["r"])]
     graph = helper.make_graph(nodes, "calls", sides[:3], sides[3:])
@@ -442,8 +450,8 @@ def main() -> None:
             command, more = row.build(folder)
             if options.build:
                 continue
-            said = _run([*command, str(options.calls)], folder, {**os.environ, **more})
-            nanoseconds, grown = said.split()[-2:]
+            output = _run([*command, str(options.calls)], folder, {**os.environ, **more})
+            nanoseconds, grown = output.split()[-2:]
             print(f"{row.language:16} {row.engine:12} {float(nanoseconds):10.0f} {grown:>9}",
                   flush=True)  # fmt: skip
         except (FileNotFoundError, RuntimeError) as error:

@@ -1,5 +1,5 @@
-"""Products with weights in blocks, as decoders of text have them: bytes of weights a second beside
-the bandwidth of reading, and multiply-adds a second, by format, rows of data and threads.
+"""Matrix products with block-quantized weights, as in LLM decoding: bytes of weights a second
+beside the bandwidth of reading, and multiply-adds a second, by format, rows of data and threads.
 
     python benchmarks/block_products.py [FORMAT ...] [--rows 1 4 512] [--threads 1 2] [--size 2048]
 
@@ -34,16 +34,18 @@ MANY = 16
 
 
 def placed(array: np.ndarray) -> Tensor:
-    """A copy where the runtime puts what kernels make: in large pages, if it is large."""
-    made = empty(array.shape, str(array.dtype))
-    made.numpy()[...] = array
-    return made
+    """Copy an array into memory allocated by the runtime, in huge pages if it is large."""
+    copy = empty(array.shape, str(array.dtype))
+    copy.numpy()[...] = array
+    return copy
 
 
 def product(
     row: BlockFormat, rows: int, options: argparse.Namespace, target: Target
 ) -> tuple[Call, int, str]:
-    """All products, how many there are, and what was chosen; checked."""
+    """Return a function that runs all products, their number, and the decision; the results are
+    checked.
+    """
     size = options.size
     random = np.random.default_rng(0)
     x = random.standard_normal((rows, size), np.float32)
@@ -57,22 +59,23 @@ def product(
     kernel, _ = build(schedule([data, weight], [result], target, "product"), target)
     count = 1 if rows >= MANY else max(1, options.megabytes * 1_000_000 // plain.nbytes)
     weights = [placed(packed) for _ in range(count)]
-    given, made = placed(x), placed(np.zeros((rows, size), np.float32))
-    kernel(given, weights[-1], made)
+    data_copy, output = placed(x), placed(np.zeros((rows, size), np.float32))
+    kernel(data_copy, weights[-1], output)
     expected = x @ row.decode(plain).T
-    error = np.sqrt(np.mean((made.numpy() - expected) ** 2) / np.mean(expected**2))
+    error = np.sqrt(np.mean((output.numpy() - expected) ** 2) / np.mean(expected**2))
     assert error < 0.01, error
 
     def run() -> None:
-        for each in weights:
-            kernel(given, each, made)
+        """Run the kernel on every weight."""
+        for one_weight in weights:
+            kernel(data_copy, one_weight, output)
 
     chosen = f"{choose([result], target).decision} panel={panel} error={error:.5f}"
     return run, count, chosen
 
 
 def reader(megabytes: int, threads: int, target: Target) -> tuple[Call, int]:
-    """Reads that much, and how many bytes they are."""
+    """Return a function that reads this much memory, and the number of bytes."""
     elements = megabytes * 1_000_000 // 4 // (4096 * threads) * 4096 * threads
     kernel, _ = build(reading(elements, threads, target), target)
     source = placed(np.ones(elements, np.float32))
@@ -81,18 +84,18 @@ def reader(megabytes: int, threads: int, target: Target) -> tuple[Call, int]:
 
 
 def least(calls: list[Call], rounds: int, clock: Callable[[], float]) -> list[float]:
-    """Seconds of each, turn by turn."""
-    found = [float("inf")] * len(calls)
+    """Return the minimum seconds of each call, measured in turns."""
+    best = [float("inf")] * len(calls)
     for _ in range(rounds):
         for n, call in enumerate(calls):
             start = clock()
             call()
-            found[n] = min(found[n], clock() - start)
-    return found
+            best[n] = min(best[n], clock() - start)
+    return best
 
 
 def print_table(threads: int, options: argparse.Namespace) -> None:
-    """A line for each format and number of rows."""
+    """Print a line for each format and number of rows."""
     num_threads(threads)
     target = class_target(options.processor, threads)
     read, size = reader(options.megabytes, threads, target)

@@ -1,7 +1,7 @@
-"""Products of uint8 and int8 as shares of what words of bytes can be multiplied at, for each class
-of processors that this machine runs, turn by turn in one process.
+"""uint8 x int8 products as a share of the peak rate of dot products, for each class of processor
+this machine can run, measured in turns in one process.
 
-    python benchmarks/byte_products.py [MxNxK ...] [--rounds 15]
+python benchmarks/byte_products.py [MxNxK ...] [--rounds 15]
 
 The peak is a loop of independent sums of products by the instructions of the class: dot products
 where there are any, else sums of two products of int16 (two products of bytes take as long: another
@@ -56,7 +56,7 @@ SPREADS = (0, 26, 15)
 
 
 def linked(func: PrimFunc, target: Target) -> Callable[..., object]:
-    """The compiled kernel."""
+    """Return the compiled kernel."""
     kernel: Callable[..., object] = load_image(
         link([compile_object([lower(func, target)], target)], [func.name], target)
     )[func.name]
@@ -64,26 +64,29 @@ def linked(func: PrimFunc, target: Target) -> Callable[..., object]:
 
 
 def peak(target: Target) -> tuple[Call, int]:
-    """A loop of independent sums, and its operations: a word is one dot product, or two sums."""
-    made = words_loop(target, "int8")
-    assert made is not None, target
-    func, work = made
+    """Return a loop of independent sums, and its number of operations: a word is one dot product,
+    or two sums.
+    """
+    loop = words_loop(target, "int8")
+    assert loop is not None, target
+    func, work = loop
     (out,) = func.buffers
     kernel, result = linked(func, target), tensor(np.zeros(out.shape[0].value, np.int32))  # type: ignore[attr-defined]
     return lambda: kernel(result), work
 
 
 def ours(x: np.ndarray, w: np.ndarray, target: Target) -> tuple[Call, str]:
-    """A product as a layer with that weight has it, checked against integers; how words are
-    multiplied, and how many twice."""
+    """Return a product as a layer with that weight computes it, checked against integers, with how
+    words are multiplied and how many are multiplied twice.
+    """
     (m, k), n = x.shape, len(w)
     plain = Product(m, n, k // WORD, "uint8")
-    narrow, places = replace(plain, dtype=NARROW), None
+    narrow, listed_words = replace(plain, dtype=NARROW), None
     tile = FAMILY.panel_of(narrow, target, {})
     packed, listed = narrowed_words(pack_weight(w, "dense_u8s8", tile))
     operands = [tensor(x), tensor(packed)]
     if narrowing_pays(listed.shape[1], k // WORD, target):
-        places = te.placeholder(listed.shape, "int32", "places")
+        listed_words = te.placeholder(listed.shape, "int32", "places")
         operands.append(tensor(listed))
     else:
         tile = FAMILY.panel_of(plain, target, {})
@@ -91,24 +94,26 @@ def ours(x: np.ndarray, w: np.ndarray, target: Target) -> tuple[Call, str]:
         operands[1] = tensor(packed)
     data = te.placeholder(x.shape, "uint8", "data")
     weight = te.placeholder(packed.shape, "int8", "weight")
-    result = dense_pack(data, weight, n, tile, "int32", places)
-    inputs = [data, weight, *([] if places is None else [places])]
+    result = dense_pack(data, weight, n, tile, "int32", listed_words)
+    inputs = [data, weight, *([] if listed_words is None else [listed_words])]
     kernel = linked(schedule(inputs, [result], target, "product"), target)
     operands.append(tensor(np.zeros((m, n), np.int32)))
     kernel(*operands)
     np.testing.assert_array_equal(operands[-1].numpy(), x.astype(np.int64) @ w.T.astype(np.int64))
     dot = str(choose([result], target).decision["dot"])
-    count = "" if places is None else f" {listed.shape[1]}/{k // WORD}"
+    count = "" if listed_words is None else f" {listed.shape[1]}/{k // WORD}"
     return lambda: kernel(*operands), f"{dot}{count}"
 
 
 def theirs(x: np.ndarray, w: np.ndarray, exact: bool) -> Call:
-    """ONNX Runtime's MatMulInteger with a constant weight: as it comes, or told to be exact."""
+    """Return ONNX Runtime's MatMulInteger with a constant weight: by default, or configured to be
+    exact.
+    """
     node = helper.make_node("MatMulInteger", ["x", "w"], ["y"])
-    given = helper.make_tensor_value_info("x", TensorProto.UINT8, x.shape)
-    made = helper.make_tensor_value_info("y", TensorProto.INT32, (len(x), len(w)))
+    input_info = helper.make_tensor_value_info("x", TensorProto.UINT8, x.shape)
+    output_info = helper.make_tensor_value_info("y", TensorProto.INT32, (len(x), len(w)))
     weight = numpy_helper.from_array(np.ascontiguousarray(w.T), "w")
-    graph = helper.make_graph([node], "product", [given], [made], [weight])
+    graph = helper.make_graph([node], "product", [input_info], [output_info], [weight])
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
     onnx.checker.check_model(model)
     options = onnxruntime.SessionOptions()
@@ -121,15 +126,15 @@ def theirs(x: np.ndarray, w: np.ndarray, exact: bool) -> Call:
 
 
 def least(calls: dict[str, tuple[Call, int]], rounds: int) -> dict[str, float]:
-    """Seconds of each, turn by turn."""
-    found = dict.fromkeys(calls, float("inf"))
+    """Return the minimum seconds of each call, measured in turns."""
+    best = dict.fromkeys(calls, float("inf"))
     for _ in range(rounds):
         for name, (call, repeat) in calls.items():
             start = time.thread_time()
             for _ in range(repeat):
                 call()
-            found[name] = min(found[name], (time.thread_time() - start) / repeat)
-    return found
+            best[name] = min(best[name], (time.thread_time() - start) / repeat)
+    return best
 
 
 def main() -> None:
@@ -146,7 +151,7 @@ def main() -> None:
 
 
 def print_table(target: Target, options: argparse.Namespace) -> None:
-    """A line for each shape, on one class of processors."""
+    """Print a line for each shape, for one class of processor."""
     rng = np.random.default_rng(0)
     loop, work = peak(target)
     print(f"\n{target.cpu}, products of bytes: {target}")

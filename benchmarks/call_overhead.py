@@ -1,4 +1,4 @@
-"""What crossing the boundary costs from Python, beside the published `apache-tvm-ffi`.
+"""The cost of calls from Python into native code, compared with the published `apache-tvm-ffi`.
 
 Both sides call the functions of one shared library, built here, in one process and in turns, so
 that the noise of the machine meets both. Every figure is the median over the rounds.
@@ -41,7 +41,7 @@ CALLS = 1000
 
 
 def build_library(folder: Path) -> Path:
-    """The library whose functions both sides call."""
+    """Build the library whose functions both sides call."""
     (folder / "calls.c").write_text(SOURCE)
     output = folder / "calls.so"
     command = ["cc", "-O2", "-shared", "-fPIC", f"-I{runtime.include_dir()}"]
@@ -50,12 +50,12 @@ def build_library(folder: Path) -> Path:
 
 
 def pair(text: str, ours: dict[str, object], theirs: dict[str, object]) -> tuple[Timer, Timer]:
-    """Two timers of one statement."""
+    """Return two timers of one statement."""
     return Timer(text, globals=ours), Timer(text, globals=theirs)
 
 
 def rows(library: Path) -> dict[str, tuple[Timer, Timer]]:
-    """What is measured: a label, and the two timers."""
+    """Return the measurements: labels with the two timers."""
     our_module, their_module = runtime.load_module(library), tvm_ffi.load_module(str(library))
     ours: dict[str, object] = {"f": our_module["noop"], "call_back": our_module["call_back"]}
     theirs: dict[str, object] = {"f": their_module["noop"], "call_back": their_module["call_back"]}
@@ -90,7 +90,7 @@ def rows(library: Path) -> dict[str, tuple[Timer, Timer]]:
 
 
 def measure(timers: tuple[Timer, Timer], rounds: int) -> tuple[float, float]:
-    """Nanoseconds of one call: ours and theirs."""
+    """Return the nanoseconds of one call: ours and theirs."""
     samples: tuple[list[float], list[float]] = ([], [])
     for _ in range(rounds):
         for timer, times in zip(timers, samples, strict=True):

@@ -1,5 +1,5 @@
-"""Where a model's way from its file to its first answer spends its time: seconds of the processor
-by phase, of a fresh process with empty caches and of those it forks to compile before the answer.
+"""Where the time from a model's file to its first answer is spent: seconds of the processor by
+phase, of a fresh process with empty caches and of those it forks to compile before the answer.
 
     python benchmarks/cold_compile.py MODEL.onnx... [--rounds 3] [--tier quick] [--dim NAME=SIZE]
         [--json FILE] [--python PYTHON] [--page docs/compile-phases.md]
@@ -97,12 +97,12 @@ MARKS = "<!-- phases -->\n", "<!-- end of phases -->\n"
 
 
 def group_of(path: list[str]) -> str:
-    """The column of a row of the table: that of the innermost phase that has one."""
+    """Return the column of a phase: that of the innermost phase that has one."""
     return next((GROUPS[name] for name in reversed(path) if name in GROUPS), "passes")
 
 
 def run(python: str, path: Path, tier: str, feed: Path, watched: bool) -> dict[str, object]:
-    """What a process of its own prints."""
+    """Return what a separate process reports."""
     with tempfile.TemporaryDirectory() as cache:
         environment = dict(os.environ, EKIDEN_CACHE_DIR=cache)
         environment.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -111,32 +111,32 @@ def run(python: str, path: Path, tier: str, feed: Path, watched: bool) -> dict[s
         done = subprocess.run(args, env=environment, capture_output=True, text=True)
         if done.returncode:
             raise SystemExit(done.stderr)
-        found: dict[str, object] = json.loads(done.stdout.splitlines()[-1])
-        return found
+        report: dict[str, object] = json.loads(done.stdout.splitlines()[-1])
+        return report
 
 
 def compile_cold(python: str, path: Path, tier: str, feed: Path) -> dict[str, float]:
-    """The figures of a row."""
+    """Return the figures of a row."""
     watched = run(python, path, tier, feed, watched=True)
-    found: dict[str, float] = defaultdict(float)
+    columns: dict[str, float] = defaultdict(float)
     phases = watched["phases"]
     assert isinstance(phases, list)
     for row in phases:
-        found[group_of(row["phase"])] += row["own_cpu_s"]
+        columns[group_of(row["phase"])] += row["own_cpu_s"]
     for name in ("imports", "load", "run"):
-        found[name] += float(str(watched[name]))
-    found["all"] = sum(found[name] for name in COLUMNS)
+        columns[name] += float(str(watched[name]))
+    columns["all"] = sum(columns[name] for name in COLUMNS)
     alone = run(python, path, tier, feed, watched=False)
-    return dict(found) | {name: float(str(alone[name])) for name in ("clock", "peak")}
+    return dict(columns) | {name: float(str(alone[name])) for name in ("clock", "peak")}
 
 
 def least(runs: list[dict[str, float]]) -> dict[str, float]:
-    """The least of each figure."""
+    """Return the minimum of each figure."""
     return {name: min(run.get(name, 0.0) for run in runs) for name in {n for r in runs for n in r}}
 
 
 def cells(row: Mapping[str, float]) -> list[str]:
-    """The figures of a row as text."""
+    """Format the figures of a row."""
     seconds = [f"{row.get(column, 0.0):.2f}" for column in (*COLUMNS, "all", "clock")]
     return [*seconds, f"{row['peak']:.0f}"]
 
@@ -145,12 +145,12 @@ HEADS = (*COLUMNS, "all", "clock", "peak")
 
 
 def line(name: str, texts: list[str]) -> str:
-    """A row of the printed table."""
+    """Format a row of the printed table."""
     return f"{name[-26:]:26}" + "".join(f"{text:>9}" for text in texts)
 
 
 def page_rows(table: Mapping[str, Mapping[str, Mapping[str, float]]]) -> list[str]:
-    """The table of a page: what was before, then what is now."""
+    """Return the page's table, with before and after rows."""
     lines = [f"| model | | {' | '.join(HEADS)} |", "|---|---|" + "---|" * len(HEADS)]
     for model, rows in table.items():
         for when in ("before", "after"):
@@ -162,15 +162,15 @@ def page_rows(table: Mapping[str, Mapping[str, Mapping[str, float]]]) -> list[st
 def write_page(
     path: Path, machine: str, table: Mapping[str, Mapping[str, Mapping[str, float]]]
 ) -> None:
-    """Put the table between the marks of a page."""
-    before, _, rest = path.read_text().partition(MARKS[0])
-    after = rest.partition(MARKS[1])[2]
+    """Write the table between the markers of a page."""
+    before, _, after_begin = path.read_text().partition(MARKS[0])
+    after = after_begin.partition(MARKS[1])[2]
     body = "\n".join([f"{machine}; each figure the least of its rounds.", "", *page_rows(table)])
     path.write_text(f"{before}{MARKS[0]}\n{body}\n\n{MARKS[1]}{after}")
 
 
 def main(arguments: list[str]) -> int:
-    """Print a row for each model, of both checkouts if there are two."""
+    """Print a row for each model, for both checkouts if there are two."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("models", nargs="*", type=Path)
     parser.add_argument("--manifest", type=Path)
@@ -185,16 +185,16 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--page", type=Path)
     parser.add_argument("--conditions", default="", help="of the machine, for the page")
     options = parser.parse_args(arguments)
-    ways = {"after": (sys.executable, options.tier)}
+    configurations = {"after": (sys.executable, options.tier)}
     if options.python:
-        ways = {"before": (options.python, options.other_tier)} | ways
+        configurations = {"before": (options.python, options.other_tier)} | configurations
     machine = processor() + (f", {options.conditions}" if options.conditions else "")
     print(line(machine[:26], list(HEADS)))
     table: dict[str, dict[str, dict[str, float]]] = {}
     if options.json and options.json.exists():
         table = json.loads(options.json.read_text())["models"]
     for model, path, inputs, _ in models(options):
-        table[model] = rows = measured(path, ways, options.rounds, inputs)
+        table[model] = rows = measured(path, configurations, options.rounds, inputs)
         for when, row in rows.items():
             print(line(f"{model} {when}", cells(row)), flush=True)
         if len(rows) == 2:
@@ -208,17 +208,17 @@ def main(arguments: list[str]) -> int:
 
 
 def measured(
-    model: Path, ways: Mapping[str, tuple[str, str]], rounds: int, inputs: Feed
+    model: Path, configurations: Mapping[str, tuple[str, str]], rounds: int, inputs: Feed
 ) -> dict[str, dict[str, float]]:
-    """The rows of a model, in turns."""
-    runs: dict[str, list[dict[str, float]]] = {when: [] for when in ways}
+    """Measure a model in all configurations, in turns."""
+    runs: dict[str, list[dict[str, float]]] = {when: [] for when in configurations}
     with tempfile.TemporaryDirectory() as folder:
         feed = Path(folder, "feed")
         feed.write_bytes(pickle.dumps(inputs))
         for _ in range(rounds):
-            for when, (python, tier) in ways.items():
+            for when, (python, tier) in configurations.items():
                 runs[when].append(compile_cold(python, model, tier, feed))
-    return {when: least(each) for when, each in runs.items()}
+    return {when: least(model_runs) for when, model_runs in runs.items()}
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""How long compiling takes, by what was compiled before, and loading what was saved.
+"""Compile time, depending on what was compiled before, and load time of saved artifacts.
 
-    python benchmarks/compile_time.py [MODEL.onnx ...]
+python benchmarks/compile_time.py [MODEL.onnx ...]
 
     cold      nothing was compiled before
     kernels   the kernels were, for a model with other weights, say
@@ -49,7 +49,9 @@ COLUMNS = ("cold", "kernels", "again", "artifact", "load")
 
 
 def seconds(program: str, *args: str, cache: str, limit: str = "0") -> list[float]:
-    """What a fresh process that runs `program` prints; `limit` is that of cached artifacts."""
+    """Return the numbers that a fresh process running `program` prints; `limit` is the artifact
+    cache limit.
+    """
     environment = dict(os.environ, EKIDEN_CACHE_DIR=cache, EKIDEN_CACHE_LIMIT=limit)
     command = [sys.executable, "-c", program, *args]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
@@ -57,7 +59,7 @@ def seconds(program: str, *args: str, cache: str, limit: str = "0") -> list[floa
 
 
 class Network:
-    """An ONNX model that is being made; weights are random."""
+    """A builder of ONNX models with random weights."""
 
     def __init__(self, seed: int = 0) -> None:
         self.rng = np.random.default_rng(seed)
@@ -65,33 +67,33 @@ class Network:
         self.weights: list[onnx.TensorProto] = []
 
     def weight(self, *shape: int) -> str:
-        """The name of a weight, of small numbers."""
+        """Add a small random weight, and return its name."""
         values = self.rng.standard_normal(shape, np.float32) / np.float32(shape[-1])
         return self.constant(values)
 
     def constant(self, values: np.ndarray) -> str:
-        """The name of a constant."""
+        """Add a constant, and return its name."""
         name = f"weight{len(self.weights)}"
         self.weights.append(numpy_helper.from_array(values, name))
         return name
 
     def add(self, op_type: str, *inputs: str, **attributes: object) -> str:
-        """The name of the result of a node."""
+        """Add a node, and return the name of its result."""
         name = f"{op_type}{len(self.nodes)}"
         self.nodes.append(helper.make_node(op_type, inputs, [name], name, **attributes))
         return name
 
-    def save(self, path: Path, given: onnx.ValueInfoProto, result: str) -> Path:
-        """Write the model that gives `result`."""
+    def save(self, path: Path, input_info: onnx.ValueInfoProto, result: str) -> Path:
+        """Write the model that computes `result`."""
         y = helper.make_tensor_value_info(result, TensorProto.FLOAT, None)
-        graph = helper.make_graph(self.nodes, path.stem, [given], [y], self.weights)
+        graph = helper.make_graph(self.nodes, path.stem, [input_info], [y], self.weights)
         opset = helper.make_opsetid("", 20)
         onnx.save(helper.make_model(graph, opset_imports=[opset], ir_version=9), path)
         return path
 
 
 def bottlenecks(path: Path) -> Path:
-    """The bottlenecks of ResNet-50 as an ONNX file."""
+    """Write ResNet-50's bottlenecks as an ONNX file."""
     net = Network()
 
     def conv(data: str, out: int, into: int, side: int, stride: int = 1) -> str:
@@ -113,7 +115,7 @@ def bottlenecks(path: Path) -> Path:
 
 
 def bert_base(path: Path) -> Path:
-    """BERT-base as an ONNX file, of any batch and length."""
+    """Write BERT-base as an ONNX file, for any batch and length."""
     net = Network()
     split = net.constant(np.array([0, 0, HEADS, WIDTH // HEADS]))
     join, scale = net.constant(np.array([0, 0, WIDTH])), net.constant(np.float32(64**-0.5))
@@ -135,26 +137,26 @@ def bert_base(path: Path) -> Path:
         at = norm(net.add("Add", at, dense(net.add("Reshape", mixed, join), WIDTH, WIDTH)))
         inner = net.add("Gelu", dense(at, 4 * WIDTH, WIDTH))
         at = norm(net.add("Add", at, dense(inner, WIDTH, 4 * WIDTH)))
-    given = helper.make_tensor_value_info("words", TensorProto.INT64, ["batch", "length"])
-    return net.save(path, given, at)
+    input_info = helper.make_tensor_value_info("words", TensorProto.INT64, ["batch", "length"])
+    return net.save(path, input_info, at)
 
 
 def measure(model: Path, scratch: Path) -> None:
     """Print a row of medians for a model."""
     saved, args = str(scratch / "model.eki"), (str(model), str(scratch / "model.eki"))
     caches = [str(scratch / f"{model.stem}{run}") for run in range(COLD)]
-    cold = [seconds(COMPILE, *args, "1", cache=each) for each in caches]
+    cold = [seconds(COMPILE, *args, "1", cache=cache_dir) for cache_dir in caches]
     warm = [seconds(COMPILE, *args, "2", cache=caches[0]) for _ in range(WARM)]
-    kept = [seconds(COMPILE, *args, "1", cache=caches[0], limit="4G") for _ in range(1 + WARM)]
+    cached = [seconds(COMPILE, *args, "1", cache=caches[0], limit="4G") for _ in range(1 + WARM)]
     load = [seconds(LOAD, saved, cache=caches[0]) for _ in range(LOADS)]
     size = Path(saved).stat().st_size / 1e6
-    columns = (cold, [w[:1] for w in warm], [w[1:] for w in warm], kept[1:], load)
+    columns = (cold, [w[:1] for w in warm], [w[1:] for w in warm], cached[1:], load)
     row = (statistics.median(times for (times,) in runs) for runs in columns)
-    print(f"{model.stem:28}", *(f"{each:8.3f} s" for each in row), f"{size:8.1f} MB")
+    print(f"{model.stem:28}", *(f"{median:8.3f} s" for median in row), f"{size:8.1f} MB")
 
 
 def main() -> None:
-    """Measure the models named, or those made here."""
+    """Measure the named models, or those built here."""
     with tempfile.TemporaryDirectory() as folder:
         scratch = Path(folder)
         models = [Path(a) for a in sys.argv[1:]]

@@ -1,7 +1,6 @@
-"""The convolutions of ResNet-50 as shares of the multiply-add peak of a class of processors,
-measured in turns.
+"""ResNet-50's convolutions as a share of a processor class's multiply-add peak, measured in turns.
 
-    python benchmarks/conv_peak.py [--class host x86-64-v3] [--threads 2]
+python benchmarks/conv_peak.py [--class host x86-64-v3] [--threads 2]
 
 Counted are all taps, those in the border of zeros included, as in the usual figures of 4.1 GFLOP
 per image.
@@ -56,7 +55,7 @@ SHAPES = [   # height = width, in channels, out channels, kernel, stride, how of
 def convolution(
     size: int, c: int, o: int, k: int, stride: int, target: Target
 ) -> tuple[Kernel, list[Tensor], float, str]:
-    """A kernel with its arguments, the milliseconds that making it took, and what was chosen."""
+    """Return a kernel with its arguments, the milliseconds it took to compile, and the decision."""
     pixels, pad = (size // stride) ** 2, k // 2
     tile = FAMILIES["conv_nhwc_pack"].panel_of(Product(pixels, o, c * k * k), target, {})
     start = time.thread_time()
@@ -75,7 +74,7 @@ def convolution(
 
 
 def print_table(name: str, options: argparse.Namespace) -> None:
-    """A line per convolution and the sum over the network, on one class of processors."""
+    """Print a line per convolution and the sum over the network, for one class of processor."""
     target, clock = class_target(name, options.threads), clock_for(options.threads)
     limit, work = shared_peak(target, options.threads), peak_work(target) * options.threads
     total = ideal = 0.0
@@ -89,11 +88,14 @@ def print_table(name: str, options: argparse.Namespace) -> None:
         for _ in range(options.rounds):
             best.append(work / seconds(limit, 1, clock))
             ours.append(seconds(lambda: kernel(*arguments), repeat, clock))  # noqa: B023
-        taken, reached = min(ours), max(best)
-        total, ideal = total + count * taken, ideal + count * operations / reached
+        best_seconds, reached = min(ours), max(best)
+        total, ideal = total + count * best_seconds, ideal + count * operations / reached
         label = f"{size}x{size} {c}->{o} {k}x{k}/{stride} *{count}"
-        share = operations / taken / reached
-        print(f"{label:>28} {taken * 1e6:9.1f} {share:7.1%} {spent:11.1f}  {chosen}", flush=True)
+        share = operations / best_seconds / reached
+        print(
+            f"{label:>28} {best_seconds * 1e6:9.1f} {share:7.1%} {spent:11.1f}  {chosen}",
+            flush=True,
+        )
     print(f"{'all 53':>28} {total * 1e6:9.1f} {ideal / total:7.1%}", flush=True)
 
 

@@ -1,5 +1,5 @@
-"""Tokens a second of Llamas with random weights: decoding at two lengths of context, and reading
-prompts, beside other engines.
+"""Decoding speed of Llamas with random weights, in tokens per second: decoding at two lengths of
+context, and reading prompts, beside other engines.
 
     python benchmarks/decode.py --formats q4_0 q8_0 --threads 1 2 --size 360M
     python benchmarks/decode.py --write FOLDER      its checkpoint, and FOLDER/q4_0.gguf, ...
@@ -71,7 +71,7 @@ LEAST = 300
 
 @dataclass(frozen=True)
 class Random:
-    """The checkpoint; products have their weights in `format`."""
+    """A checkpoint with random weights; product weights are in `format`."""
 
     size: str = "135M"
     format: str = "float32"
@@ -81,10 +81,11 @@ class Random:
         return {**CONFIG, **SIZES[self.size]}
 
     def _shapes(self) -> dict[str, tuple[int, ...]]:
+        """Return the shapes of all tensors."""
         config = self.config
         hidden, inner = config["hidden_size"], config["intermediate_size"]
         keys = config["head_dim"] * config["num_key_value_heads"]
-        found: dict[str, tuple[int, ...]] = {
+        shapes: dict[str, tuple[int, ...]] = {
             "model.embed_tokens.weight": (config["vocab_size"], hidden),
             "model.norm.weight": (hidden,),
         }
@@ -96,14 +97,14 @@ class Random:
             "post_attention_layernorm": (hidden,),
         }  # fmt: skip
         for n in range(config["num_hidden_layers"]):
-            found |= {f"model.layers.{n}.{name}.weight": shape for name, shape in layer.items()}
-        return found
+            shapes |= {f"model.layers.{n}.{name}.weight": shape for name, shape in layer.items()}
+        return shapes
 
     @property
     def bytes(self) -> int:
-        """Of all weights of products, each of which a token reads once."""
-        known = BLOCK_FORMATS.get(self.format)
-        bits = known.bits_per_value if known else 32
+        """Return the size of all product weights, each of which is read once per token."""
+        block_format = BLOCK_FORMATS.get(self.format)
+        bits = block_format.bits_per_value if block_format else 32
         return int(sum(math.prod(s) for s in self._shapes().values() if len(s) > 1) * bits / 8)
 
     def __iter__(self) -> Iterator[str]:
@@ -118,7 +119,7 @@ class Random:
 
 
 def gguf_entries(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The hyperparameters and a vocabulary, under the names of GGUF files."""
+    """Return the hyperparameters and a vocabulary under GGUF names."""
     tokens = ["<unk>", "<s>", "</s>", *(f"<0x{n:02X}>" for n in range(256))]
     types = [2, 3, 3] + [6] * 256
     more = config["vocab_size"] - len(tokens)
@@ -142,7 +143,7 @@ def gguf_entries(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def gguf_weight(config: Mapping[str, Any], weight: Weight) -> Weight:
-    """A tensor under its name there; rows of queries and keys stand in pairs."""
+    """Return a tensor under its GGUF name, with query and key rows in pairs."""
     name, data = weight.name.removesuffix(".weight"), weight.data
     layer = ""
     if name.startswith("model.layers."):
@@ -156,29 +157,29 @@ def gguf_weight(config: Mapping[str, Any], weight: Weight) -> Weight:
 
 
 def write_tokenizer(folder: Path, tokens: Sequence[str]) -> None:
-    """One of whole words, without which the builder of onnxruntime-genai makes no model."""
+    """Write a whole-word tokenizer, without which onnxruntime-genai's builder creates no model."""
     from tokenizers import Tokenizer, models, pre_tokenizers  # noqa: PLC0415  # for --write alone
 
     words = models.WordLevel({token: n for n, token in enumerate(tokens)}, unk_token="<unk>")
-    made = Tokenizer(words)
-    made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    made.save(str(folder / "tokenizer.json"))
+    tokenizer = Tokenizer(words)
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.save(str(folder / "tokenizer.json"))
     named = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
     settings = {"tokenizer_class": "PreTrainedTokenizerFast", **named}
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
 
 
 def write(folder: Path, size: str, formats: Sequence[str]) -> None:
-    """The checkpoint for other engines."""
+    """Write the checkpoint for other engines."""
     folder.mkdir(parents=True, exist_ok=True)
     plain = Random(size)
     write_safetensors(folder / "model.safetensors", {n: plain[n] for n in plain})
     (folder / "config.json").write_text(json.dumps(dict(plain.config)))
     write_tokenizer(folder, gguf_entries(plain.config)["tokenizer.ggml.tokens"])
     for format in formats:
-        made = Random(size, format)
-        weights = [gguf_weight(made.config, made[name]) for name in made]
-        write_gguf(folder / f"{format}.gguf", gguf_entries(made.config), weights)
+        checkpoint = Random(size, format)
+        weights = [gguf_weight(checkpoint.config, checkpoint[name]) for name in checkpoint]
+        write_gguf(folder / f"{format}.gguf", gguf_entries(checkpoint.config), weights)
 
 
 # Engines: each has `read`, which begins a text of so many tokens and makes the next one, and
@@ -190,9 +191,9 @@ Engine = tuple[Callable[[int], None], Callable[[], None]]
 def of_ekiden(
     size: str, format: str, cache: str, threads: int, folder: Path | None = None
 ) -> Engine:
-    """Ekiden."""
-    made = Random(size, format) if folder is None else folder / f"{format}.gguf"
-    model = llm.load(made, sequences=1, context=CONTEXT, cache=cache, num_threads=threads)
+    """Return Ekiden's engine."""
+    checkpoint = Random(size, format) if folder is None else folder / f"{format}.gguf"
+    model = llm.load(checkpoint, sequences=1, context=CONTEXT, cache=cache, num_threads=threads)
     rng = np.random.default_rng(threads)  # a prompt that was read before is in the cache
     streams: list[llm.Stream] = []
 
@@ -208,13 +209,13 @@ def of_ekiden(
 
 
 def of_genai(folder: Path, threads: int) -> Engine:
-    """onnxruntime-genai."""
+    """Return onnxruntime-genai's engine."""
     import onnxruntime_genai as genai  # noqa: PLC0415  # where it is asked for
 
     settings = folder / "genai_config.json"
-    given = json.loads(settings.read_text())
-    given["model"]["decoder"]["session_options"]["intra_op_num_threads"] = threads
-    settings.write_text(json.dumps(given))
+    settings_json = json.loads(settings.read_text())
+    settings_json["model"]["decoder"]["session_options"]["intra_op_num_threads"] = threads
+    settings.write_text(json.dumps(settings_json))
     model = genai.Model(str(folder))
     rng = np.random.default_rng(0)
     generators: list[Any] = []
@@ -232,27 +233,29 @@ def of_genai(folder: Path, threads: int) -> Engine:
 
 
 def of_memory(threads: int) -> Engine:
-    """None: what reading memory takes, and nothing else."""
-    parts = np.array_split(np.ones(READ // 8, np.int64), threads)
+    """Return an engine that only reads memory."""
+    slices = np.array_split(np.ones(READ // 8, np.int64), threads)
     pool = ThreadPoolExecutor(threads)
-    return lambda count: None, lambda: [*pool.map(np.max, parts)].clear()
+    return lambda count: None, lambda: [*pool.map(np.max, slices)].clear()
 
 
 def memory() -> int:
-    """Bytes of this process that lie in memory."""
+    """Return this process's resident bytes."""
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE")
 
 
 def serve(engine: Engine, clock: Callable[[], float]) -> None:
-    """Answer lines {"read": tokens} and {"step": tokens} as decode_llama.mjs does."""
+    """Answer requests {"read": tokens} and {"step": tokens}, one per line, as decode_llama.mjs
+    does.
+    """
     read, step = engine
     for line in sys.stdin:
-        asked = json.loads(line)
+        request = json.loads(line)
         times = []
-        for _ in range(asked.get("step", 1)):
+        for _ in range(request.get("step", 1)):
             start = clock()
-            step() if "step" in asked else read(asked["read"])
+            step() if "step" in request else read(request["read"])
             times.append(1e3 * (clock() - start))
         print(json.dumps({"times": times, "memory": memory()}), flush=True)
 
@@ -270,29 +273,29 @@ class Worker:
         self.memory = 0
 
     def ask(self, **what: int) -> list[float]:
-        """The milliseconds of each thing that is asked for."""
+        """Return the milliseconds of each requested action."""
         assert self.process.stdin is not None and self.process.stdout is not None
         self.process.stdin.write(json.dumps(what) + "\n")
         self.process.stdin.flush()
         for line in self.process.stdout:
             if line.startswith("{"):
-                found = json.loads(line)
-                self.memory = found["memory"]
-                return list(found["times"])
+                reply = json.loads(line)
+                self.memory = reply["memory"]
+                return list(reply["times"])
         raise SystemExit(f"{self.name}: ended with {self.process.wait()}")
 
     def close(self) -> None:
-        """End it."""
+        """End the process."""
         assert self.process.stdin is not None
         self.process.stdin.close()
         self.process.wait()
 
     def speed(self, bytes: int) -> float:
-        """Bytes a second, if a step at the first length reads so many."""
+        """Return the bytes per second if a step at the first length reads so many bytes."""
         return 1e3 * bytes / statistics.median(self.steps[CONTEXTS[0]])
 
     def show(self, threads: int, bandwidth: float) -> None:
-        """A line of the table."""
+        """Print a row of the table."""
         rates = [1e3 / statistics.median(self.steps[context]) for context in CONTEXTS]
         cells = "".join(f"{rate:>10.1f}" for rate in rates)
         prompts = "".join(
@@ -305,7 +308,7 @@ class Worker:
 
 
 def take_turns(workers: Sequence[Worker], rounds: int, prompts: Sequence[int]) -> None:
-    """Measure all of them."""
+    """Measure all workers."""
     for worker in workers:
         worker.ask(read=32)
         worker.ask(step=2)
@@ -322,11 +325,11 @@ def take_turns(workers: Sequence[Worker], rounds: int, prompts: Sequence[int]) -
 
 
 def workers_of(options: argparse.Namespace, threads: int) -> list[Worker]:
-    """Those that are asked for."""
+    """Return the requested workers."""
     own = [sys.executable, __file__, "--size", options.size, "--threads", str(threads)]
     own += ["--cpu"] * options.cpu
     own += [] if options.read is None else ["--read", str(options.read)]
-    made = [
+    workers = [
         Worker(f"Ekiden {format}, {cache}",
                [*own, "--work", "--formats", format, "--caches", cache],
                Random(options.size, format).bytes)
@@ -335,18 +338,18 @@ def workers_of(options: argparse.Namespace, threads: int) -> list[Worker]:
     ]  # fmt: skip
     for folder in options.genai:
         command = [*own, "--work", "--genai", str(folder)]
-        made.append(Worker(f"onnxruntime-genai {folder.name}", command))
+        workers.append(Worker(f"onnxruntime-genai {folder.name}", command))
     for file in options.llama:
         script = str(Path(__file__).with_name("decode_llama.mjs"))
         command = ["node", script, str(options.node), str(file), str(threads), str(CONTEXT)]
         command += ["cpu"] * options.cpu
         weights = Random(options.size, file.stem).bytes
-        made.append(Worker(f"llama.cpp {file.name}", command, weights))
-    return made
+        workers.append(Worker(f"llama.cpp {file.name}", command, weights))
+    return workers
 
 
 def engine_of(options: argparse.Namespace, threads: int) -> Engine:
-    """That of a worker."""
+    """Return a worker's engine."""
     if options.memory:
         return of_memory(threads)
     if options.genai:

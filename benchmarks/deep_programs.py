@@ -1,6 +1,6 @@
-"""Time per node of every stage on a chain of lets and on one of nested adds, by length.
+"""Time per node of every stage, on chains of lets and of nested adds, by length.
 
-    python benchmarks/deep_programs.py [LENGTH ...]
+python benchmarks/deep_programs.py [LENGTH ...]
 
 The lengths default to 1,000, 10,000 and 100,000. The last column is the time per node (of the
 processor, which others on the machine do not slow) at the longest over that at the length before:
@@ -27,7 +27,7 @@ Stages = dict[str, float]
 
 
 def adds(length: int) -> IRModule:
-    """`add(add(... add(%x, %y) ..., %y), %y)`"""
+    """Return `add(add(... add(%x, %y) ..., %y), %y)`."""
     x, y = var("x", shape=(8,)), var("y", shape=(8,))
     body: Expr = x
     for _ in range(length):
@@ -36,7 +36,7 @@ def adds(length: int) -> IRModule:
 
 
 def lets(length: int) -> IRModule:
-    """`let %v = add(%x, %y); let %v_1 = add(%v, %y); ...`"""
+    """Return `let %v = add(%x, %y); let %v_1 = add(%v, %y); ...`."""
     x, y = var("x", shape=(8,)), var("y", shape=(8,))
     names: list[Var] = [x]
     values: list[Expr] = []
@@ -50,7 +50,7 @@ def lets(length: int) -> IRModule:
 
 
 class _Clock:
-    """Adds stages to a table."""
+    """Records the time of stages."""
 
     def __init__(self) -> None:
         self.stages: Stages = {}
@@ -64,7 +64,7 @@ class _Clock:
 
 
 def measure(make: Callable[[int], IRModule], length: int) -> Stages:
-    """Seconds of each stage."""
+    """Return the seconds of each stage."""
     clock, module = _Clock(), make(length)
     texts: list[str] = []
     clock.run("infer type", lambda: infer_type(module))
@@ -89,9 +89,9 @@ def main() -> None:
         print(f"{make.__name__}: microseconds per node")
         print(f"{'':24}" + "".join(f"{n:10,}" for n in lengths) + f"{'growth':>10}")
         for stage in columns[0]:
-            each = [c[stage] / n * 1e6 for c, n in zip(columns, lengths, strict=True)]
-            growth = f"{each[-1] / each[-2]:10.2f}" if len(each) > 1 else ""
-            print(f"{stage:24}" + "".join(f"{t:10.2f}" for t in each) + growth)
+            per_node = [c[stage] / n * 1e6 for c, n in zip(columns, lengths, strict=True)]
+            growth = f"{per_node[-1] / per_node[-2]:10.2f}" if len(per_node) > 1 else ""
+            print(f"{stage:24}" + "".join(f"{t:10.2f}" for t in per_node) + growth)
 
 
 if __name__ == "__main__":

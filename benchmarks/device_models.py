@@ -1,12 +1,12 @@
-"""Models of a manifest on a device, beside ONNX Runtime: which agree, how long they take.
+"""A manifest's models on a device, compared with ONNX Runtime: which agree, how long they take.
 
     python benchmarks/device_models.py run models.json --device opencl [--only ID ...] [--cases all]
     python benchmarks/device_models.py table device_models.jsonl
 
 `run` takes each model to the device in a process of its own, with limits of time and memory, and
 appends a line of JSON for it to a file; what has a line is not run again, so that it can be
-interrupted. Models come through the `fetch_models.py` beside the manifest. A result agrees where
-no element is further from ONNX Runtime's than the model's tolerance (relative, absolute, of the
+interrupted. Models come through the `fetch_models.py` beside the manifest. A result agrees where no
+element is further from ONNX Runtime's than the model's tolerance (relative, absolute, of the
 largest one); its sums of bytes are not to saturate, as they do where processors lack VNNI. `table`
 writes what the lines say.
 """
@@ -38,10 +38,10 @@ TOLERANCE = (1e-3, 1e-4, 0.0)
 
 
 def entries(options: argparse.Namespace) -> Iterator[Line]:
-    """Those of the manifest that were asked for."""
-    wanted = set(options.only or ())
+    """Yield the requested entries of the manifest."""
+    selected = set(options.only or ())
     for entry in _fetching(options).load(options.manifest):
-        if not wanted or entry["id"] in wanted or wanted & set(entry["tags"]):
+        if not selected or entry["id"] in selected or selected & set(entry["tags"]):
             yield entry
 
 
@@ -51,7 +51,7 @@ def _fetching(options: argparse.Namespace) -> Any:  # noqa: ANN401
 
 
 def run(options: argparse.Namespace) -> None:
-    """A line for each model that has none."""
+    """Append a line for each model without one."""
     have = {line["id"] for line in _lines(options.out)}
     for entry in entries(options):
         if entry["id"] in have:
@@ -67,34 +67,34 @@ def _lines(path: Path) -> list[Line]:
 
 
 def _apart(name: str, options: argparse.Namespace) -> Line:
-    """What a process of its own says of a model."""
-    asked = ["one", str(options.manifest), "--only", name, "--device", options.device,
+    """Return the result of a model from a separate process."""
+    arguments = ["one", str(options.manifest), "--only", name, "--device", options.device,
              "--cases", options.cases, "--rounds", str(options.rounds)]  # fmt: skip
-    most = options.gigabytes << 30
+    memory_limit = options.gigabytes << 30
     try:
         done = subprocess.run(
-            [sys.executable, __file__, *asked],
+            [sys.executable, __file__, *arguments],
             capture_output=True,
             text=True,
             check=False,
             timeout=options.seconds,
-            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (most, most)),
+            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (memory_limit, memory_limit)),
         )
     except subprocess.TimeoutExpired:
         return {"state": "out of time", "why": f"{options.seconds} s"}
     if done.returncode != 0:
-        said = done.stderr.strip().rpartition("\n")[2]
-        return {"state": "fails", "why": f"{done.returncode}: {said[:500]}"}
+        last_line = done.stderr.strip().rpartition("\n")[2]
+        return {"state": "fails", "why": f"{done.returncode}: {last_line[:500]}"}
     line: Line = json.loads(done.stdout.splitlines()[-1])
     return line
 
 
 def one(options: argparse.Namespace) -> None:
-    """In that process: print the line of the model."""
+    """Print the line of a model, in its separate process."""
     (entry,) = entries(options)
     fetching = _fetching(options)
-    found = fetching.fetch([entry], options.cache)[entry["id"]]
-    path = str(fetching.prepare(entry, found, options.cache))
+    file = fetching.fetch([entry], options.cache)[entry["id"]]
+    path = str(fetching.prepare(entry, file, options.cache))
     cases = entry["cases"][: None if options.cases == "all" else 1]
     start = time.perf_counter()
     exe = ekiden.compile(path, options.device)
@@ -116,7 +116,7 @@ def one(options: argparse.Namespace) -> None:
 
 
 def _times(exe: ekiden.Executable, feed: Mapping[str, Array], rounds: int) -> list[float]:
-    """Seconds of calls, results fetched: the first has the device's compiler in it."""
+    """Return the seconds of calls, results fetched: the first has the device's compiler in it."""
     spent = []
     for _ in range(rounds + 1):
         start = time.perf_counter()
@@ -126,31 +126,36 @@ def _times(exe: ekiden.Executable, feed: Mapping[str, Array], rounds: int) -> li
 
 
 def results(exe: ekiden.Executable, feed: Mapping[str, Array]) -> list[Array]:
-    """The outputs, on the host."""
-    found = exe(**feed)
-    return [v.numpy() for v in (found if isinstance(found, tuple) else (found,))]
+    """Return the outputs as host arrays."""
+    outputs = exe(**feed)
+    return [v.numpy() for v in (outputs if isinstance(outputs, tuple) else (outputs,))]
 
 
-def error(wanted: Sequence[Array], found: Sequence[Array], tolerance: Sequence[float]) -> float:
-    """The largest difference, in tolerances; infinite where results are of another kind."""
-    if [w.shape for w in wanted] != [f.shape for f in found]:
+def error(expected: Sequence[Array], actual: Sequence[Array], tolerance: Sequence[float]) -> float:
+    """Return the largest difference in multiples of the tolerance; infinite for different
+    shapes.
+    """
+    if [w.shape for w in expected] != [f.shape for f in actual]:
         return float("inf")
-    return max((_error(w, f, *tolerance) for w, f in zip(wanted, found, strict=True)), default=0.0)
+    return max(
+        (_error(w, f, *tolerance) for w, f in zip(expected, actual, strict=True)), default=0.0
+    )
 
 
-def _error(wanted: Array, found: Array, rtol: float, atol: float, of_largest: float) -> float:
-    if wanted.dtype.kind not in "fc":
-        return 0.0 if np.array_equal(wanted, found) else float("inf")
-    finite = np.isfinite(wanted)
-    if not np.array_equal(wanted[~finite], found[~finite], equal_nan=True):
+def _error(expected: Array, actual: Array, rtol: float, atol: float, of_largest: float) -> float:
+    """Return the largest difference of two arrays in multiples of the tolerance."""
+    if expected.dtype.kind not in "fc":
+        return 0.0 if np.array_equal(expected, actual) else float("inf")
+    finite = np.isfinite(expected)
+    if not np.array_equal(expected[~finite], actual[~finite], equal_nan=True):
         return float("inf")
-    size = np.abs(wanted[finite])
+    size = np.abs(expected[finite])
     allowed = atol + rtol * size + of_largest * size.max(initial=0.0)
-    return float(np.max(np.abs(wanted[finite] - found[finite]) / allowed, initial=0.0))
+    return float(np.max(np.abs(expected[finite] - actual[finite]) / allowed, initial=0.0))
 
 
 def table(options: argparse.Namespace) -> None:
-    """What lines say, as Markdown."""
+    """Print the results as Markdown."""
     lines = _lines(options.file)
     agree = sum(line["state"] == "agrees" for line in lines)
     print(f"{agree} of {len(lines)} agree\n")
@@ -163,7 +168,7 @@ def table(options: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    """The command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     commands = parser.add_subparsers(dest="command", required=True)
     for name, does in (("run", run), ("one", one)):

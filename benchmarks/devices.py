@@ -1,4 +1,5 @@
-"""Models on single devices and on those that devices="auto" chooses, in turns, results fetched.
+"""Models on single devices, and on those that devices="auto" selects, measured in turns with
+results fetched.
 
 python benchmarks/devices.py opencl          the host, opencl(0), and what was chosen
 """
@@ -20,7 +21,7 @@ SECONDS = 1.0
 
 
 def dense_layers() -> relay.IRModule:
-    """Four dense layers of 1024 on 64 rows."""
+    """Return four dense layers of 1024 units on 64 rows."""
     rng = np.random.default_rng(0)
     x = relay.var("x", shape=(64, 1024))
     y: relay.Expr = x
@@ -31,7 +32,7 @@ def dense_layers() -> relay.IRModule:
 
 
 def convolutions() -> relay.IRModule:
-    """Three convolutions of 32 channels, a pooling, and a softmax."""
+    """Return three convolutions of 32 channels, a pooling, and a softmax."""
     rng = np.random.default_rng(0)
     x = relay.var("x", shape=(1, 3, 56, 56))
     y: relay.Expr = x
@@ -43,7 +44,7 @@ def convolutions() -> relay.IRModule:
 
 
 def elements() -> relay.IRModule:
-    """Functions of four million elements, and their sum."""
+    """Return functions of four million elements, and their sum."""
     x = relay.var("x", shape=(1 << 22,))
     y = relay.sum(relay.tanh(relay.exp(x * relay.const(0.5)) - relay.const(1.0)))
     return relay.IRModule.from_expr(relay.Function((x,), y))
@@ -57,14 +58,14 @@ MODELS: dict[str, Callable[[], relay.IRModule]] = {
 
 
 def fetched(executable: ekiden.Executable, x: np.ndarray) -> None:
-    """Run, and have the result on the host."""
-    found = executable(x)
-    assert isinstance(found, ekiden.runtime.Tensor)
-    found.numpy()
+    """Run and copy the result to the host."""
+    result = executable(x)
+    assert isinstance(result, ekiden.runtime.Tensor)
+    result.numpy()
 
 
 def main() -> None:
-    """A line for each model."""
+    """Print a line for each model."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("device", help="a kind, with a number: opencl:0")
     parser.add_argument("--seconds", type=float, default=SECONDS)
@@ -83,12 +84,14 @@ def main() -> None:
         }
         shape = plans["auto"].inputs[0].shape
         x = np.random.default_rng(1).standard_normal(shape, dtype=np.float32)
-        runs = [partial(fetched, each, x) for each in plans.values()]
+        runs = [partial(fetched, executable, x) for executable in plans.values()]
         times = dict(zip(plans, least_in_turns(runs, options.seconds), strict=True))
         chosen = ", ".join(map(str, plans["auto"].raw.devices))
-        said = "   ".join(f"{plan} {seconds * 1e3:.3f} ms" for plan, seconds in times.items())
+        times_text = "   ".join(f"{plan} {seconds * 1e3:.3f} ms" for plan, seconds in times.items())
         best = min(times[str(host)], times[str(device)])
-        print(f"{name:14} {said}   {times['auto'] / best:.2f} of the best single, on {chosen}")
+        print(
+            f"{name:14} {times_text}   {times['auto'] / best:.2f} of the best single, on {chosen}"
+        )
 
 
 if __name__ == "__main__":

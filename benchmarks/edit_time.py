@@ -31,31 +31,31 @@ MIDDLE = 8
 
 
 class Edit(relay.ExprMutator):
-    """One call is written anew: the n-th of an operator."""
+    """A rewrite of the n-th call of an operator."""
 
     def __init__(self, name: str, number: int, write: Callable[[Expr], Expr]) -> None:
         super().__init__()
         self.name, self.number, self.write = name, number, write
 
     def visit_call(self, call: Call) -> Expr:
-        """The call, or what takes its place."""
-        made = super().visit_call(call)
-        assert isinstance(made, Call)
+        """Return the call, or its replacement."""
+        new_call = super().visit_call(call)
+        assert isinstance(new_call, Call)
         if getattr(call.op, "name", "") != self.name:
-            return made
+            return new_call
         self.number -= 1
-        return self.write(made.args[0]) if self.number == 0 else made
+        return self.write(new_call.args[0]) if self.number == 0 else new_call
 
 
 def edits(function: Function) -> Iterator[tuple[str, Function]]:
-    """(kind, edited model), without end."""
+    """Yield (kind, edited model) endlessly."""
     heads = (relay.nn.log_softmax, relay.tanh, relay.sigmoid, relay.exp, relay.erf)
-    turn = 0
+    edit_index = 0
     while True:
-        turn += 1
-        slope = 0.1 + turn * 1e-3
+        edit_index += 1
+        slope = 0.1 + edit_index * 1e-3
         yield "again", function
-        yield "head", Edit("nn.softmax", 1, heads[turn % len(heads)]).visit(function)
+        yield "head", Edit("nn.softmax", 1, heads[edit_index % len(heads)]).visit(function)
         yield (
             "middle",
             Edit("nn.relu", MIDDLE, lambda x, by=slope: relay.nn.leaky_relu(x, by)).visit(function),
@@ -63,20 +63,21 @@ def edits(function: Function) -> Iterator[tuple[str, Function]]:
 
 
 def used() -> float:
-    """Seconds of the processor, those of processes that have ended with them."""
+    """Return the CPU seconds, including those of ended child processes."""
     times = os.times()
     return times.user + times.system + times.children_user + times.children_system
 
 
 def measure(function: Function, tier: str) -> tuple[float, float]:
-    """Seconds on the clock and of the processor until the model is ready; what is left to do then
-    is done before the next."""
+    """Return the wall and CPU seconds until the model is ready; remaining background work is
+    finished before returning.
+    """
     module = ekiden.IRModule.from_expr(function)
     clock, processor = time.perf_counter(), used()
-    made = ekiden.compile(module, tier=tier)
-    found = time.perf_counter() - clock, used() - processor
-    made.wait()
-    return found
+    executable = ekiden.compile(module, tier=tier)
+    elapsed = time.perf_counter() - clock, used() - processor
+    executable.wait()
+    return elapsed
 
 
 def main(arguments: list[str]) -> int:
@@ -97,8 +98,8 @@ def main(arguments: list[str]) -> int:
             rows: dict[str, list[tuple[float, float]]] = {}
             for (kind, edited), _ in zip(edits(function), range(3 * options.rounds), strict=False):
                 rows.setdefault(kind, []).append(measure(edited, tier))
-            for kind, found in rows.items():
-                clock, processor = map(statistics.median, zip(*found, strict=True))
+            for kind, samples in rows.items():
+                clock, processor = map(statistics.median, zip(*samples, strict=True))
                 print(f"{tier:8}{kind:10}{clock:8.3f}{processor:8.3f}", flush=True)
     return 0
 

@@ -1,5 +1,5 @@
-"""From a model's file to its first answer, of fresh processes with empty caches, beside ONNX
-Runtime and OpenVINO in one run: all in turns, each in a process of its own.
+"""Time from a model's file to its first answer, in fresh processes with empty caches, compared with
+ONNX Runtime and OpenVINO in one run: all in turns, each in a process of its own.
 
     python benchmarks/first_answer.py MODEL.onnx... [--rounds 3] [--threads 2] [--json FILE]
     python benchmarks/first_answer.py --manifest models.json --models-cache FOLDER [--only ID ...]
@@ -22,11 +22,11 @@ Every figure is the median of the rounds, geometric means are of ratios in one r
 caches of modules are as after an installation: one round before them fills these. A model of a
 manifest comes through the `fetch_models.py` beside it; inputs of others are random, a size that has
 no number is 1, or as `--dim NAME=SIZE` says. Answers that differ from ONNX Runtime's are marked. A
-peer that cannot run a model says so in its row, and means are of the models that it runs.
-Given `--python` of another checkout, that one is measured in turns with this one. `--only-first`
-measures nothing that comes after the first answer. `--json FILE` keeps what it measures, beside
-what the file has of other models, so that a manifest may be measured in parts; `--page FILE` makes
-a page of all that is there, measured now or before.
+peer that cannot run a model says so in its row, and means are of the models that it runs. Given
+`--python` of another checkout, that one is measured in turns with this one. `--only-first` measures
+nothing that comes after the first answer. `--json FILE` keeps what it measures, beside what the
+file has of other models, so that a manifest may be measured in parts; `--page FILE` makes a page of
+all that is there, measured now or before.
 """
 
 from __future__ import annotations
@@ -58,34 +58,38 @@ CODE = tempfile.TemporaryDirectory()
 
 
 class EngineError(Exception):
-    """An engine does not run a model; the text is the last line of what its process said."""
+    """Raised when an engine does not run a model; the text is the last line of its process's
+    output.
+    """
 
 
 def measure(
     python: str, engine: str, path: Path, threads: int, feed: Path, cache: str, second: bool = False
 ) -> tuple[Figures, list[np.ndarray]]:
-    """Figures and answer of one process. Raises EngineError where that fails."""
+    """Return the figures and answer of one process. Raises EngineError if it fails."""
     environment = dict(os.environ, EKIDEN_CACHE_DIR=cache, PYTHONPYCACHEPREFIX=CODE.name)
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
     what = (engine, str(path), str(threads), str(feed))
     args = [python, str(PROCESS), *what, repr(time.monotonic()), str(int(second))]
     done = subprocess.run(args, env=environment, capture_output=True, text=True, timeout=PATIENCE_S)
     if done.returncode:
-        said = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
+        error_lines = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
         if engine not in PEERS:
             raise SystemExit(f"{engine}, {path}: {done.stderr[-2000:]}")
-        raise EngineError(said[-1])
-    found: Figures = json.loads(done.stdout.splitlines()[-1])
+        raise EngineError(error_lines[-1])
+    figures: Figures = json.loads(done.stdout.splitlines()[-1])
     with open(f"{feed}.answer", "rb") as file:
         answer: list[np.ndarray] = pickle.load(file)
-    return found, answer
+    return figures, answer
 
 
-def error(expected: Sequence[np.ndarray], got: Sequence[np.ndarray], by: Sequence[float]) -> float:
-    """The largest difference as a multiple of the tolerance."""
+def error(
+    expected: Sequence[np.ndarray], actual: Sequence[np.ndarray], by: Sequence[float]
+) -> float:
+    """Return the largest difference as a multiple of the tolerance."""
     relative, absolute, of_largest = by
     worst = 0.0
-    for a, b in zip(expected, got, strict=True):
+    for a, b in zip(expected, actual, strict=True):
         if a.dtype.kind not in "fc":
             worst = max(worst, float("inf") if (a != b).any() else 0.0)
         elif a.size:
@@ -96,11 +100,11 @@ def error(expected: Sequence[np.ndarray], got: Sequence[np.ndarray], by: Sequenc
 
 
 def random_feed(path: Path, dims: Mapping[str, int]) -> Feed:
-    """Numbers for the inputs of a model."""
+    """Return random inputs of a model."""
     import onnx
 
     graph = onnx.load(path, load_external_data=False).graph
-    weights = {each.name for each in graph.initializer}
+    weights = {initializer.name for initializer in graph.initializer}
     random, feed = np.random.default_rng(0), {}
     for value in graph.input:
         if value.name in weights:
@@ -113,7 +117,7 @@ def random_feed(path: Path, dims: Mapping[str, int]) -> Feed:
 
 
 def models(options: argparse.Namespace) -> Iterator[tuple[str, Path, Feed, Sequence[float]]]:
-    """(name, file, inputs, tolerance) of each model that was asked for."""
+    """Yield (name, file, inputs, tolerance) of each requested model."""
     dims = {name: int(size) for name, size in (text.split("=") for text in options.dim)}
     for path in options.models:
         yield path.stem, path, random_feed(path, dims), TOLERANCE
@@ -121,33 +125,36 @@ def models(options: argparse.Namespace) -> Iterator[tuple[str, Path, Feed, Seque
         return
     tools = runpy.run_path(str(options.manifest.resolve().parent / "fetch_models.py"))
     for entry in tools["load"](str(options.manifest)):
-        wanted = not options.only or entry["id"] in options.only
-        if entry["format"] == "onnx" and wanted:
-            found = tools["fetch"]([entry], options.models_cache)[entry["id"]]
-            path = Path(tools["prepare"](entry, found, options.models_cache))
+        is_selected = not options.only or entry["id"] in options.only
+        if entry["format"] == "onnx" and is_selected:
+            file = tools["fetch"]([entry], options.models_cache)[entry["id"]]
+            path = Path(tools["prepare"](entry, file, options.models_cache))
             feed = tools["make_inputs"](entry, entry["cases"][0], 0)
             yield entry["id"], path, feed, entry.get("tolerance", TOLERANCE)
 
 
 def processor() -> str:
-    """This machine's, and how fast its Python is."""
+    """Return this machine's processor, and how fast its Python is."""
     lines = Path("/proc/cpuinfo").read_text().split("\n\n")[0].splitlines()
-    info = {key.strip(): value.strip() for key, _, value in (each.partition(":") for each in lines)}
+    info = {
+        key.strip(): value.strip()
+        for key, _, value in (cpuinfo_line.partition(":") for cpuinfo_line in lines)
+    }
     name = f"{info.get('model name', 'unknown')}, family {info.get('cpu family', '?')}"
-    turns = []
+    samples = []
     for _ in range(7):
         started = time.perf_counter()
         for _ in range(1000):
             sum(range(1000))
-        turns.append((time.perf_counter() - started) * 1e3)
-    took = f"sum(range(1000)) takes {min(turns):.1f} us"
+        samples.append((time.perf_counter() - started) * 1e3)
+    took = f"sum(range(1000)) takes {min(samples):.1f} us"
     return f"{name} model {info.get('model', '?')}, {len(os.sched_getaffinity(0))} cores; {took}"
 
 
 def one_model(
     options: argparse.Namespace, path: Path, feed: Feed, tolerance: Sequence[float]
 ) -> tuple[dict[str, Figures], dict[str, str]]:
-    """Engine -> the median of each figure, and peer -> why it does not run the model."""
+    """Return the median of each figure by engine, and why peers do not run the model."""
     pythons = dict.fromkeys(options.engines, sys.executable)
     if options.python:
         pythons |= {f"other {name}": options.python for name in options.engines if name in TIERS}
@@ -157,38 +164,42 @@ def one_model(
     with tempfile.TemporaryDirectory() as folder:
         feed_file = Path(folder, "feed")
         feed_file.write_bytes(pickle.dumps(feed))
-        for turn in range(0 if any(Path(CODE.name).iterdir()) else -1, options.rounds):
+        for round_index in range(0 if any(Path(CODE.name).iterdir()) else -1, options.rounds):
             for name, python in pythons.items():
                 if name in refused:
                     continue
-                cache = str(Path(folder, f"{name}{turn}"))
+                cache = str(Path(folder, f"{name}{round_index}"))
                 try:
-                    found, answers[name] = first_and_second(
+                    figures, answers[name] = first_and_second(
                         python, name.rpartition(" ")[2], path, options, feed_file, cache
                     )
                 except EngineError as reason:
                     refused[name] = str(reason)
                     continue
-                if turn >= 0:
-                    runs[name].append(found)
-    made = {name: medians(each) for name, each in runs.items() if name not in refused}
-    for name in made:
-        if "onnxruntime" in made:
-            made[name]["error"] = error(answers["onnxruntime"], answers[name], tolerance)
-    return made, refused
+                if round_index >= 0:
+                    runs[name].append(figures)
+    medians_by_engine = {
+        name: medians(engine_runs) for name, engine_runs in runs.items() if name not in refused
+    }
+    for name in medians_by_engine:
+        if "onnxruntime" in medians_by_engine:
+            medians_by_engine[name]["error"] = error(
+                answers["onnxruntime"], answers[name], tolerance
+            )
+    return medians_by_engine, refused
 
 
 def first_and_second(
     python: str, engine: str, path: Path, options: argparse.Namespace, feed: Path, cache: str
 ) -> tuple[Figures, list[np.ndarray]]:
-    """As `measure`, for Ekiden with the figures of a second start."""
+    """Measure a process like `measure`, for Ekiden including a second start."""
     threads = options.threads
-    found, answer = measure(python, engine, path, threads, feed, cache, second=options.only_first)
+    figures, answer = measure(python, engine, path, threads, feed, cache, second=options.only_first)
     if engine in TIERS and not options.only_first:
         again, _ = measure(python, engine, path, threads, feed, cache, second=True)
-        found["second"] = again["first"]
-        found["second_import"] = again["import"]
-    return found, answer
+        figures["second"] = again["first"]
+        figures["second_import"] = again["import"]
+    return figures, answer
 
 
 TIERS = ("quick", "full")
@@ -197,7 +208,7 @@ SOON_S = 8
 
 
 def medians(runs: Sequence[Figures]) -> Figures:
-    """Of each figure."""
+    """Return the median of each figure."""
     return {name: statistics.median(run[name] for run in runs) for name in runs[0]}
 
 
@@ -208,7 +219,7 @@ HEAD = (
 
 
 def line(model: str, engine: str, row: Figures) -> str:
-    """A row of the table."""
+    """Format a row of the table."""
     text = f"{model[-26:]:26}{engine:>13}{row['first']:8.2f}{row['import']:8.2f}"
     text += f"{row['process']:9.2f}{row['cpu']:7.2f}{row['peak_mb']:9.0f}"
     if "ms" in row:
@@ -219,22 +230,22 @@ def line(model: str, engine: str, row: Figures) -> str:
 
 
 def ratios(both: Sequence[tuple[Figures, Figures]]) -> Iterator[tuple[str, list[float]]]:
-    """What of Ekiden's is compared with a peer's, over that, by model."""
-    yield "first answer", [own["first"] / other["first"] for own, other in both]
-    yield "whole process", [own["process"] / other["process"] for own, other in both]
+    """Yield Ekiden's figures divided by a peer's, by model."""
+    yield "first answer", [own["first"] / peer["first"] for own, peer in both]
+    yield "whole process", [own["process"] / peer["process"] for own, peer in both]
     if all("second" in own for own, _ in both):
-        yield "second start", [own["second"] / other["first"] for own, other in both]
+        yield "second start", [own["second"] / peer["first"] for own, peer in both]
         yield (
             "with imports",
             [
-                (own["second"] + own["second_import"]) / (other["first"] + other["import"])
-                for own, other in both
+                (own["second"] + own["second_import"]) / (peer["first"] + peer["import"])
+                for own, peer in both
             ],
         )
 
 
 def summary(table: Mapping[str, Mapping[str, Figures]]) -> Iterator[str]:
-    """Geometric means of what Ekiden's tiers are against the peers, and against full speed."""
+    """Yield geometric means of Ekiden's tiers relative to the peers, and to full speed."""
     mean = statistics.geometric_mean
     rows = list(table.values())
     subjects = [name for name in rows[0] if name.rpartition(" ")[2] in TIERS]
@@ -252,20 +263,20 @@ def summary(table: Mapping[str, Mapping[str, Figures]]) -> Iterator[str]:
         late = [row[subject]["full"] for row in rows if "full" in row[subject]]
         if late:
             yield f"{subject}: at {mean(speeds):.2f} of full speed (worst {min(speeds):.2f})"
-            soon = sum(each <= SOON_S for each in late)
+            soon = sum(late_seconds <= SOON_S for late_seconds in late)
             yield (
                 f"{subject}: full speed {statistics.median(late):.1f} s later (worst"
                 f" {max(late):.1f}), within {SOON_S} s for {soon} of {len(late)}"
             )
     tiers = [row for row in rows if all("ms" in row.get(name, {}) for name in TIERS)]
     if tiers:
-        each = [row["quick"]["ms"] / row["full"]["ms"] for row in tiers]
-        yield f"a run in the end, quick over full: {mean(each):.3f} (worst {max(each):.2f})"
+        tier_ratios = [row["quick"]["ms"] / row["full"]["ms"] for row in tiers]
+        yield f"a run in the end, quick over full: {mean(tier_ratios):.3f} (worst {max(tier_ratios):.2f})"
     for subject in subjects:
         if f"other {subject}" in rows[0]:
             for what in ("cpu", "first", "process"):
-                each = [row[subject][what] / row[f"other {subject}"][what] for row in rows]
-                yield f"{subject} over the other's: {what} {mean(each):.3f} (worst {max(each):.3f})"
+                tier_ratios = [row[subject][what] / row[f"other {subject}"][what] for row in rows]
+                yield f"{subject} over the other's: {what} {mean(tier_ratios):.3f} (worst {max(tier_ratios):.3f})"
 
 
 PAGE = """# First answers
@@ -288,14 +299,15 @@ answers as a share of full speed. `full`: seconds until full speed.
 
 
 def page(machine: str, threads: int, table: Mapping[str, Mapping[str, Figures]]) -> str:
-    """The page of all that was measured."""
+    """Return the page of all measurements."""
     engines = ("quick", *PEERS)
 
     def row(model: str) -> str:
-        found = table[model]
-        own = found["quick"]
+        """Format a row of the page."""
+        by_engine = table[model]
+        own = by_engine["quick"]
         cells = [
-            f"{found[name][what]:.2f}" if name in found else "does not run"
+            f"{by_engine[name][what]:.2f}" if name in by_engine else "does not run"
             for what in ("first", "process")
             for name in engines
         ]

@@ -1,4 +1,4 @@
-"""What a process of `first_answer.py` does: an engine's way from a file to its first answer.
+"""The measured process of `first_answer.py`: an engine's way from a file to its first answer.
 
 It imports little besides: what stands here is in the time of every engine's process.
 """
@@ -26,7 +26,7 @@ ENOUGH_S = 0.4
 
 
 def onnx_runtime(path: str, threads: int) -> tuple[Callable[[], Run], None]:
-    """By ONNX Runtime."""
+    """Return an ONNX Runtime loader."""
     import onnxruntime
 
     def load() -> Run:
@@ -40,18 +40,22 @@ def onnx_runtime(path: str, threads: int) -> tuple[Callable[[], Run], None]:
 
 
 def open_vino(path: str, threads: int) -> tuple[Callable[[], Run], None]:
-    """By OpenVINO in float32: it would take bfloat16 where the processor has that."""
+    """Return an OpenVINO loader in float32; by default it uses bfloat16 where the processor
+    supports it.
+    """
     import openvino
 
     def load() -> Run:
+        """Load the model."""
         config = {"INFERENCE_NUM_THREADS": threads, "PERFORMANCE_HINT": "LATENCY",
                   "INFERENCE_PRECISION_HINT": "f32"}  # fmt: skip
-        made = openvino.Core().compile_model(path, "CPU", config)
-        request = made.create_infer_request()
+        compiled_model = openvino.Core().compile_model(path, "CPU", config)
+        request = compiled_model.create_infer_request()
 
         def run(feed: Feed) -> list[np.ndarray]:
-            found = request.infer(dict(feed))
-            return [found[port] for port in made.outputs]
+            """Run the model."""
+            result = request.infer(dict(feed))
+            return [result[port] for port in compiled_model.outputs]
 
         return run
 
@@ -59,27 +63,31 @@ def open_vino(path: str, threads: int) -> tuple[Callable[[], Run], None]:
 
 
 def ekiden_tier(tier: str) -> Callable[[str, int], tuple[Callable[[], Run], Callable[[], object]]]:
-    """By Ekiden: the second function waits until every kernel has its own code."""
+    """Return Ekiden's loader, and a function that waits until every kernel has its specialized
+    code.
+    """
 
     def engine(path: str, threads: int) -> tuple[Callable[[], Run], Callable[[], object]]:
+        """Return the loader and wait functions."""
         os.environ["EKIDEN_NUM_THREADS"] = str(threads)
         import numpy as np
 
         import ekiden
 
-        made: list[ekiden.Executable] = []
+        loaded: list[ekiden.Executable] = []
 
         def load() -> Run:
             exe = ekiden.compile(path, tier=tier)
-            made.append(exe)
+            loaded.append(exe)
 
             def run(feed: Feed) -> list[np.ndarray]:
-                found = exe(**feed)
-                return [np.asarray(o) for o in (found if isinstance(found, tuple) else (found,))]
+                """Run the model."""
+                result = exe(**feed)
+                return [np.asarray(o) for o in (result if isinstance(result, tuple) else (result,))]
 
             return run
 
-        return load, lambda: made[0].wait()
+        return load, lambda: loaded[0].wait()
 
     return engine
 
@@ -93,36 +101,37 @@ ENGINES: Mapping[str, Callable[[str, int], tuple[Callable[[], Run], Any]]] = {
 
 
 def children() -> list[int]:
-    """The processes that this one has started: what compiles."""
+    """Return the child processes, which compile."""
     with open(f"/proc/self/task/{os.getpid()}/children") as file:
         return [int(pid) for pid in file.read().split()]
 
 
 def tell(kind: signal.Signals) -> None:
-    """Send a signal to what compiles and its workers, which are a group."""
+    """Send a signal to the compiling process and its workers, which are a group."""
     for pid in children():
         os.killpg(pid, kind)
 
 
 def milliseconds(run: Run, feed: Feed, threads: int) -> float:
-    """Of one call, the median; the first of them is not counted. On one thread time of the
-    processor in this thread: neither other programs nor what compiles count."""
+    """Return the median time of a call, not counting the first. On one thread, this thread's CPU
+    time is measured, which excludes other programs and compilation.
+    """
     clock = time.thread_time if threads == 1 else time.perf_counter
     run(feed)
-    found: list[float] = []
+    samples: list[float] = []
     deadline = time.perf_counter() + ENOUGH_S
-    while len(found) < 3 or time.perf_counter() < deadline:
+    while len(samples) < 3 or time.perf_counter() < deadline:
         started = clock()
         run(feed)
-        found.append((clock() - started) * 1e3)
-    return sorted(found)[len(found) // 2]
+        samples.append((clock() - started) * 1e3)
+    return sorted(samples)[len(samples) // 2]
 
 
 def work(
     engine: str, path: str, threads: int, feed_file: str, begun: float, is_second: bool
 ) -> None:
-    """Print the figures of this process, which was begun at a time of the system's clock, and write
-    its answer beside the feed.
+    """Print this process's figures, which began at a given system time, and write its answer beside
+    the feed.
     """
     with open(feed_file, "rb") as file:
         feed: Feed = pickle.load(file)
@@ -135,25 +144,25 @@ def work(
     done, until = time.perf_counter(), time.monotonic()
     kinds = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
     used = [resource.getrusage(kind) for kind in kinds]
-    found: Figures = {
+    figures: Figures = {
         "import": imported - started,
         "ready": ready - imported,
         "first": done - imported,
         "process": until - begun,
-        "cpu": sum(each.ru_utime + each.ru_stime for each in used),
-        "peak_mb": max(each.ru_maxrss for each in used) / 1e3,
+        "cpu": sum(usage_self.ru_utime + usage_self.ru_stime for usage_self in used),
+        "peak_mb": max(usage_children.ru_maxrss for usage_children in used) / 1e3,
     }
     if wait is not None and not is_second:
         tell(signal.SIGSTOP)
-        found["early_ms"] = milliseconds(run, feed, threads)
+        figures["early_ms"] = milliseconds(run, feed, threads)
         tell(signal.SIGCONT)
         continued = time.perf_counter()
         wait()
-        found["full"] = time.perf_counter() - continued
-        found["ms"] = milliseconds(run, feed, threads)
+        figures["full"] = time.perf_counter() - continued
+        figures["ms"] = milliseconds(run, feed, threads)
     with open(feed_file + ".answer", "wb") as file:
         pickle.dump(answer, file)
-    print(json.dumps(found))
+    print(json.dumps(figures))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
-"""Functions of elements and of rows beside ONNX Runtime: one operator a model, float32, one thread.
+"""Elementwise and row-wise functions, compared with ONNX Runtime: one operator a model, float32,
+one thread.
 
     python benchmarks/functions.py [Tanh Softmax ...]
 
@@ -38,7 +39,7 @@ CASES: tuple[tuple[str, tuple[int, ...]], ...] = (
 
 
 def model_of(op: str, shape: tuple[int, ...]) -> onnx.ModelProto:
-    """A model of one node."""
+    """Return a model of one node."""
     inputs, constants = ["x"], []
     if op == "LayerNormalization":
         inputs += ["scale", "bias"]
@@ -50,7 +51,7 @@ def model_of(op: str, shape: tuple[int, ...]) -> onnx.ModelProto:
 
 
 def peer(model: onnx.ModelProto, x: np.ndarray) -> Callable[[], object]:
-    """A call of ONNX Runtime."""
+    """Return a call of ONNX Runtime."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
     session = onnxruntime.InferenceSession(
@@ -63,21 +64,21 @@ def peer(model: onnx.ModelProto, x: np.ndarray) -> Callable[[], object]:
 
 
 def in_turns(calls: list[Callable[[], object]]) -> list[list[float]]:
-    """Seconds of the thread for each call, in every turn."""
+    """Return the thread seconds of each call in every round."""
     times: list[list[float]] = [[] for _ in calls]
     for _ in range(TURNS):
-        for call, taken in zip(calls, times, strict=True):
+        for call, samples in zip(calls, times, strict=True):
             call()
             count, started = 0, time.thread_time()
             while time.thread_time() - started < TURN_S:
                 call()
                 count += 1
-            taken.append((time.thread_time() - started) / count)
+            samples.append((time.thread_time() - started) / count)
     return times
 
 
 def main() -> None:
-    """A line for each case, and the geometric mean."""
+    """Print a line for each case, and the geometric mean."""
     parser = argparse.ArgumentParser()
     parser.add_argument("operators", nargs="*", default=[op for op, _ in CASES])
     options = parser.parse_args()

@@ -1,6 +1,6 @@
-"""Models whose time goes into gathers and scatters, beside ONNX Runtime, in one process.
+"""Models dominated by gathers and scatters, compared with ONNX Runtime in one process.
 
-    python benchmarks/gathered_models.py [--rounds 12] [--threads 1]
+python benchmarks/gathered_models.py [--rounds 12] [--threads 1]
 
 deberta: layers of disentangled attention, whose scores take in products with relative positions
 through GatherElements. graph: layers of a graph network, which takes the features of the sources of
@@ -26,7 +26,7 @@ Attributes = dict[str, object]
 
 
 class Model:
-    """An ONNX graph in the making."""
+    """A builder of an ONNX graph."""
 
     def __init__(self, seed: int = 0) -> None:
         self.rng = np.random.default_rng(seed)
@@ -34,52 +34,53 @@ class Model:
         self.weights: list[onnx.TensorProto] = []
 
     def constant(self, value: Array) -> str:
-        """A weight."""
+        """Add a weight."""
         name = f"w{len(self.weights)}"
         self.weights.append(numpy_helper.from_array(value, name))
         return name
 
     def ints(self, *values: int) -> str:
-        """A vector of integers."""
+        """Add a vector of integers."""
         return self.constant(np.array(values, np.int64))
 
     def random(self, *shape: int) -> str:
-        """A seeded weight, whose products keep the size of their data."""
+        """Add a seeded weight whose products keep the magnitude of their data."""
         scale = np.float32(shape[0] ** -0.5)
         return self.constant(self.rng.standard_normal(shape, np.float32) * scale)
 
     def add(self, kind: str, *inputs: str, **attributes: object) -> str:
-        """A node of one output; gives its name."""
+        """Add a node with one output, and return its name."""
         name = f"{kind}_{len(self.nodes)}"
         self.nodes.append(helper.make_node(kind, list(inputs), [name], name=name, **attributes))
         return name
 
     def dense(self, data: str, depth: int, columns: int) -> str:
-        """A layer with a bias."""
+        """Add a layer with a bias."""
         bias = self.constant(np.zeros(columns, np.float32))
         return self.add("Add", self.add("MatMul", data, self.random(depth, columns)), bias)
 
     def made(
         self, inputs: dict[str, tuple[Sequence[int], int]], output: str, shape: Sequence[int]
     ) -> bytes:
-        """The model's bytes."""
-        given = [helper.make_tensor_value_info(n, k, s) for n, (s, k) in inputs.items()]
+        """Return the serialized model."""
+        input_infos = [helper.make_tensor_value_info(n, k, s) for n, (s, k) in inputs.items()]
         result = helper.make_tensor_value_info(output, TensorProto.FLOAT, shape)
-        graph = helper.make_graph(self.nodes, "model", given, [result], self.weights)
+        graph = helper.make_graph(self.nodes, "model", input_infos, [result], self.weights)
         opset = helper.make_opsetid("", 17)
         model = helper.make_model(graph, opset_imports=[opset], ir_version=8)
         return bytes(model.SerializeToString())
 
 
 def positions(length: int, span: int) -> Array:
-    """Where the distance of query and key lies in a table of 2 * span rows."""
+    """Return the index of each query-key distance in a table of 2 * span rows."""
     distance = np.arange(length)[:, None] - np.arange(length)[None]
     return np.clip(distance + span, 0, 2 * span - 1)[None]
 
 
 def deberta(length: int = 128, width: int = 384, heads: int = 6, layers: int = 3) -> bytes:
-    """Disentangled attention as DeBERTa's exporters write it, without the rest of the layers but
-    one dense layer."""
+    """Return disentangled attention as DeBERTa's exporters write it, with only one dense layer of
+    each block.
+    """
     m, depth, span = Model(), width // heads, 128
     states = "x"
 
@@ -106,8 +107,8 @@ def deberta(length: int = 128, width: int = 384, heads: int = 6, layers: int = 3
         p2c = m.add("Mul", m.add("Transpose", p2c, perm=[0, 2, 1]), scale)
         scores = m.add("Add", m.add("Add", scores, c2p), p2c)
         scores = m.add("Reshape", scores, m.ints(1, heads, length, length))
-        least = m.constant(np.float32(np.finfo(np.float32).min))
-        scores = m.add("Where", mask, scores, least)
+        lowest = m.constant(np.float32(np.finfo(np.float32).min))
+        scores = m.add("Where", mask, scores, lowest)
         shares = m.add("Softmax", scores, axis=-1)
         shares = m.add("Where", mask, shares, m.constant(np.float32(0)))
         shares = m.add("Reshape", shares, m.ints(heads, length, length))
@@ -123,7 +124,7 @@ def deberta(length: int = 128, width: int = 384, heads: int = 6, layers: int = 3
 
 
 def graph(nodes: int = 10_000, edges: int = 100_000, width: int = 64, layers: int = 3) -> bytes:
-    """Layers of states = relu(dense(states) + sum over edges of dense(states)[source])."""
+    """Return layers of states = relu(dense(states) + sum over edges of dense(states)[source])."""
     m, states = Model(), "x"
     source, target = (
         m.add("Squeeze", m.add("Gather", "edges", m.ints(n), axis=0), m.ints(0)) for n in range(2)
@@ -140,7 +141,7 @@ def graph(nodes: int = 10_000, edges: int = 100_000, width: int = 64, layers: in
 
 
 def cases() -> dict[str, tuple[bytes, dict[str, Array]]]:
-    """Models and inputs by name."""
+    """Return models and inputs by name."""
     rng = np.random.default_rng(1)
     mask = np.ones((1, 1, 128, 128), np.int64)
     mask[..., 100:] = 0
@@ -151,7 +152,7 @@ def cases() -> dict[str, tuple[bytes, dict[str, Array]]]:
 
 
 def peer(model: bytes, threads: int) -> onnxruntime.InferenceSession:
-    """ONNX Runtime's session."""
+    """Return an ONNX Runtime session."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
@@ -161,14 +162,14 @@ def peer(model: bytes, threads: int) -> onnxruntime.InferenceSession:
 def least(
     runs: dict[str, Callable[[], object]], rounds: int, clock: Callable[[], float]
 ) -> dict[str, float]:
-    """The least seconds of each, in turns."""
-    found = dict.fromkeys(runs, float("inf"))
+    """Return the minimum seconds of each run, measured in turns."""
+    best = dict.fromkeys(runs, float("inf"))
     for _ in range(rounds):
         for name, run in runs.items():
             start = clock()
             run()
-            found[name] = min(found[name], clock() - start)
-    return found
+            best[name] = min(best[name], clock() - start)
+    return best
 
 
 def main() -> None:
@@ -182,8 +183,8 @@ def main() -> None:
     ekiden.runtime.num_threads(options.threads)
     for name, (model, inputs) in cases().items():
         ours, theirs = ekiden.compile(model), peer(model, options.threads)
-        found, wanted = ours(**inputs).numpy(), theirs.run(None, inputs)[0]  # type: ignore[union-attr]
-        error = float(np.abs(found - wanted).max() / np.abs(wanted).max())
+        actual, expected = ours(**inputs).numpy(), theirs.run(None, inputs)[0]  # type: ignore[union-attr]
+        error = float(np.abs(actual - expected).max() / np.abs(expected).max())
         runs = {"ours": lambda: ours(**inputs), "theirs": lambda: theirs.run(None, inputs)}  # noqa: B023
         clock = time.thread_time if options.threads == 1 else time.perf_counter
         times = least(runs, options.rounds, clock)

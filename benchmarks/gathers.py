@@ -1,6 +1,7 @@
-"""Gathers and scatters of rows and of elements beside a copy of as many rows, in one process.
+"""Gathers and scatters of rows and of elements, compared with a copy of as many rows, in one
+process.
 
-    python benchmarks/gathers.py [--rounds 8]
+python benchmarks/gathers.py [--rounds 8]
 
 One thread, thread CPU time, the least of the rounds, turn by turn. GB/s counts what has to be read
 and written, indices among them.
@@ -24,7 +25,7 @@ NODES, WIDTH, EDGES = 10_000, 64, 40_000
 
 
 def compiled(body: Callable[..., relay.Expr], *arrays: np.ndarray) -> Callable[[], object]:
-    """An operator on arrays."""
+    """Return a call of an operator on arrays."""
     params = [
         relay.var(f"p{n}", relay.tensor_type(a.shape, str(a.dtype))) for n, a in enumerate(arrays)
     ]
@@ -45,30 +46,32 @@ def main() -> None:
     x = rng.standard_normal((NODES, WIDTH), np.float32)
     rows = rng.integers(0, NODES, EDGES)
     updates = rng.standard_normal((EDGES, WIDTH), np.float32)
-    each = np.ascontiguousarray(np.broadcast_to(rows[:, None], updates.shape))
+    element_rows = np.ascontiguousarray(np.broadcast_to(rows[:, None], updates.shape))
     copy, size = np.empty_like(updates), updates.nbytes
     take, scatter = op.take, op.scatter_elements
     calls: dict[str, tuple[Callable[[], object], int]] = {
         "copy": (lambda: np.copyto(copy, updates), 2 * size),
         "take": (compiled(lambda d, i: take(d, i, axis=0), x, rows), 2 * size),
-        "gather": (compiled(lambda d, i: op.gather(d, 0, i), x, each), 4 * size),
+        "gather": (compiled(lambda d, i: op.gather(d, 0, i), x, element_rows), 4 * size),
         "scatter_nd": (
             compiled(lambda d, i, u: op.scatter_nd(d, i, u, "add"), x, rows[None], updates),
             3 * size,
         ),
         "scatter_elements": (
-            compiled(lambda d, i, u: scatter(d, i, u, axis=0, reduction="add"), x, each, updates),
+            compiled(
+                lambda d, i, u: scatter(d, i, u, axis=0, reduction="add"), x, element_rows, updates
+            ),
             5 * size,
         ),
     }
-    least = dict.fromkeys(calls, float("inf"))
+    best = dict.fromkeys(calls, float("inf"))
     for _ in range(options.rounds):
         for name, (call, _) in calls.items():
             start = time.thread_time()
             call()
-            least[name] = min(least[name], time.thread_time() - start)
+            best[name] = min(best[name], time.thread_time() - start)
     for name, (_, moved) in calls.items():
-        print(f"{name:>18} {least[name] * 1e6:8.0f} us {moved / least[name] / 1e9:6.1f} GB/s")
+        print(f"{name:>18} {best[name] * 1e6:8.0f} us {moved / best[name] / 1e9:6.1f} GB/s")
 
 
 if __name__ == "__main__":

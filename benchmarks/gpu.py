@@ -1,6 +1,6 @@
-"""ResNet-50, BERT-base in float16 and a step of a decoder on a GPU, beside two other engines.
+"""ResNet-50, BERT-base in float16 and a decoder step on a GPU, compared with two other engines.
 
-    python benchmarks/gpu.py                       the table, on standard output and in gpu.md
+python benchmarks/gpu.py                       the table, on standard output and in gpu.md
     python benchmarks/gpu.py --device opencl --small
 
 Each model is a module of PyTorch with random weights. Ekiden compiles what torch.export gives; ONNX
@@ -39,7 +39,7 @@ Run = Callable[[], object]
 
 @dataclass(frozen=True)
 class Model:
-    """A module, what it is given, and in which type it runs on the device."""
+    """A module, its inputs, and the dtype it runs in on the device."""
 
     module: Any
     inputs: tuple[Any, ...]
@@ -48,7 +48,7 @@ class Model:
 
 @dataclass
 class Row:
-    """What one engine took: seconds of each run, or the reason why there are none."""
+    """An engine's measurements: the seconds of each run, or why there are none."""
 
     model: str
     engine: str
@@ -57,7 +57,7 @@ class Row:
     reason: str = ""
 
     def cells(self, best: float) -> tuple[str, ...]:
-        """For the table; `best` is the fastest engine's median."""
+        """Return the table cells; `best` is the fastest engine's median."""
         if not self.times:
             return self.model, self.engine, "", "", "", f"not measured: {self.reason}"
         middle = statistics.median(self.times)
@@ -69,7 +69,7 @@ class Row:
 
 
 def resnet(is_small: bool) -> Model:
-    """ResNet-50 on one image; the small one has a block of each width."""
+    """Return ResNet-50 on one image; the small version has one block of each width."""
     import torch
     from torch import nn
 
@@ -80,7 +80,7 @@ def resnet(is_small: bool) -> Model:
         )
 
     class Block(nn.Module):
-        """Three convolutions beside the identity, or beside one more."""
+        """Three convolutions with an identity or a projected shortcut."""
 
         def __init__(self, n: int, width: int, stride: int) -> None:
             super().__init__()
@@ -103,25 +103,25 @@ def resnet(is_small: bool) -> Model:
     head = convolution(3, 64, 7, 2), nn.ReLU(), nn.MaxPool2d(3, 2, 1)
     tail = nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, 1000)
     size = 64 if is_small else 224
-    made = nn.Sequential(*head, *blocks, *tail).eval()
-    return Model(made, (torch.randn(1, 3, size, size),), "float32")
+    network = nn.Sequential(*head, *blocks, *tail).eval()
+    return Model(network, (torch.randn(1, 3, size, size),), "float32")
 
 
 def bert(is_small: bool) -> Model:
-    """BERT-base on 128 tokens, in float16."""
+    """Return BERT-base on 128 tokens, in float16."""
     import torch
     from transformers import BertConfig, BertModel
 
     layers = {"num_hidden_layers": 2, "hidden_size": 128, "num_attention_heads": 2}
     layers["intermediate_size"] = 512
-    made = BertModel(BertConfig(**(layers if is_small else {}), use_cache=False)).eval()
+    network = BertModel(BertConfig(**(layers if is_small else {}), use_cache=False)).eval()
 
     class Hidden(torch.nn.Module):
-        """Its last hidden state alone."""
+        """A wrapper that returns only the last hidden state."""
 
         def __init__(self) -> None:
             super().__init__()
-            self.inner = made
+            self.inner = network
 
         def forward(self, words: Any, mask: Any) -> Any:  # noqa: ANN401
             return self.inner(words, attention_mask=mask).last_hidden_state
@@ -131,14 +131,14 @@ def bert(is_small: bool) -> Model:
 
 
 def decoder(is_small: bool) -> Model:
-    """One token through a decoder of text with a past of 512, in float16."""
+    """Return one token through a text decoder with a past of 512, in float16."""
     import torch
     from torch.nn import functional
 
     layers, width, heads, past = (2, 128, 2, 64) if is_small else (16, 2048, 16, 512)
 
     class Layer(torch.nn.Module):
-        """Attention over the past and the token, and a gated feed-forward."""
+        """Attention over the past and the token, followed by a gated feed-forward network."""
 
         def __init__(self) -> None:
             super().__init__()
@@ -149,17 +149,18 @@ def decoder(is_small: bool) -> Model:
             self.down = torch.nn.Linear(4 * width, width, bias=False)
 
         def forward(self, x: Any, keys: Any, values: Any) -> Any:  # noqa: ANN401
-            parts = self.mix(self.one(x)).reshape(1, 3, heads, 1, width // heads)
-            query, key, value = parts[:, 0], parts[:, 1], parts[:, 2]
+            """Return the layer's output for one token."""
+            projections = self.mix(self.one(x)).reshape(1, 3, heads, 1, width // heads)
+            query, key, value = projections[:, 0], projections[:, 1], projections[:, 2]
             keys = torch.cat([keys, key], 2)
             values = torch.cat([values, value], 2)
-            found = functional.scaled_dot_product_attention(query, keys, values)
-            x = x + self.out(found.reshape(1, 1, width))
+            attended = functional.scaled_dot_product_attention(query, keys, values)
+            x = x + self.out(attended.reshape(1, 1, width))
             gate, up = self.up(self.two(x)).chunk(2, -1)
             return x + self.down(functional.silu(gate) * up)
 
     class Step(torch.nn.Module):
-        """All of its layers, each with the same past."""
+        """All layers, each with the same past."""
 
         def __init__(self) -> None:
             super().__init__()
@@ -170,8 +171,10 @@ def decoder(is_small: bool) -> Model:
                 x = layer(x, keys, values)
             return x
 
-    kept = torch.randn(2, 1, heads, past, width // heads)
-    return Model(Step().eval(), (torch.randn(1, 1, width), kept[0], kept[1]), "float16")
+    past_states = torch.randn(2, 1, heads, past, width // heads)
+    return Model(
+        Step().eval(), (torch.randn(1, 1, width), past_states[0], past_states[1]), "float16"
+    )
 
 
 MODELS = {"ResNet-50": resnet, "BERT-base": bert, "decoder step": decoder}
@@ -181,7 +184,7 @@ MODELS = {"ResNet-50": resnet, "BERT-base": bert, "decoder step": decoder}
 
 
 def _typed(model: Model) -> tuple[Any, tuple[Any, ...]]:
-    """The module and its inputs in the type of the device."""
+    """Return the module and its inputs in the device's dtype."""
     import torch
 
     if model.dtype == "float32":
@@ -191,22 +194,23 @@ def _typed(model: Model) -> tuple[Any, tuple[Any, ...]]:
 
 
 def ekiden_on(device: ekiden.Device, model: Model) -> tuple[Run, Callable[[], Any]]:
-    """Compiled for a device."""
+    """Return Ekiden's run on a device."""
     module, inputs = _typed(model)
     kind = str(device).partition("(")[0]
     executable = ekiden.compile(module, inputs, target={device: kind, ekiden.cpu(0): "llvm"})
-    given = [ekiden.nd.array(i.numpy(), device) for i in inputs]
+    device_inputs = [ekiden.nd.array(i.numpy(), device) for i in inputs]
 
     def run() -> Any:  # noqa: ANN401
-        found = executable(*given)
-        ekiden.runtime.wait_for(found)
-        return found
+        """Run and wait for the result."""
+        result = executable(*device_inputs)
+        ekiden.runtime.wait_for(result)
+        return result
 
     return run, lambda: run().numpy()
 
 
 def onnxruntime_on(device: ekiden.Device, model: Model) -> tuple[Run, Callable[[], Any]]:
-    """Its CUDA provider, with inputs and results bound there."""
+    """Return a run of ONNX Runtime's CUDA provider, with inputs and results bound on the device."""
     import onnxruntime
     import torch
 
@@ -219,8 +223,8 @@ def onnxruntime_on(device: ekiden.Device, model: Model) -> tuple[Run, Callable[[
     session = onnxruntime.InferenceSession(file.getvalue(), providers=providers)
     binding = session.io_binding()
     for info, value in zip(session.get_inputs(), inputs, strict=True):
-        there = onnxruntime.OrtValue.ortvalue_from_numpy(value.numpy(), "cuda", device.id)
-        binding.bind_ortvalue_input(info.name, there)
+        device_value = onnxruntime.OrtValue.ortvalue_from_numpy(value.numpy(), "cuda", device.id)
+        binding.bind_ortvalue_input(info.name, device_value)
     binding.bind_output(session.get_outputs()[0].name, "cuda", device.id)
 
     def run() -> None:
@@ -237,27 +241,28 @@ def onnxruntime_on(device: ekiden.Device, model: Model) -> tuple[Run, Callable[[
 def torch_on(
     device: ekiden.Device, model: Model, is_compiled: bool
 ) -> tuple[Run, Callable[[], Any]]:
-    """PyTorch itself, or its compiler with the graphs of CUDA."""
+    """Return PyTorch's run, eager or compiled with CUDA graphs."""
     import torch
 
     if not torch.cuda.is_available():
         raise RuntimeError("this PyTorch sees no GPU")
     module, inputs = _typed(model)
     where = torch.device("cuda", device.id)
-    module, given = module.to(where), [i.to(where) for i in inputs]
+    module, device_inputs = module.to(where), [i.to(where) for i in inputs]
     called = torch.compile(module, mode="max-autotune") if is_compiled else module
 
     def run() -> Any:  # noqa: ANN401
+        """Run and wait for the result."""
         with torch.inference_mode():
-            found = called(*given)
+            result = called(*device_inputs)
         torch.cuda.synchronize(where)
-        return found
+        return result
 
     return run, lambda: run().float().cpu().numpy()
 
 
 def engines(device: ekiden.Device) -> dict[str, Callable[[Model], tuple[Run, Callable[[], Any]]]]:
-    """By name."""
+    """Return the engines by name."""
     return {
         "Ekiden": lambda model: ekiden_on(device, model),
         "ONNX Runtime": lambda model: onnxruntime_on(device, model),
@@ -270,14 +275,14 @@ def engines(device: ekiden.Device) -> dict[str, Callable[[Model], tuple[Run, Cal
 
 
 def measured(name: str, device: ekiden.Device, seconds: float, is_small: bool) -> list[Row]:
-    """A row for each engine."""
+    """Return a row for each engine."""
     rows = [Row(name, engine) for engine in engines(device)]
     try:
         if not device.exist:
             ekiden.get_global_func("ek.device.open")(device)
             raise RuntimeError(f"{device} is not there")
         model = MODELS[name](is_small)
-        wanted = _wanted(model)
+        expected = _wanted(model)
     except Exception as error:  # its reason is the row
         for row in rows:
             row.reason = _reason(error)
@@ -286,8 +291,8 @@ def measured(name: str, device: ekiden.Device, seconds: float, is_small: bool) -
     for row, prepare in zip(rows, engines(device).values(), strict=True):
         try:
             run, result = prepare(model)
-            difference = np.abs(np.asarray(result(), "float64") - wanted).max()
-            row.error = float(difference / np.abs(wanted).max())
+            difference = np.abs(np.asarray(result(), "float64") - expected).max()
+            row.error = float(difference / np.abs(expected).max())
             run()
         except Exception as error:
             row.reason = _reason(error)
@@ -316,13 +321,13 @@ def _reason(error: Exception) -> str:
 
 
 def _head(device: ekiden.Device) -> str:
-    """The device and what ran on it."""
-    found = [f"{p} {version(p)}" for p in PACKAGES if importlib.util.find_spec(p.split("-")[0])
+    """Return a description of the device and packages."""
+    versions = [f"{p} {version(p)}" for p in PACKAGES if importlib.util.find_spec(p.split("-")[0])
              and _is_installed(p)]  # fmt: skip
     if not device.exist:
-        return ", ".join(["no GPU", *found])
-    asked = ekiden.get_global_func("ek.device.attribute")
-    return ", ".join([*(str(asked(device, n)) for n in ATTRIBUTES.values()), *found])
+        return ", ".join(["no GPU", *versions])
+    query = ekiden.get_global_func("ek.device.attribute")
+    return ", ".join([*(str(query(device, n)) for n in ATTRIBUTES.values()), *versions])
 
 
 def _is_installed(package: str) -> bool:
@@ -333,7 +338,7 @@ def _is_installed(package: str) -> bool:
 
 
 def table(head: str, rows: Sequence[Row]) -> str:
-    """Markdown."""
+    """Format the results as Markdown."""
     lines = [
         head,
         "",
@@ -341,13 +346,13 @@ def table(head: str, rows: Sequence[Row]) -> str:
         "|" + "---|" * 6,
     ]
     for row in rows:
-        known = [statistics.median(r.times) for r in rows if r.model == row.model and r.times]
-        lines.append("| " + " | ".join(row.cells(min(known, default=math.nan))) + " |")
+        medians = [statistics.median(r.times) for r in rows if r.model == row.model and r.times]
+        lines.append("| " + " | ".join(row.cells(min(medians, default=math.nan))) + " |")
     return "\n".join(lines) + "\n"
 
 
 def main() -> None:
-    """The table."""
+    """Measure, and write the table."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--device", default="cuda", help="a kind, with a number: cuda:1")
     parser.add_argument("--models", nargs="*", default=list(MODELS), choices=list(MODELS))

@@ -1,4 +1,4 @@
-"""What checks of indices cost: models that look up many embeddings, with `take(mode="raise")` and
+"""The cost of index checks: models that look up many embeddings, with `take(mode="raise")` and
 without checks, in turns in one process, by the time of the thread.
 
     python benchmarks/index_checks.py [--rounds 200]
@@ -23,7 +23,9 @@ FORMS = ("checked", "fast", "clipped")
 
 
 def lookup(table: Expr, indices: Expr, form: str) -> Call:
-    """Rows of a table: refused out of range, clipped, or wrapped from the end and clipped."""
+    """Return rows of a table: refused out of range, clipped, or wrapped from the end and
+    clipped.
+    """
     if form != "clipped":
         return op.take(table, indices, axis=0, mode="raise" if form == "checked" else "fast")
     size = relay.const(np.int64(table.data.shape[0]))  # type: ignore[attr-defined]
@@ -32,7 +34,7 @@ def lookup(table: Expr, indices: Expr, form: str) -> Call:
 
 
 def bert(form: str) -> tuple[ekiden.IRModule, list[np.ndarray]]:
-    """Words, positions and segments of 8 x 128 tokens, added and normalised."""
+    """Return words, positions and segments of 8 x 128 tokens, added and normalized."""
     rng = np.random.default_rng(0)
     sizes = (30522, 512, 2)
     tables = [relay.const(rng.random((n, 768), dtype=np.float32)) for n in sizes]
@@ -45,7 +47,7 @@ def bert(form: str) -> tuple[ekiden.IRModule, list[np.ndarray]]:
 
 
 def recommender(form: str) -> tuple[ekiden.IRModule, list[np.ndarray]]:
-    """26 tables of 10,000 rows of 64, 256 examples, then two layers (as DLRM)."""
+    """Return 26 tables of 10,000 rows of 64, for 256 examples, followed by two layers (as DLRM)."""
     rng = np.random.default_rng(0)
     ids = [relay.var(f"i{n}", shape=(256,), dtype="int64") for n in range(26)]
     tables = [relay.const(rng.random((10_000, 64), dtype=np.float32)) for _ in ids]
@@ -69,19 +71,19 @@ def main() -> None:
             module, arrays = make(form)
             runs.append((ekiden.compile(module), arrays))
         results = [np.asarray(exe(*arrays)) for exe, arrays in runs]
-        for other in results[1:]:
-            np.testing.assert_allclose(other, results[0], rtol=1e-5)
+        for other_result in results[1:]:
+            np.testing.assert_allclose(other_result, results[0], rtol=1e-5)
         times: list[list[float]] = [[] for _ in FORMS]
-        for turn in range(rounds):
+        for round_index in range(rounds):
             for n in range(len(FORMS)):
-                which = (turn + n) % len(FORMS)
+                which = (round_index + n) % len(FORMS)
                 exe, arrays = runs[which]
                 started = time.thread_time_ns()
                 exe(*arrays)
                 times[which].append((time.thread_time_ns() - started) / 1e3)
-        checked, *others = (sorted(t) for t in times)
+        checked, *unchecked = (sorted(t) for t in times)
         print(f"{name}: checked {checked[0]:.1f} us")
-        for form, plain in zip(FORMS[1:], others, strict=True):
+        for form, plain in zip(FORMS[1:], unchecked, strict=True):
             quarter = rounds // 4
             print(
                 f"  {form:8} {plain[0]:8.1f} us  checked to it: minima"

@@ -1,6 +1,7 @@
-"""Convolutions and products of bytes in every way that quantisers write them, beside ONNX Runtime.
+"""Integer convolutions and products in every form that quantizers write, compared with ONNX
+Runtime.
 
-    python benchmarks/integer_products.py [--only REGEX] [--seconds 0.15] [--target TARGET]
+python benchmarks/integer_products.py [--only REGEX] [--seconds 0.15] [--target TARGET]
 
 The grid: signs of data and weights, zero points, per-channel scales, strides, dilations, groups,
 borders, sizes that only the run knows; as ConvInteger and MatMulInteger (DynamicQuantizeLinear and
@@ -44,7 +45,7 @@ Run = Callable[[], object]
 
 @dataclass(frozen=True)
 class Row:
-    """A case, measured: microseconds of both engines, share of the peak, families of kernels."""
+    """A measured case: microseconds of both engines, share of the peak, kernel families."""
 
     case: Case
     ours: float
@@ -60,10 +61,10 @@ class Row:
 
 
 def peak(target: Target) -> float:
-    """Operations a second of the class's products of bytes, of one thread."""
-    made = words_loop(target, "int8")
-    assert made is not None, target
-    func, work = made
+    """Return one thread's peak rate of byte products, in operations per second."""
+    loop = words_loop(target, "int8")
+    assert loop is not None, target
+    func, work = loop
     (out,) = func.buffers
     kernel = linked(func, target)
     result = ekiden.runtime.tensor(np.zeros(out.shape[0].value, np.int32))  # type: ignore[attr-defined]
@@ -77,8 +78,9 @@ def peak(target: Target) -> float:
 
 
 def session(model: onnx.ModelProto, exact: bool = False) -> onnxruntime.InferenceSession | None:
-    """One of one thread; None for types that it has no kernel for. Without `exact` its products of
-    uint8 and int8 may saturate on processors without VNNI."""
+    """Return a single-threaded session; None for types without a kernel. Without `exact`, uint8 x
+    int8 products may saturate on processors without VNNI.
+    """
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads, options.log_severity_level = 1, 4
     if exact:
@@ -90,26 +92,26 @@ def session(model: onnx.ModelProto, exact: bool = False) -> onnxruntime.Inferenc
 
 
 def medians(runs: list[Run], seconds: float) -> list[float]:
-    """The median of each in microseconds, taken in turns."""
-    found: list[list[float]] = [[] for _ in runs]
+    """Return the median microseconds of each run, measured in turns."""
+    samples: list[list[float]] = [[] for _ in runs]
     end = time.perf_counter() + seconds * len(runs)
-    while time.perf_counter() < end or len(found[0]) < 5:
-        for run, times in zip(runs, found, strict=True):
+    while time.perf_counter() < end or len(samples[0]) < 5:
+        for run, times in zip(runs, samples, strict=True):
             begin = time.thread_time()
             run()
             times.append(time.thread_time() - begin)
-    return [median(times) * 1e6 for times in found]
+    return [median(times) * 1e6 for times in samples]
 
 
 def measure(case: Case, target: Target, best: float, seconds: float) -> Row:
-    """Both engines on a case."""
+    """Measure both engines on a case."""
     model, feed = case.model(), case.feed()
     exe = ekiden.compile(model, target)
-    got = exe(**feed).numpy()
+    result = exe(**feed).numpy()
     exact = session(model, exact=True)
     theirs = exact and exact.run(None, feed)[0]
     is_close = theirs is None or bool(
-        np.all(np.abs(got.astype(np.float64) - theirs) <= case.tolerance(theirs))
+        np.all(np.abs(result.astype(np.float64) - theirs) <= case.tolerance(theirs))
     )
     reference = session(model)
     runs: list[Run] = [lambda: exe(**feed)]
@@ -126,17 +128,17 @@ def main() -> None:
     parser.add_argument("--only", default="", help="cases whose names match")
     parser.add_argument("--seconds", type=float, default=0.15, help="for each engine and case")
     parser.add_argument("--target", default="llvm")
-    given = parser.parse_args()
+    options = parser.parse_args()
     num_threads(1)
-    target = Target.parse(given.target)
+    target = Target.parse(options.target)
     best = peak(target)
     print(f"{target.cpu}: {best / 1e9:.0f} GOP/s, ONNX Runtime {onnxruntime.__version__}")
     print(f"{'':58}{'ekiden us':>9} {'ort us':>9} {'times':>7} {'peak':>6}")
     slower = []
     for case in grid():
-        if not re.search(given.only, case.name):
+        if not re.search(options.only, case.name):
             continue
-        row = measure(case, target, best, given.seconds)
+        row = measure(case, target, best, options.seconds)
         print(row, flush=True)
         if row.ours > row.theirs:
             slower.append(row)

@@ -1,5 +1,5 @@
-"""Matrix products as shares of the multiply-add peak of a class of processors, products of one row
-as shares of the bandwidth of reading; beside ONNX Runtime, and OpenVINO if it is there. All in this
+"""Matrix products as a share of a processor class's multiply-add peak, and single-row products as a
+share of its read bandwidth; beside ONNX Runtime, and OpenVINO if it is there. All in this
 process, turn by turn.
 
     python benchmarks/matmul_peak.py [MxNxK ...] [--class host x86-64-v3] [--threads 2] [--variable]
@@ -51,7 +51,7 @@ PRODUCT = "product"
 
 
 def build(func: PrimFunc, target: Target) -> tuple[Kernel, float]:
-    """The compiled kernel, and the milliseconds that lowering and compiling took."""
+    """Return the compiled kernel, and the milliseconds of lowering and compiling."""
     start = time.thread_time()
     image = link([compile_object([lower(func, target)], target)], [func.name])
     spent = (time.thread_time() - start) * 1e3
@@ -59,7 +59,7 @@ def build(func: PrimFunc, target: Target) -> tuple[Kernel, float]:
 
 
 def operands(shape: Shape) -> tuple[np.ndarray, np.ndarray]:
-    """Data [m, k] and weight [n, k], always the same ones."""
+    """Return data [m, k] and weight [n, k], always the same."""
     m, n, k = shape
     random = np.random.default_rng(0)
     return random.standard_normal((m, k), np.float32), random.standard_normal((n, k), np.float32)
@@ -68,8 +68,9 @@ def operands(shape: Shape) -> tuple[np.ndarray, np.ndarray]:
 def product(
     shape: Shape, variable: bool, target: Target
 ) -> tuple[Kernel, list[Tensor], float, str]:
-    """A product with its arguments, checked against NumPy; milliseconds of compiling; what was
-    chosen."""
+    """Return a product with its arguments, checked against NumPy, the milliseconds of compiling,
+    and the decision.
+    """
     m, n, k = shape
     x, w = operands(shape)
     panel = FAMILIES["dense_pack"].panel_of(Product(m, n, k), target, {})
@@ -84,21 +85,23 @@ def product(
 
 
 def placed(array: np.ndarray) -> Tensor:
-    """A copy where the runtime puts what kernels make: in large pages, if it is large."""
-    made = empty(array.shape, "float32")
-    made.numpy()[...] = array
-    return made
+    """Copy an array into memory allocated by the runtime, in huge pages if it is large."""
+    copy = empty(array.shape, "float32")
+    copy.numpy()[...] = array
+    return copy
 
 
-def reading(elements: int, parts: int, target: Target) -> PrimFunc:
-    """Sums of `parts` equal parts of an array, each on a thread: STREAMS vectors at a time."""
+def reading(elements: int, count: int, target: Target) -> PrimFunc:
+    """Return a kernel that sums equal parts of an array, one per thread, READ_VECTORS vectors at a
+    time.
+    """
     lanes = target.lanes("float32")
-    source, out = Buffer("source", (const(elements),)), Buffer("out", (const(parts * lanes),))
+    source, out = Buffer("source", (const(elements),)), Buffer("out", (const(count * lanes),))
     acc = Buffer("acc", (const(STREAMS),), f"float32x{lanes}", "register")
-    part, step, size = Var("part"), Var("step"), elements // parts
+    part_index, step, size = Var("part"), Var("step"), elements // count
 
     def load(stream: int) -> BufferStore:
-        at = part * size + (step * STREAMS + stream) * lanes
+        at = part_index * size + (step * STREAMS + stream) * lanes
         value = source[ramp(at, 1, lanes)].with_fields(dtype=acc.dtype)
         return BufferStore(acc, acc[stream] + value, (const(stream),))
 
@@ -109,17 +112,17 @@ def reading(elements: int, parts: int, target: Target) -> PrimFunc:
     total = acc[0]
     for s in range(1, STREAMS):
         total = total + acc[s]
-    keep = BufferStore(out, total, (ramp(part * lanes, 1, lanes),))
+    keep = BufferStore(out, total, (ramp(part_index * lanes, 1, lanes),))
     body = Allocate(acc, seq(*clear, loop, keep))
-    shared = For(part, const(0), const(parts), ForKind.PARALLEL, body, {"grain": 1})
+    shared = For(part_index, const(0), const(count), ForKind.PARALLEL, body, {"grain": 1})
     return PrimFunc((source, out), shared, {"global_symbol": "reading"})
 
 
 def shared_peak(target: Target, threads: int) -> Call:
-    """The loop of multiply-adds on every thread."""
+    """Return the multiply-add loop on every thread."""
     one = peak_loop(target)
-    part = Var("part")
-    body = For(part, const(0), const(threads), ForKind.PARALLEL, one.body, {"grain": 1})
+    thread_index = Var("part")
+    body = For(thread_index, const(0), const(threads), ForKind.PARALLEL, one.body, {"grain": 1})
     kernel, _ = build(one.with_fields(body=body), target)
     result = tensor(np.zeros(chains(target) * target.lanes("float32"), np.float32))
     return lambda: kernel(result)
@@ -128,7 +131,9 @@ def shared_peak(target: Target, threads: int) -> Call:
 def limit_of(
     shape: Shape, arguments: list[Tensor], options: argparse.Namespace, target: Target
 ) -> tuple[Call, float]:
-    """What bounds a product, and how much of one of its calls a product may take."""
+    """Return what bounds a product, and the share of one of its calls that a product takes
+    at best.
+    """
     m, n, k = shape
     if m > 1:
         share = 2 * m * n * k / (peak_work(target) * options.threads)
@@ -140,7 +145,7 @@ def limit_of(
 
 
 def measure(shape: Shape, options: argparse.Namespace, target: Target) -> str:
-    """A line of the table."""
+    """Return a line of the table."""
     m, n, k = shape
     kernel, arguments, spent, chosen = product(shape, options.variable, target)
     clock = clock_for(options.threads)
@@ -156,9 +161,9 @@ def measure(shape: Shape, options: argparse.Namespace, target: Target) -> str:
         ours.append(seconds(lambda: kernel(*arguments), repeat, clock))
         for name, peer in peers.items():
             theirs[name].append(seconds(peer, repeat, clock))
-    taken = min(ours)
-    rate, bytes_ = 2 * m * n * k / taken / 1e9, 4 * n * k / taken / 1e9
-    numbers = f"{taken * 1e6:9.1f} {rate:8.1f} {bytes_:6.1f} {min(best) / taken:8.1%}"
+    best_seconds = min(ours)
+    rate, bytes_ = 2 * m * n * k / best_seconds / 1e9, 4 * n * k / best_seconds / 1e9
+    numbers = f"{best_seconds * 1e6:9.1f} {rate:8.1f} {bytes_:6.1f} {min(best) / best_seconds:8.1%}"
     for times in theirs.values():
         ratio = statistics.median(t / o for t, o in zip(times, ours, strict=True))
         numbers += f" {min(times) * 1e6:9.1f} {ratio:6.2f}"
@@ -166,28 +171,28 @@ def measure(shape: Shape, options: argparse.Namespace, target: Target) -> str:
 
 
 def processor() -> str:
-    """The name of this machine's processor."""
+    """Return the name of this machine's processor."""
     path = Path("/proc/cpuinfo")
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-    found = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return f"{found[0] if found else 'unknown'} ({Target.host().cpu})"
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return f"{names[0] if names else 'unknown'} ({Target.host().cpu})"
 
 
 def class_target(name: str, threads: int) -> Target:
-    """A processor of the table on this machine: its instructions, with the caches that are here."""
+    """Return a table processor's instruction set, with this machine's caches."""
     if name == "host":
         return Target(Target.host(), cores=threads)
     return Target(f"llvm -mcpu={name} -mtune=native -cores={threads}")
 
 
 def print_table(name: str, options: argparse.Namespace) -> None:
-    """A line for each shape, on one class of processors."""
+    """Print a line for each shape, for one class of processor."""
     target = class_target(name, options.threads)
-    others = "".join(f" {f'{each} us':>9} {'times':>6}" for each in PEERS)
+    peer_heads = "".join(f" {f'{peer} us':>9} {'times':>6}" for peer in PEERS)
     print(f"\n{name}, {'variable operands' if options.variable else 'constant weights'}: {target}")
     print(
         f"{'MxNxK':>16} {'us':>9} {'GFLOP/s':>8} {'GB/s':>6} {'of limit':>8}"
-        f"{others} {'compile ms':>10}"
+        f"{peer_heads} {'compile ms':>10}"
     )
     for text in options.shapes:
         m, n, k = (int(d) for d in text.split("x"))

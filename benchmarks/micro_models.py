@@ -1,4 +1,4 @@
-"""What small models take on Cortex-M boards: instructions, code, constants, memory, the stack and
+"""The cost of small models on Cortex-M boards: instructions, code, constants, memory, the stack and
 what was predicted of it.
 
 QEMU counts a nanosecond for each instruction (-icount shift=0), so the figures are the same on
@@ -29,7 +29,7 @@ BOARDS = {
 
 
 def measure(path: Path, board: str, folder: Path) -> str:
-    """A row of the table."""
+    """Return a row of the table."""
     template, target = BOARDS[board]
     program = micro.compile(str(path), target)
     project = micro.generate_project(template, program, folder / board, {"icount": True})
@@ -53,8 +53,8 @@ def main(names: list[str]) -> None:
     for name in names or MODELS:
         for kind in ("float", "int8"):
             for board in BOARDS:
-                with tempfile.TemporaryDirectory() as made:
-                    folder, model = Path(made), MODELS[name]()
+                with tempfile.TemporaryDirectory() as scratch:
+                    folder, model = Path(scratch), MODELS[name]()
                     path = folder / "float.onnx"
                     onnx.save(model, path)
                     path = quantized(model, folder) if kind == "int8" else path

@@ -1,21 +1,21 @@
-"""The workloads of the Nimble paper (Shen et al., 2021), batch 1, side by side with other engines.
+"""The workloads of the Nimble paper (Shen et al., 2021) at batch 1, compared with other engines.
 
-    python benchmarks/nimble.py [--only lstm1 lstm2 tree bert] [--threads 1 2] [--rounds 5]
+python benchmarks/nimble.py [--only lstm1 lstm2 tree bert] [--threads 1 2] [--rounds 5]
                                 [--cases N]
 
-lstm1, lstm2  LSTM, inputs 300, hidden 512, 1 and 2 layers; a stream of random lengths 5-64
-tree          child-sum Tree-LSTM 300/150; trees of 5-50 leaves, ADT values for us
-bert          BERT-base; a stream of random lengths 5-128
+lstm1, lstm2  LSTM, inputs 300, hidden 512, 1 and 2 layers; a stream of random lengths 5-64 tree
+child-sum Tree-LSTM 300/150; trees of 5-50 leaves, ADT values for us bert          BERT-base; a
+stream of random lengths 5-128
 
 Weights are seeded and the same everywhere; results are compared with ours before anything is timed.
 Each engine holds its model in a process of its own and takes the whole stream without a break, as a
 server would; engines take turns round by round, after a first round in which lengths are seen for
 the first time. (With a pause of 20 ms after each case, runs of a millisecond take up to twice as
-long: cores sleep, and caches hold the data of others.)
-Printed for each engine: time of the stream per token (for trees: per node), each case by its median
-over the later rounds; the same as a multiple of ours; and the 99th percentile of all times of the
-stream, the first ones included, as multiples of the median of their case. The two figures in
-brackets are the same for the time in which the calling thread ran: others may use the machine.
+long: cores sleep, and caches hold the data of others.) Printed for each engine: time of the stream
+per token (for trees: per node), each case by its median over the later rounds; the same as a
+multiple of ours; and the 99th percentile of all times of the stream, the first ones included, as
+multiples of the median of their case. The two figures in brackets are the same for the time in
+which the calling thread ran: others may use the machine.
 """
 
 from __future__ import annotations
@@ -39,7 +39,9 @@ PAUSE = 0.02
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Engines, ours first; cases from low to high, how many by default; tokens of a case."""
+    """A workload: its engines, ours first; the range and default number of cases; the tokens of a
+    case.
+    """
 
     engines: Mapping[str, Make]
     low: int
@@ -48,7 +50,7 @@ class Workload:
     tokens: Callable[[int], int]
 
     def stream(self, count: int | None) -> list[int]:
-        """Random cases."""
+        """Return random cases."""
         rng = np.random.default_rng(SEED)
         return [int(n) for n in rng.integers(self.low, self.high + 1, count or self.count)]
 
@@ -67,25 +69,25 @@ Measured = tuple[Times, Times]
 """All seconds, and those in which the calling thread ran."""
 
 
-def agree(expected: list[Array], got: list[Array]) -> bool:
-    """Whether results are equal up to rounding."""
-    return len(expected) == len(got) and all(
+def agree(expected: list[Array], actual: list[Array]) -> bool:
+    """Return whether results are equal up to rounding."""
+    return len(expected) == len(actual) and all(
         np.allclose(a, b, rtol=TOLERANCE, atol=TOLERANCE)
-        for a, b in zip(expected, got, strict=True)
+        for a, b in zip(expected, actual, strict=True)
     )
 
 
 def check(workers: Mapping[str, Worker], cases: list[int]) -> None:
-    """Compare all engines; this also warms them up, with other lengths than the stream's."""
+    """Compare all engines, which also warms them up, on lengths not in the stream."""
     for case in cases:
-        ours, *others = ((n, w.ask([case], keep=True).results) for n, w in workers.items())
-        for name, results in others:
+        ours, *other_results = ((n, w.ask([case], keep=True).results) for n, w in workers.items())
+        for name, results in other_results:
             if not agree(ours[1], results):
                 raise SystemExit(f"{name} disagrees with {ours[0]} on case {case}")
 
 
 def measure(workers: Mapping[str, Worker], cases: list[int], rounds: int) -> Measured:
-    """The first round and `rounds` more."""
+    """Return the first round and `rounds` more."""
     times: Measured = ({name: [] for name in workers}, {name: [] for name in workers})
     for _ in range(rounds + 1):
         for name, worker in workers.items():
@@ -97,35 +99,41 @@ def measure(workers: Mapping[str, Worker], cases: list[int], rounds: int) -> Mea
 
 
 def steady(times: list[list[float]]) -> list[float]:
-    """The median of each case over the rounds but the first."""
-    return [statistics.median(found) for found in zip(*times[1:], strict=True)]
+    """Return the median of each case over all rounds but the first."""
+    return [statistics.median(samples) for samples in zip(*times[1:], strict=True)]
 
 
 def surprise(times: list[list[float]]) -> float:
-    """99th percentile of all times, the first included, over the steady time of their case."""
+    """Return the 99th percentile of all times, the first round included, relative to the steady
+    time of their case.
+    """
     usual = steady(times)
     ratios = [s / u for of_round in times for s, u in zip(of_round, usual, strict=True)]
     return float(np.percentile(ratios, 99))
 
 
 def report(name: str, threads: int, workload: Workload, cases: list[int], times: Measured) -> None:
-    """One line per engine."""
+    """Print one line per engine."""
     tokens = sum(map(workload.tokens, cases))
-    sums = [{engine: sum(steady(rounds)) for engine, rounds in each.items()} for each in times]
-    ours = [next(iter(each.values())) for each in sums]
-    for engine, found in sums[0].items():
-        ratio, busy = (each[engine] / own for each, own in zip(sums, ours, strict=True))
-        late, busy_late = (surprise(each[engine]) for each in times)
+    sums = [
+        {engine: sum(steady(rounds)) for engine, rounds in by_engine.items()} for by_engine in times
+    ]
+    ours = [next(iter(engine_sums.values())) for engine_sums in sums]
+    for engine, seconds in sums[0].items():
+        ratio, busy = (
+            sums_of_kind[engine] / own for sums_of_kind, own in zip(sums, ours, strict=True)
+        )
+        late, busy_late = (surprise(kind_times[engine]) for kind_times in times)
         print(
             f"{name:6} {threads} thread{'s' if threads > 1 else ' '} {engine:14}"
-            f" {found / tokens * 1e6:9.1f} us/token  x{ratio:6.2f} (x{busy:6.2f})"
+            f" {seconds / tokens * 1e6:9.1f} us/token  x{ratio:6.2f} (x{busy:6.2f})"
             f"   99 %: x{late:.2f} (x{busy_late:.2f}) of steady",
             flush=True,
         )
 
 
 def main() -> None:
-    """Run what was asked for."""
+    """Run the requested workloads."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

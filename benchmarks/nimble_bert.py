@@ -22,24 +22,24 @@ class _Weights:
 
 
 def feeds(length: int) -> tuple[Array, Array, Array]:
-    """(words, kinds, mask) of one sequence."""
+    """Return (words, kinds, mask) of one sequence."""
     words = np.random.default_rng(length).integers(0, WORDS, (1, length))
     return words, np.zeros_like(words), np.ones((1, length), np.float32)
 
 
 def run_ekiden(threads: int) -> Run:
-    """One artifact for all lengths."""
+    """Return Ekiden's run: one artifact for all lengths."""
     exe = ekiden.compile(bert(batch=1))
     return lambda length: list(exe(*feeds(length)))
 
 
 def run_torch(threads: int) -> Run:
-    """Modules of torch.nn, attention by its fused kernel."""
+    """Return a run of torch.nn modules with fused attention."""
     return _torch(threads, False)
 
 
 def run_torch_compile(threads: int) -> Run:
-    """The same through torch.compile, lengths dynamic."""
+    """Return a run through torch.compile with dynamic lengths."""
     return _torch(threads, True)
 
 
@@ -55,20 +55,23 @@ def _torch(threads: int, compiled: bool) -> Run:
 
 
 def _torch_model(torch: Foreign) -> Foreign:
+    """Return the PyTorch model."""
     nn, weights = torch.nn, _Weights()
 
-    def given(*shape: int) -> Foreign:
+    def parameter(*shape: int) -> Foreign:
         return nn.Parameter(torch.from_numpy(weights(*shape)))
 
     def linear(width: int, out: int) -> Foreign:
-        made = nn.Linear(width, out)
-        made.weight, made.bias = given(out, width), given(out)
-        return made
+        """Return a linear layer."""
+        layer = nn.Linear(width, out)
+        layer.weight, layer.bias = parameter(out, width), parameter(out)
+        return layer
 
     def norm() -> Foreign:
-        made = nn.LayerNorm(WIDTH, 1e-12)
-        made.weight, made.bias = given(WIDTH), given(WIDTH)
-        return made
+        """Return a layer norm."""
+        layer = nn.LayerNorm(WIDTH, 1e-12)
+        layer.weight, layer.bias = parameter(WIDTH), parameter(WIDTH)
+        return layer
 
     class Layer(nn.Module):
         def __init__(self) -> None:
@@ -91,15 +94,18 @@ def _torch_model(torch: Foreign) -> Foreign:
     class Bert(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.places, self.words, self.kinds = (given(n, WIDTH) for n in (POSITIONS, WORDS, 2))
+            self.places, self.words, self.kinds = (
+                parameter(n, WIDTH) for n in (POSITIONS, WORDS, 2)
+            )
             self.norm = norm()
             self.layers = nn.ModuleList(Layer() for _ in range(LAYERS))
             self.pool = linear(WIDTH, WIDTH)
 
         def forward(self, words: Foreign, kinds: Foreign, mask: Foreign) -> Foreign:
+            """Return the hidden states and the pooled first token."""
             take = nn.functional.embedding
-            places = self.places[: words.shape[1]]
-            x = self.norm(take(words, self.words) + take(kinds, self.kinds) + places)
+            positions = self.places[: words.shape[1]]
+            x = self.norm(take(words, self.words) + take(kinds, self.kinds) + positions)
             bias = ((1.0 - mask) * -1e4)[:, None, None, :]
             for layer in self.layers:
                 x = layer(x, bias)
@@ -109,7 +115,7 @@ def _torch_model(torch: Foreign) -> Foreign:
 
 
 def run_onnxruntime(threads: int) -> Run:
-    """Operators as exporters write them; ONNX Runtime fuses what it knows."""
+    """Return a run of operators as exporters write them; ONNX Runtime fuses what it knows."""
     graph = _Onnx()
     hidden, pooled = graph.bert()
     kinds = {"words": (7, [1, "s"]), "kinds": (7, [1, "s"]), "mask": (1, [1, "s"])}
@@ -161,14 +167,15 @@ class _Onnx(OnnxGraph):
         return self.norm(self.node("Add", x, self.linear(inner, INNER, WIDTH)))
 
     def bert(self) -> tuple[str, str]:
+        """Build the network, and return the names of its outputs."""
         tables = [self.constant(self.draw(n, WIDTH)) for n in (POSITIONS, WORDS, 2)]
         length = self.node("Gather", self.node("Shape", "words"), self.ints(1))
-        places = self.node("Slice", tables[0], self.ints(0), length)
+        positions = self.node("Slice", tables[0], self.ints(0), length)
         words, kinds = (
             self.node("Gather", table, name)
             for table, name in zip(tables[1:], ("words", "kinds"), strict=True)
         )
-        x = self.norm(self.node("Add", self.node("Add", words, kinds), places))
+        x = self.norm(self.node("Add", self.node("Add", words, kinds), positions))
         hidden = self.node("Mul", self.node("Sub", self.scalar(1.0), "mask"), self.scalar(-1e4))
         mask = self.node("Unsqueeze", hidden, self.ints(1, 2))
         for _ in range(LAYERS):

@@ -1,4 +1,4 @@
-"""Engines in processes of their own, for nimble.py: each workload gives one `Run` per engine."""
+"""Engines in separate processes, for nimble.py: each workload gives one `Run` per engine."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SCALE = np.float32(0.05)
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What one request took, and what it gave if it was asked for."""
+    """The times of a request, and its results if requested."""
 
     seconds: list[float]
     busy: list[float]
@@ -35,10 +35,10 @@ class Reply:
 
 
 class Worker:
-    """An engine in a process of its own, so that the threads of one do not disturb another."""
+    """An engine in a separate process, so that engines' threads do not disturb each other."""
 
     def __init__(self, make: Make, threads: int) -> None:
-        """Start it; it is no daemon, as it may start processes that compile: close it."""
+        """Start the process; it is no daemon, as it may start processes that compile: close it."""
         os.environ["OMP_NUM_THREADS"] = os.environ["EKIDEN_NUM_THREADS"] = str(threads)
         context = multiprocessing.get_context("spawn")
         self.pipe, theirs = context.Pipe()
@@ -76,18 +76,18 @@ def _serve(make: Make, threads: int, pipe: Connection) -> None:
 
 
 class Weights:
-    """Seeded weights, the same for every engine that draws them in the same order."""
+    """Seeded weights, equal for every engine that draws them in the same order."""
 
     def __init__(self) -> None:
         self.rng = np.random.default_rng(SEED)
 
     def __call__(self, *shape: int) -> Array:
-        """The next one."""
+        """Return the next weight."""
         return self.rng.standard_normal(shape, dtype=np.float32) * SCALE
 
 
 def torch_for(threads: int) -> Foreign:
-    """The module, set to a number of threads, without gradients."""
+    """Return the torch module with a number of threads set and gradients disabled."""
     import torch  # noqa: PLC0415
 
     torch.set_num_threads(threads)
@@ -96,14 +96,14 @@ def torch_for(threads: int) -> Foreign:
 
 
 class OnnxGraph:
-    """Nodes and weights of an ONNX model as they are made."""
+    """A builder of an ONNX model."""
 
     def __init__(self) -> None:
         self.nodes: list[Any] = []
         self.weights: list[Any] = []
 
     def constant(self, value: Array) -> str:
-        """An initializer."""
+        """Add an initializer."""
         from onnx import numpy_helper  # noqa: PLC0415
 
         name = f"c{len(self.weights)}"
@@ -111,7 +111,9 @@ class OnnxGraph:
         return name
 
     def node(self, kind: str, *inputs: str, outputs: int = 1, **attrs: object) -> str:
-        """A node; the name of its first output, the others are that with _1, _2, ..."""
+        """Add a node, and return the name of its first output; further ones have the suffixes _1,
+        _2, ...
+        """
         from onnx import helper  # noqa: PLC0415
 
         name = f"v{len(self.nodes)}"
@@ -120,7 +122,9 @@ class OnnxGraph:
         return name
 
     def session(self, threads: int, inputs: dict[str, tuple[int, list[Any]]], *out: str) -> Foreign:
-        """ONNX Runtime with the model; `inputs` are element types and shapes by name."""
+        """Return an ONNX Runtime session with the model; `inputs` are element types and shapes by
+        name.
+        """
         import onnxruntime  # noqa: PLC0415
         from onnx import helper  # noqa: PLC0415
 

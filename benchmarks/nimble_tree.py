@@ -1,4 +1,4 @@
-"""Child-sum Tree-LSTM (inputs 300, hidden 150) with the same seeded weights in each engine; a case
+"""Child-sum Tree-LSTM (input 300, hidden 150) with the same seeded weights in each engine; a case
 is the number of leaves of the tree, whose every node has a word of the sentence as its input.
 
     f_k = sigmoid(W_f x + U_f h_k + b_f)           for each child k
@@ -74,7 +74,7 @@ def @main(%words: Tensor[(?, 300), float32], %root: Tree[Tensor[(1), int32]],
 
 
 class Tree:
-    """A node: the place of its word in the sentence, and its children."""
+    """A node: the index of its word in the sentence, and its children."""
 
     def __init__(self, word: int, children: list[Tree]) -> None:
         self.word, self.children = word, children
@@ -82,51 +82,52 @@ class Tree:
 
 @cache
 def tree(leaves: int) -> Tree:
-    """A tree with that many leaves and two to four children below each other node."""
+    """Return a tree with that many leaves and two to four children per inner node."""
     rng = np.random.default_rng((SEED, leaves))
     words = count()
 
     def node(leaves: int) -> Tree:
+        """Return a random subtree."""
         word = next(words)
         if leaves == 1:
             return Tree(word, [])
-        parts = int(rng.integers(2, min(leaves, 4) + 1))
-        cuts = np.sort(rng.choice(np.arange(1, leaves), parts - 1, replace=False))
+        child_count = int(rng.integers(2, min(leaves, 4) + 1))
+        cuts = np.sort(rng.choice(np.arange(1, leaves), child_count - 1, replace=False))
         return Tree(word, [node(int(n)) for n in np.diff([0, *cuts, leaves])])
 
     return node(leaves)
 
 
 def count_nodes(root: Tree) -> int:
-    """Nodes of a tree."""
+    """Return the number of nodes of a tree."""
     return 1 + sum(map(count_nodes, root.children))
 
 
 @cache
 def sentence(leaves: int) -> Array:
-    """The inputs of a tree's nodes, one row each."""
+    """Return the inputs of a tree's nodes, one row each."""
     size = count_nodes(tree(leaves))
     return np.random.default_rng((SEED, leaves)).standard_normal((size, INPUTS), np.float32)
 
 
 def weights() -> dict[str, Array]:
-    """Seeded ones, by name."""
+    """Return seeded weights by name."""
     draw = Weights()
     return {name: draw(*shape) for name, shape in SHAPES.items()}
 
 
 def module() -> relay.IRModule:
-    """The program with its weights."""
-    made = relay.parse(PROGRAM, "tree_lstm", relay.Prelude().mod)
-    made["main"] = relay.build_module.bind_params_by_name(made["main"], weights())
-    return made
+    """Return the program with its weights."""
+    bound = relay.parse(PROGRAM, "tree_lstm", relay.Prelude().mod)
+    bound["main"] = relay.build_module.bind_params_by_name(bound["main"], weights())
+    return bound
 
 
 def run_ekiden(threads: int) -> Run:
-    """One artifact; trees are ADT values."""
+    """Return Ekiden's run: one artifact, with trees as ADT values."""
     exe = ekiden.compile(module())
-    given = cache(lambda leaves: (runtime.tensor(sentence(leaves)), _value(tree(leaves))))
-    return lambda leaves: list(exe(*given(leaves)))
+    arguments = cache(lambda leaves: (runtime.tensor(sentence(leaves)), _value(tree(leaves))))
+    return lambda leaves: list(exe(*arguments(leaves)))
 
 
 def _value(root: Tree) -> runtime.ADT:
@@ -137,8 +138,9 @@ def _value(root: Tree) -> runtime.ADT:
 
 
 class _Torch:
-    """Recursion in Python over operators, as such models are written for PyTorch. `step` computes a
-    node from its projected input and the states of its children."""
+    """A recursion in Python over operators, as such models are written for PyTorch. `step` computes
+    a node from its projected input and its children's states.
+    """
 
     def __init__(self, threads: int) -> None:
         self.torch = torch_for(threads)
@@ -163,11 +165,12 @@ class _Torch:
         return torch.sigmoid(o) * torch.tanh(cell), cell
 
     def children(self, root: Tree, visit: Callable[[Tree], Foreign]) -> Foreign:
+        """Return the concatenated states of a node's children."""
         states = [visit(child) for child in root.children]
-        return [self.torch.cat(parts) for parts in zip(*states, strict=True)]
+        return [self.torch.cat(child_states) for child_states in zip(*states, strict=True)]
 
     def usual(self, leaves: int) -> list[Array]:
-        """Every node projects its own input, leaves have children of zeros."""
+        """Run with every node projecting its own input, and zero children for leaves."""
         words = self.torch.from_numpy(sentence(leaves))
         none = [self.torch.zeros(1, HIDDEN)] * 2
 
@@ -176,10 +179,12 @@ class _Torch:
             below = self.children(root, visit) if root.children else none
             return self.step(self.linear(x, "w", "b"), self.linear(x, "wf", "bf"), *below)
 
-        return [part.numpy() for part in visit(tree(leaves))]
+        return [state.numpy() for state in visit(tree(leaves))]
 
     def together(self, leaves: int) -> list[Array]:
-        """All inputs are projected at once, and leaves are a case of their own, as in ours."""
+        """Run with all inputs projected at once and a separate case for leaves, as in our
+        program.
+        """
         words = self.torch.from_numpy(sentence(leaves))
         inputs, keeps = self.linear(words, "w", "b"), self.linear(words, "wf", "bf")
 
@@ -189,24 +194,24 @@ class _Torch:
                 return self.leaf(inputs[own])
             return self.step(inputs[own], keeps[own], *self.children(root, visit))
 
-        return [part.numpy() for part in visit(tree(leaves))]
+        return [state.numpy() for state in visit(tree(leaves))]
 
 
 def run_torch(threads: int) -> Run:
-    """Operators one by one, node by node."""
+    """Return a run of operators one by one, node by node."""
     return _Torch(threads).usual
 
 
 def run_torch_together(threads: int) -> Run:
-    """The same with our program's order of computation."""
+    """Return a run in our program's order of computation."""
     return _Torch(threads).together
 
 
 def run_torch_compile(threads: int) -> Run:
-    """That, with the computation of one node compiled; trees defeat compiling more."""
-    made = _Torch(threads)
-    made.step = made.torch.compile(made.node, dynamic=True)
-    return made.together
+    """Return that run with the computation of a node compiled; trees prevent compiling more."""
+    runner = _Torch(threads)
+    runner.step = runner.torch.compile(runner.node, dynamic=True)
+    return runner.together
 
 
 ENGINES = {

@@ -1,4 +1,5 @@
-"""ONNX files of any origin beside ONNX Runtime: how many agree, and what becomes of the others.
+"""ONNX files of any origin, compared with ONNX Runtime: how many agree, and what becomes of the
+others.
 
     python benchmarks/onnx_files.py FOLDER [--sample 1000] [--seed 0] [--limit 60] [--jobs 1]
     python benchmarks/onnx_files.py --one MODEL.onnx
@@ -14,8 +15,8 @@ words. A model counts that ONNX Runtime runs on one of a few draws:
     raw        any other exception, or the process died
     timeout    it did not end in time
 
-Models that draw random numbers are compared by dtypes and shapes. Prints a line for each model
-that does not agree, and the counts; the exit status is 1 where one is wrong, raw or never ends.
+Models that draw random numbers are compared by dtypes and shapes. Prints a line for each model that
+does not agree, and the counts; the exit status is 1 where one is wrong, raw or never ends.
 """
 
 from __future__ import annotations
@@ -64,8 +65,8 @@ DEFAULT_RELATIVE = 2e-3
 
 
 def verdict(path: Path) -> tuple[str, str]:
-    """Return what became of a model and why: a word of VERDICTS, or "skipped" where ONNX Runtime
-    does not run it either.
+    """Return the outcome of a model and its reason: a word of VERDICTS, or "skipped" where ONNX
+    Runtime does not run it either.
     """
     try:
         model = onnx.load(str(path), load_external_data=False)
@@ -98,10 +99,11 @@ def _compared(
     session: onnxruntime.InferenceSession,
     expected: Sequence[object],
 ) -> tuple[str, str]:
+    """Compare a model with ONNX Runtime's results."""
     try:
         program = ekiden.compile(str(path), num_threads=1)
-        given = {i.name: feed[i.name] for i in program.inputs if i.name in feed}
-        result = program(**given)
+        inputs = {i.name: feed[i.name] for i in program.inputs if i.name in feed}
+        result = program(**inputs)
     except InternalError as error:
         return "raw", f"{type(error).__name__}: {_line(error)}"
     except EkidenError as error:
@@ -144,7 +146,7 @@ def _plain(value: object) -> object:
 
 
 def _difference(expected: object, value: object, by_value: bool) -> str:
-    """Say how a result differs from ONNX Runtime's; nothing where it agrees."""
+    """Describe how a result differs from ONNX Runtime's; nothing where it agrees."""
     if expected is None:
         return "" if value is None else "ONNX Runtime has nothing"
     if isinstance(expected, Mapping):
@@ -173,12 +175,13 @@ def _same_map(expected: Mapping[object, object], value: object) -> bool:
 
 
 def _values_differ(a: Array, b: Array) -> str:
+    """Describe how two arrays differ; empty if they agree."""
     if a.dtype.kind in "iub":
         apart = np.abs(a.astype(np.float64) - b.astype(np.float64))
         limit = 1.0 if a.dtype.itemsize == 1 and a.dtype.kind != "b" else 0.0  # quantised ties
         return "" if not apart.size or apart.max() <= limit else f"integers differ by {apart.max()}"
     if a.dtype.kind == "f":  # ONNX Runtime masks by the lowest number where ONNX says -inf
-        a, b = (np.where(each == np.finfo(a.dtype).min, -np.inf, each) for each in (a, b))
+        a, b = (np.where(values == np.finfo(a.dtype).min, -np.inf, values) for values in (a, b))
     x, y = a.astype(np.complex128), b.astype(np.complex128)
     if not np.array_equal(np.isnan(x), np.isnan(y)):
         return "NaN in other places"
@@ -200,7 +203,7 @@ def _values_differ(a: Array, b: Array) -> str:
 def _feeds(
     path: Path, model: onnx.ModelProto, session: onnxruntime.InferenceSession
 ) -> Iterator[Feed]:
-    """Give inputs: stored ones first, then draws by rising extents."""
+    """Yield inputs: stored ones first, then draws by rising extents."""
     names = [i.name for i in session.get_inputs()]
     stored = _stored(path, model, names)
     if stored is not None:
@@ -239,7 +242,7 @@ def _read(data: bytes, kind: onnx.TypeProto) -> object:
 
 
 def _drawn(kind: onnx.TypeProto, extent: int, rng: np.random.Generator) -> object:
-    """Return an input of a type; raises KeyError or ValueError where there is none."""
+    """Return a random input of a type; raises KeyError or ValueError where there is none."""
     if kind.HasField("optional_type"):
         return _drawn(kind.optional_type.elem_type, extent, rng)
     if kind.HasField("sequence_type"):
@@ -271,8 +274,8 @@ def _answer(path: str, results: Connection) -> None:
 
 
 def measured(path: Path, limit: float) -> tuple[str, str]:
-    """Return the verdict of a process of its own, forked from one that has imported both engines
-    and has neither sessions nor threads.
+    """Return the verdict from a process forked from one that has imported both engines but has no
+    sessions or threads.
     """
     receiver, sender = FORKS.Pipe(duplex=False)
     child = FORKS.Process(target=_answer, args=(str(path), sender))
@@ -281,8 +284,8 @@ def measured(path: Path, limit: float) -> tuple[str, str]:
     try:
         if not receiver.poll(limit):
             return "timeout", f"not done in {limit:g} s"
-        found: tuple[str, str] = receiver.recv()
-        return found
+        result: tuple[str, str] = receiver.recv()
+        return result
     except EOFError:
         child.join()
         return "raw", f"the process ended with {child.exitcode}"
@@ -300,7 +303,7 @@ def _line(error: BaseException) -> str:
 
 
 def main() -> int:
-    """Print what became of the models; 1 where one is wrong, raw or never ends."""
+    """Print the models' outcomes; 1 where one is wrong, raw or never ends."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("folder", nargs="?", type=Path)
     parser.add_argument("--one", type=Path, help="one model, in this process")

@@ -1,4 +1,5 @@
-"""Kernels on an OpenCL device beside this machine's own code: times, interleaved, as shares.
+"""Kernels on an OpenCL device, compared with this machine's own code: times, interleaved, as
+shares.
 
     python benchmarks/opencl.py [NAME...]
 
@@ -32,13 +33,13 @@ Case = tuple[Callable[..., RelayExpr], tuple[tuple[int, ...], ...], float]
 
 
 def conv(size: int, **options: object) -> Callable[..., RelayExpr]:
-    """A convolution of square taps that keeps the size."""
+    """Return a convolution with square kernels that keeps the size."""
     taps = {"kernel_size": (size, size), "padding": (size // 2, size // 2), **options}
     return lambda x, w: relay.nn.conv2d(x, w, **taps)
 
 
 def normed(x: RelayExpr) -> RelayExpr:
-    """A layer norm of rows of 768."""
+    """Return a layer norm of rows of 768."""
     one = relay.const(np.ones(768, "float32"))
     return relay.nn.layer_norm(x, one, one)
 
@@ -64,32 +65,37 @@ CASES: dict[str, Case] = {
 
 
 def made(case: Case) -> list[Callable[[], float]]:
-    """What runs a case once here and on the device, and gives the seconds."""
+    """Return functions that run a case once, on the CPU and on the device, and return the
+    seconds.
+    """
     program, shapes, _ = case
     params = [relay.var(f"x{n}", shape=shape) for n, shape in enumerate(shapes)]
     module = IRModule.from_expr(relay.Function(params, program(*params)))
-    given = [RNG.standard_normal(shape).astype("float32") for shape in shapes]
+    arrays = [RNG.standard_normal(shape).astype("float32") for shape in shapes]
     device = ekiden.opencl(0)
-    ways: list[Callable[[], float]] = []
+    runs: list[Callable[[], float]] = []
     for target in targets():
         tensors = [
-            ekiden.runtime.nd.array(g, ekiden.cpu(0) if target == "llvm" else device) for g in given
+            ekiden.runtime.nd.array(g, ekiden.cpu(0) if target == "llvm" else device)
+            for g in arrays
         ]
-        ways.append(partial(once, ekiden.compile(module, target), tensors))
-    return ways
+        runs.append(partial(once, ekiden.compile(module, target), tensors))
+    return runs
 
 
 def targets() -> list[str]:
-    """This machine, the device by OpenCL C and, where it takes that, by SPIR-V."""
+    """Return the targets: this machine, the device through OpenCL C and, if it supports
+    it, SPIR-V.
+    """
     abilities = get_global_func("ek.device.attribute")(ekiden.opencl(0), ABILITIES)
     spirv = ["opencl -mtriple=spirv64"] if "spirv" in str(abilities).split() else []
     return ["llvm", "opencl", *spirv]
 
 
-def once(exe: Callable[..., object], given: list[Tensor]) -> float:
-    """Seconds of a call, until the device is done."""
+def once(exe: Callable[..., object], args: list[Tensor]) -> float:
+    """Return the seconds of a call until the device has finished."""
     start = time.perf_counter()
-    exe(*given)
+    exe(*args)
     ekiden.opencl(0).sync()
     return time.perf_counter() - start
 
@@ -99,23 +105,23 @@ def main() -> None:
     names = sys.argv[1:] or list(CASES)
     print(f"processor {Target('llvm').cpu}, device", end=" ")
     print(get_global_func("ek.device.attribute")(ekiden.opencl(0), 0), Target("opencl"))
-    ways = {name: made(CASES[name]) for name in names}
+    runs = {name: made(CASES[name]) for name in names}
     best = {name: [float("inf")] * len(targets()) for name in names}
     for _ in range(TURNS):
         for name in names:
-            for n, way in enumerate(ways[name]):
-                best[name][n] = min(best[name][n], way())
-    there = ["OpenCL", "SPIR-V"][: len(targets()) - 1]
-    print("| kernel | processor's code, ms |", *(f"{n}, ms |" for n in there), end=" ")
-    print("share |" * len(there), "GFLOP/s of each |")
-    print("|---|" + "---|" * (2 + 2 * len(there)))
+            for n, run_once in enumerate(runs[name]):
+                best[name][n] = min(best[name][n], run_once())
+    device_names = ["OpenCL", "SPIR-V"][: len(targets()) - 1]
+    print("| kernel | processor's code, ms |", *(f"{n}, ms |" for n in device_names), end=" ")
+    print("share |" * len(device_names), "GFLOP/s of each |")
+    print("|---|" + "---|" * (2 + 2 * len(device_names)))
     for name in names:
-        here, *others = best[name]
+        cpu_best, *device_best = best[name]
         million = CASES[name][2]
-        each = ", ".join(f"{million * 2e-3 / t:.0f}" for t in best[name]) if million else ""
+        rates = ", ".join(f"{million * 2e-3 / t:.0f}" for t in best[name]) if million else ""
         times = " | ".join(f"{t * 1e3:.2f}" for t in best[name])
-        shares = " | ".join(f"{here / t:.2f}" for t in others)
-        print(f"| {name} | {times} | {shares} | {each} |")
+        shares = " | ".join(f"{cpu_best / t:.2f}" for t in device_best)
+        print(f"| {name} | {times} | {shares} | {rates} |")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""Peak activation memory of real models, Ekiden beside ONNX Runtime.
+"""Peak activation memory of real models, compared with ONNX Runtime.
 
-    python benchmarks/peak_memory.py [MODEL ...]
+python benchmarks/peak_memory.py [MODEL ...]
 
 Each engine runs each model in processes of its own, in which the C library gives every freed block
 of 4 KB and more back to the system at once. The measure is what the first run leaves behind in
@@ -50,7 +50,7 @@ TUNABLES = "glibc.malloc.mmap_threshold=4096:glibc.malloc.mmap_max=1000000"
 
 
 def anonymous() -> int:
-    """Bytes of resident memory that no file backs, counted page by page."""
+    """Return the resident bytes not backed by a file, counted page by page."""
     for line in Path("/proc/self/smaps_rollup").read_text().splitlines():
         if line.startswith("Anonymous:"):
             return int(line.split()[1]) * 1024
@@ -58,7 +58,7 @@ def anonymous() -> int:
 
 
 def runner(engine: str, model: str) -> Callable[..., object]:
-    """A model, loaded: a function of its inputs by name."""
+    """Return a loaded model as a function of its inputs by name."""
     if engine == "ekiden":
         return ekiden.load(model)
     options = onnxruntime.SessionOptions()
@@ -68,10 +68,10 @@ def runner(engine: str, model: str) -> Callable[..., object]:
     return lambda **feed: session.run(None, feed)
 
 
-def child(engine: str, other: str, model: str, inputs: str) -> None:
-    """Measure one engine in this process; print the bytes."""
+def child(engine: str, warmup_model: str, model: str, inputs: str) -> None:
+    """Measure one engine in this process, and print the bytes."""
     feed = dict(np.load(inputs))
-    loaded, warm = runner(engine, model), runner(engine, other)
+    loaded, warm = runner(engine, model), runner(engine, warmup_model)
 
     def run() -> None:
         loaded(**feed)
@@ -83,17 +83,17 @@ def child(engine: str, other: str, model: str, inputs: str) -> None:
     gc.collect()
     before = anonymous()
     run()
-    kept = max(0, anonymous() - before)
+    retained = max(0, anonymous() - before)
     heap.heap_restart()
     start = heap.heap_now()
     for _ in range(RUNS):
         run()
-    print(kept + heap.heap_most() - start)
+    print(retained + heap.heap_most() - start)
 
 
 def write_other(folder: Path) -> None:
-    """A model that runs on all threads, for both engines."""
-    given, result = (
+    """Write a model that runs on all threads, for both engines."""
+    input_info, result = (
         onnx.helper.make_tensor_value_info(n, onnx.TensorProto.FLOAT, [1, SIDE]) for n in "xy"
     )
     weight = onnx.numpy_helper.from_array(np.ones((SIDE, SIDE), np.float32), "w")
@@ -101,7 +101,7 @@ def write_other(folder: Path) -> None:
         onnx.helper.make_node("MatMul", ["x", "w"], ["h"]),
         onnx.helper.make_node("Softmax", ["h"], ["y"]),
     ]
-    graph = onnx.helper.make_graph(nodes, "other", [given], [result], [weight])
+    graph = onnx.helper.make_graph(nodes, "other", [input_info], [result], [weight])
     opset = [onnx.helper.make_opsetid("", 17)]
     model = onnx.helper.make_model(graph, opset_imports=opset, ir_version=8)
     onnx.save(model, folder / "other.onnx")
@@ -109,27 +109,27 @@ def write_other(folder: Path) -> None:
 
 
 def counter(folder: Path) -> Path:
-    """The library that counts, compiled."""
+    """Compile the library that counts allocations."""
     library, source = folder / "heap_peak.so", Path(__file__).with_name("heap_peak.c")
     subprocess.run(["cc", "-O2", "-shared", "-fPIC", "-o", library, source], check=True)
     return library
 
 
 def measure(engine: str, model: Path, inputs: Path, library: Path) -> int:
-    """The median of three processes."""
-    other = library.with_name("other.eki" if engine == "ekiden" else "other.onnx")
-    files = [other, model, inputs]
+    """Return the median of three processes."""
+    warmup_model = library.with_name("other.eki" if engine == "ekiden" else "other.onnx")
+    files = [warmup_model, model, inputs]
     command = [sys.executable, __file__, "--child", engine, *map(str, files)]
     settings = {**os.environ, "GLIBC_TUNABLES": TUNABLES, "LD_PRELOAD": str(library)}
-    found = [
+    outputs = [
         subprocess.run(command, capture_output=True, text=True, check=True, env=settings).stdout
         for _ in range(REPEATS)
     ]
-    return sorted(map(int, found))[REPEATS // 2]
+    return sorted(map(int, outputs))[REPEATS // 2]
 
 
 def prepare(name: str, folder: Path) -> tuple[Path, Path]:
-    """The ONNX file of a model, and that of its inputs."""
+    """Return a model's ONNX file, and the file of its inputs."""
     inputs = folder / f"{name}.npz"
     if name in CACHED:
         entry = cached_model(name)
@@ -139,14 +139,14 @@ def prepare(name: str, folder: Path) -> tuple[Path, Path]:
     model = light_model(name)
     path = folder / f"{name}.onnx"
     onnx.save(model, path)
-    given = model.graph.input[0]
-    shape = [d.dim_value or 1 for d in given.type.tensor_type.shape.dim]
-    np.savez(inputs, **{given.name: np.random.default_rng(0).random(shape, np.float32)})
+    model_input = model.graph.input[0]
+    shape = [d.dim_value or 1 for d in model_input.type.tensor_type.shape.dim]
+    np.savez(inputs, **{model_input.name: np.random.default_rng(0).random(shape, np.float32)})
     return path, inputs
 
 
 def main(names: list[str]) -> None:
-    """Print a row for each model, and how many need at most what ONNX Runtime needs."""
+    """Print a row for each model, and how many need no more than ONNX Runtime."""
     good = 0
     print(f"{'model':18} {'ekiden':>10} {'onnxruntime':>12} {'ratio':>6} {'predicted':>10}  KiB")
     for name in names:

@@ -1,4 +1,4 @@
-"""Other engines on one product of matrices, for benchmarks that take turns with them."""
+"""Other engines on one matrix product, for benchmarks that alternate with them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Call = Callable[[], object]
 
 
 def product_model(x: Array, w: Array, is_constant: bool) -> tuple[bytes, dict[str, Array]]:
-    """x [m, k] times w [n, k] transposed as an ONNX model, and what it is fed."""
+    """Return x [m, k] times the transpose of w [n, k] as an ONNX model, and its inputs."""
     right = np.ascontiguousarray(w.T)
 
     def value(name: str, *dims: int) -> object:
@@ -33,12 +33,12 @@ def product_model(x: Array, w: Array, is_constant: bool) -> tuple[bytes, dict[st
     node = helper.make_node("MatMul", ["x", "w"], ["y"])
     graph = helper.make_graph([node], "product", inputs, [result], weights)
     opset = [helper.make_opsetid("", 17)]
-    made: ModelProto = helper.make_model(graph, opset_imports=opset, ir_version=9)
-    return made.SerializeToString(), feeds
+    model: ModelProto = helper.make_model(graph, opset_imports=opset, ir_version=9)
+    return model.SerializeToString(), feeds
 
 
 def onnx_runtime(x: Array, w: Array, is_constant: bool, threads: int) -> Call:
-    """By ONNX Runtime, the results written in place."""
+    """Return a call of ONNX Runtime that writes its results in place."""
     model, feeds = product_model(x, w, is_constant)
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
@@ -53,7 +53,9 @@ def onnx_runtime(x: Array, w: Array, is_constant: bool, threads: int) -> Call:
 
 
 def open_vino(x: Array, w: Array, is_constant: bool, threads: int) -> Call:
-    """By OpenVINO in float32: it would take bfloat16 where the processor has that."""
+    """Return a call of OpenVINO in float32; by default it uses bfloat16 where the processor
+    supports it.
+    """
     model, feeds = product_model(x, w, is_constant)
     config = {
         "INFERENCE_NUM_THREADS": threads,
@@ -61,8 +63,8 @@ def open_vino(x: Array, w: Array, is_constant: bool, threads: int) -> Call:
         "INFERENCE_PRECISION_HINT": "f32",
     }
     core = openvino.Core()
-    made = core.compile_model(core.read_model(io.BytesIO(model)), "CPU", config)
-    request = made.create_infer_request()
+    compiled_model = core.compile_model(core.read_model(io.BytesIO(model)), "CPU", config)
+    request = compiled_model.create_infer_request()
     for name, array in feeds.items():
         request.set_tensor(name, openvino.Tensor(array))  # a copy: nothing keeps what is shared
     return lambda: request.infer()
@@ -76,14 +78,16 @@ PEERS: Mapping[str, Callable[[Array, Array, bool, int], Call]] = {
 
 
 def clock_for(threads: int) -> Callable[[], float]:
-    """On one thread time of the processor, of all threads of this process, as some engines have a
-    thread of their own: other programs on the machine do not count."""
+    """Return the clock for a number of threads. With one thread it is this process's CPU time,
+    since some engines have a thread of their own; other programs then do not count.
+    """
     return time.process_time if threads == 1 else time.perf_counter
 
 
 def seconds(call: Call, repeat: int, clock: Callable[[], float]) -> float:
-    """Time of one call, averaged over `repeat`, after one that brings back to caches what the
-    others have driven out."""
+    """Return the time of one call, averaged over `repeat`, after one call that restores
+    the caches.
+    """
     call()
     start = clock()
     for _ in range(repeat):

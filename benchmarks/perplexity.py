@@ -1,6 +1,6 @@
-"""Perplexity of a decoder in a GGUF file on a fixed text, beside llama.cpp on the same file.
+"""Perplexity of a GGUF decoder on a fixed text, compared with llama.cpp on the same file.
 
-    python benchmarks/perplexity.py MODEL.gguf --node FOLDER      where the folder has
+python benchmarks/perplexity.py MODEL.gguf --node FOLDER      where the folder has
         npm install node-llama-cpp
     python benchmarks/perplexity.py MODEL.gguf --caches float16 int8 int4
 
@@ -42,10 +42,10 @@ was just in time to see it pop down a large rabbit-hole under the hedge."""
 
 
 class Floats:
-    """A checkpoint whose blocks are decoded."""
+    """A checkpoint whose blocks are decoded to floats."""
 
-    def __init__(self, whole: Checkpoint) -> None:
-        self.whole, self.config = whole, whole.config
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        self.whole, self.config = checkpoint, checkpoint.config
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.whole)
@@ -54,12 +54,12 @@ class Floats:
         return Weight.of(name, self.whole[name].values())
 
     def check(self) -> None:
-        """As of the whole."""
+        """Check the underlying checkpoint."""
         self.whole.check()
 
 
 def of_ekiden(model: llm.Model, tokens: list[int]) -> list[float]:
-    """The logarithm of each token's probability, from the second on."""
+    """Return the log probability of each token from the second on."""
     logits = np.asarray(model.logits(tokens), np.float64)[:-1]
     top = logits.max(axis=1, keepdims=True)
     sums = np.log(np.exp(logits - top).sum(axis=1)) + top[:, 0]
@@ -67,7 +67,7 @@ def of_ekiden(model: llm.Model, tokens: list[int]) -> list[float]:
 
 
 def of_llama(node: Path, file: Path, tokens: list[int]) -> list[float]:
-    """The same by llama.cpp."""
+    """Return the same from llama.cpp."""
     script = Path(__file__).with_name("perplexity_llama.mjs")
     done = subprocess.run(
         ["node", str(script), str(node), str(file)],
@@ -77,7 +77,7 @@ def of_llama(node: Path, file: Path, tokens: list[int]) -> list[float]:
 
 
 def main() -> None:
-    """Print both, and how far they are apart."""
+    """Print both, and their difference."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model", type=Path, help="a GGUF file")
     parser.add_argument("--node", type=Path, help="where node_modules is")
@@ -96,26 +96,26 @@ def main() -> None:
     models["floats"] = llm.load(
         Floats(open_checkpoint(options.model)), sequences=1, context=len(tokens) + 1
     )
-    found = {name: of_ekiden(model, tokens) for name, model in models.items()}
-    print_each(found, tokens)
+    logs_by_engine = {name: of_ekiden(model, tokens) for name, model in models.items()}
+    print_each(logs_by_engine, tokens)
     if options.node is not None:
-        found["llama.cpp"] = of_llama(options.node, options.model, tokens)
-        print_each({"llama.cpp": found["llama.cpp"]}, tokens)
-    exact = np.asarray(found.pop("floats"))
-    for name, logs in found.items():
+        logs_by_engine["llama.cpp"] = of_llama(options.node, options.model, tokens)
+        print_each({"llama.cpp": logs_by_engine["llama.cpp"]}, tokens)
+    exact = np.asarray(logs_by_engine.pop("floats"))
+    for name, logs in logs_by_engine.items():
         apart = np.asarray(logs) - exact
         print(
             f"{name} beside floats: {math.expm1(-apart.mean()):+.2%}; one token's logarithm is "
             f"{np.sqrt((apart**2).mean()):.4f} apart, at most {np.abs(apart).max():.3f}"
         )
     if options.node is not None:
-        ours, theirs = (np.asarray(found[name]) for name in (first, "llama.cpp"))
+        ours, theirs = (np.asarray(logs_by_engine[name]) for name in (first, "llama.cpp"))
         print(f"{math.expm1(theirs.mean() - ours.mean()):+.2%} beside llama.cpp")
 
 
-def print_each(found: dict[str, list[float]], tokens: list[int]) -> None:
-    """The perplexity of each."""
-    for name, logs in found.items():
+def print_each(logs_by_engine: dict[str, list[float]], tokens: list[int]) -> None:
+    """Print the perplexity of each engine."""
+    for name, logs in logs_by_engine.items():
         print(
             f"{name:<18}{math.exp(-sum(logs) / len(logs)):>10.4f}  {len(tokens)} tokens", flush=True
         )

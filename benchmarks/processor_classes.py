@@ -1,5 +1,5 @@
-"""How near kernels are to the peak of each class of processors that this machine can run: products
-of matrices with constant and with variable operands beside other engines, the convolutions of
+"""How close kernels come to the peak of each processor class this machine can run: products of
+matrices with constant and with variable operands beside other engines, the convolutions of
 ResNet-50, products of bytes. One command for what matmul_peak.py, conv_peak.py and
 byte_products.py print.
 
@@ -24,7 +24,7 @@ CLASSES = ("x86-64-v2", "x86-64-v3", "skylake-avx512", "cascadelake", "cooperlak
 
 
 def runs_here(name: str) -> bool:
-    """Whether this machine has what a class has."""
+    """Return whether this machine supports a class."""
     return Target(f"llvm -mcpu={name}").serves(Target.host())
 
 
@@ -33,14 +33,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    there = tuple(filter(runs_here, CLASSES))
-    parser.add_argument("--class", dest="classes", nargs="+", default=there, metavar="CPU")
+    available = tuple(filter(runs_here, CLASSES))
+    parser.add_argument("--class", dest="classes", nargs="+", default=available, metavar="CPU")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=15)
     options = parser.parse_args()
     num_threads(options.threads)
     print(f"{matmul_peak.processor()}, {options.threads} thread(s), {options.rounds} rounds")
-    print(f"not run here: {', '.join(sorted(set(CLASSES) - set(there))) or 'none'}")
+    print(f"not run here: {', '.join(sorted(set(CLASSES) - set(available))) or 'none'}")
     for name in options.classes:
         for variable in (False, True):
             of_class = argparse.Namespace(

@@ -1,7 +1,7 @@
-"""A quantised ResNet-18 in Relay's dialect `qnn` beside the same network from ONNX (QDQ), turn by
-turn in one process.
+"""A quantized ResNet-18 in Relay's `qnn` dialect, compared with the same network from ONNX (QDQ),
+in turns in one process.
 
-    python benchmarks/qnn_resnet.py [--size 224] [--target llvm] [--rounds 30]
+python benchmarks/qnn_resnet.py [--size 224] [--target llvm] [--rounds 30]
 
 Both have the same weights of int8, drawn from one seed, scales per tensor, and activations of
 uint8: in `qnn` conv2d, add, dense and requantize, in ONNX operators between DequantizeLinear and
@@ -37,20 +37,20 @@ CLASSES = 1000
 
 
 class Weights:
-    """Weights in the order in which a network asks for them, the same for each from one seed."""
+    """The weights in the order in which a network requests them, always from the same seed."""
 
     def __init__(self) -> None:
         self.rng = np.random.default_rng(0)
 
     def take(self, *shape: int) -> tuple[Array, Array, float]:
-        """(int8 weight, int32 bias, scale) of a shape (outputs, ...)."""
+        """Return (int8 weight, int32 bias, scale) of a shape (outputs, ...)."""
         scale = float(np.float32(1 / (40 * np.sqrt(np.prod(shape[1:])))))
         weight = np.clip(np.rint(self.rng.normal(0, 40, shape)), -127, 127).astype(np.int8)
         return weight, self.rng.integers(-500, 500, shape[:1], dtype=np.int32), scale
 
 
 class Layers(Protocol[T]):
-    """What a network is written with, once for each form; values are of uint8."""
+    """The layers a network is written with, one implementation per form; values are uint8."""
 
     def conv(self, data: T, scale: float, shape: Sequence[int], stride: int) -> T: ...
     def add(self, lhs: T, rhs: T) -> T: ...
@@ -59,8 +59,9 @@ class Layers(Protocol[T]):
 
 
 def resnet18(layers: Layers[T], data: T) -> T:
-    """The network of He et al. (2015), Table 1; each ReLU is the quantisation's own, whose least
-    value is 0."""
+    """Return the network of He et al. (2015), Table 1; each ReLU is part of the quantization, whose
+    minimum is 0.
+    """
     data = layers.max_pool(layers.conv(data, INPUT, (64, 3, 7, 7), 2))
     width = 64
     for stage, channels in enumerate(STAGES):
@@ -88,14 +89,15 @@ class Dialect:
         )
 
     def conv(self, data: Expr, scale: float, shape: Sequence[int], stride: int) -> Expr:
+        """Return a quantized convolution."""
         weight, bias, own = self.weights.take(*shape)
         steps = const(np.float32(scale)), const(np.float32(own))
         side = (shape[2] // 2,) * 2
-        made = qnn.op.conv2d(
+        product = qnn.op.conv2d(
             data, const(weight), self.zero, self.zero, *steps,
             kernel_size=tuple(shape[2:]), channels=shape[0], strides=(stride,) * 2, padding=side,
         )  # fmt: skip
-        return self._rescaled(relay.nn.bias_add(made, const(bias)), scale * own)
+        return self._rescaled(relay.nn.bias_add(product, const(bias)), scale * own)
 
     def add(self, lhs: Expr, rhs: Expr) -> Expr:
         step = self.step, self.zero
@@ -105,17 +107,18 @@ class Dialect:
         return relay.nn.max_pool2d(data, (3, 3), (2, 2), padding=(1, 1))
 
     def classify(self, data: Expr) -> Expr:
-        whole = qnn.op.dequantize(data, self.step, self.zero)
-        mean = relay.nn.batch_flatten(relay.nn.global_avg_pool2d(whole))
+        """Return the pooled and classified result."""
+        dequantised = qnn.op.dequantize(data, self.step, self.zero)
+        mean = relay.nn.batch_flatten(relay.nn.global_avg_pool2d(dequantised))
         level = qnn.op.quantize(mean, self.step, self.zero, out_dtype="uint8")
         weight, bias, own = self.weights.take(CLASSES, STAGES[-1])
         steps = self.step, const(np.float32(own))
-        made = qnn.op.dense(level, const(weight), self.zero, self.zero, *steps, units=CLASSES)
-        return self._rescaled(relay.nn.bias_add(made, const(bias)), STEP * own)
+        product = qnn.op.dense(level, const(weight), self.zero, self.zero, *steps, units=CLASSES)
+        return self._rescaled(relay.nn.bias_add(product, const(bias)), STEP * own)
 
 
 class Nodes:
-    """Layers as nodes of ONNX, each between DequantizeLinear and QuantizeLinear; values by name."""
+    """Layers as ONNX nodes between DequantizeLinear and QuantizeLinear; values by name."""
 
     def __init__(self) -> None:
         self.weights = Weights()
@@ -126,12 +129,14 @@ class Nodes:
         return f"v{len(self.nodes) + len(self.held)}"
 
     def hold(self, value: Array) -> str:
-        self.held.append(numpy_helper.from_array(value, made := self.name()))
-        return made
+        """Add an initializer."""
+        self.held.append(numpy_helper.from_array(value, name_held := self.name()))
+        return name_held
 
     def node(self, kind: str, *args: str, **attributes: object) -> str:
-        self.nodes.append(helper.make_node(kind, args, [made := self.name()], **attributes))
-        return made
+        """Add a node."""
+        self.nodes.append(helper.make_node(kind, args, [result := self.name()], **attributes))
+        return result
 
     def _real(self, data: str, scale: float, dtype: str = "uint8") -> str:
         point = np.zeros((), dtype)
@@ -151,12 +156,13 @@ class Nodes:
         )
 
     def conv(self, data: str, scale: float, shape: Sequence[int], stride: int) -> str:
+        """Add a quantized convolution."""
         own = self._parameters(scale, *shape)
-        made = self.node(
+        result = self.node(
             "Conv", self._real(data, scale), *own,
             strides=[stride] * 2, pads=[shape[2] // 2] * 4, kernel_shape=list(shape[2:]),
         )  # fmt: skip
-        return self._levels(made)
+        return self._levels(result)
 
     def add(self, lhs: str, rhs: str) -> str:
         return self._levels(self.node("Add", self._real(lhs, STEP), self._real(rhs, STEP)))
@@ -171,7 +177,7 @@ class Nodes:
         return self._levels(self.node("Gemm", level, *own, transB=1))
 
     def model(self, shape: Sequence[int]) -> onnx.ModelProto:
-        """The model of the network on "data" of a shape."""
+        """Return the network's model on "data" of a shape."""
         out = resnet18(self, "data")
         graph = helper.make_graph(
             self.nodes,
@@ -184,15 +190,15 @@ class Nodes:
 
 
 def programs(shape: Sequence[int]) -> tuple[IRModule, IRModule]:
-    """The network in `qnn` and from ONNX, on "data" of a shape (n, 3, h, w)."""
+    """Return the network in `qnn` and from ONNX, on "data" of a shape (n, 3, h, w)."""
     data = relay.var("data", shape=tuple(shape), dtype="uint8")
     own = IRModule.from_expr(relay.Function([data], resnet18(Dialect(), data)))
-    found, _ = relay.frontend.from_onnx(Nodes().model(shape), {"data": tuple(shape)})
-    return own, found
+    imported, _ = relay.frontend.from_onnx(Nodes().model(shape), {"data": tuple(shape)})
+    return own, imported
 
 
 def timed(runs: Sequence[Callable[[Array], object]], data: Array, rounds: int) -> Array:
-    """The thread CPU time of each (rounds, runs), called in turn."""
+    """Return the thread CPU time (rounds, runs) of each run, called in turn."""
     spent = np.empty((rounds, len(runs)))
     for n in range(rounds):
         for which, run in enumerate(runs):
@@ -203,7 +209,7 @@ def timed(runs: Sequence[Callable[[Array], object]], data: Array, rounds: int) -
 
 
 def main() -> None:
-    """Print how the results differ, both times and their ratio."""
+    """Print the difference of the results, both times and their ratio."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -222,10 +228,10 @@ def main() -> None:
     if steps.max() > 1:
         raise SystemExit("the results differ by more than a step")
     spent = timed(compiled, data, options.rounds)
-    own, other = spent.min(0)
+    own, onnx_time = spent.min(0)
     ratio = np.median(spent[:, 0] / spent[:, 1])
     print(
-        f"qnn {own * 1e3:.2f} ms, ONNX {other * 1e3:.2f} ms: {own / other:.3f}, median {ratio:.3f}"
+        f"qnn {own * 1e3:.2f} ms, ONNX {onnx_time * 1e3:.2f} ms: {own / onnx_time:.3f}, median {ratio:.3f}"
     )
 
 

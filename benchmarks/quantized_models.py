@@ -1,6 +1,7 @@
-"""What becomes of networks made small, beside `onnxruntime.quantization` on the same data.
+"""Accuracy and speed of quantized networks, compared with `onnxruntime.quantization` on the same
+data.
 
-    python benchmarks/quantized_models.py [--digits FOLDER] [--only cnn mlp ...] [--ways REGEX]
+python benchmarks/quantized_models.py [--digits FOLDER] [--only cnn mlp ...] [--ways REGEX]
         [--trainings N] [--no-speed] [--keep FOLDER]
         [--manifest models.json --files FOLDER --samples N --original ID=FILE ...]
 
@@ -19,11 +20,10 @@ another one ended; a mean over many trainings takes an hour.
 Each way to quantise of Ekiden's stands beside the nearest of ONNX Runtime's, both run by ONNX
 Runtime: the points of accuracy that each loses against floats, with the standard error of their
 difference, the decisions that are others than the floats', for better or worse, of which what is
-lost is the small difference, and the ratio in decibels. bfloat16 is run by Ekiden, and ONNX
-Runtime has none here.
-The speed is that of Ekiden's floats over Ekiden's result, of one thread, in turns; layers that are
-not faster are left alone, and all of them where the whole gains less than 1.2. Processor and
-digits are printed. Needs torch, onnxruntime, scikit-learn.
+lost is the small difference, and the ratio in decibels. bfloat16 is run by Ekiden, and ONNX Runtime
+has none here. The speed is that of Ekiden's floats over Ekiden's result, of one thread, in turns;
+layers that are not faster are left alone, and all of them where the whole gains less than 1.2.
+Processor and digits are printed. Needs torch, onnxruntime, scikit-learn.
 """
 
 from __future__ import annotations
@@ -70,8 +70,8 @@ CALIBRATED, PARTS, BATCH, SECONDS, GAIN = 512, 8, 64, 0.3, 1.2
 
 class Reader(quantization.CalibrationDataReader):  # type: ignore[misc]  # untyped
     def __init__(self, data: Data) -> None:
-        parts = {name: np.array_split(value, PARTS) for name, value in data.items()}
-        self.runs = iter([{name: part[n] for name, part in parts.items()} for n in range(PARTS)])
+        splits = {name: np.array_split(value, PARTS) for name, value in data.items()}
+        self.runs = iter([{name: split[n] for name, split in splits.items()} for n in range(PARTS)])
 
     def get_next(self) -> Data | None:
         return next(self.runs, None)
@@ -101,35 +101,40 @@ def dynamic(model: Model, data: Data, folder: Path) -> Model:
 
 
 def weights(model: Model, data: Data, folder: Path, bits: int) -> Model:
-    made = MatMulNBitsQuantizer(with_products(model), bits=bits, block_size=32, is_symmetric=True)
-    made.process()
-    return made.model.model  # type: ignore[no-any-return]  # untyped
+    """Quantize the weights with ONNX Runtime."""
+    quantizer = MatMulNBitsQuantizer(
+        with_products(model), bits=bits, block_size=32, is_symmetric=True
+    )
+    quantizer.process()
+    return quantizer.model.model  # type: ignore[no-any-return]  # untyped
 
 
 def with_products(model: Model) -> Model:
-    """Each Gemm as MatMul and Add, which is all that ONNX Runtime makes of fewer bits."""
-    made = onnx.ModelProto()
-    made.CopyFrom(model)
-    known = {each.name: each for each in made.graph.initializer}
+    """Return the model with each Gemm as MatMul and Add, the only form ONNX Runtime quantizes to
+    fewer bits.
+    """
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    initializers = {initializer.name: initializer for initializer in copy.graph.initializer}
     nodes = []
-    for node in made.graph.node:
+    for node in copy.graph.node:
         if node.op_type != "Gemm":
             nodes.append(node)
             continue
         data, weight, bias = node.input
-        turned = onnx.numpy_helper.to_array(known[weight]).T.copy()
-        made.graph.initializer.append(onnx.numpy_helper.from_array(turned, f"{weight}_t"))
+        turned = onnx.numpy_helper.to_array(initializers[weight]).T.copy()
+        copy.graph.initializer.append(onnx.numpy_helper.from_array(turned, f"{weight}_t"))
         product = f"{node.output[0]}_product"
         nodes.append(onnx.helper.make_node("MatMul", [data, f"{weight}_t"], [product], product))
         nodes.append(onnx.helper.make_node("Add", [product, bias], node.output))
-    del made.graph.node[:]
-    made.graph.node.extend(nodes)
-    return made
+    del copy.graph.node[:]
+    copy.graph.node.extend(nodes)
+    return copy
 
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """A recipe of Ekiden's, and what of ONNX Runtime's comes nearest to it."""
+    """A recipe of Ekiden, and the closest one of ONNX Runtime."""
 
     name: str
     theirs: Callable[[Model, Data, Path], Model] | None
@@ -138,13 +143,15 @@ class Way:
 
 
 def _static(name: str, theirs: str, per_channel: bool = True, **recipe: object) -> Way:
-    made = partial(static, method=theirs, per_channel=per_channel)
-    return Way(name, made, {"per_channel": per_channel, **recipe})
+    """Return a variant with static quantization."""
+    quantize_theirs = partial(static, method=theirs, per_channel=per_channel)
+    return Way(name, quantize_theirs, {"per_channel": per_channel, **recipe})
 
 
 def _weights(name: str, bits: int, **recipe: object) -> Way:
-    whole = {"kind": "weight", "bits": bits, "group": 32, **recipe}
-    return Way(name, partial(weights, bits=bits), whole)
+    """Return a variant with weight quantization."""
+    full_recipe = {"kind": "weight", "bits": bits, "group": 32, **recipe}
+    return Way(name, partial(weights, bits=bits), full_recipe)
 
 
 WAYS = [
@@ -171,7 +178,7 @@ WAYS = [
 
 @dataclass(frozen=True, slots=True)
 class Network:
-    """A model, data to calibrate on, others, and the labels of these if it has learned any."""
+    """A model, calibration data, test data, and the test labels if it was trained."""
 
     model: Model
     data: Data
@@ -179,23 +186,23 @@ class Network:
     labels: Array | None
 
     def few(self, data: Data) -> Data:
-        """Some of them, to measure time."""
+        """Return a few samples, for timing."""
         return {name: value[:BATCH] for name, value in data.items()}
 
 
 def digits(folder: Path | None) -> tuple[Array, Array]:
-    """Pictures (n, 1, h, w) from 0 to 1, and what they are; in no order."""
+    """Return shuffled images (n, 1, h, w) with values from 0 to 1, and their labels."""
     if folder is None:
         from sklearn.datasets import load_digits  # noqa: PLC0415 - not where there is a folder
 
-        known = load_digits()
-        x, y = known.images / 16, known.target
+        dataset = load_digits()
+        x, y = dataset.images / 16, dataset.target
     else:
         sets = [
             json.loads((folder / f"src/digits/{n}.json").read_text())["data"] for n in range(10)
         ]
-        x = np.concatenate([np.asarray(each).reshape(-1, 28, 28) for each in sets])
-        y = np.repeat(np.arange(10), [len(each) // 784 for each in sets])
+        x = np.concatenate([np.asarray(digit_images).reshape(-1, 28, 28) for digit_images in sets])
+        y = np.repeat(np.arange(10), [len(digit_set) // 784 for digit_set in sets])
     order = np.random.default_rng(1).permutation(len(x))
     return x[order].astype(np.float32)[:, None], y[order].astype(np.int64)
 
@@ -216,7 +223,7 @@ def mlp(size: int) -> nn.Module:
 
 
 class Residual(nn.Module):
-    """Two convolutions and what goes around them."""
+    """Two convolutions with a shortcut."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -230,7 +237,7 @@ class Residual(nn.Module):
 
 
 class Mixer(nn.Module):
-    """A block of a transformer without attention: a norm, two products, and what goes around."""
+    """A transformer block without attention: a norm, two products, and a shortcut."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -268,12 +275,13 @@ RANDOM: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
 
 
 def train(network: nn.Module, x: Array, y: Array, seed: int) -> None:
+    """Train a network."""
     optimizer = torch.optim.Adam(network.parameters(), 2e-3)
     rng = np.random.default_rng(seed)
     for _ in range(400):
         chosen = rng.integers(0, len(x), 64)
-        given, wanted = torch.from_numpy(x[chosen]), torch.from_numpy(y[chosen])
-        loss = nn.functional.cross_entropy(network(given), wanted)
+        batch, labels = torch.from_numpy(x[chosen]), torch.from_numpy(y[chosen])
+        loss = nn.functional.cross_entropy(network(batch), labels)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -290,12 +298,13 @@ def exported(network: nn.Module, sample: Sequence[int]) -> Model:
     return onnx.load_from_string(file.getvalue())
 
 
-def network(name: str, x: Array, y: Array, seed: int, kept: Kept) -> Network:
+def network(name: str, x: Array, y: Array, seed: int, cache: Kept) -> Network:
+    """Return a network with its data, cached."""
     torch.manual_seed(seed)
     key = f"{name}-{seed}-{x.shape[-1]}"
     if name in RANDOM:
         make, sample = RANDOM[name]
-        model = kept.model(key, lambda: exported(make(), sample))
+        model = cache.model(key, lambda: exported(make(), sample))
         data = np.random.default_rng(0).standard_normal((2 * CALIBRATED, *sample), np.float32)
         return _network(model, data[:CALIBRATED], data[CALIBRATED:], None)
     learned = len(x) * 7 // 10
@@ -303,11 +312,12 @@ def network(name: str, x: Array, y: Array, seed: int, kept: Kept) -> Network:
     x, y = x[order], y[order]
 
     def make_trained() -> Model:
-        made = {"cnn": cnn, "mlp": mlp}[name](x.shape[-1])
-        train(made, x[:learned], y[:learned], seed)
-        return exported(made, x.shape[1:])
+        """Train and export the network."""
+        untrained = {"cnn": cnn, "mlp": mlp}[name](x.shape[-1])
+        train(untrained, x[:learned], y[:learned], seed)
+        return exported(untrained, x.shape[1:])
 
-    model = kept.model(key, make_trained)
+    model = cache.model(key, make_trained)
     return _network(model, x[:CALIBRATED], x[learned:], y[learned:])
 
 
@@ -315,17 +325,23 @@ def _network(model: Model, data: Array, fresh: Array, labels: Array | None) -> N
     return Network(model, {"x": data}, {"x": fresh}, labels)
 
 
-def of_manifest(name: str, given: argparse.Namespace) -> Network:
-    """A model of floats, and inputs of its first case, of which each has another seed."""
-    sys.path.insert(0, str(given.manifest.resolve().parent))
+def of_manifest(name: str, options: argparse.Namespace) -> Network:
+    """Return a manifest's float model, with inputs of its first case from different seeds."""
+    sys.path.insert(0, str(options.manifest.resolve().parent))
     fetching = importlib.import_module("fetch_models")
-    (entry,) = (each for each in fetching.load(given.manifest) if each["id"] == name)
-    originals = dict(each.split("=", 1) for each in given.original)
-    model = onnx.load(originals.get(name) or fetching.fetch([entry], given.files)[name])
-    inputs = [each.name for each in model.graph.input]
-    feeds = [fetching.make_inputs(entry, entry["cases"][0], seed) for seed in range(given.samples)]
-    half = given.samples // 2
-    data, fresh = ({k: np.concatenate([each[k] for each in some]) for k in inputs}
+    (entry,) = (
+        manifest_entry
+        for manifest_entry in fetching.load(options.manifest)
+        if manifest_entry["id"] == name
+    )
+    originals = dict(original.split("=", 1) for original in options.original)
+    model = onnx.load(originals.get(name) or fetching.fetch([entry], options.files)[name])
+    inputs = [graph_input.name for graph_input in model.graph.input]
+    feeds = [
+        fetching.make_inputs(entry, entry["cases"][0], seed) for seed in range(options.samples)
+    ]
+    half = options.samples // 2
+    data, fresh = ({k: np.concatenate([feed[k] for feed in some]) for k in inputs}
                    for some in (feeds[:half], feeds[half:]))  # fmt: skip
     return Network(model, data, fresh, None)
 
@@ -334,9 +350,11 @@ def of_manifest(name: str, given: argparse.Namespace) -> Network:
 
 
 def results(model: Model, x: Data) -> Array:
-    """Its last output, by ONNX Runtime, in exact sums: it adds products of bytes in 16 bits, which
-    saturate, where a processor has no VNNI. Inputs of weights in groups stay floats, as their
-    operator has them: where DequantizeLinear says them, it makes bytes of inputs by default."""
+    """Return the last output, computed by ONNX Runtime with exact sums. By default it adds byte
+    products in 16 bits, which saturate on processors without VNNI, and turns inputs of
+    group-quantized weights into bytes if these are written with DequantizeLinear; here such
+    inputs stay floats.
+    """
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
     options.add_session_config_entry("session.x64quantprecision", "1")
@@ -347,86 +365,96 @@ def results(model: Model, x: Data) -> Array:
     return np.asarray(session.run(None, x)[-1])
 
 
-def lost(network: Network, floats: Array, got: Array) -> float:
-    """Points of accuracy; no number for a network that has learned none."""
+def lost(network: Network, floats: Array, actual: Array) -> float:
+    """Return the loss of accuracy in percentage points; NaN for an untrained network."""
     if network.labels is None:
         return float("nan")
-    right = [(each.argmax(1) == network.labels).mean() for each in (floats, got)]
+    right = [(outputs.argmax(1) == network.labels).mean() for outputs in (floats, actual)]
     return float(100 * (right[0] - right[1]))
 
 
-def changed(network: Network, floats: Array, got: Array) -> float:
-    """Points of decisions that are others than the floats'."""
+def changed(network: Network, floats: Array, actual: Array) -> float:
+    """Return the share of decisions that differ from the float model's, in percentage points."""
     if network.labels is None:
         return float("nan")
-    return float(100 * (floats.argmax(1) != got.argmax(1)).mean())
+    return float(100 * (floats.argmax(1) != actual.argmax(1)).mean())
 
 
 def halves(model: Model) -> Callable[[Data], Array]:
-    """What runs a model in floats of 16 bits."""
+    """Return a function that runs a model in bfloat16."""
     config = {"relay.ProductPrecision.dtype": "bfloat16"}
     with ekiden.transform.PassContext(config=config):
         exe = ekiden.compile(model)
 
     def run(x: Data) -> Array:
-        found = exe(**x)
-        return np.asarray((found[-1] if isinstance(found, tuple) else found).numpy())
+        """Run the model."""
+        result = exe(**x)
+        return np.asarray((result[-1] if isinstance(result, tuple) else result).numpy())
 
     return run
 
 
-def speed(network: Network, way: Way) -> str:
-    """Floats' time over that of the result, and the layers that are quantised in it."""
+def speed(network: Network, variant: Way) -> str:
+    """Return the speedup over floats, and the number of quantized layers."""
     x = network.few(network.fresh)
     before = ekiden.compile(network.model)
-    if way.recipe is None:
+    if variant.recipe is None:
         runs = [partial(before, **x), partial(halves(network.model), x)]
-        whole = "all"
+        coverage = "all"
     else:
         small = ekiden.quantize(
-            network.model, network.few(network.data), faster=True, gain=GAIN, **way.recipe
+            network.model, network.few(network.data), faster=True, gain=GAIN, **variant.recipe
         )
-        done = sum(each.kind != "float" for each in small.plan.layers)
-        whole = f"{done} of {len(small.plan.layers)}"
+        done = sum(layer_plan.kind != "float" for layer_plan in small.plan.layers)
+        coverage = f"{done} of {len(small.plan.layers)}"
         if not done:
-            return f"left alone: {_ratios(small.plan) or 'no layer of the kind'} | {whole}"
+            return f"left alone: {_ratios(small.plan) or 'no layer of the kind'} | {coverage}"
         runs = [partial(before, **x), partial(ekiden.compile(small.model), **x)]
     first, second = least_in_turns(runs, SECONDS)
-    return f"{first / second:.2f} | {whole}"
+    return f"{first / second:.2f} | {coverage}"
 
 
 def _ratios(plan: QuantPlan) -> str:
-    """Floats' time over that of the whole, or else of each layer by itself."""
+    """Return the speedup of the whole model, or else of each layer."""
     if plan.float_us and plan.quantised_us:
         return f"{plan.float_us / plan.quantised_us:.2f}"
-    known = [each for each in plan.layers if each.float_us and each.quantised_us]
-    return ", ".join(f"{(each.float_us or 0) / (each.quantised_us or 1):.2f}" for each in known)
+    timed = [
+        candidate for candidate in plan.layers if candidate.float_us and candidate.quantised_us
+    ]
+    return ", ".join(
+        f"{(timed_layer.float_us or 0) / (timed_layer.quantised_us or 1):.2f}"
+        for timed_layer in timed
+    )
 
 
-def judge(network: Network, floats: Array, way: Way, folder: Path) -> list[float]:
-    """Points lost by Ekiden's way and by theirs, decisions changed, and the decibels of both."""
+def judge(network: Network, floats: Array, variant: Way, folder: Path) -> list[float]:
+    """Return the accuracy lost by Ekiden's variant and by theirs, the changed decisions, and the
+    decibels of both.
+    """
     theirs = None
-    if way.recipe is None:
+    if variant.recipe is None:
         ours = halves(network.model)(network.fresh)
     else:
-        made = ekiden.quantize(network.model, network.data, **way.recipe).model
-        ours = results(made, network.fresh)
-    if way.theirs is not None:
+        result = ekiden.quantize(network.model, network.data, **variant.recipe).model
+        ours = results(result, network.fresh)
+    if variant.theirs is not None:
         try:
-            theirs = results(way.theirs(network.model, network.data, folder), network.fresh)
+            theirs = results(variant.theirs(network.model, network.data, folder), network.fresh)
         except Exception as error:  # of their quantisers, which have no base, or of what they made
-            print(f"{way.name}: ONNX Runtime's: {type(error).__name__}: {error}", file=sys.stderr)
-    both = [each for each in (ours, theirs) if each is not None]
+            print(
+                f"{variant.name}: ONNX Runtime's: {type(error).__name__}: {error}", file=sys.stderr
+            )
+    both = [output for output in (ours, theirs) if output is not None]
     missing = [float("nan")] * (2 - len(both))
-    made = [[measure(each) for each in both] + missing for measure in (
+    result = [[measure(output_measured) for output_measured in both] + missing for measure in (
         partial(lost, network, floats), partial(changed, network, floats),
         partial(signal_to_noise, floats),
     )]  # fmt: skip
-    return [value for pair in made for value in pair]
+    return [value for pair in result for value in pair]
 
 
 class Kept:
-    """What was made and judged before, in a folder; nothing where there is none."""
+    """A cache of results in a folder; without a folder it is empty."""
 
     def __init__(self, folder: Path | None) -> None:
         self.folder = folder
@@ -435,10 +463,14 @@ class Kept:
             folder.mkdir(parents=True, exist_ok=True)
             self.file = folder / "judged.jsonl"
             lines = self.file.read_text().splitlines() if self.file.exists() else []
-            self.known = {key: value for each in lines for key, value in json.loads(each).items()}
+            self.known = {
+                key: value
+                for cached_line in lines
+                for key, value in json.loads(cached_line).items()
+            }
 
     def judged(self, key: str, make: Callable[[], list[float]]) -> list[float]:
-        """What is known by a key, or made."""
+        """Return a cached result, computing it if necessary."""
         if key not in self.known:
             self.known[key] = make()
             if self.folder is not None:
@@ -447,68 +479,72 @@ class Kept:
         return self.known[key]
 
     def model(self, key: str, make: Callable[[], Model]) -> Model:
-        """The same of a model."""
+        """Return a cached model, building it if necessary."""
         path = None if self.folder is None else self.folder / f"{key}.onnx"
         if path is not None and path.exists():
             return onnx.load(path)
-        made = make()
+        built = make()
         if path is not None:
-            onnx.save(made, path)
-        return made
+            onnx.save(built, path)
+        return built
 
 
 @dataclass(slots=True)
 class Trained:
-    """A network, and what floats make of its fresh data; both are made when they are asked for."""
+    """A network and its float results on test data, both created on demand."""
 
     name: str
     make: Callable[[], Network]
     network: Network | None = None
     floats: Array | None = None
 
-    def judge(self, way: Way, folder: Path) -> list[float]:
-        """As `judge` has it."""
+    def judge(self, variant: Way, folder: Path) -> list[float]:
+        """Judge a variant, as `judge` does."""
         if self.network is None or self.floats is None:
             self.network = self.make()
             self.floats = results(self.network.model, self.network.fresh)
-        return judge(self.network, self.floats, way, folder)
+        return judge(self.network, self.floats, variant, folder)
 
 
-def row(found: Array, name: str, way: Way, gain: str) -> str:
-    """A line of the table: means over trainings."""
+def row(measures: Array, name: str, variant: Way, gain: str) -> str:
+    """Return a line of the table: means over trainings."""
     means = [f"{value:.{2 if n < 4 else 1}f}" if np.isfinite(value) else ""
-             for n, value in enumerate(found.mean(0))]  # fmt: skip
-    apart = found[:, 0] - found[:, 1]
+             for n, value in enumerate(measures.mean(0))]  # fmt: skip
+    apart = measures[:, 0] - measures[:, 1]
     error = ""
     if len(apart) > 1 and np.isfinite(apart).all():
         error = f"{apart.std(ddof=1) / len(apart) ** 0.5:.2f}"
-    return f"| {' | '.join((name, way.name, *means[:2], error, *means[2:], gain))} |"
+    return f"| {' | '.join((name, variant.name, *means[:2], error, *means[2:], gain))} |"
 
 
 def lines(
-    name: str, trained: Sequence[Trained], ways: Sequence[Way], kept: Kept, is_timed: bool
+    name: str, trained: Sequence[Trained], variants: Sequence[Way], cache: Kept, is_timed: bool
 ) -> Iterator[str]:
-    """Those of the table for a network: one training after the other, as each takes memory."""
-    found: dict[str, list[list[float]]] = {way.name: [] for way in ways}
+    """Yield the table lines of a network, one training after the other to save memory."""
+    measures: dict[str, list[list[float]]] = {way.name: [] for way in variants}
     failed: dict[str, str] = {}
-    gains = {way.name: " | " for way in ways}
+    gains = {way.name: " | " for way in variants}
     with tempfile.TemporaryDirectory() as folder:
-        for each in trained:
-            for way in ways:
-                key = f"{each.name}: {way.name}"
+        for trained_network in trained:
+            for variant in variants:
+                key = f"{trained_network.name}: {variant.name}"
                 try:
-                    made = kept.judged(key, partial(each.judge, way, Path(folder)))
-                    found[way.name].append(made)
-                    if is_timed and each is trained[0]:
-                        gains[way.name] = speed(each.network or each.make(), way)
+                    judged = cache.judged(
+                        key, partial(trained_network.judge, variant, Path(folder))
+                    )
+                    measures[variant.name].append(judged)
+                    if is_timed and trained_network is trained[0]:
+                        gains[variant.name] = speed(
+                            trained_network.network or trained_network.make(), variant
+                        )
                 except Exception as error:  # of the engine that judges, which have no base
-                    failed[way.name] = f"{type(error).__name__}: {error}"
-            each.network = None
-    for way in ways:
-        if way.name in failed:
-            yield f"| {name} | {way.name} | {failed[way.name]} |"
+                    failed[variant.name] = f"{type(error).__name__}: {error}"
+            trained_network.network = None
+    for variant in variants:
+        if variant.name in failed:
+            yield f"| {name} | {variant.name} | {failed[variant.name]} |"
         else:
-            yield row(np.asarray(found[way.name]), name, way, gains[way.name])
+            yield row(np.asarray(measures[variant.name]), name, variant, gains[variant.name])
 
 
 HEAD = """| network | way | points lost | ORT | error | changed | ORT | dB | ORT | speed | layers |
@@ -529,25 +565,25 @@ def main() -> None:
     )
     parser.add_argument("--original", nargs="*", default=[], help="ID=FILE: floats of a model")
     parser.add_argument("--keep", type=Path, help="a folder to go on from")
-    given = parser.parse_args()
+    options = parser.parse_args()
     logging.getLogger().setLevel(logging.ERROR)  # ONNX Runtime sets it to INFO
     num_threads(1)
     torch.set_num_threads(1)
-    x, y = digits(given.digits)
-    ways = [each for each in WAYS if re.search(given.ways, each.name)]
-    kept = Kept(given.keep)
+    x, y = digits(options.digits)
+    variants = [variant for variant in WAYS if re.search(options.ways, variant.name)]
+    cache = Kept(options.keep)
     print(f"{platform.processor() or platform.machine()}, {len(x)} digits of {x.shape[-1]}")
     print(HEAD, flush=True)
-    for name in given.only:
+    for name in options.only:
         if name in ("cnn", "mlp", *RANDOM):
-            count = 1 if name in RANDOM else given.trainings
+            count = 1 if name in RANDOM else options.trainings
             some = [
-                Trained(f"{name}-{seed}", partial(network, name, x, y, seed, kept))
+                Trained(f"{name}-{seed}", partial(network, name, x, y, seed, cache))
                 for seed in range(count)
             ]
         else:
-            some = [Trained(name, partial(of_manifest, name, given))]
-        for line in lines(name, some, ways, kept, not given.no_speed):
+            some = [Trained(name, partial(of_manifest, name, options))]
+        for line in lines(name, some, variants, cache, not options.no_speed):
             print(line, flush=True)
 
 

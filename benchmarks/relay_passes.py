@@ -1,6 +1,6 @@
-"""How long each pass takes on BERT-base (12 layers), type inference and the whole pipeline.
+"""The time of each pass on BERT-base (12 layers), of type inference and of the whole pipeline.
 
-    python benchmarks/relay_passes.py [LAYERS] [RUNS]
+python benchmarks/relay_passes.py [LAYERS] [RUNS]
 
 Every figure is the median over the runs, each on a module made anew: types are not kept from one
 run to the next. Limits: type inference 0.3 s, the pipeline 3 s.
@@ -22,14 +22,14 @@ from ekiden.target import Target
 
 
 def infer(module: relay.IRModule) -> float:
-    """Seconds of type inference."""
+    """Return the seconds of type inference."""
     started = time.perf_counter()
     relay.infer_type(module)
     return time.perf_counter() - started
 
 
 def passes(module: relay.IRModule) -> dict[str, float]:
-    """Seconds of each pass of the virtual machine's pipeline, and of all."""
+    """Return the seconds of each pass in the virtual machine's pipeline, and of all."""
     clock = PassTimingInstrument()
     run = pipeline(Target.host())
     started = time.perf_counter()
@@ -46,9 +46,9 @@ def main() -> None:
     count = len(relay.post_order(module["main"]))
     print(f"BERT-base, {layers} layers, {count} expressions, median of {runs} runs")
     print(f"{'type inference alone':28} {statistics.median(inferred):8.3f} s")
-    found = [passes(bert(layers)) for _ in range(runs)]
-    for name in found[0]:
-        print(f"{name:28} {statistics.median(f[name] for f in found):8.3f} s")
+    pass_times = [passes(bert(layers)) for _ in range(runs)]
+    for name in pass_times[0]:
+        print(f"{name:28} {statistics.median(f[name] for f in pass_times):8.3f} s")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""What each kernel of real models reaches, and the page of results in the documentation.
+"""What each kernel of real models reaches, and the documentation's results page.
 
-    python benchmarks/report.py kernels MODEL.onnx ... [--dim NAME=VALUE ...] [--threads N]
+python benchmarks/report.py kernels MODEL.onnx ... [--dim NAME=VALUE ...] [--threads N]
                                         [--top 10] [--json KERNELS]
     python benchmarks/report.py kernels --manifest models.json [--only ID ...]
     python benchmarks/report.py page COMPARED.json ... [--kernels KERNELS ...] [--out docs]
@@ -49,7 +49,7 @@ CACHED = (1 << 18, 1 << 22)
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What the machine does at best: operations in a second, and bytes in a second by how many are
+    """The machine's peak: operations per second, and bytes per second by the number of bytes
     touched, ascending.
     """
 
@@ -57,13 +57,13 @@ class Limits:
     copies: tuple[tuple[int, float], ...]
 
     def seconds(self, row: Row) -> float:
-        """The least time the calls of a kernel may take."""
-        each = row.nbytes // max(row.count, 1)
-        speed = next((s for size, s in self.copies if each <= size), self.copies[-1][1])
+        """Return the minimum time of a kernel's calls."""
+        bytes_per_call = row.nbytes // max(row.count, 1)
+        speed = next((s for size, s in self.copies if bytes_per_call <= size), self.copies[-1][1])
         return max(row.flops / self.flops, row.nbytes / speed)
 
     def bound(self, row: Row) -> str:
-        """Which limit is the nearer one."""
+        """Return which limit is closer."""
         return "flops" if row.flops / self.flops >= self.seconds(row) else "bytes"
 
 
@@ -77,7 +77,7 @@ class Loss(NamedTuple):
     bound: str
 
     def record(self) -> Record:
-        """As JSON."""
+        """Return it as JSON values."""
         return {
             "model": self.model,
             "kernel": self.row.name,
@@ -93,7 +93,7 @@ class Loss(NamedTuple):
 
 
 def measure_limits(peak: Peak) -> Limits:
-    """The measured peak, and copies within caches beside it."""
+    """Return the measured peak, with copies within caches."""
     copies = []
     for size in CACHED:
         source, copy = np.ones(size // 2, np.uint8), np.ones(size // 2, np.uint8)
@@ -108,7 +108,9 @@ def measure_limits(peak: Peak) -> Limits:
 
 
 def best_of(reports: Sequence[Report]) -> Report:
-    """The first report with the least time of each call over all: the calls are the same."""
+    """Return the first report with each call's minimum over all reports, which have the
+    same calls.
+    """
     calls = tuple(
         replace(same[0], duration=min(call.duration for call in same))
         for same in zip(*(r.calls for r in reports), strict=True)
@@ -117,19 +119,19 @@ def best_of(reports: Sequence[Report]) -> Report:
 
 
 def losses(model: str, report: Report, limits: Limits) -> list[Loss]:
-    """Each kernel of a report with what it loses, in the order of its first call."""
-    found = []
+    """Return each kernel's loss, in the order of its first call."""
+    kernel_losses = []
     for row in report.rows():
-        spent, least = row.duration * 1e-9, limits.seconds(row)
-        share = min(1.0, least / max(spent, 1e-9))
-        found.append(Loss(model, row, max(0.0, spent - least), share, limits.bound(row)))
-    return found
+        spent, limit_s = row.duration * 1e-9, limits.seconds(row)
+        share = min(1.0, limit_s / max(spent, 1e-9))
+        kernel_losses.append(Loss(model, row, max(0.0, spent - limit_s), share, limits.bound(row)))
+    return kernel_losses
 
 
-def show(found: Sequence[Loss], top: int) -> None:
+def show(kernel_losses: Sequence[Loss], top: int) -> None:
     """Print the kernels that lose most."""
     print(f"{'ms':>9} {'lost':>9} {'calls':>5} {'GFLOP/s':>8} {'of limit':>11}  kernel, arguments")
-    for loss in sorted(found, key=lambda each: -each.lost)[:top]:
+    for loss in sorted(kernel_losses, key=lambda loss_entry: -loss_entry.lost)[:top]:
         row = loss.row
         rate = f"{row.flops / row.duration:8.1f}" if row.flops else f"{'':8}"
         name = row.name.rpartition("_")[0].removeprefix("fused_")[:60]
@@ -138,7 +140,7 @@ def show(found: Sequence[Loss], top: int) -> None:
 
 
 def models(options: argparse.Namespace) -> Iterator[tuple[str, Path, Feed]]:
-    """(name, file, inputs) of each model that was asked for."""
+    """Yield (name, file, inputs) of each requested model."""
     for path in options.models:
         dims = {name: int(size) for name, size in (text.split("=") for text in options.dim)}
         yield Path(path).stem, Path(path), random_feed(ekiden.compile(path), dims)
@@ -147,17 +149,17 @@ def models(options: argparse.Namespace) -> Iterator[tuple[str, Path, Feed]]:
     manifest = Path(options.manifest).resolve()
     sys.path.insert(0, str(manifest.parent))
     fetching = importlib.import_module("fetch_models")
-    wanted = set(options.only or ())
+    selected = set(options.only or ())
     for entry in fetching.load(manifest):
-        chosen = not wanted or entry["id"] in wanted or wanted & set(entry["tags"])
+        chosen = not selected or entry["id"] in selected or selected & set(entry["tags"])
         if entry["format"] == "onnx" and chosen:
-            found = fetching.fetch([entry], options.cache)[entry["id"]]
-            path = fetching.prepare(entry, found, options.cache)
+            file = fetching.fetch([entry], options.cache)[entry["id"]]
+            path = fetching.prepare(entry, file, options.cache)
             yield entry["id"], Path(path), fetching.make_inputs(entry, entry["cases"][0], 0)
 
 
 def random_feed(exe: ekiden.Executable, dims: Mapping[str, int]) -> Feed:
-    """Numbers for the inputs of a model; symbolic dimensions that are not given are one."""
+    """Return random inputs of a model; symbolic dimensions that are not given are one."""
     random, feed = np.random.default_rng(0), {}
     for info in exe.inputs:
         shape = [d if isinstance(d, int) else dims.get(d, 1) for d in info.shape]
@@ -166,7 +168,7 @@ def random_feed(exe: ekiden.Executable, dims: Mapping[str, int]) -> Feed:
 
 
 def kernels(options: argparse.Namespace) -> None:
-    """The command of that name."""
+    """Run the command `kernels`."""
     num_threads(options.threads)
     everything: list[Loss] = []
     for name, path, feed in models(options):
@@ -174,16 +176,16 @@ def kernels(options: argparse.Namespace) -> None:
         peak = measure_peak()
         report = best_of([exe.profile(peak=False, **feed) for _ in range(options.rounds)])
         limits = measure_limits(peak)
-        found = losses(name, report, limits)
-        spent, lost = sum(f.row.duration for f in found), sum(f.lost for f in found)
+        kernel_losses = losses(name, report, limits)
+        spent, lost = sum(f.row.duration for f in kernel_losses), sum(f.lost for f in kernel_losses)
         print(
             f"\n{name}: {spent / 1e6:.3f} ms in kernels, {lost * 1e3:.3f} ms lost; at best"
             f" {limits.flops / 1e9:.0f} GFLOP/s, copies"
             f" {', '.join(f'{speed / 1e9:.0f}' for _, speed in limits.copies)} GB/s"
         )
-        show(found, options.top)
+        show(kernel_losses, options.top)
         sys.stdout.flush()
-        everything += found
+        everything += kernel_losses
     print(f"\nthe {options.top} that lose most over all models")
     show(everything, options.top)
     if options.json:
@@ -192,7 +194,7 @@ def kernels(options: argparse.Namespace) -> None:
 
 
 def page(options: argparse.Namespace) -> None:
-    """The command of that name."""
+    """Run the command `page`."""
     rows = [row for path in options.compared for row in json.loads(Path(path).read_text())]
     layers = [row for path in options.kernels for row in json.loads(Path(path).read_text())]
     folder = Path(options.out)
@@ -203,7 +205,9 @@ def page(options: argparse.Namespace) -> None:
 
 
 def markdown(rows: Sequence[Record], note: str = "", name: str = "performance") -> str:
-    """The page: what was measured, and a table per number of threads; `name` is its picture's."""
+    """Return the page: the measurements, and a table per number of threads; `name` is its
+    picture's.
+    """
     text = [f"{PAGE}\n\n![Time of each model]({name}.svg)", *([f"\n{note}"] if note else [])]
     for threads in sorted({row["threads"] for row in rows}):
         mine = [row for row in rows if row["threads"] == threads]
@@ -217,29 +221,33 @@ def markdown(rows: Sequence[Record], note: str = "", name: str = "performance") 
 
 
 def summary(rows: Sequence[Record], engines: Sequence[str]) -> str:
-    """Geometric means over each peer, and over the better one of each model."""
-    parts = []
+    """Return the geometric means over each peer, and over the best peer of each model."""
+    sentences = []
     for engine in engines[1:]:
-        found = [row["engines"][engine] for row in rows if engine in row["engines"]]
-        ratios = [each["speedup"] for each in found if "speedup" in each and agrees(each)]
+        figures = [row["engines"][engine] for row in rows if engine in row["engines"]]
+        ratios = [
+            engine_figures["speedup"]
+            for engine_figures in figures
+            if "speedup" in engine_figures and agrees(engine_figures)
+        ]
         if ratios:
             mean = statistics.geometric_mean(ratios)
-            parts.append(f"{mean:.2f} times as fast as {engine} ({len(ratios)} models)")
+            sentences.append(f"{mean:.2f} times as fast as {engine} ({len(ratios)} models)")
     best = [row["speedup_over_best"] for row in rows if "speedup_over_best" in row]
     if best:
         mean = statistics.geometric_mean(best)
-        parts.append(f"{mean:.2f} times the better one of each model, {min(best):.2f} at worst")
-    return f"Geometric means: {'; '.join(parts)}.\n"
+        sentences.append(f"{mean:.2f} times the better one of each model, {min(best):.2f} at worst")
+    return f"Geometric means: {'; '.join(sentences)}.\n"
 
 
 def agrees(figures: Record) -> bool:
-    """Whether an engine's result is that of the reference, as far as it was compared."""
+    """Return whether an engine's result matches the reference, if it was compared."""
     error = figures.get("error_over_tolerance", 0.0)
     return isinstance(error, float) and error <= 1
 
 
 def line(row: Record, engines: Sequence[str]) -> str:
-    """A row of the table."""
+    """Return a row of the table."""
     cells = [f"{row['model']}"]
     for engine in engines:
         figures = row["engines"].get(engine, {})
@@ -251,8 +259,8 @@ def line(row: Record, engines: Sequence[str]) -> str:
 
 
 def plot(rows: Sequence[Record], layers: Sequence[Record], path: Path) -> None:
-    """Two pictures: the time of each peer over ours for each model; and for the kernels that took
-    part in `layers` the share of their limit.
+    """Draw two pictures: each peer's time over ours for each model, and the share of their limit
+    that kernels in `layers` reach.
     """
     # Optional, and slow to import.
     import matplotlib  # noqa: PLC0415
@@ -278,16 +286,23 @@ def plot(rows: Sequence[Record], layers: Sequence[Record], path: Path) -> None:
 
 
 def _peers(axis: Axis, rows: Sequence[Record]) -> None:
+    """Draw the peers' times relative to ours."""
     names = [row["model"] for row in rows]
     engines = list(dict.fromkeys(e for row in rows for e in row["engines"]))[1:]
-    found = {engine: [_ratio(row, engine) for row in rows] for engine in engines}
-    known = [ratio for ratios in found.values() for ratio in ratios if ratio is not None]
-    ticks = ratio_ticks(min([1.0, *known]), max([1.0, *known]))
+    ratios_by_engine = {engine: [_ratio(row, engine) for row in rows] for engine in engines}
+    ratios_measured = [
+        ratio for ratios in ratios_by_engine.values() for ratio in ratios if ratio is not None
+    ]
+    ticks = ratio_ticks(min([1.0, *ratios_measured]), max([1.0, *ratios_measured]))
     axis.axvline(1, color="gray", linewidth=0.8)
     for number, (engine, mark) in enumerate(zip(engines, "os^v", strict=False)):
-        ratios = [float("nan") if ratio is None else ratio for ratio in found[engine]]
+        ratios = [float("nan") if ratio is None else ratio for ratio in ratios_by_engine[engine]]
         (points,) = axis.plot(ratios, names, mark, label=engine)
-        failed = [name for name, ratio in zip(names, found[engine], strict=True) if ratio is None]
+        failed = [
+            name
+            for name, ratio in zip(names, ratios_by_engine[engine], strict=True)
+            if ratio is None
+        ]
         at = ticks[0] / 1.06 ** (number + 1)  # beside the scale, a column for each engine
         label = f"{engine} fails or differs"
         if failed:
@@ -301,7 +316,7 @@ def _peers(axis: Axis, rows: Sequence[Record]) -> None:
 
 
 def _ratio(row: Record, engine: str) -> float | None:
-    """How many times as long an engine takes; None where it fails or its result differs."""
+    """Return an engine's time relative to ours; None if it fails or its result differs."""
     figures = row["engines"].get(engine, {})
     return figures.get("speedup") if agrees(figures) else None
 
@@ -310,9 +325,7 @@ RATIOS = (0.1, 0.2, 0.5, 0.8, 1, 1.2, 1.5, 2, 3, 4, 5, 7, 10, 15, 20, 30, 50, 10
 
 
 def ratio_ticks(low: float, high: float) -> list[float]:
-    """Ticks from the last that is no higher than the lowest ratio to the first no lower than the
-    highest.
-    """
+    """Return the ticks that enclose the lowest and highest ratio."""
     first = max((n for n, tick in enumerate(RATIOS) if tick <= low), default=0)
     last = min((n for n, tick in enumerate(RATIOS) if tick >= high), default=len(RATIOS) - 1)
     return list(RATIOS[first : last + 1])
@@ -344,7 +357,7 @@ column is faster than the best other engine that gives the same result."""
 
 
 def main() -> None:
-    """Run the command that was asked for."""
+    """Run the requested command."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

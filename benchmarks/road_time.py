@@ -1,10 +1,10 @@
-"""How long a model of PyTorch takes to compile by torch.export, and by ONNX.
+"""Compile time of a PyTorch model through torch.export, and through ONNX.
 
-    python benchmarks/road_time.py [MODEL ...] [--runs 1]
+python benchmarks/road_time.py [MODEL ...] [--runs 1]
 
 ResNet-50 (torchvision) and a BERT of 12 layers (transformers), with random weights. Every figure is
-of a process of its own without a cache: `export` what PyTorch takes to write the program,
-`compile` what `ekiden.compile` takes of it. The ratios are of PyTorch's road over that of ONNX.
+of a process of its own without a cache: `export` what PyTorch takes to write the program, `compile`
+what `ekiden.compile` takes of it. The ratios are of PyTorch's road over that of ONNX.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ ROADS = ("torch", "onnx")
 
 
 def model(name: str) -> tuple[Any, tuple[Any, ...]]:
-    """A module and its inputs."""
+    """Return a module and its inputs."""
     import torch
     from zoo_models import torchvision
 
@@ -58,7 +58,7 @@ def one(name: str, road: str) -> None:
 
 
 def apart(name: str, road: str) -> list[float]:
-    """The seconds of both parts, of a process of its own."""
+    """Return the seconds of both parts, from a separate process."""
     with tempfile.TemporaryDirectory() as cache:
         environment = dict(os.environ, EKIDEN_CACHE_DIR=cache, HF_HUB_OFFLINE="1")
         command = [sys.executable, __file__, "--one", name, road]
@@ -83,12 +83,14 @@ def main() -> None:
         for _ in range(options.runs):
             for road in ROADS:
                 runs[road].append(apart(name, road))
-        found = {}
+        seconds_by_road = {}
         for road, times in runs.items():
-            export, compiled = (statistics.median(each) for each in zip(*times, strict=True))
-            found[road] = (compiled, export + compiled)
+            export, compiled = (statistics.median(samples) for samples in zip(*times, strict=True))
+            seconds_by_road[road] = (compiled, export + compiled)
             print(f"{name:12}{road:8}{export:8.2f} s{compiled:8.2f} s{export + compiled:8.2f} s")
-        ratios = [a / b for a, b in zip(found["torch"], found["onnx"], strict=True)]
+        ratios = [
+            a / b for a, b in zip(seconds_by_road["torch"], seconds_by_road["onnx"], strict=True)
+        ]
         print(f"{name:12}{'ratio':8}{'':10}{ratios[0]:10.2f}{ratios[1]:10.2f}")
 
 

@@ -1,4 +1,4 @@
-"""What a session costs on this machine's own interface: a call, and 100 MB each way.
+"""The cost of a session over this machine's loopback interface: a call, and 100 MB each way.
 
     python benchmarks/rpc.py [--peer PYTHON] [--rounds 5] [--calls 3000] [--megabytes 100]
 
@@ -113,9 +113,9 @@ WHAT = ("call", "tensor up", "tensor down", "file up", "file down")
 
 
 def sides(program: str, peer: str | None) -> dict[str, tuple[str, str]]:
-    """Name -> interpreter and program."""
+    """Return the interpreter and program of each side by name."""
     from_c = EKIDEN.format(start=C_SERVER.format(program=program))
-    found = {
+    programs = {
         "loopback": (sys.executable, MEASURE + SOCKETS),
         "ekiden, server in Python": (
             sys.executable, MEASURE + SESSION + EKIDEN.format(start=PYTHON_SERVER)
@@ -123,12 +123,12 @@ def sides(program: str, peer: str | None) -> dict[str, tuple[str, str]]:
         "ekiden, server in C": (sys.executable, MEASURE + SESSION + from_c),
     }  # fmt: skip
     if peer is not None:
-        found["TVM"] = (peer, MEASURE + SESSION + TVM)
-    return found
+        programs["TVM"] = (peer, MEASURE + SESSION + TVM)
+    return programs
 
 
 def next_round(process: subprocess.Popen[str]) -> list[float]:
-    """Have a process run once more. Raises RuntimeError where it has ended."""
+    """Run a process for one more round."""
     assert process.stdin is not None and process.stdout is not None
     process.stdin.write("next\n")
     process.stdin.flush()
@@ -142,7 +142,7 @@ def next_round(process: subprocess.Popen[str]) -> list[float]:
 def measure(
     options: argparse.Namespace, programs: Mapping[str, tuple[str, str]]
 ) -> dict[str, list[float]]:
-    """Seconds of a call and bytes of a second, by side."""
+    """Return the seconds of a call and the bytes per second of each side."""
     arguments = (str(options.calls), str(options.megabytes))
     running = {
         name: subprocess.Popen(
@@ -151,18 +151,18 @@ def measure(
         )
         for name, (python, text) in programs.items()
     }  # fmt: skip
-    found: dict[str, list[list[float]]] = {name: [] for name in running}
+    samples: dict[str, list[list[float]]] = {name: [] for name in running}
     try:
         for _ in range(options.rounds):
             for name, process in running.items():
-                found[name].append(next_round(process))
+                samples[name].append(next_round(process))
     finally:
         for process in running.values():
             os.killpg(process.pid, signal.SIGKILL)  # and the servers it has started
             process.communicate()
     return {
         name: [min(row[0] for row in rows), *(max(row[i] for row in rows) for i in range(1, 5))]
-        for name, rows in found.items()
+        for name, rows in samples.items()
     }
 
 
@@ -177,19 +177,21 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         program = Path(folder, "ekiden-rpc")
         build_server(program)
-        found = measure(options, sides(str(program), options.peer))
+        figures = measure(options, sides(str(program), options.peer))
     print(f"{'':26}{'call us':>9}" + "".join(f"{name + ' MB/s':>18}" for name in WHAT[1:]))
-    for name, row in found.items():
+    for name, row in figures.items():
         speeds = "".join(f"{value / 1e6:18.0f}" for value in row[1:])
         print(f"{name:26}{row[0] * 1e6:9.1f}{speeds}")
-    base = found["loopback"]
-    for name in found:
+    base = figures["loopback"]
+    for name in figures:
         if name.startswith("ekiden"):
-            row = found[name]
+            row = figures[name]
             shares = ", ".join(f"{w} {row[i] / base[i]:.2f}" for i, w in enumerate(WHAT) if i)
             print(f"{name}: of a loopback copy: {shares}")
-            if "TVM" in found:
-                print(f"{name}: a call takes {found[name][0] / found['TVM'][0]:.2f} of TVM's time")
+            if "TVM" in figures:
+                print(
+                    f"{name}: a call takes {figures[name][0] / figures['TVM'][0]:.2f} of TVM's time"
+                )
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
-"""An LSTM whose gates stay shut beside one whose gates do not: states that decay pass through
-subnormal numbers, which cost 100 cycles each where they are computed with.
+"""An LSTM with saturated gates, compared with one without: states that decay pass through subnormal
+numbers, which cost 100 cycles each where they are computed with.
 
     python benchmarks/saturated_lstm.py [--target "llvm -mcpu=x86-64-v3"] [--rounds 40]
 
@@ -38,13 +38,13 @@ def main() -> None:
     free = rng.normal(size=(STEPS, 1, 4 * HIDDEN)).astype("float32")
     shut = free.copy()
     shut[5:, :, :HIDDEN] -= 95  # gates of the input: what is added is subnormal at every step
-    least = [float("inf")] * 2
+    best = [float("inf")] * 2
     for _ in range(options.rounds):
         for which, data in enumerate((free, shut)):
             start = time.thread_time()
             run(data)
-            least[which] = min(least[which], time.thread_time() - start)
-    print(f"{least[0] * 1e6:.0f} us, saturated {least[1] * 1e6:.0f} us: {least[1] / least[0]:.2f}")
+            best[which] = min(best[which], time.thread_time() - start)
+    print(f"{best[0] * 1e6:.0f} us, saturated {best[1] * 1e6:.0f} us: {best[1] / best[0]:.2f}")
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
-"""A matrix product scheduled by primitives, as a share of the multiply-add peak of one core; and
-the same schedule for any number of rows, against itself for each number alone.
+"""A matrix product scheduled with primitives, as a share of one core's multiply-add peak; and the
+same schedule for any number of rows, against itself for each number alone.
 
     python benchmarks/schedule_matmul.py [--size 1024] [--step 8]
 
@@ -42,7 +42,7 @@ def peak(out: T.Buffer((24, 16), "float32")) -> None:
 
 
 def matmul(rows: object, size: int) -> PrimFunc:
-    """C[i, j] = sum over r of A[i, r] * B[r, j]"""
+    """Return C[i, j] = sum over r of A[i, r] * B[r, j]."""
     a = te.placeholder((rows, size), name="A")
     b = te.placeholder((size, size), name="B")
     r = te.reduce_axis((0, size), name="r")
@@ -51,7 +51,7 @@ def matmul(rows: object, size: int) -> PrimFunc:
 
 
 def scheduled(func: PrimFunc) -> tir.Schedule:
-    """Tiles of ROWS x VECTORS vectors in registers over packed panels of B."""
+    """Return it tiled in registers by ROWS x VECTORS vectors, over packed panels of B."""
     sch = tir.Schedule(func)
     block = sch.get_block("C")
     copy = sch.cache_write(block, 0, "register")
@@ -76,23 +76,23 @@ def scheduled(func: PrimFunc) -> tir.Schedule:
 
 
 def build(rows: object, size: int) -> Callable[..., object]:
-    """The scheduled product, compiled."""
+    """Return the compiled product."""
     module = ekiden.build(scheduled(matmul(rows, size)).mod, cache=KernelCache(None))
-    found: Callable[..., object] = module["main"]
-    return found
+    function: Callable[..., object] = module["main"]
+    return function
 
 
 def arguments(rows: int, size: int) -> list[object]:
-    """Tensors of one call."""
+    """Return the tensors of one call."""
     random = np.random.default_rng(rows)
     a, b = (random.standard_normal(s).astype("float32") for s in ((rows, size), (size, size)))
     return [ekiden.runtime.tensor(x) for x in (a, b, np.zeros((rows, size), "float32"))]
 
 
-def best_times(calls: Sequence[Callable[[], object]], turns: int, number: int = 1) -> list[float]:
-    """The shortest processor time of each call, taken in turns."""
+def best_times(calls: Sequence[Callable[[], object]], rounds: int, number: int = 1) -> list[float]:
+    """Return the minimum CPU time of each call, measured in turns."""
     best = [float("inf")] * len(calls)
-    for _ in range(turns):
+    for _ in range(rounds):
         for n, call in enumerate(calls):
             start = time.thread_time()
             for _ in range(number):
@@ -102,21 +102,23 @@ def best_times(calls: Sequence[Callable[[], object]], turns: int, number: int = 
 
 
 def share_of_peak(size: int) -> float:
-    """Of the product of size x size matrices."""
+    """Return the share of the peak for size x size matrices."""
     limit, out = ekiden.build(peak)["peak"], ekiden.runtime.tensor(np.zeros((24, 16), "float32"))
-    kernel, given = build(size, size), arguments(size, size)
-    kernel(*given)
-    spent, reference = best_times([lambda: kernel(*given), lambda: limit(out)], 9)
+    kernel, tensors = build(size, size), arguments(size, size)
+    kernel(*tensors)
+    spent, reference = best_times([lambda: kernel(*tensors), lambda: limit(out)], 9)
     return (2 * size**3 / spent) / (2 * CHAINS * LANES * STEPS / reference)
 
 
 def symbolic_share(size: int, counts: Sequence[int]) -> list[float]:
-    """For each number of rows, the speed of one kernel for all as a share of the kernel for it."""
+    """Return for each number of rows the speed of the symbolic kernel relative to the specialized
+    one.
+    """
     any_rows = build(te.size_var("m"), size)
     shares = []
     for rows in counts:
-        own, given = build(rows, size), arguments(rows, size)
-        calls = [lambda k=k, g=given: k(*g) for k in (own, any_rows)]  # type: ignore[misc]
+        own, tensors = build(rows, size), arguments(rows, size)
+        calls = [lambda k=k, g=tensors: k(*g) for k in (own, any_rows)]  # type: ignore[misc]
         static, symbolic = best_times(calls, 7, max(1, 48 // rows))
         shares.append(static / symbolic)
     return shares

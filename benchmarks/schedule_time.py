@@ -1,6 +1,6 @@
-"""What it takes, in Python on one core, to turn a convolution into code.
+"""The time to turn a convolution into code, in Python on one core.
 
-    python benchmarks/schedule_time.py [RUNS]
+python benchmarks/schedule_time.py [RUNS]
 
 A 3x3 convolution (64 to 64 channels, 56 x 56 points) with padding, bias and relu: a schedule of ten
 primitives (limit 15 ms), lowering (25 ms), LLVM IR (15 ms), and, apart, what LLVM takes. Figures
@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 
 def convolution(channels: int = 64, size: int = 56) -> tir.PrimFunc:
-    """relu(conv2d(pad(x), w) + b) as four blocks."""
+    """Return relu(conv2d(pad(x), w) + b) as four blocks."""
     x = te.placeholder((1, channels, size, size), name="x")
     w = te.placeholder((channels, channels, 3, 3), name="w")
     b = te.placeholder((channels,), name="b")
@@ -54,7 +54,7 @@ def convolution(channels: int = 64, size: int = 56) -> tir.PrimFunc:
 
 
 def schedule(func: tir.PrimFunc) -> tir.Schedule:
-    """Ten primitives: tiles of 7 points by 16 channels, the padding made row by row."""
+    """Apply ten primitives: tiles of 7 points by 16 channels, the padding made row by row."""
     sch = tir.Schedule(func)
     conv = sch.get_block("conv")
     sch.compute_inline("bias")
@@ -72,7 +72,7 @@ def schedule(func: tir.PrimFunc) -> tir.Schedule:
 
 
 def timed(step: Callable[[], T], runs: int) -> tuple[T, float, float]:
-    """What a step gives, its median processor time and wall time in milliseconds."""
+    """Return a step's result, and its median CPU and wall time in milliseconds."""
     result = step()
     processor: list[float] = []
     wall: list[float] = []

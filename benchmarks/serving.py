@@ -1,4 +1,5 @@
-"""Requests a second and their times: `ekiden serve` beside a plain FastAPI and ONNX Runtime server.
+"""Requests per second and latencies of the server: `ekiden serve` beside a plain FastAPI and ONNX
+Runtime server.
 
     python benchmarks/serving.py [--seconds 2] [--rounds 3] [--clients 16] [--json FILE]
 
@@ -98,7 +99,7 @@ uvloop.run(main())
 
 
 def model() -> onnx.ModelProto:
-    """Layers of WIDTH, for any number of rows."""
+    """Return layers of WIDTH, for any number of rows."""
     rng = np.random.default_rng(0)
     sizes = [64, WIDTH, WIDTH, 16]
     nodes, weights, at = [], [], "x"
@@ -118,20 +119,21 @@ def model() -> onnx.ModelProto:
 
 
 def free_port() -> int:
-    with socket.socket() as made:
-        made.bind(("127.0.0.1", 0))
-        return int(made.getsockname()[1])
+    """Return a free port."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 def take_first_core() -> None:
-    """Where there are others for the load."""
+    """Bind this process to the first core, leaving the others for the load."""
     os.sched_setaffinity(0, CORES[:1])
 
 
 @contextmanager
 def process(argv: Sequence[str], port: int, path: str) -> Iterator[None]:
-    """A server until the block ends; it begins when `path` is answered."""
-    made = subprocess.Popen(argv, stderr=subprocess.DEVNULL, preexec_fn=take_first_core)
+    """Run a server until the block ends; the block begins once `path` is answered."""
+    server = subprocess.Popen(argv, stderr=subprocess.DEVNULL, preexec_fn=take_first_core)
     try:
         until = time.monotonic() + 60
         while time.monotonic() < until:
@@ -145,29 +147,29 @@ def process(argv: Sequence[str], port: int, path: str) -> Iterator[None]:
             time.sleep(0.1)
         yield
     finally:
-        made.send_signal(signal.SIGTERM)
-        made.wait(30)
+        server.send_signal(signal.SIGTERM)
+        server.wait(30)
 
 
 @dataclass(frozen=True)
 class Request:
-    """One body for each of some paths in turn."""
+    """A body sent to several paths in turn."""
 
     paths: Sequence[str]
     body: bytes
     headers: dict[str, str] = field(default_factory=dict)
 
     def texts(self) -> list[bytes]:
-        """What is sent."""
-        given = "".join(f"{name}: {value}\r\n" for name, value in self.headers.items())
-        rest = f"Content-Type: application/json\r\n{given}Content-Length: {len(self.body)}\r\n\r\n"
-        heads = (f"POST {path} HTTP/1.1\r\nHost: localhost\r\n{rest}" for path in self.paths)
+        """Return the serialized requests."""
+        header_lines = "".join(f"{name}: {value}\r\n" for name, value in self.headers.items())
+        head_end = f"Content-Type: application/json\r\n{header_lines}Content-Length: {len(self.body)}\r\n\r\n"
+        heads = (f"POST {path} HTTP/1.1\r\nHost: localhost\r\n{head_end}" for path in self.paths)
         return [head.encode() + self.body for head in heads]
 
 
 @dataclass
 class Connection:
-    """A connection with at most one request under way."""
+    """A connection with at most one request in flight."""
 
     sock: socket.socket
     data: bytearray = field(default_factory=bytearray)
@@ -178,11 +180,11 @@ class Connection:
         self.sock.sendall(request)
 
     def receive(self) -> bool:
-        """Whether the answer is whole. Raises RuntimeError for one that is no result."""
-        found = self.sock.recv(1 << 16)
-        if not found:
+        """Return whether the answer is complete. Raises RuntimeError if it is no result."""
+        received = self.sock.recv(1 << 16)
+        if not received:
             raise RuntimeError("the server closed a connection")
-        self.data += found
+        self.data += received
         end = self.data.find(b"\r\n\r\n")
         if end < 0:
             return False
@@ -198,47 +200,50 @@ class Connection:
 
 @contextmanager
 def connections(port: int, count: int) -> Iterator[tuple[selectors.BaseSelector, list[Connection]]]:
+    """Open connections for the block."""
     selector = selectors.SelectSelector()  # the others wait whole milliseconds
-    made = []
+    opened = []
     for _ in range(count):
-        made.append(Connection(socket.create_connection(("127.0.0.1", port))))
-        made[-1].sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        selector.register(made[-1].sock, selectors.EVENT_READ, made[-1])
+        opened.append(Connection(socket.create_connection(("127.0.0.1", port))))
+        opened[-1].sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        selector.register(opened[-1].sock, selectors.EVENT_READ, opened[-1])
     try:
-        yield selector, made
+        yield selector, opened
     finally:
-        for each in made:
-            each.sock.close()
+        for connection in opened:
+            connection.sock.close()
         selector.close()
 
 
 def closed_loop(port: int, requests: Sequence[bytes], clients: int, seconds: float) -> list[float]:
-    """Each connection sends when its answer has come; the seconds of each request."""
+    """Send a request on each connection when its answer arrives, and return the seconds of each."""
     times: list[float] = []
     with connections(port, clients) as (selector, all_of_them):
         start = time.perf_counter()
-        for at, each in enumerate(all_of_them):
-            each.send(requests[at % len(requests)], time.perf_counter())
-        while (now := time.perf_counter()) - start < seconds:
+        for at, connection in enumerate(all_of_them):
+            connection.send(requests[at % len(requests)], time.perf_counter())
+        while (current_time := time.perf_counter()) - start < seconds:
             for key, _ in selector.select(0.1):
                 if key.data.receive():
-                    now = time.perf_counter()
-                    times.append(now - key.data.sent)
-                    key.data.send(requests[len(times) % len(requests)], now)
+                    current_time = time.perf_counter()
+                    times.append(current_time - key.data.sent)
+                    key.data.send(requests[len(times) % len(requests)], current_time)
     return times
 
 
 def open_loop(
     port: int, requests: Sequence[bytes], rate: float, seconds: float, clients: int
 ) -> list[float]:
-    """Requests at set times, `rate` a second; the seconds of each from when it was to be sent."""
+    """Send `rate` requests per second at fixed times, and return the seconds of each since it was
+    due.
+    """
     times: list[float] = []
     count = int(rate * seconds)
     with connections(port, clients) as (selector, all_of_them):
         free, next_one, start = list(all_of_them), 0, time.perf_counter()
         while len(times) < count:
-            now = time.perf_counter()
-            while next_one < count and start + next_one / rate <= now and free:
+            current_time = time.perf_counter()
+            while next_one < count and start + next_one / rate <= current_time and free:
                 free.pop().send(requests[next_one % len(requests)], start + next_one / rate)
                 next_one += 1
             due = start + next_one / rate - time.perf_counter()
@@ -250,7 +255,9 @@ def open_loop(
 
 
 def by_wrk(port: int, request: Request, clients: int, seconds: float) -> dict[str, float]:
-    """Requests a second and times of a load that wrk makes. Raises RuntimeError for errors."""
+    """Return the requests per second and latencies under wrk's load. Raises RuntimeError for
+    errors.
+    """
     with tempfile.TemporaryDirectory() as name:
         body, script = Path(name) / "body", Path(name) / "load.lua"
         body.write_bytes(request.body)
@@ -259,29 +266,29 @@ def by_wrk(port: int, request: Request, clients: int, seconds: float) -> dict[st
         script.write_text(WRK.format(headers=headers, body=body, paths=paths))
         argv = ["wrk", "-t1", f"-c{clients}", f"-d{max(1, round(seconds))}s", "--latency"]
         argv += ["-s", str(script), f"http://127.0.0.1:{port}"]
-        said = subprocess.run(argv, check=True, capture_output=True, text=True).stdout
-    if "Non-2xx" in said or "Socket errors" in said:
-        raise RuntimeError(said)
-    found = {"requests_per_second": float(re.search(r"Requests/sec:\s+([\d.]+)", said)[1])}
-    for part in ("50", "99"):
-        value, unit = re.search(rf"{part}%\s+([\d.]+)(us|ms|s)", said).groups()
+        output = subprocess.run(argv, check=True, capture_output=True, text=True).stdout
+    if "Non-2xx" in output or "Socket errors" in output:
+        raise RuntimeError(output)
+    figures = {"requests_per_second": float(re.search(r"Requests/sec:\s+([\d.]+)", output)[1])}
+    for percentile in ("50", "99"):
+        value, unit = re.search(rf"{percentile}%\s+([\d.]+)(us|ms|s)", output).groups()
         scale = {"us": 1e-3, "ms": 1.0, "s": 1e3}[unit]
-        found[f"p{part}_ms"] = round(float(value) * scale, 3)
-    return found
+        figures[f"p{percentile}_ms"] = round(float(value) * scale, 3)
+    return figures
 
 
 def by_grpc(
     port: int, models: Sequence[str], x: np.ndarray, clients: int, seconds: float
 ) -> list[float]:
-    """Calls of grpcio's client: `clients` at once, of models in turn; the seconds of each."""
+    """Return the seconds of grpcio calls, `clients` at once, to the models in turn."""
     calls = []
     for name in models:
         port_of_x = {"name": "x", "datatype": "FP32", "shape": list(x.shape)}
-        made = message(
+        grpc_message = message(
             "ModelInferRequest", model_name=name, inputs=[port_of_x],
             raw_input_contents=[x.tobytes()],
         )  # fmt: skip
-        calls.append(made.SerializeToString())
+        calls.append(grpc_message.SerializeToString())
 
     async def one(call: Callable[[bytes], Awaitable[bytes]], until: float) -> list[float]:
         times: list[float] = []
@@ -291,28 +298,29 @@ def by_grpc(
         return times
 
     async def load() -> list[float]:
+        """Run all clients."""
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
             call = channel.unary_unary(f"/{SERVICE}/ModelInfer")
             until = time.perf_counter() + seconds
-            found = await asyncio.gather(*(one(call, until) for _ in range(clients)))
-            return [each for times in found for each in times]
+            client_times = await asyncio.gather(*(one(call, until) for _ in range(clients)))
+            return [seconds_taken for times in client_times for seconds_taken in times]
 
     return asyncio.run(load())
 
 
 @dataclass
 class Times:
-    """Percentiles of the requests of each round."""
+    """The latency percentiles of each round."""
 
     rounds: list[tuple[float, float]] = field(default_factory=list)
 
     def add(self, seconds: Sequence[float]) -> None:
-        """A round."""
+        """Add a round."""
         p50, p99 = np.percentile(np.asarray(seconds) * 1e3, [50, 99]).tolist()
         self.rounds.append((p50, p99))
 
     def row(self) -> dict[str, float]:
-        """In milliseconds: the median of the rounds, and that of the quietest quarter of them."""
+        """Return milliseconds: the median of the rounds, and of the quietest quarter of them."""
         p50, p99 = np.median(self.rounds, axis=0).tolist()
         calm = np.quantile([r[1] for r in self.rounds], 0.25)
         return {"p50": round(p50, 3), "p99": round(p99, 3), "p99_calm": round(float(calm), 3)}
@@ -335,7 +343,7 @@ class Subject:
     wrk: list[dict[str, float]] = field(default_factory=list)
 
     def measure(self, seconds: float, clients: int, witness: int) -> None:
-        """A round."""
+        """Measure a round."""
         texts = self.request.texts()
         closed_loop(self.port, texts, clients, 0.2)
         times = closed_loop(self.port, texts, clients, seconds)
@@ -347,12 +355,12 @@ class Subject:
         self.witness.add(open_loop(witness, texts, rate, seconds, clients))
 
     def finish(self, clients: int) -> None:
-        """After all rounds: the load of wrk, which takes whole seconds."""
+        """Finish after all rounds: the load of wrk, which takes whole seconds."""
         if shutil.which("wrk"):
             self.wrk.append(by_wrk(self.port, self.request, clients, 2.0))
 
     def row(self) -> dict[str, object]:
-        """What was measured."""
+        """Return the measurements."""
         alone, half = self.alone.row(), self.half.row()
         return {
             "name": self.name,
@@ -367,7 +375,7 @@ class Subject:
 
 @dataclass
 class Calls:
-    """The same over gRPC."""
+    """A subject over gRPC."""
 
     name: str
     port: int
@@ -378,7 +386,7 @@ class Calls:
     alone: Times = field(default_factory=Times)
 
     def measure(self, seconds: float, clients: int, witness: int) -> None:
-        """A round."""
+        """Measure a round."""
         by_grpc(self.port, self.models, self.x, clients, 0.2)
         times = by_grpc(self.port, self.models, self.x, clients, seconds)
         self.most.append(len(times) / seconds)
@@ -386,10 +394,10 @@ class Calls:
         self.alone.add(by_grpc(self.port, self.models, self.x, 1, seconds))
 
     def finish(self, clients: int) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def row(self) -> dict[str, object]:
-        """What was measured."""
+        """Return the measurements."""
         return {
             "name": self.name,
             "requests_per_second": round(float(np.median(self.most))),
@@ -398,12 +406,12 @@ class Calls:
 
 
 def stolen() -> float:
-    """Seconds that the machine beneath this one took away, of all cores."""
+    """Return the seconds the hypervisor took away, over all cores."""
     return int(Path("/proc/stat").read_text().split()[8]) / os.sysconf("SC_CLK_TCK")
 
 
 def subjects(ours: int, over_grpc: int, plain: int) -> list[Subject | Calls]:
-    """The lines of the report, the plain server's first."""
+    """Return the lines of the report, the plain server's first."""
     x = np.random.default_rng(1).random((1, 64)).astype(np.float32)
     row = {"name": "x", "shape": [1, 64], "datatype": "FP32", "data": x.ravel().tolist()}
     as_json = json.dumps({"inputs": [row]}).encode()
@@ -427,7 +435,9 @@ def subjects(ours: int, over_grpc: int, plain: int) -> list[Subject | Calls]:
 
 @contextmanager
 def servers(folder: Path) -> Iterator[tuple[int, int, int, int]]:
-    """The servers; ports of ours, over HTTP and gRPC, of the plain one and of the witness."""
+    """Run the servers, and yield the ports of ours over HTTP and gRPC, of the plain one and of the
+    witness.
+    """
     onnx.save(model(), folder / "plain.onnx")
     models = folder / "models"
     models.mkdir()
@@ -437,10 +447,10 @@ def servers(folder: Path) -> Iterator[tuple[int, int, int, int]]:
     ours, over_grpc, plain, witness = (free_port() for _ in range(4))
     serve = [sys.executable, "-m", "ekiden", "serve", str(models), "--log", "error"]
     serve += ["--port", str(ours), "--grpc-port", str(over_grpc)]
-    other = [sys.executable, "-c", PLAIN, str(folder / "plain.onnx"), str(plain)]
+    plain_command = [sys.executable, "-c", PLAIN, str(folder / "plain.onnx"), str(plain)]
     with (
         process(serve, ours, "/v2/health/ready"),
-        process(other, plain, "/openapi.json"),
+        process(plain_command, plain, "/openapi.json"),
         process([sys.executable, "-c", WITNESS, str(witness)], witness, "/"),
     ):
         yield ours, over_grpc, plain, witness
@@ -457,22 +467,26 @@ def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name, servers(Path(name)) as ports:
         os.sched_setaffinity(0, CORES[1:] or CORES)
-        found = [each for each in subjects(*ports[:3]) if options.only in each.name]
-        taken = stolen()
+        selected = [
+            line_subject
+            for line_subject in subjects(*ports[:3])
+            if options.only in line_subject.name
+        ]
+        stolen_s = stolen()
         for _ in range(options.rounds):
-            for each in found:
-                each.measure(options.seconds, options.clients, ports[3])
-        for each in found:
-            each.finish(options.clients)
-        taken = stolen() - taken
-    rows = [each.row() for each in found]
+            for subject in selected:
+                subject.measure(options.seconds, options.clients, ports[3])
+        for subject in selected:
+            subject.finish(options.clients)
+        stolen_s = stolen() - stolen_s
+    rows = [measured_subject.row() for measured_subject in selected]
     print(f"{len(CORES)} cores, one for the servers, {options.clients} connections, ms")
-    print(f"{taken:.2f} s of the machine were taken away meanwhile")
+    print(f"{stolen_s:.2f} s of the machine were taken away meanwhile")
     for row in rows:
         print(json.dumps(row))
-    for each in found[1:]:
-        ratios = [a / b for a, b in zip(each.most, found[0].most, strict=True)]
-        print(f"{each.name}: {np.median(ratios):.2f} times the first line's requests a second")
+    for subject in selected[1:]:
+        ratios = [a / b for a, b in zip(subject.most, selected[0].most, strict=True)]
+        print(f"{subject.name}: {np.median(ratios):.2f} times the first line's requests a second")
     if options.json:
         options.json.write_text(json.dumps(rows, indent=1))
 

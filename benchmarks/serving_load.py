@@ -1,6 +1,7 @@
-"""What bodies of 64 MB, slow clients and idle connections do to a server's health and memory.
+"""The effect of 64 MB bodies, slow clients and idle connections on a server's responsiveness and
+memory.
 
-    python benchmarks/serving_load.py [--only NAME] [--bytes N] [--json FILE]
+python benchmarks/serving_load.py [--only NAME] [--bytes N] [--json FILE]
 
 A server of one small model is a process; this program sends it one body of each form, while another
 process asks /v2/health/live every 5 ms. A line for each form: the status and the size of the
@@ -46,7 +47,7 @@ Body = tuple[str, bytes, dict[str, str]]
 
 
 def repeated(head: bytes, unit: bytes, tail: bytes, size: int) -> bytes:
-    """Return a body of about `size` bytes, most of them one unit again and again."""
+    """Return a body of about `size` bytes, mostly one unit repeated."""
     count = (size - len(head) - len(tail)) // (len(unit) + 1)
     return head + b",".join([unit] * count) + tail
 
@@ -119,12 +120,12 @@ def grpc_forms(size: int) -> Iterator[tuple[str, bytes]]:
 
 
 def port_bytes(port: dict[str, object]) -> bytes:
-    """Return an input's name, datatype and shape as a message has them."""
+    """Return an input's name, datatype and shape in message format."""
     return bytes(message("ModelInferRequest.InferInputTensor", **port).SerializeToString())
 
 
 def varint(value: int) -> bytes:
-    """Return a number as protobuf writes it."""
+    """Encode a varint."""
     result = bytearray()
     while value > 127:
         result.append(value & 127 | 128)
@@ -134,42 +135,42 @@ def varint(value: int) -> bytes:
 
 @dataclass
 class Server:
-    """The process of a server, and its ports."""
+    """A server's process and ports."""
 
     process: subprocess.Popen[str]
     port: int
     grpc_port: int
 
     def memory(self, name: str) -> int:
-        """Return a figure of the process's memory in bytes: VmRSS, or the peak VmHWM."""
+        """Return a memory figure of the process in bytes: VmRSS, or the peak VmHWM."""
         text = Path(f"/proc/{self.process.pid}/status").read_text()
         return (
             int(next(line for line in text.splitlines() if line.startswith(name)).split()[1]) << 10
         )
 
     def reset_peak(self) -> None:
-        """Let the peak begin anew."""
+        """Reset the peak memory figure."""
         Path(f"/proc/{self.process.pid}/clear_refs").write_text("5")
 
 
 @contextmanager
 def server(folder: Path) -> Iterator[Server]:
-    """Start a server of one model, until the block ends."""
+    """Run a server of one model until the block ends."""
     ekiden.compile(relay.parse(PROGRAM)).save(folder / "m.eki")
     argv = [sys.executable, "-m", "ekiden", "serve", str(folder), "--port", "0"]
     process = subprocess.Popen(argv, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
     try:
-        found = next(json.loads(line) for line in process.stderr if '"listening"' in line)
+        listening = next(json.loads(line) for line in process.stderr if '"listening"' in line)
         next(line for line in process.stderr if '"started"' in line)
-        yield Server(process, found["port"], found["grpc_port"])
+        yield Server(process, listening["port"], listening["grpc_port"])
     finally:
         process.send_signal(signal.SIGTERM)
         process.wait(30)
 
 
 def ping(port: int, control: Connection) -> None:
-    """Ask for health again and again; tell the longest time when asked, and begin anew."""
+    """Poll the health endpoint; tell the longest time when asked, and begin anew."""
     request = b"GET /v2/health/live HTTP/1.1\r\nHost: localhost\r\n\r\n"
     longest = 0.0
     with socket.create_connection(("127.0.0.1", port), 60) as connection:
@@ -189,10 +190,10 @@ def ping(port: int, control: Connection) -> None:
 
 
 def post(port: int, body: Body) -> tuple[str, int]:
-    """Send a body; return the status of the answer and its bytes."""
+    """Send a body; return the status and size of the answer."""
     path, data, headers = body
-    given = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
-    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n{given}"
+    header_lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n{header_lines}"
     with socket.create_connection(("127.0.0.1", port), 120) as connection:
         try:
             connection.sendall(f"{head}Content-Length: {len(data)}\r\n\r\n".encode())
@@ -201,8 +202,8 @@ def post(port: int, body: Body) -> tuple[str, int]:
             pass  # refused before all was there
         first, size = b"", 0
         try:
-            while part := connection.recv(1 << 20):
-                first, size = first or part, size + len(part)
+            while received := connection.recv(1 << 20):
+                first, size = first or received, size + len(received)
         except OSError:
             pass
     return first[9:12].decode() or "none", size
@@ -222,7 +223,7 @@ def call(port: int, data: bytes) -> tuple[str, int]:
 def measure(
     target: Server, control: Connection, name: str, size: int, send: Callable[[], tuple[str, int]]
 ) -> dict[str, object]:
-    """Send one thing while health is asked for; return what it took."""
+    """Send one request while polling health; return what it took."""
     control.send(True)
     if not control.poll(60):
         raise RuntimeError("health is not answered within a minute")
@@ -244,37 +245,37 @@ def measure(
 
 
 def slow_writers(target: Server, count: int = 200) -> tuple[str, int]:
-    """Send large bodies a byte at a time for a while."""
+    """Send large bodies one byte at a time for a while."""
     head = f"POST {INFER} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {64 << 20}\r\n\r\n"
-    made = [socket.create_connection(("127.0.0.1", target.port)) for _ in range(count)]
-    for connection in made:
+    opened = [socket.create_connection(("127.0.0.1", target.port)) for _ in range(count)]
+    for connection in opened:
         connection.sendall(head.encode())
     for _ in range(20):
-        for connection in made:
+        for connection in opened:
             connection.sendall(b"{")
         time.sleep(0.05)
-    for connection in made:
+    for connection in opened:
         connection.close()
     return "sent", 0
 
 
 def slow_readers(target: Server, count: int = 50) -> tuple[str, int]:
-    """Ask for answers of 4 MB and take none of them for a while."""
+    """Request 4 MB answers, and read nothing for a while."""
     rows = 1 << 18
     _, (path, body, headers) = next(f for f in forms(rows * 16) if f[0] == "binary")
-    given = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
-    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\n{given}Content-Length: {len(body)}\r\n\r\n"
-    made = [socket.create_connection(("127.0.0.1", target.port)) for _ in range(count)]
-    for connection in made:
+    header_lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\n{header_lines}Content-Length: {len(body)}\r\n\r\n"
+    opened = [socket.create_connection(("127.0.0.1", target.port)) for _ in range(count)]
+    for connection in opened:
         connection.sendall(head.encode() + body)
     time.sleep(3)
-    for connection in made:
+    for connection in opened:
         connection.close()
     return "asked", 0
 
 
 def idle_connections(target: Server, count: int = 10_000) -> list[socket.socket]:
-    """Open connections that say nothing, as many as this process may have files."""
+    """Open silent connections, as many as this process may have open files."""
     opened = []
     try:
         for _ in range(count):
@@ -286,8 +287,8 @@ def idle_connections(target: Server, count: int = 10_000) -> list[socket.socket]
 
 def main() -> None:
     """Measure and print."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    _, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard_limit, hard_limit))
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", default="", help="forms whose names hold this")
     parser.add_argument("--bytes", type=int, default=(64 << 20) - 100, help="of each body")

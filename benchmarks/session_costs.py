@@ -1,4 +1,4 @@
-"""What the walls of sessions and the limits of servers cost: this build and another, in turns.
+"""The cost of session sandboxes and server limits: this build and another, in turns.
 
     python benchmarks/session_costs.py --before PYTHON [--rounds 15] [--seconds 3] [--json FILE]
 
@@ -75,7 +75,9 @@ def measure(python: str, program: str, seconds: float) -> float:
 
 
 def interval(ratios: list[float]) -> tuple[float, float]:
-    """Return the 95 % interval of the median by the order of the ratios (of signs, binomial)."""
+    """Return the 95 % confidence interval of the median from the order statistics of the ratios
+    (sign test, binomial).
+    """
     ordered, count = sorted(ratios), len(ratios)
     tail, rank = 0.0, 0
     while rank < count // 2 and (tail := tail + math.comb(count, rank) / 2**count) <= 0.025:
@@ -85,7 +87,7 @@ def interval(ratios: list[float]) -> tuple[float, float]:
 
 
 def main() -> None:
-    """The command."""
+    """Run the command."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--before", required=True, help="the interpreter that has the other build")
     parser.add_argument("--rounds", type=int, default=15)
@@ -95,8 +97,8 @@ def main() -> None:
     report: dict[str, dict[str, list[float]]] = {}
     for name, program in PROGRAMS.items():
         numbers: dict[str, list[float]] = {"before": [], "after": []}
-        for turn in range(options.rounds):
-            order = ["before", "after"] if turn % 2 == 0 else ["after", "before"]
+        for round_index in range(options.rounds):
+            order = ["before", "after"] if round_index % 2 == 0 else ["after", "before"]
             for side in order:
                 python = options.before if side == "before" else sys.executable
                 numbers[side].append(measure(python, program, options.seconds))

@@ -1,6 +1,6 @@
-"""StableHLO's own programs beside their expected values.
+"""StableHLO's own test programs, checked against their expected values.
 
-    git clone https://github.com/openxla/stablehlo
+git clone https://github.com/openxla/stablehlo
     python benchmarks/stablehlo_corpus.py stablehlo/stablehlo [--match TEXT] [--share K/N]
                                           [--list FILE] [--limit SECONDS]
 
@@ -64,7 +64,7 @@ class Check:
 
 @dataclass
 class Case:
-    """A program that checks its results."""
+    """A program that checks its own results."""
 
     name: str
     program: bytes
@@ -91,21 +91,23 @@ _PAIR = re.compile(
 
 
 def generic(text: str) -> str:
-    """Return a program whose checks have MLIR's generic form: the parser has no such dialect."""
+    """Return a program with its checks in MLIR's generic form: the parser has no such dialect."""
 
     numbers = count()
 
-    def constant(found: re.Match[str]) -> str:
-        name, value, number, kind = found.groups()
-        wanted = f"%checked_{next(numbers)}"
-        made = f"{wanted} = stablehlo.constant {number} : {kind}"
-        return f'{made}\n"check.{name}"({value}, {wanted}) : ({kind}, {kind}) -> ()'
+    def constant(match: re.Match[str]) -> str:
+        """Rewrite a check against a constant."""
+        name, value, number, kind = match.groups()
+        expected = f"%checked_{next(numbers)}"
+        definition = f"{expected} = stablehlo.constant {number} : {kind}"
+        return f'{definition}\n"check.{name}"({value}, {expected}) : ({kind}, {kind}) -> ()'
 
-    def pair(found: re.Match[str]) -> str:
-        name, first, second, stated, kind, other = found.groups()
+    def pair(match: re.Match[str]) -> str:
+        """Rewrite a check of two values."""
+        name, first, second, stated, kind, second_kind = match.groups()
         items = [item.strip() for item in stated.split(",") if item.strip()]
         attributes = ", ".join(f"{item} : i64" for item in items)
-        kinds = f"{kind}, {other or kind}"
+        kinds = f"{kind}, {second_kind or kind}"
         return f'"check.{name}"({first}, {second}) {{{attributes}}} : ({kinds}) -> ()'
 
     text = _WRITTEN_OUT.sub(constant, text)
@@ -113,63 +115,67 @@ def generic(text: str) -> str:
 
 
 def cases_of(path: Path, root: Path) -> Iterator[Case | str]:
-    """Yield the programs of a file; the name of each part that cannot be parsed."""
-    parts = path.read_text().split("// -----")
-    for number, part in enumerate(parts):
-        name = f"{path.relative_to(root)}" + (f":{number}" if len(parts) > 1 else "")
+    """Yield the programs of a file; for parts that cannot be parsed, their name."""
+    modules = path.read_text().split("// -----")
+    for number, module_text in enumerate(modules):
+        name = f"{path.relative_to(root)}" + (f":{number}" if len(modules) > 1 else "")
         with context() as within, ir.Location.unknown():
             try:
-                module = ir.Module.parse(generic(part), within)
+                module = ir.Module.parse(generic(module_text), within)
             except Exception as error:
-                if "func" in part:
+                if "func" in module_text:
                     lines = [line for line in str(error).splitlines() if "error:" in line]
                     yield f"{name}: {(lines or [str(error)])[0][:160]}"
                 continue
             names = [
-                each.operation.attributes["sym_name"].value
-                for each in module.body.operations
-                if each.operation.name == "func.func"
+                operation_view.operation.attributes["sym_name"].value
+                for operation_view in module.body.operations
+                if operation_view.operation.name == "func.func"
             ]
             for function in names:
-                made = _case(module, function, name)
-                if made is not None:
-                    yield made
+                parsed_case = _case(module, function, name)
+                if parsed_case is not None:
+                    yield parsed_case
 
 
 def _case(module: ir.Module, function: str, name: str) -> Case | None:
-    """Return a function of a module as a program; None for one that checks nothing."""
-    whole = ir.Module.parse(bytecode_of(module), module.context)
+    """Return a function of a module as a program; None if it checks nothing."""
+    module_copy = ir.Module.parse(bytecode_of(module), module.context)
     main = next(
-        each.operation
-        for each in whole.body.operations
-        if each.operation.name == "func.func"
-        and each.operation.attributes["sym_name"].value == function
+        candidate.operation
+        for candidate in module_copy.body.operations
+        if candidate.operation.name == "func.func"
+        and candidate.operation.attributes["sym_name"].value == function
     )
     if not len(main.regions[0].blocks):
         return None
     block = main.regions[0].blocks[0]
-    found = [each.operation for each in block.operations if _check_name(each.operation)]
-    if not found or any(c.name.endswith("serialized_eq") for c in found):
+    checks_found = [
+        operation_view.operation
+        for operation_view in block.operations
+        if _check_name(operation_view.operation)
+    ]
+    if not checks_found or any(c.name.endswith("serialized_eq") for c in checks_found):
         return None
-    inputs = _lifted(whole, main, block)
-    results, checks = _results(found, block)
+    inputs = _lifted(module_copy, main, block)
+    results, checks = _results(checks_found, block)
     end = block.operations[len(block.operations) - 1].operation
     end.erase()
     with ir.InsertionPoint(block):
         func.return_(results)
-    for each in found:
-        each.erase()
+    for check in checks_found:
+        check.erase()
     kinds = ir.FunctionType.get([a.type for a in block.arguments], [r.type for r in results])
     main.attributes["function_type"] = ir.TypeAttr.get(kinds)
     for attribute in ("res_attrs", "arg_attrs"):
         if attribute in main.attributes:
             del main.attributes[attribute]
     main.attributes["sym_name"] = ir.StringAttr.get("checked_program")
-    return Case(f"{name} @{function}", bytecode_of(whole), inputs, checks)
+    return Case(f"{name} @{function}", bytecode_of(module_copy), inputs, checks)
 
 
 def _check_name(operation: ir.Operation) -> str:
-    """Return which check an operation is, without its dialect; "" for any other."""
+    """Return the check an operation represents, without its dialect; "" for any other."""
     name = str(operation.name)
     if name == "stablehlo.custom_call":
         name = str(operation.attributes["call_target_name"].value)
@@ -178,15 +184,18 @@ def _check_name(operation: ir.Operation) -> str:
     return name.partition("check.")[2].removesuffix("_const") if name.startswith("check.") else ""
 
 
-def _lifted(whole: ir.Module, main: ir.Operation, block: ir.Block) -> list[Any]:
-    """Make real tensors that `@inputs` gives inputs of the program; return their values."""
+def _lifted(module: ir.Module, main: ir.Operation, block: ir.Block) -> list[Any]:
+    """Turn the real tensors returned by `@inputs` into program inputs, and return their values."""
     bodies = {
-        each.operation.attributes["sym_name"].value: each.operation.regions[0].blocks[0]
-        for each in whole.body.operations
-        if each.operation.name == "func.func" and len(each.operation.regions[0].blocks)
+        function_view.operation.attributes["sym_name"].value: function_view.operation.regions[
+            0
+        ].blocks[0]
+        for function_view in module.body.operations
+        if function_view.operation.name == "func.func"
+        and len(function_view.operation.regions[0].blocks)
     }
     inputs = []
-    for operation in [each.operation for each in block.operations]:
+    for operation in [operation_view.operation for operation_view in block.operations]:
         if operation.name != "func.call" or operation.attributes["callee"].value != "inputs":
             continue
         *_, end = bodies["inputs"].operations
@@ -204,27 +213,29 @@ def _lifted(whole: ir.Module, main: ir.Operation, block: ir.Block) -> list[Any]:
     return inputs
 
 
-def _results(found: Sequence[ir.Operation], block: ir.Block) -> tuple[list[ir.Value], list[Check]]:
-    """Return what checks compare, as results of the program, and the comparisons."""
+def _results(
+    check_operations: Sequence[ir.Operation], block: ir.Block
+) -> tuple[list[ir.Value], list[Check]]:
+    """Return the compared values as results of the program, and the comparisons."""
     results: list[ir.Value] = []
     checks = []
-    for check in found:
+    for check in check_operations:
         with ir.InsertionPoint(check):
             first = len(results)
-            parts = [_parts(value) for value in check.operands]
-        results += [part for side in parts for part in side]
+            components = [_parts(value) for value in check.operands]
+        results += [component for side in components for component in side]
         stated = (
             check.attributes["max_ulp_difference"].value
             if "max_ulp_difference" in check.attributes
             else ULPS
         )
-        checks.append(Check(_check_name(check), first, len(parts[0]), stated))
+        checks.append(Check(_check_name(check), first, len(components[0]), stated))
     return results, checks
 
 
 def _parts(value: ir.Value) -> list[ir.Value]:
-    """Return what a tensor is compared as: both parts of complex numbers, and float32 of floats
-    that no tensor of Ekiden's has.
+    """Return the components a tensor is compared as: both parts of complex numbers, and float32 of
+    floats that no tensor of Ekiden's has.
     """
     narrow = narrow_of(value.type)
     if narrow is not None and not narrow.stored:
@@ -240,16 +251,19 @@ def _parts(value: ir.Value) -> list[ir.Value]:
 
 
 def outcome(case: Case) -> tuple[str, str]:
-    """Return how a program fares: (kind, more)."""
+    """Return a program's outcome as (kind, details)."""
     try:
-        found = ekiden.compile(case.program, signature="checked_program", tier="quick")(
+        raw_results = ekiden.compile(case.program, signature="checked_program", tier="quick")(
             *case.inputs
         )
     except EkidenError as error:
         return "refused", f"{type(error).__name__}: {error}"
     except Exception as error:  # what the corpus looks for
         return "raw", f"{type(error).__name__}: {error}"
-    results = [np.asarray(each) for each in (found if isinstance(found, tuple) else (found,))]
+    results = [
+        np.asarray(raw)
+        for raw in (raw_results if isinstance(raw_results, tuple) else (raw_results,))
+    ]
     worst = "agree"
     for check in case.checks:
         for at in range(check.first, check.first + check.parts):
@@ -260,15 +274,15 @@ def outcome(case: Case) -> tuple[str, str]:
     return worst, ""
 
 
-def compared(mine: Any, wanted: Any, check: Check) -> tuple[str, str]:  # noqa: ANN401
-    """Return "agree", "near" (within REAL_TOLERANCE) or "wrong" of two arrays, and why."""
-    if mine.shape != wanted.shape or mine.dtype != wanted.dtype:
-        return "wrong", f"{mine.dtype}{mine.shape} for {wanted.dtype}{wanted.shape}"
+def compared(mine: Any, expected: Any, check: Check) -> tuple[str, str]:  # noqa: ANN401
+    """Compare two arrays: "agree", "near" (within REAL_TOLERANCE) or "wrong", and why."""
+    if mine.shape != expected.shape or mine.dtype != expected.dtype:
+        return "wrong", f"{mine.dtype}{mine.shape} for {expected.dtype}{expected.shape}"
     dtype = str(mine.dtype)
     if "float" not in dtype:
-        same = mine.view(np.uint8) == wanted.view(np.uint8) if mine.shape else mine == wanted
-        return ("agree", "") if np.all(same) else ("wrong", _shown(mine, wanted))
-    x, y = mine.astype(np.float64), wanted.astype(np.float64)
+        same = mine.view(np.uint8) == expected.view(np.uint8) if mine.shape else mine == expected
+        return ("agree", "") if np.all(same) else ("wrong", _shown(mine, expected))
+    x, y = mine.astype(np.float64), expected.astype(np.float64)
     same = (x == y) | (np.isnan(x) & np.isnan(y))
     if check.kind == "expect_eq":
         return ("agree", "") if np.all(same) else ("wrong", _shown(x, y))
@@ -276,7 +290,7 @@ def compared(mine: Any, wanted: Any, check: Check) -> tuple[str, str]:  # noqa: 
         distance = np.abs(x - y)
         bound = ALMOST * (1 + np.abs(y))
         if check.kind == "expect_close" and dtype in REAL_TOLERANCE:
-            bound = check.ulps * np.abs(np.spacing(np.abs(wanted))).astype(np.float64)
+            bound = check.ulps * np.abs(np.spacing(np.abs(expected))).astype(np.float64)
         if np.all(same | (distance <= bound)):
             return "agree", ""
         limit = REAL_TOLERANCE.get(dtype, ALMOST)
@@ -285,11 +299,11 @@ def compared(mine: Any, wanted: Any, check: Check) -> tuple[str, str]:  # noqa: 
     return "wrong", _shown(x, y)
 
 
-def _shown(mine: Any, wanted: Any) -> str:  # noqa: ANN401
+def _shown(mine: Any, expected: Any) -> str:  # noqa: ANN401
     """Return the first three elements that differ."""
-    differs = ~((mine == wanted) | ((mine != mine) & (wanted != wanted)))
+    differs = ~((mine == expected) | ((mine != mine) & (expected != expected)))
     at = np.argwhere(differs)
-    pairs = [f"{mine[tuple(i)]} for {wanted[tuple(i)]} at {tuple(map(int, i))}" for i in at[:3]]
+    pairs = [f"{mine[tuple(i)]} for {expected[tuple(i)]} at {tuple(map(int, i))}" for i in at[:3]]
     return f"{len(at)} of {mine.size}: " + ", ".join(pairs)
 
 
@@ -307,26 +321,26 @@ def work(paths: Sequence[str], root: str, connection: Connection) -> None:
 
 
 def sweep(paths: Sequence[Path], root: Path, limit: float) -> Iterator[tuple[str, str, str]]:
-    """Yield how each program of these files fares; a program out of time costs its process, and the
-    rest of its file.
+    """Yield the outcome of each program of these files; a program that times out costs its process
+    and the rest of its file.
     """
-    left = [str(path) for path in paths]
+    remaining = [str(path) for path in paths]
     spawn = multiprocessing.get_context("spawn")
-    while left:
+    while remaining:
         mine, theirs = spawn.Pipe(duplex=False)
-        process = spawn.Process(target=work, args=(left, str(root), theirs))
+        process = spawn.Process(target=work, args=(remaining, str(root), theirs))
         process.start()
         theirs.close()
-        name, path, ended = "", left[0], False
+        name, path, ended = "", remaining[0], False
         try:
             while mine.poll(limit):
-                kind, told, text, where = mine.recv()
+                kind, verdict_text, text, where = mine.recv()
                 if kind == "end":
                     ended = True
                     break
-                name, path = told, where
+                name, path = verdict_text, where
                 if kind != "start":
-                    yield kind, told, text
+                    yield kind, verdict_text, text
                     name = ""
         except EOFError:
             pass
@@ -336,11 +350,11 @@ def sweep(paths: Sequence[Path], root: Path, limit: float) -> Iterator[tuple[str
         process.kill()
         process.join()
         yield "ended", name or path, "out of time, or the process died"
-        left = left[left.index(path) + 1 :]
+        remaining = remaining[remaining.index(path) + 1 :]
 
 
 def main() -> None:
-    """Run the corpus, and print what does not agree and the totals."""
+    """Run the corpus, and print disagreements and totals."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )

@@ -1,4 +1,4 @@
-"""What starting takes: imports, and first answers of small programs, beside another commit.
+"""Startup times: imports, and first answers of small programs, beside another commit.
 
     python benchmarks/start_times.py [--beside COMMIT] [--rounds N] [ROW ...]
 
@@ -86,7 +86,7 @@ exe(*arguments)
 
 @dataclass(frozen=True)
 class Figure:
-    """What one row takes."""
+    """The cost of one row."""
 
     cpu_ms: float
     own: int
@@ -96,21 +96,23 @@ class Figure:
 def run(
     checkout: Checkout, statement: str, *arguments: object, **environment: str
 ) -> Figure | None:
-    """Run a statement in a fresh process. Returns None where it fails, as what another commit does
-    not have; what it printed is then on standard error."""
+    """Run a statement in a fresh process. Return None if it fails, as for features missing in
+    another commit; its output is then on standard error.
+    """
     command = [*checkout.python, "-c", CLOCK.format(statement=statement), *map(str, arguments)]
-    given = {**checkout.environment, "EKIDEN_COMPILE_JOBS": "1", **environment}
-    given.pop("PYTHONDONTWRITEBYTECODE", None)  # or sources are compiled in each process
-    ran = subprocess.run(command, stdout=subprocess.PIPE, text=True, env=given, cwd=checkout.folder)
+    env = {**checkout.environment, "EKIDEN_COMPILE_JOBS": "1", **environment}
+    env.pop("PYTHONDONTWRITEBYTECODE", None)  # or sources are compiled in each process
+    ran = subprocess.run(command, stdout=subprocess.PIPE, text=True, env=env, cwd=checkout.folder)
     if ran.returncode != 0:
         return None
-    spent, own, others = ran.stdout.split()
-    return Figure(float(spent), int(own), int(others))
+    spent, own, other_modules = ran.stdout.split()
+    return Figure(float(spent), int(own), int(other_modules))
 
 
 def middle(rounds: Sequence[Figure | None]) -> Figure | None:
-    """Return the median of the times, and the modules of the last round, without the first one,
-    which compiled sources to Python's bytecode; None where one failed."""
+    """Return the median of the times, and the modules of the last round, ignoring the first round,
+    which compiled sourc None where one failed.
+    """
     figures = [figure for figure in rounds[1:] if figure is not None]
     if len(figures) < len(rounds) - 1:
         return None
@@ -118,7 +120,7 @@ def middle(rounds: Sequence[Figure | None]) -> Figure | None:
 
 
 def write_program(row: str, folder: Path) -> Path:
-    """Write the program of a row to a file that `ekiden.compile` takes."""
+    """Write the program of a row to a file that `ekiden.compile` accepts."""
     kind, name = row.split()
     if kind == "onnx":
         onnx.save(onnx_model(name), folder / f"{name}.onnx")
@@ -129,23 +131,23 @@ def write_program(row: str, folder: Path) -> Path:
 
 
 def measure(row: str, checkout: Checkout, rounds: int) -> dict[str, Figure | None]:
-    """Return the figures of a row: of an import one, of a program those of a cold and of a cached
-    start."""
+    """Return the figures of a row: one for an import, a cold and a cached start for a program."""
     if row in IMPORTS:
         return {row: middle([run(checkout, IMPORTS[row]) for _ in range(rounds + 1)])}
     cold, cached = [], []
     for _ in range(rounds + 1):
-        with tempfile.TemporaryDirectory() as place:
-            path = write_program(row, Path(place))
-            cache = {"EKIDEN_CACHE_DIR": str(Path(place) / "cache")}
+        with tempfile.TemporaryDirectory() as scratch:
+            path = write_program(row, Path(scratch))
+            cache = {"EKIDEN_CACHE_DIR": str(Path(scratch) / "cache")}
             cold.append(run(checkout, ANSWER, path, **cache))
             cached.append(run(checkout, ANSWER, path, **cache))
     return {f"{row}, cold": middle(cold), f"{row}, cached": middle(cached)}
 
 
 def line(name: str, figures: Sequence[Figure | None]) -> str:
-    """Return a line of the table: columns hold the figure of this tree, then the other's; "-" for
-    what failed."""
+    """Format a line of the table: columns hold the figure of this tree, then the other's; "-" for
+    what failed.
+    """
     cells = [
         " / ".join("-" if f is None else f"{f.cpu_ms:.0f}" for f in figures),
         " / ".join("-" if f is None else str(f.own) for f in figures),
@@ -155,7 +157,7 @@ def line(name: str, figures: Sequence[Figure | None]) -> str:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Print the table. Returns the exit status."""
+    """Print the table, and return the exit status."""
     rows = [*IMPORTS, *ANSWERS]
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("rows", nargs="*", metavar="ROW", help=f"of: {', '.join(rows)}")
@@ -166,15 +168,15 @@ def main(arguments: Sequence[str]) -> int:
         if row not in rows:
             parser.error(f"no row is called {row!r}; there are {', '.join(rows)}")
     is_bad = False
-    with tempfile.TemporaryDirectory() as place:
+    with tempfile.TemporaryDirectory() as scratch:
         sides = [Checkout(ROOT, (sys.executable,), os.environ)]
         if options.beside:
-            sides.append(check_out(merge_base(options.beside), Path(place) / "tree"))
+            sides.append(check_out(merge_base(options.beside), Path(scratch) / "tree"))
         print(f"{'':32}{'cpu ms':>15}{'own':>15}{'others':>15}")
         for row in options.rows or rows:
             measured = [measure(row, side, options.rounds) for side in sides]
             for name in measured[0]:
-                print(line(name, [each[name] for each in measured]), flush=True)
+                print(line(name, [side[name] for side in measured]), flush=True)
             for name, figure in measured[0].items():
                 budget = BUDGETS_MS.get(name, float("inf"))
                 if figure is None or figure.cpu_ms > budget:

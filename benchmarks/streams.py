@@ -1,6 +1,7 @@
-"""Many texts at once beside one after the other, of a Llama with random weights.
+"""Batched generation of many texts, compared with one after the other, on a Llama with random
+weights.
 
-    python benchmarks/streams.py --format q4_0 --threads 1 --prompts 16 256 --answers 16 128
+python benchmarks/streams.py --format q4_0 --threads 1 --prompts 16 256 --answers 16 128
 
 Prompts and answers have lengths between the two numbers. Prints seconds and tokens of answers a
 second of both, and how many times faster all together are; each text is compared with itself alone.
@@ -29,35 +30,35 @@ STEPS, ROUNDS = 8, 5
 
 
 def texts(options: argparse.Namespace, vocabulary: int) -> list[Text]:
-    """Prompts, and how long their answers are."""
+    """Return prompts with the lengths of their answers."""
     rng = np.random.default_rng(options.seed)
-    made = []
+    requests = []
     for _ in range(options.streams):
         prompt, answer = (int(rng.integers(low, high + 1)) for low, high in
                           (options.prompts, options.answers))  # fmt: skip
         tokens = rng.integers(LEAST, vocabulary, prompt).tolist()
-        made.append((tokens, llm.Sampling(max_tokens=answer, ignore_end=True)))
-    return made
+        requests.append((tokens, llm.Sampling(max_tokens=answer, ignore_end=True)))
+    return requests
 
 
-def run(engine: llm.Engine, given: Sequence[Text]) -> tuple[float, list[list[int]]]:
-    """Seconds, and the answers."""
+def run(engine: llm.Engine, requests: Sequence[Text]) -> tuple[float, list[list[int]]]:
+    """Return the seconds, and the answers."""
     start = time.perf_counter()
-    streams = [engine.submit(prompt, sampling) for prompt, sampling in given]
-    found = [list(stream) for stream in streams]
-    return time.perf_counter() - start, found
+    streams = [engine.submit(prompt, sampling) for prompt, sampling in requests]
+    answers = [list(stream) for stream in streams]
+    return time.perf_counter() - start, answers
 
 
 class UnderWay:
-    """Some texts that are past their prompts, and go on as long as they are asked."""
+    """Some texts past their prompts, which continue as long as requested."""
 
     def __init__(self, model: llm.Model, count: int, options: argparse.Namespace) -> None:
         engine = llm.Engine(model, sequences=count, chunk=options.chunk, steps=options.steps)
         rng = np.random.default_rng(count)
-        asked = llm.Sampling(max_tokens=2 * STEPS * ROUNDS * options.steps, ignore_end=True)
+        sampling = llm.Sampling(max_tokens=2 * STEPS * ROUNDS * options.steps, ignore_end=True)
         self.streams = [
             engine.submit(
-                rng.integers(LEAST, model.config.vocabulary, sum(options.prompts) // 2), asked
+                rng.integers(LEAST, model.config.vocabulary, sum(options.prompts) // 2), sampling
             )
             for _ in range(count)
         ]
@@ -65,22 +66,22 @@ class UnderWay:
             next(stream)
 
     def rate(self) -> float:
-        """Tokens a second."""
-        start, made = time.perf_counter(), 0
+        """Return the tokens per second."""
+        start, count = time.perf_counter(), 0
         for _ in range(STEPS):
             for stream in self.streams:
                 next(stream)
-                made += 1
-        return made / (time.perf_counter() - start)
+                count += 1
+        return count / (time.perf_counter() - start)
 
     def close(self) -> None:
-        """End them."""
+        """End the texts."""
         for stream in self.streams:
             stream.close()
 
 
 def prompt_rate(model: llm.Model, options: argparse.Namespace) -> float:
-    """Tokens a second of a prompt that fills a step."""
+    """Return the tokens per second of a prompt that fills a step."""
     engine = llm.Engine(model, sequences=1, chunk=options.chunk)
     rng = np.random.default_rng(time.perf_counter_ns())
     prompt = rng.integers(LEAST, model.config.vocabulary, options.chunk)
@@ -91,15 +92,16 @@ def prompt_rate(model: llm.Model, options: argparse.Namespace) -> float:
 
 
 def rates(model: llm.Model, options: argparse.Namespace) -> tuple[float, float, float]:
-    """Of one text under way, of all of them, and of prompts, in turns."""
+    """Return the rates of one running text, of all of them, and of prompts, measured in turns."""
     several = [UnderWay(model, count, options) for count in (1, options.streams)]
-    found = [
-        (*(each.rate() for each in several), prompt_rate(model, options)) for _ in range(ROUNDS)
+    samples = [
+        (*(running_texts.rate() for running_texts in several), prompt_rate(model, options))
+        for _ in range(ROUNDS)
     ]
-    for each in several:
-        each.close()
-    one, many, read = (statistics.median(column) for column in zip(*found, strict=True))
-    return one, many, read
+    for running in several:
+        running.close()
+    one, all_rate, read = (statistics.median(column) for column in zip(*samples, strict=True))
+    return one, all_rate, read
 
 
 def main() -> None:
@@ -122,24 +124,24 @@ def main() -> None:
         Random(options.size, options.format), sequences=options.streams, context=1024,
         cache=options.cache, num_threads=options.threads,
     )  # fmt: skip
-    given = texts(options, model.config.vocabulary)
+    requests = texts(options, model.config.vocabulary)
     warm, *_ = texts(argparse.Namespace(**{**vars(options), "seed": -1 % 2**32}), LEAST + 1)
     times, answers = {}, {}
     for count in (1, options.streams):
         engine = llm.Engine(model, sequences=count, chunk=options.chunk, steps=options.steps)
         run(engine, [warm] * count)
-        times[count], answers[count] = run(engine, given)
-    made = sum(map(len, answers[1]))
-    read = sum(len(prompt) for prompt, _ in given)
-    print(f"{options.streams} texts: {read} tokens of prompts, {made} of answers")
+        times[count], answers[count] = run(engine, requests)
+    token_count = sum(map(len, answers[1]))
+    read = sum(len(prompt) for prompt, _ in requests)
+    print(f"{options.streams} texts: {read} tokens of prompts, {token_count} of answers")
     for count, seconds in times.items():
-        print(f"{count:3} at once: {seconds:7.2f} s {made / seconds:8.1f} tokens/s")
+        print(f"{count:3} at once: {seconds:7.2f} s {token_count / seconds:8.1f} tokens/s")
     print(f"{times[1] / times[options.streams]:.2f} times; equal to each alone: "
           f"{answers[1] == answers[options.streams]}")  # fmt: skip
-    one, many, prompt = rates(model, options)
-    most = times[1] * max(many, prompt) / (read + made)
-    print(f"tokens/s under way: {one:.0f} alone, {many:.0f} of {options.streams} texts; of prompts "
-          f"{prompt:.0f}; so at most {most:.2f} times")  # fmt: skip
+    one, all_rate, prompt = rates(model, options)
+    max_length = times[1] * max(all_rate, prompt) / (read + token_count)
+    print(f"tokens/s under way: {one:.0f} alone, {all_rate:.0f} of {options.streams} texts; of prompts "
+          f"{prompt:.0f}; so at most {max_length:.2f} times")  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""Files of TensorFlow Lite beside LiteRT (XNNPACK), one thread, in turns in one process.
+"""TensorFlow Lite files, compared with LiteRT (XNNPACK) on one thread, in turns in one process.
 
-    python benchmarks/tflite_models.py MODEL.tflite ... [--seconds 2]
+python benchmarks/tflite_models.py MODEL.tflite ... [--seconds 2]
 
 Of each file: microseconds of a call of Ekiden's, from arrays to tensors; of LiteRT's with its
 inputs set and its outputs fetched, and of its `invoke` alone; how often Ekiden runs while LiteRT
@@ -28,36 +28,37 @@ TURN = 5e-4
 
 
 def calls(path: str) -> dict[str, Call]:
-    """What is timed, by name."""
+    """Return the timed calls by name."""
     peer = Interpreter(path, num_threads=1)
     peer.allocate_tensors()
-    rng, given, results = (
+    rng, input_details, results = (
         np.random.default_rng(0),
         peer.get_input_details(),
         peer.get_output_details(),
     )
-    feed = [drawn(each, rng) for each in given]
+    feed = [drawn(detail, rng) for detail in input_details]
     program = ekiden.compile(path, num_threads=1, tier="full")
 
-    def whole() -> object:
-        for each, array in zip(given, feed, strict=True):
-            peer.set_tensor(each["index"], array)
+    def run_peer() -> object:
+        """Set the inputs, run LiteRT, and fetch the outputs."""
+        for detail, array in zip(input_details, feed, strict=True):
+            peer.set_tensor(detail["index"], array)
         peer.invoke()
-        return [peer.get_tensor(each["index"]) for each in results]
+        return [peer.get_tensor(output_detail["index"]) for output_detail in results]
 
-    return {"ekiden": lambda: program(*feed), "litert": whole, "invoke": peer.invoke}
+    return {"ekiden": lambda: program(*feed), "litert": run_peer, "invoke": peer.invoke}
 
 
-def drawn(each: dict[str, Any], rng: np.random.Generator) -> np.ndarray[Any, Any]:
-    """An input of a kind that LiteRT tells: numbers of small size, that may be indices too."""
-    if np.issubdtype(each["dtype"], np.floating):
-        return rng.standard_normal(each["shape"]).astype(each["dtype"])
-    return rng.integers(0, 100, each["shape"]).astype(each["dtype"])
+def drawn(detail: dict[str, Any], rng: np.random.Generator) -> np.ndarray[Any, Any]:
+    """Return a random input described by LiteRT: small numbers that may also serve as indices."""
+    if np.issubdtype(detail["dtype"], np.floating):
+        return rng.standard_normal(detail["shape"]).astype(detail["dtype"])
+    return rng.integers(0, 100, detail["shape"]).astype(detail["dtype"])
 
 
 def medians(timed: dict[str, Call], seconds: float) -> dict[str, float]:
-    """Microseconds of each."""
-    counts, found = {}, {name: list[float]() for name in timed}
+    """Return the median microseconds of each call."""
+    counts, samples = {}, {name: list[float]() for name in timed}
     for name, call in timed.items():
         call()
         begin = time.perf_counter()
@@ -69,8 +70,8 @@ def medians(timed: dict[str, Call], seconds: float) -> dict[str, float]:
             begin = time.perf_counter()
             for _ in range(counts[name]):
                 call()
-            found[name].append((time.perf_counter() - begin) / counts[name] * 1e6)
-    return {name: statistics.median(each) for name, each in found.items()}
+            samples[name].append((time.perf_counter() - begin) / counts[name] * 1e6)
+    return {name: statistics.median(call_samples) for name, call_samples in samples.items()}
 
 
 def main() -> None:
@@ -83,7 +84,7 @@ def main() -> None:
     for path in options.models:
         us = medians(calls(path), options.seconds)
         ratios.append(us["litert"] / us["ekiden"])
-        shown = "  ".join(f"{name} {each:9.2f}" for name, each in us.items())
+        shown = "  ".join(f"{name} {microseconds:9.2f}" for name, microseconds in us.items())
         alone = us["invoke"] / us["ekiden"]
         print(f"{Path(path).name:28}  {shown} us  {ratios[-1]:.2f} ({alone:.2f})", flush=True)
     print(f"geometric mean of {len(ratios)}: {statistics.geometric_mean(ratios):.2f}")

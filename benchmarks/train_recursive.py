@@ -1,4 +1,4 @@
-"""Training steps of programs with recursion, beside PyTorch: a Tree-LSTM and an RNN over lists.
+"""Training steps of recursive programs, compared with PyTorch: a Tree-LSTM and an RNN over lists.
 
 python benchmarks/train_recursive.py [--epochs 5] [--threads 1]
 
@@ -36,15 +36,16 @@ def torch_tree_loss(tree: tree_lstm.Nested, label: int, weights: Sequence[object
     words, leaf, leaf_bias, node, node_bias, out = weights
 
     def cell(t: tree_lstm.Nested) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the hidden and cell state of a subtree."""
         if isinstance(t, int):
             i, o, u = functional.linear(words[t][None], leaf, leaf_bias).chunk(3, 1)
             c = torch.sigmoid(i) * torch.tanh(u)
             return torch.sigmoid(o) * torch.tanh(c), c
-        (left, left_c), (right, right_c) = cell(t[0]), cell(t[1])
-        gates = functional.linear(torch.cat([left, right], 1), node, node_bias)
+        (left_h, left_c), (right, right_c) = cell(t[0]), cell(t[1])
+        gates = functional.linear(torch.cat([left_h, right], 1), node, node_bias)
         i, f, g, o, u = gates.chunk(5, 1)
-        kept = torch.sigmoid(f) * left_c + torch.sigmoid(g) * right_c
-        c = torch.sigmoid(i) * torch.tanh(u) + kept
+        remembered = torch.sigmoid(f) * left_c + torch.sigmoid(g) * right_c
+        c = torch.sigmoid(i) * torch.tanh(u) + remembered
         return torch.sigmoid(o) * torch.tanh(c), c
 
     return functional.cross_entropy(functional.linear(cell(tree)[0], out), torch.tensor([label]))
@@ -101,8 +102,8 @@ def compare(ours: Step, theirs: Step, data: Sequence[tuple[tuple, tuple]], epoch
                 losses.append(step(*args))
                 spent.append((time.perf_counter() - begin, time.process_time() - work))
             largest = max(largest, abs(losses[0] - losses[1]))
-    mine, other = (1e6 * np.median(spent, axis=0) for spent in times)
-    for what, ekiden_us, torch_us in zip(("clock", "processor"), mine, other, strict=True):
+    mine, torch_times = (1e6 * np.median(spent, axis=0) for spent in times)
+    for what, ekiden_us, torch_us in zip(("clock", "processor"), mine, torch_times, strict=True):
         shown = f"Ekiden {ekiden_us:8.0f} us, PyTorch {torch_us:8.0f} us a step"
         print(f"  {what:9} {shown}: {torch_us / ekiden_us:.1f} times")
     print(f"  {len(times[0])} steps, the largest difference of losses {largest:.1e}")

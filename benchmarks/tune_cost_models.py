@@ -1,6 +1,6 @@
-"""How well models of costs order candidates of tasks that they have not seen.
+"""How well cost models rank candidates of unseen tasks.
 
-    python benchmarks/tune_cost_models.py records.json [--most 60]
+python benchmarks/tune_cost_models.py records.json [--most 60]
 
 Of the records that benchmarks/tune_workloads.py wrote, each workload in turn is held out: a model
 learns from up to `--most` trials of each of the others. Printed are the rank correlation over the
@@ -24,24 +24,24 @@ Rows = tuple[list[Features], list[float]]
 
 
 def rank_correlation(a: list[float], b: list[float]) -> float:
-    """Spearman's, ties by their order."""
+    """Return Spearman's rank correlation, with ties in order."""
     first, second = (np.argsort(np.argsort(x, kind="stable")).astype(float) for x in (a, b))
     return float(np.corrcoef(first, second)[0, 1])
 
 
 def recall(guessed: list[float], true: list[float]) -> float:
-    """Of the best tenth, the share in the tenth that is guessed best."""
+    """Return the share of the best tenth that is also predicted to be in the best tenth."""
     count = max(1, len(true) // 10)
     best = set(np.argsort(true)[:count].tolist())
     return len(best & set(np.argsort(guessed)[:count].tolist())) / count
 
 
-def rows_of(name: str, records: Records, most: int) -> Rows:
-    """Features and ratios of some trials of a workload, relative to their median."""
+def rows_of(name: str, records: Records, limit: int) -> Rows:
+    """Return the features and ratios of some of a workload's trials, relative to their median."""
     space = te_task(WORKLOADS[name](), Target("llvm"), name).space
     trials = [t for t in records.query(name=name, kind="trial") if t.status == "ok" and t.choice]
     random.Random(0).shuffle(trials)
-    trials = trials[:most]
+    trials = trials[:limit]
     middle = float(np.median([t.ratio for t in trials])) if trials else 1.0
     rows = [space.features(Candidate(t.rule, t.choice)) for t in trials]
     return rows, [t.ratio / middle for t in trials]
@@ -57,17 +57,17 @@ def main() -> None:
     every = {name: rows_of(name, records, options.most) for name in WORKLOADS}
     every = {name: rows for name, rows in every.items() if len(rows[0]) >= 20}
     for kind, make in MODELS.items():
-        found = []
+        scores = []
         for name, (rows, true) in every.items():
-            others = [r for n, r in every.items() if n != name]
+            training = [r for n, r in every.items() if n != name]
             model: CostModel = make()
-            model.fit([f for r in others for f in r[0]], [y for r in others for y in r[1]])
+            model.fit([f for r in training for f in r[0]], [y for r in training for y in r[1]])
             guessed = model.predict(rows)
-            found.append((rank_correlation(guessed, true), recall(guessed, true)))
-            print(f"{kind:10} {name}  rank correlation {found[-1][0]:5.2f}  of the best tenth"
-                  f" {found[-1][1]:4.0%}", flush=True)  # fmt: skip
-        means = np.mean(found, axis=0)
-        print(f"{kind:10} mean of {len(found)}: {means[0]:.2f}, {means[1]:.0%}")
+            scores.append((rank_correlation(guessed, true), recall(guessed, true)))
+            print(f"{kind:10} {name}  rank correlation {scores[-1][0]:5.2f}  of the best tenth"
+                  f" {scores[-1][1]:4.0%}", flush=True)  # fmt: skip
+        means = np.mean(scores, axis=0)
+        print(f"{kind:10} mean of {len(scores)}: {means[0]:.2f}, {means[1]:.0%}")
 
 
 if __name__ == "__main__":

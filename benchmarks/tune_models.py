@@ -1,4 +1,5 @@
-"""Models untuned and tuned: what tuning finds for each kernel, and what a whole run wins by it.
+"""Models before and after tuning: what tuning finds for each kernel, and what a whole run wins by
+it.
 
     python benchmarks/tune_models.py tune --manifest models.json --out FOLDER [--trials 100]
     python benchmarks/tune_models.py compare --manifest models.json --out FOLDER
@@ -38,25 +39,25 @@ TOLERANCE = (2e-3, 1e-4, 0.0)
 
 
 def models(options: argparse.Namespace) -> Iterator[tuple[str, Path, Feed, Sequence[float]]]:
-    """(name, file, inputs, tolerance) of each model that is asked for."""
+    """Yield (name, file, inputs, tolerance) of each requested model."""
     tools = runpy.run_path(str(options.manifest.resolve().parent / "fetch_models.py"))
     for entry in tools["load"](str(options.manifest)):
         if entry["format"] != "onnx" or (options.only and entry["id"] not in options.only):
             continue
-        found = tools["fetch"]([entry], options.cache)[entry["id"]]
-        path = Path(tools["prepare"](entry, found, options.cache))
+        file = tools["fetch"]([entry], options.cache)[entry["id"]]
+        path = Path(tools["prepare"](entry, file, options.cache))
         feed = tools["make_inputs"](entry, entry["cases"][0], 0)
         yield entry["id"], path, feed, entry.get("tolerance", TOLERANCE)
 
 
 def dims_of(exe: ekiden.Executable, feed: Feed) -> dict[str, int]:
-    """The sizes that a model's symbols have with these inputs."""
+    """Return the sizes of a model's symbols for these inputs."""
     pairs = [(d, n) for i in exe.inputs for d, n in zip(i.shape, feed[i.name].shape, strict=True)]
     return {d: n for d, n in pairs if isinstance(d, str) and d.isidentifier()}
 
 
 def tune(options: argparse.Namespace) -> None:
-    """The command of that name."""
+    """Run the command `tune`."""
     for name, path, feed, _ in models(options):
         started = time.perf_counter()
         try:
@@ -76,8 +77,9 @@ def tune(options: argparse.Namespace) -> None:
 
 
 def each_kernel(session: Session, trials: int) -> None:
-    """So many trials of every kernel, the heaviest first: how far defaults are behind is asked of
-    those too that a search for the speed of a model leaves alone."""
+    """Run so many trials of every kernel, the heaviest first: how far defaults are behind is asked
+    of those too that a search for the speed of a model leaves alone.
+    """
     heaviest = sorted(session.tasks, key=lambda t: t.calls * t.flops, reverse=True)
     states = []
     for task in heaviest:
@@ -89,7 +91,7 @@ def each_kernel(session: Session, trials: int) -> None:
 
 
 def kernel(state: State) -> str:
-    """What was found for one kernel, in a line."""
+    """Summarize one kernel's result in a line."""
     choice = state.best.choice if state.best else "the default"
     return (
         f"{state.trials:4} trials {state.untuned * 1e6:9.1f} us {state.ratio:5.2f}"
@@ -98,7 +100,7 @@ def kernel(state: State) -> str:
 
 
 def said(session: Session) -> str:
-    """What a run found, in a line."""
+    """Summarize a session in a line."""
     before = sum(s.weight for s in session.states)
     after = sum(s.weight * s.ratio for s in session.states)
     wins = sum(s.best is not None for s in session.states)
@@ -111,22 +113,22 @@ def said(session: Session) -> str:
 
 
 def compare(options: argparse.Namespace) -> None:
-    """The command of that name."""
+    """Run the command `compare`."""
     ekiden.runtime.num_threads(1)
     ratios = []
     for name, path, feed, tolerance in models(options):
         records = options.out / f"{name}.json"
         if not records.exists():
             continue
-        found = Records.open(records)
+        records_found = Records.open(records)
         plain = ekiden.compile(str(path), records=())
-        tuned = ekiden.compile(str(path), records=found)
+        tuned = ekiden.compile(str(path), records=records_found)
         off = difference(results(plain, feed), results(tuned, feed), tolerance)
-        middle, least, seconds = in_turns(plain, tuned, feed)
-        ratios.append(least)
+        middle, best_ratio, seconds = in_turns(plain, tuned, feed)
+        ratios.append(best_ratio)
         print(
             f"{name:28} {seconds * 1e3:9.3f} ms  untuned/tuned {middle:.3f} by the median,"
-            f" {least:.3f} by the least; {len(found.best())} records; results {off}",
+            f" {best_ratio:.3f} by the least; {len(records_found.best())} records; results {off}",
             flush=True,
         )
     if ratios:
@@ -135,21 +137,23 @@ def compare(options: argparse.Namespace) -> None:
 
 
 def results(exe: ekiden.Executable, feed: Feed) -> list[np.ndarray]:
-    """What a model gives, first call."""
-    found: Any = exe(**feed)
-    return [np.asarray(o) for o in (found if isinstance(found, tuple) else (found,))]
+    """Return a model's outputs, from its first call."""
+    outputs: Any = exe(**feed)
+    return [np.asarray(o) for o in (outputs if isinstance(outputs, tuple) else (outputs,))]
 
 
 def difference(a: Sequence[np.ndarray], b: Sequence[np.ndarray], tolerance: Sequence[float]) -> str:
-    """Whether two runs agree."""
+    """Return "" if two runs agree, else "DIFFER"."""
     relative, absolute, of_largest = (*tolerance, 0.0, 0.0)[:3]
     for x, y in zip(a, b, strict=True):
         if x.dtype.kind not in "f":
             if not np.array_equal(x, y):
                 return "DIFFER"
             continue
-        most = float(np.abs(x).max()) if x.size else 0.0
-        if not np.allclose(x, y, rtol=relative, atol=absolute + of_largest * most, equal_nan=True):
+        largest = float(np.abs(x).max()) if x.size else 0.0
+        if not np.allclose(
+            x, y, rtol=relative, atol=absolute + of_largest * largest, equal_nan=True
+        ):
             return "DIFFER"
     return "agree"
 
@@ -157,20 +161,20 @@ def difference(a: Sequence[np.ndarray], b: Sequence[np.ndarray], tolerance: Sequ
 def in_turns(
     plain: ekiden.Executable, tuned: ekiden.Executable, feed: Feed
 ) -> tuple[float, float, float]:
-    """(median of the ratios of turns, ratio of the least times, seconds untuned)."""
+    """Return (median of the rounds' ratios, ratio of the minima, untuned seconds)."""
     runs = [lambda exe=exe: exe(**feed) for exe in (plain, tuned)]
     once = min(timed(runs[0], 1) for _ in range(3))
     count = max(1, math.ceil(TURN_S / once))
     times: list[list[float]] = [[], []]
-    for turn in range(TURNS):
-        for at in (0, 1) if turn % 2 else (1, 0):
+    for round_index in range(TURNS):
+        for at in (0, 1) if round_index % 2 else (1, 0):
             times[at].append(timed(runs[at], count))
     middle = statistics.median(a / b for a, b in zip(*times, strict=True))
     return middle, min(times[0]) / min(times[1]), min(times[0])
 
 
 def timed(call: Any, count: int) -> float:  # noqa: ANN401  whatever runs
-    """Seconds of the thread for a call."""
+    """Return the thread seconds of a call."""
     started = time.thread_time()
     for _ in range(count):
         call()
@@ -178,7 +182,7 @@ def timed(call: Any, count: int) -> float:  # noqa: ANN401  whatever runs
 
 
 def main() -> None:
-    """Run the command that is asked for."""
+    """Run the requested command."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

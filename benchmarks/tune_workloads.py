@@ -41,7 +41,9 @@ SEARCHES: dict[str, Search] = {
 
 
 def in_torch(name: str, x: torch.Tensor, w: torch.Tensor | None) -> Callable[[], torch.Tensor]:
-    """The same in PyTorch, which has channels last where it can, and weights in its own order."""
+    """Return the computation in PyTorch, with channels last where possible and weights in its own
+    layout.
+    """
     f = torch.nn.functional
     if name == "GMM":
         assert w is not None
@@ -72,7 +74,7 @@ def in_torch(name: str, x: torch.Tensor, w: torch.Tensor | None) -> Callable[[],
 
 
 def in_onnx_runtime(name: str, x: np.ndarray, w: np.ndarray | None) -> Callable[[], object]:
-    """The same in ONNX Runtime: channels first, weights known when it is loaded."""
+    """Return the computation in ONNX Runtime: channels first, weights known at load time."""
     attrs: dict[str, object] = {}
     if name in CONVOLUTIONS:
         assert w is not None
@@ -84,16 +86,16 @@ def in_onnx_runtime(name: str, x: np.ndarray, w: np.ndarray | None) -> Callable[
                  for k, v in attrs.items()}  # fmt: skip
     else:
         op = {"GMM": "MatMul", "NRM": "ReduceL2", "SFM": "Softmax"}[name]
-        others: dict[str, dict[str, object]] = {
+        other_attrs: dict[str, dict[str, object]] = {
             "GMM": {}, "NRM": {"axes": [1, 2], "keepdims": 0}, "SFM": {"axis": 1},
         }  # fmt: skip
-        attrs = others[name]
+        attrs = other_attrs[name]
     weights = [] if w is None else [onnx.numpy_helper.from_array(np.ascontiguousarray(w), "w")]
     node = onnx.helper.make_node(op, ["x", *(["w"] if w is not None else [])], ["y"], **attrs)
-    given = {"x": np.ascontiguousarray(x)}
+    feeds = {"x": np.ascontiguousarray(x)}
     if name == "GMM":  # both are computed
-        weights, given = [], {**given, "w": np.ascontiguousarray(w)}
-    inputs = [onnx.helper.make_tensor_value_info(n, 1, v.shape) for n, v in given.items()]
+        weights, feeds = [], {**feeds, "w": np.ascontiguousarray(w)}
+    inputs = [onnx.helper.make_tensor_value_info(n, 1, v.shape) for n, v in feeds.items()]
     outputs = [onnx.helper.make_tensor_value_info("y", 1, None)]
     graph = onnx.helper.make_graph([node], name, inputs, outputs, weights)
     model = onnx.helper.make_model(
@@ -105,7 +107,7 @@ def in_onnx_runtime(name: str, x: np.ndarray, w: np.ndarray | None) -> Callable[
         model.SerializeToString(), options, ["CPUExecutionProvider"]
     )
     binding = session.io_binding()
-    for key, value in given.items():
+    for key, value in feeds.items():
         binding.bind_cpu_input(key, value)
     binding.bind_output("y")
     return lambda: session.run_with_iobinding(binding)
@@ -126,15 +128,14 @@ CONVOLUTIONS: dict[str, tuple[str, tuple[int, ...], dict[str, object]]] = {
 def compiled(
     task: Task, candidate: Candidate, tensors: list[ekiden.runtime.Tensor]
 ) -> Callable[[], object]:
-    """A call of a candidate."""
-    made = build(task.source, candidate, task.target, [{}])
-    function = load(made.code)[NAME]
+    """Return a call of a candidate."""
+    built = build(task.source, candidate, task.target, [{}])
+    function = load(built.code)[NAME]
     return lambda: function(*tensors)
 
 
 def in_turns(calls: list[Callable[[], object]]) -> list[float]:
-    """The least thread time of each, whose data a call before it brings near: others' weights lie
-    in the caches."""
+    """Return the minimum thread time of each call, after one that warms the caches for its data."""
     best = [math.inf] * len(calls)
     for _ in range(TURNS):
         for n, call in enumerate(calls):
@@ -172,18 +173,18 @@ def main() -> None:
         (state,) = session.states
         best = state.best
         chosen = Candidate(best.rule, best.choice) if best else task.space.default
-        made = build(task.source, task.space.default, task.target, [{}])
-        data = make_arrays(made.args, made.outputs, seed=0)  # aligned to lines, as theirs are
+        built = build(task.source, task.space.default, task.target, [{}])
+        data = make_arrays(built.args, built.outputs, seed=0)  # aligned to lines, as theirs are
         arrays, tensors = [*data.inputs, *data.outputs], data.tensors()
         x = torch.from_numpy(arrays[0])
         w = torch.from_numpy(arrays[1]) if len(arrays) > 2 else None
         calls = [compiled(task, task.space.default, tensors), compiled(task, chosen, tensors)]
         with torch.inference_mode():
-            others = [
+            peers = [
                 in_torch(name, x, w),
                 in_onnx_runtime(name, *arrays[: len(arrays) - 1], *[None] * (3 - len(arrays))),
             ]
-            default, tuned, theirs, ort = in_turns([*calls, *others])
+            default, tuned, theirs, ort = in_turns([*calls, *peers])
         near = (n for n, r in enumerate(state.curve) if r <= 1.05 * state.curve[-1])
         soon = next(near, 0) + 1
         speeds = "  ".join(f"{task.flops / t / 1e9:8.1f}" for t in (default, tuned, theirs, ort))

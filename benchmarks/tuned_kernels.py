@@ -1,6 +1,6 @@
-"""A page of how far the default of each kernel is behind what a search finds.
+"""A page showing how far each kernel's default is behind what a search finds.
 
-    python benchmarks/tune_models.py tune --manifest models.json --out FOLDER --trials 64 --each
+python benchmarks/tune_models.py tune --manifest models.json --out FOLDER --trials 64 --each
     python benchmarks/tuned_kernels.py --manifest models.json --out FOLDER [--write PAGE.md]
 
 A row for each kernel of a model that has records in FOLDER: what the default decides, what was
@@ -31,7 +31,7 @@ BEHIND = 0.9
 
 @dataclass(frozen=True)
 class Row:
-    """A kernel: seconds of the default, the best's time over it, trials, what was decided."""
+    """A kernel: the default's seconds, the best's relative time, the trials, and the decisions."""
 
     task: Task
     seconds: float
@@ -42,7 +42,7 @@ class Row:
 
     @property
     def found(self) -> str:
-        """What the best has otherwise."""
+        """Return how the best decision differs."""
         if self.best is None:
             return "the same"
         chosen = Decision.parse(self.best.choice)
@@ -50,7 +50,7 @@ class Row:
 
     @property
     def text(self) -> str:
-        """As a row of a table."""
+        """Return it as a table row."""
         free = [c.name for c in self.task.space.free]  # type: ignore[attr-defined]
         default = " ".join(f"{name}={self.default[name]}" for name in free)
         name = (self.task.node or self.task.name).replace("|", "/")
@@ -61,28 +61,28 @@ class Row:
 
 
 def rows_of(tasks: Sequence[Task], records: Records) -> list[Row]:
-    """Of the tasks that were searched here, the slowest first."""
-    best, made = records.best(), []
+    """Return the rows of the tasks searched on this machine, slowest first."""
+    best, rows = records.best(), []
     for task in tasks:
         trials = records.query(task.workload, str(task.target), kind="trial")
-        found = [t for t in trials if isinstance(t, Trial) and t.processor == processor()]
-        if not any(t.untuned for t in found):
+        local_trials = [t for t in trials if isinstance(t, Trial) and t.processor == processor()]
+        if not any(t.untuned for t in local_trials):
             continue
         chosen = best.get(task.key)
         ratio = chosen.ratio if chosen else 1.0
         default = task.space.decide({})  # type: ignore[attr-defined]
-        seconds = min(t.untuned for t in found if t.untuned)
-        made.append(Row(task, seconds, ratio, len(found), default, chosen))
-    return sorted(made, key=lambda row: row.seconds * row.task.calls, reverse=True)
+        seconds = min(t.untuned for t in local_trials if t.untuned)
+        rows.append(Row(task, seconds, ratio, len(local_trials), default, chosen))
+    return sorted(rows, key=lambda row: row.seconds * row.task.calls, reverse=True)
 
 
 def mean(rows: Sequence[Row]) -> float:
-    """Of the ratios, by geometric mean."""
+    """Return the geometric mean of the ratios."""
     return statistics.geometric_mean(row.ratio for row in rows)
 
 
 def section(name: str, rows: Sequence[Row]) -> list[str]:
-    """The lines of a model."""
+    """Return the lines of a model."""
     spent = sum(r.seconds * r.task.calls for r in rows)
     tuned = sum(r.seconds * r.task.calls * r.ratio for r in rows)
     return [
@@ -100,7 +100,7 @@ def section(name: str, rows: Sequence[Row]) -> list[str]:
 
 
 def page(sections: Sequence[tuple[str, Sequence[Row]]]) -> str:
-    """The whole text."""
+    """Return the whole page."""
     every = [row for _, rows in sections for row in rows]
     target = every[0].task.target
     behind = sum(row.ratio < BEHIND for row in every)

@@ -1,4 +1,4 @@
-"""What the virtual machine costs: each simple instruction, each call of a kernel, each node.
+"""The cost of the virtual machine: each simple instruction, each call of a kernel, each node.
 
     python benchmarks/vm.py [--threads 1]
 
@@ -30,7 +30,7 @@ Run = Callable[[], object]
 
 
 def programs() -> dict[str, list[Instruction]]:
-    """What is repeated; $0 is a tensor of one element, $1 an integer, $2 a pair."""
+    """Return what is repeated; $0 is a tensor of one element, $1 an integer, $2 a pair."""
     call = {"packed_index": 0, "output_size": 1}
     return {
         "empty": [],
@@ -54,7 +54,7 @@ def programs() -> dict[str, list[Instruction]]:
 
 
 def function(body: list[Instruction]) -> VMFunction:
-    """A function that runs the body REPEAT times."""
+    """Return a function that runs the body REPEAT times."""
     start = [
         make("LoadConsti", dst=1, value=64),
         make("AllocADT", dst=2, tag=0, fields=(1, 1)),
@@ -65,12 +65,12 @@ def function(body: list[Instruction]) -> VMFunction:
 
 
 def build() -> tuple[dict[str, Run], Run]:
-    """Runs of all programs, and of their kernel alone."""
+    """Return runs of all programs, and of their kernel alone."""
     x, y = relay.var("x", shape=(1,)), relay.var("y", shape=(1,))
     module = ekiden.IRModule.from_expr(relay.Function([x, y], relay.add(x, y)))
-    whole = Executable.from_bytes(compile_to_bytes(module))
-    kernel = next(name for name in whole.primitives if "add" in name)
-    image = _image(whole)
+    compiled_executable = Executable.from_bytes(compile_to_bytes(module))
+    kernel = next(name for name in compiled_executable.primitives if "add" in name)
+    image = _image(compiled_executable)
     one = ekiden.runtime.tensor(np.ones(1, np.float32))
     runs: dict[str, Run] = {}
     for name, body in programs().items():
@@ -95,7 +95,7 @@ def _image(executable: Executable) -> bytes:
 
 
 def minima(runs: dict[str, Run], rounds: int = ROUNDS) -> dict[str, float]:
-    """Seconds of each, the least of some rounds in which they take turns."""
+    """Return the minimum seconds of each run over rounds in which they alternate."""
     best = dict.fromkeys(runs, float("inf"))
     for _ in range(rounds):
         for name, run in runs.items():
@@ -106,22 +106,24 @@ def minima(runs: dict[str, Run], rounds: int = ROUNDS) -> dict[str, float]:
 
 
 def instructions() -> None:
-    """The table of instructions."""
+    """Print the table of instructions."""
     runs, kernel = build()
     best = minima(runs)
     empty = best.pop("empty")
     alone = min(float(str(kernel())) for _ in range(5)) * 1e9
     print(f"empty call from Python {empty * 1e9:.0f} ns; the kernel alone {alone:.1f} ns")
     for name, seconds in best.items():
-        each = (seconds - empty) / REPEAT * 1e9
+        per_instruction = (seconds - empty) / REPEAT * 1e9
         if name == "invoke_packed":
-            print(f"{name:>18} {each:7.1f} ns, {each - alone:.1f} beyond the kernel (at most 120)")
+            print(
+                f"{name:>18} {per_instruction:7.1f} ns, {per_instruction - alone:.1f} beyond the kernel (at most 120)"
+            )
         else:
-            print(f"{name:>18} {each:7.1f} ns (at most 40)")
+            print(f"{name:>18} {per_instruction:7.1f} ns (at most 40)")
 
 
 def chain() -> None:
-    """1,000 adds of one element, one after the other."""
+    """Measure 1,000 consecutive adds of one element."""
     import onnx  # noqa: PLC0415  # only here: the rest runs without
     import onnxruntime  # noqa: PLC0415
 

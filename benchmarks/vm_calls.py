@@ -1,4 +1,4 @@
-"""What one run of the virtual machine costs from Python, and the tensors around it.
+"""The cost of a virtual machine run from Python, including its tensors.
 
 The calls of functions are in call_overhead.py.
 """
@@ -16,7 +16,7 @@ CALLS = 100_000
 
 
 def nanoseconds(function: Callable[..., object], *args: object) -> float:
-    """Time of one call, the best of five rounds, less that of an empty function."""
+    """Return the time of a call: the best of five rounds, minus that of an empty function."""
 
     def empty(*args: object) -> None:
         return None
@@ -28,7 +28,7 @@ def nanoseconds(function: Callable[..., object], *args: object) -> float:
 
 
 def identity_machine(n_params: int) -> runtime.VirtualMachine:
-    """A machine whose one function returns its first argument."""
+    """Return a machine whose only function returns its first argument."""
     params = tuple(f"x{i}" for i in range(n_params))
     main = VMFunction("main", params, n_params, (make("Ret", src=0),))
     data = write_executable([main], [], [], b"", {})

@@ -7,8 +7,8 @@
 `prepare` compiles models of the benchmark cache for WebAssembly and for this machine, and keeps
 inputs and what this machine says to them; it writes the package beside them (ziglang). `run` has
 each host do the same: the table says by how much results differ from this machine's, and medians.
-Node's flag for relaxed vectors is set where it has one. The peer is a package of npm
-(`npm install --ignore-scripts onnxruntime-web`); playwright and wasmtime are packages of PyPI.
+Node's flag for relaxed vectors is set where it has one. The peer is a package of npm (`npm install
+--ignore-scripts onnxruntime-web`); playwright and wasmtime are packages of PyPI.
 """
 
 from __future__ import annotations
@@ -42,9 +42,11 @@ Row = dict[str, Any]
 
 
 def prepare(folder: Path, manifest: Path, cache: Path, names: Sequence[str]) -> None:
-    """Compile, run here, and keep all that a host needs."""
+    """Compile, run on this machine, and save everything a host needs."""
     tools = runpy.run_path(str(manifest.parent / "fetch_models.py"))
-    entries = {each["id"]: each for each in tools["load"](str(manifest))}
+    entries = {
+        manifest_entry["id"]: manifest_entry for manifest_entry in tools["load"](str(manifest))
+    }
     folder.mkdir(parents=True, exist_ok=True)
     for name in names:
         entry = entries[name]
@@ -54,15 +56,15 @@ def prepare(folder: Path, manifest: Path, cache: Path, names: Sequence[str]) -> 
         artifact = folder / f"{name}.eki"
         ekiden.export(model, artifact, list(WEB_TARGETS))
         exe = ekiden.compile(model)
-        result = exe(*(feed[each.name] for each in exe.inputs))
+        result = exe(*(feed[model_input.name] for model_input in exe.inputs))
         results = result if isinstance(result, tuple) else (result,)
-        arrays = [np.asarray(each) for each in results]
-        for what, found in (("in", list(feed.values())), ("out", arrays)):
-            for at, array in enumerate(found):
+        arrays = [np.asarray(output) for output in results]
+        for what, array_group in (("in", list(feed.values())), ("out", arrays)):
+            for at, array in enumerate(array_group):
                 array.tofile(folder / f"{name}.{what}{at}")
         about = {
             "inputs": [_described(key, value) for key, value in feed.items()],
-            "outputs": [_described("", each) for each in arrays],
+            "outputs": [_described("", array_out) for array_out in arrays],
         }
         (folder / f"{name}.json").write_text(json.dumps(about))
         shutil.copyfile(model, folder / f"{name}.onnx")
@@ -77,7 +79,7 @@ def _described(name: str, array: np.ndarray[Any, Any]) -> Row:
 
 
 def in_node(folder: Path, order: Row) -> Row:
-    """What Node measures."""
+    """Measure in Node."""
     program = f"""
       import {{readFileSync}} from 'node:fs';
       import {{measure}} from '{folder}/site/web_measure.js';
@@ -92,24 +94,24 @@ def in_node(folder: Path, order: Row) -> Row:
     )
     if done.returncode != 0:
         raise SystemExit(f"web: node: {order}: {done.stderr[-2000:]}")
-    found: Row = json.loads(done.stdout.splitlines()[-1])
-    return found
+    figures: Row = json.loads(done.stdout.splitlines()[-1])
+    return figures
 
 
 class _Quiet(http.server.SimpleHTTPRequestHandler):
     def end_headers(self) -> None:
-        """With what lets a page share memory between threads."""
+        """Add the headers that let a page share memory between threads."""
         self.send_header("Cross-Origin-Opener-Policy", "same-origin")
         self.send_header("Cross-Origin-Embedder-Policy", "require-corp")
         super().end_headers()
 
     def log_message(self, *_: object) -> None:
-        """Nothing."""
+        """Log nothing."""
 
 
 @contextmanager
 def chromium(folder: Path) -> Iterator[Any]:
-    """A page of headless Chromium, and where the folder is served."""
+    """Open a page of headless Chromium, with the folder served."""
     handler = functools.partial(_Quiet, directory=str(folder))
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -124,8 +126,8 @@ def chromium(folder: Path) -> Iterator[Any]:
 
 
 def in_page(page: Any, order: Row) -> Row:  # noqa: ANN401
-    """What a page measures."""
-    found: Row = page.evaluate(
+    """Measure in a page."""
+    figures: Row = page.evaluate(
         """async (order) => {
           const {measure} = await import('/site/web_measure.js');
           const bytes = async (name) => (await fetch(`/${name}`)).arrayBuffer();
@@ -134,11 +136,11 @@ def in_page(page: Any, order: Row) -> Row:  # noqa: ANN401
         }""",
         order,
     )
-    return found
+    return figures
 
 
 def in_wasmtime(folder: Path, name: str) -> Row:
-    """What wasmtime says, and its least time."""
+    """Measure in wasmtime: its results and minimum time."""
     run_model = import_module("web_wasmtime").run_model
     about = json.loads((folder / f"{name}.json").read_text())
 
@@ -151,13 +153,13 @@ def in_wasmtime(folder: Path, name: str) -> Row:
     names = [row["name"] for row in about["inputs"]]
     inputs = dict(zip(names, arrays("in", about["inputs"]), strict=True))
     runtime, artifact = (folder / "site" / RUNTIME), folder / f"{name}.eki"
-    found, least = run_model(runtime.read_bytes(), artifact.read_bytes(), inputs)
+    outputs, min_ms = run_model(runtime.read_bytes(), artifact.read_bytes(), inputs)
     worst = 0.0
-    for got, wanted in zip(found, arrays("out", about["outputs"]), strict=True):
-        top = max(1.0, float(np.abs(wanted).max(initial=0)))
-        by = np.abs(got.astype(float) - wanted.astype(float)).max(initial=0)
+    for actual, expected in zip(outputs, arrays("out", about["outputs"]), strict=True):
+        top = max(1.0, float(np.abs(expected).max(initial=0)))
+        by = np.abs(actual.astype(float) - expected.astype(float)).max(initial=0)
         worst = max(worst, float(by) / top)
-    return {"median": least, "difference": worst}
+    return {"median": min_ms, "difference": worst}
 
 
 def run(folder: Path, options: argparse.Namespace) -> None:
@@ -182,12 +184,12 @@ def run(folder: Path, options: argparse.Namespace) -> None:
                 rows = []
                 for engine, url in (("ekiden", where), ("onnxruntime", peer)):
                     if engine == "ekiden" or options.ort:
-                        asked = {**order, "engine": engine, "url": url}
-                        rows.append(in_page(page, asked) if page and host == "page"
-                                    else in_node(folder, asked))  # fmt: skip
-                own, other = rows[0], rows[1]["median"] if options.ort else math.nan
-                ratios[host].append(other / own["median"])
-                _say(name, host, own, other)
+                        page_order = {**order, "engine": engine, "url": url}
+                        rows.append(in_page(page, page_order) if page and host == "page"
+                                    else in_node(folder, page_order))  # fmt: skip
+                own, ort_median = rows[0], rows[1]["median"] if options.ort else math.nan
+                ratios[host].append(ort_median / own["median"])
+                _say(name, host, own, ort_median)
             if options.wasmtime:
                 _say(name, "wasmtime", in_wasmtime(folder, name), math.nan)
     for host in hosts if options.ort else ():
@@ -195,9 +197,10 @@ def run(folder: Path, options: argparse.Namespace) -> None:
         print(f"{host}: {mean:.2f} times onnxruntime-web, geometric mean of {len(ratios[host])}")
 
 
-def _say(name: str, host: str, own: Row, other: float) -> None:
-    ratio = other / own["median"]
-    numbers = f"{own['median']:10.2f} {other:10.2f} {ratio:6.2f} {own['difference']:11.1e}"
+def _say(name: str, host: str, own: Row, ort_median: float) -> None:
+    """Print a row."""
+    ratio = ort_median / own["median"]
+    numbers = f"{own['median']:10.2f} {ort_median:10.2f} {ratio:6.2f} {own['difference']:11.1e}"
     print(f"{name:24} {host:9} {numbers}", flush=True)
 
 
@@ -207,7 +210,7 @@ def _nothing() -> Iterator[None]:
 
 
 def main() -> None:
-    """Parse the arguments."""
+    """Parse the arguments and run."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("what", choices=("prepare", "run"))
     parser.add_argument("folder", type=Path)

@@ -1,4 +1,4 @@
-"""The host of the runtime in WebAssembly by wasmtime: what bindings/web/runtime.js does, in Python.
+"""A wasmtime host of the WebAssembly runtime: what bindings/web/runtime.js does, in Python.
 
 It loads an artifact and calls `main`; docs/guides/web.md describes the imports.
 """
@@ -55,8 +55,8 @@ class Runtime:
             "wait": ("", "i", lambda: -1),
         }
         imports = []
-        for each in module.imports:
-            takes, gives, body = rows[str(each.name)]
+        for module_import in module.imports:
+            takes, gives, body = rows[str(module_import.name)]
             kind = FuncType([types[t] for t in takes], [types[t] for t in gives])
             imports.append(Func(self.store, kind, body))
         self.exports = Instance(self.store, module, imports).exports(self.store)
@@ -65,20 +65,20 @@ class Runtime:
         self.memory, self.table = memory, table
         self.c("_initialize")
 
-    def c(self, name: str, *given: int) -> int:
+    def c(self, name: str, *args: int) -> int:
         """Call a function of runtime.h."""
         function = self.exports[name]
         assert isinstance(function, Func)
-        result: Any = function(self.store, *given)
+        result: Any = function(self.store, *args)
         return result if result is None or result >= 0 else int(result)
 
     def place(self, text: int, size: int, addresses: int, data: int) -> int:
-        """Instantiate a module of kernels."""
+        """Instantiate a kernel module."""
         module = Module(self.engine, bytes(self.memory.read(self.store, text, text + size)))
         room = bytes(self.memory.read(self.store, text, text + 64))
         first = self.table.grow(self.store, _places(room), None)
         constant = GlobalType(ValType.i32(), False)
-        given: list[Any] = [
+        imports: list[Any] = [
             self.memory,
             self.table,
             Global(self.store, constant, Val.i32(data)),
@@ -88,29 +88,29 @@ class Runtime:
         for at, _ in enumerate(module.imports[STANDARD_IMPORTS:]):
             (address,) = struct.unpack("<I", self.read(addresses + 4 * at, 4))
             if module.imports[STANDARD_IMPORTS + at].module == "env":
-                given.append(self.table.get(self.store, address))
+                imports.append(self.table.get(self.store, address))
             else:
                 kind = GlobalType(ValType.i32(), True)
-                given.append(Global(self.store, kind, Val.i32(address)))
-        Instance(self.store, module, given)
+                imports.append(Global(self.store, kind, Val.i32(address)))
+        Instance(self.store, module, imports)
         return first
 
     def read(self, at: int, size: int) -> bytes:
-        """Bytes of its memory."""
+        """Return bytes of its memory."""
         at &= 0xFFFFFFFF
         return bytes(self.memory.read(self.store, at, at + size))
 
     def text(self, at: int, size: int) -> str:
-        """Text in its memory."""
+        """Return text in its memory."""
         return self.read(at, size).decode()
 
     def pointer(self, at: int) -> int:
-        """A pointer in its memory."""
-        (found,) = struct.unpack("<I", self.read(at, 4))
-        return int(found)
+        """Return a pointer in its memory."""
+        (address,) = struct.unpack("<I", self.read(at, 4))
+        return int(address)
 
     def put(self, data: bytes) -> int:
-        """Bytes in memory of their own."""
+        """Copy bytes into newly allocated memory."""
         at = self.c("ek_web_alloc", max(len(data), 1), 64) & 0xFFFFFFFF
         self.memory.write(self.store, data, at)
         return at
@@ -124,7 +124,7 @@ class Runtime:
         raise RuntimeError(f"{self.text(*words[:2])}: {self.text(*words[2:])}")
 
     def load(self, data: bytes) -> int:
-        """The function `main` of an artifact."""
+        """Return the function `main` of an artifact."""
         room = self.c("ek_web_file", len(data)) & 0xFFFFFFFF
         self.memory.write(self.store, data, room)
         out = self.put(bytes(8))
@@ -133,37 +133,39 @@ class Runtime:
         return self.pointer(out)
 
     def run(self, function: int, inputs: Sequence[Array]) -> list[Array]:
-        """Call a function on arrays; gives copies of its results."""
-        values = b"".join(struct.pack("<iIQ", TENSOR, 0, self.tensor(each)) for each in inputs)
-        given, ret = self.put(values), self.put(bytes(VALUE))
+        """Call a function on arrays; return copies of its results."""
+        values = b"".join(
+            struct.pack("<iIQ", TENSOR, 0, self.tensor(input_array)) for input_array in inputs
+        )
+        arg_values, ret = self.put(values), self.put(bytes(VALUE))
         body = self.table.get(self.store, self.pointer(function + HEADER))
         assert isinstance(body, Func)
-        self.check(body(self.store, function, given, len(inputs), ret))
+        self.check(body(self.store, function, arg_values, len(inputs), ret))
         for at in range(len(inputs)):
-            self.c("ek_object_release", self.pointer(given + VALUE * at + PAYLOAD))
+            self.c("ek_object_release", self.pointer(arg_values + VALUE * at + PAYLOAD))
         kind, _, payload = struct.unpack("<iII", self.read(ret, 12))
-        found = self.arrays(kind, payload)
+        results = self.arrays(kind, payload)
         self.c("ek_object_release", payload)
-        for block in (given, ret):
+        for block in (arg_values, ret):
             self.c("ek_web_free", block)
-        return found
+        return results
 
     def tensor(self, array: Array) -> int:
-        """A tensor of the runtime with a copy of an array."""
+        """Create a runtime tensor with a copy of an array."""
         code, bits = CODES[array.dtype.kind], 8 * array.itemsize
         dims = struct.pack(f"<{array.ndim}q", *array.shape)
         at = self.put(dims + struct.pack("<BBHiii", code, bits, 1, 1, 0, 0))
         dtype = at + len(dims)
         out = dtype + 12
         self.check(self.c("ek_tensor_new", at, array.ndim, dtype, dtype + 4, out))
-        made = self.pointer(out)
+        tensor_object = self.pointer(out)
         data = np.ascontiguousarray(array).tobytes()
-        self.memory.write(self.store, data, self.pointer(made + HEADER))
+        self.memory.write(self.store, data, self.pointer(tensor_object + HEADER))
         self.c("ek_web_free", at)
-        return made
+        return tensor_object
 
     def arrays(self, kind: int, at: int) -> list[Array]:
-        """The tensors of a result, one after the other."""
+        """Return the tensors of a result, flattened."""
         if kind != TENSOR:
             size, first = struct.unpack("<iI", self.read(at + HEADER + 4, 8))
             (size,) = struct.unpack("<i", self.read(at + HEADER + 4, 4))
@@ -171,7 +173,7 @@ class Runtime:
             if kind == ARRAY:
                 first, _, size = struct.unpack("<IIi", self.read(at + HEADER, 12))
             rows = [struct.unpack("<iII", self.read(first + VALUE * i, 12)) for i in range(size)]
-            return [each for row in rows for each in self.arrays(row[0], row[2])]
+            return [nested for row in rows for nested in self.arrays(row[0], row[2])]
         data, _, _, rank, code, bits, _, dims, _, _, offset = struct.unpack(
             "<IiiiBBHIIIQ", self.read(at + HEADER, 40)
         )
@@ -182,7 +184,7 @@ class Runtime:
 
 
 def _places(head: bytes) -> int:
-    """How many places of the table a module takes, from its section `dylink.0`."""
+    """Return how many table entries a module takes, from its section `dylink.0`."""
     at = head.index(b"dylink.0") + 9
     numbers: list[int] = []
     value = shift = 0
@@ -197,13 +199,13 @@ def _places(head: bytes) -> int:
 
 
 def run_model(wasm: bytes, data: bytes, inputs: Mapping[str, Array]) -> tuple[list[Array], float]:
-    """The results of an artifact, and the least milliseconds of a run."""
+    """Return an artifact's results, and the minimum milliseconds of a run."""
     runtime = Runtime(wasm)
     function = runtime.load(data)
     times: list[float] = []
-    found: list[Array] = []
+    results: list[Array] = []
     for _ in range(3):
         started = time.perf_counter()
-        found = runtime.run(function, list(inputs.values()))
+        results = runtime.run(function, list(inputs.values()))
         times.append(1e3 * (time.perf_counter() - started))
-    return found, min(times)
+    return results, min(times)

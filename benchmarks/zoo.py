@@ -1,6 +1,7 @@
-"""Architectures of installed packages with seeded random weights, against PyTorch and ONNX Runtime.
+"""Architectures of installed packages with seeded random weights, compared with PyTorch and ONNX
+Runtime.
 
-    python benchmarks/zoo.py run --packages timm transformers --roads export onnx --sample 60
+python benchmarks/zoo.py run --packages timm transformers --roads export onnx --sample 60
     python benchmarks/zoo.py table zoo.jsonl
     python benchmarks/zoo.py run --roads onnx-either --sample 40 --keep kept
     python benchmarks/zoo.py time kept
@@ -58,7 +59,7 @@ MOST_PARAMETERS = 40_000_000
 
 @dataclass(frozen=True)
 class Package:
-    """A package: its names, and how a model of at most so many parameters is built of one."""
+    """A package: its model names, and how to build one of at most so many parameters."""
 
     names: Callable[[], list[str]]
     build: Callable[[str, int], Model]
@@ -87,28 +88,31 @@ Engines = dict[str, Callable[[], Call]]
 
 
 class Compiled:
-    """An executable of Ekiden as a call, whose kernels may still be compiled beside it."""
+    """A callable Ekiden executable, whose kernels may still be compiling in the background."""
 
     def __init__(self, executable: Any, names: Sequence[str] | None = None) -> None:  # noqa: ANN401
         self._executable = executable
         self._names = names
 
     def __call__(self, inputs: Sequence[Any]) -> Sequence[Any]:
-        given = inputs if self._names is None else _kept(self._executable, self._names, inputs)
-        return _arrays(self._executable(*given))
+        """Run the executable."""
+        used_inputs = (
+            inputs if self._names is None else _kept(self._executable, self._names, inputs)
+        )
+        return _arrays(self._executable(*used_inputs))
 
     def save(self, path: Path) -> None:
         """Write the artifact."""
         self._executable.save(path)
 
     def wait(self, seconds: float) -> None:
-        """Until every kernel has its own code. Raises what compiling raised, and TimeoutError."""
+        """Wait until every kernel has its specialized code."""
         self._executable.wait(seconds)
 
 
 def _compiled(model: Any) -> Any:  # noqa: ANN401
-    """An executable; what its compilation took of the processor, those of its workers included, and
-    in what most of it, goes to the line: another load of the machine changes the clock alone.
+    """Return an executable; the CPU time of its compilation, workers included, and of its slowest
+    phase are recorded, since other load on the machine changes only the wall time.
     """
     import ekiden
     from ekiden.ir.timings import Timings
@@ -120,22 +124,25 @@ def _compiled(model: Any) -> Any:  # noqa: ANN401
     own: dict[str, float] = {}
     for row in timings.rows():
         own[row.path[-1]] = own.get(row.path[-1], 0.0) + row.own
-    name = max(own, key=lambda each: own[each])
+    name = max(own, key=lambda phase: own[phase])
     SAID.update({CPU: round(timings.cpu, 2)}, slowest_pass=name,
                 slowest_pass_s=round(own[name], 2))  # fmt: skip
     return executable
 
 
 def _export(model: Model, is_dynamic: bool, folder: Path) -> Engines:
+    """Return the engines for the torch.export road."""
     import torch
 
-    given, shapes = _examples(model, is_dynamic)  # exported here, so that its errors are PyTorch's
-    program = torch.export.export(model.module, given, dynamic_shapes=shapes, strict=False)
+    examples, shapes = _examples(
+        model, is_dynamic
+    )  # exported here, so that its errors are PyTorch's
+    program = torch.export.export(model.module, examples, dynamic_shapes=shapes, strict=False)
 
-    def made() -> Call:
+    def make_ekiden() -> Call:
         return Compiled(_compiled(program))
 
-    return {"ekiden": made}
+    return {"ekiden": make_ekiden}
 
 
 def _tier() -> str:
@@ -143,8 +150,8 @@ def _tier() -> str:
 
 
 def _examples(model: Model, is_dynamic: bool) -> tuple[tuple[Any, ...], Any]:
-    """What an exporter is given, and its dynamic shapes: an example of 1 would be taken for a
-    constant.
+    """Return an exporter's example inputs and dynamic shapes; an example size of 1 would be taken
+    for a constant.
     """
     from torch.export import Dim
 
@@ -158,16 +165,16 @@ def _examples(model: Model, is_dynamic: bool) -> tuple[tuple[Any, ...], Any]:
 
 
 def _larger(model: Model, by: Mapping[str, int]) -> list[Any]:
-    """The inputs, longer where axes have such names: what they have is there again."""
+    """Return the inputs with axes of these names extended by repeating their contents."""
     import torch
 
-    found = []
+    inputs = []
     for name, value in model.inputs.items():
         for axis, size in model.axes_of(name).items():
             if more := by.get(size, 0):
                 value = torch.cat([value, value.narrow(axis, 0, more)], axis)
-        found.append(value)
-    return found
+        inputs.append(value)
+    return inputs
 
 
 def _compile(model: Model, is_dynamic: bool, folder: Path) -> Engines:
@@ -176,9 +183,10 @@ def _compile(model: Model, is_dynamic: bool, folder: Path) -> Engines:
     from ekiden.frontend.torch.backend import counters
 
     def compiled(backend: str) -> Call:
+        """Return the module compiled by a backend."""
         torch._dynamo.reset()  # graphs of another backend count against the limit of recompilations
-        made = torch.compile(model.module, backend=backend, dynamic=is_dynamic or None)
-        call: Call = lambda inputs: _arrays(made(*inputs))  # noqa: E731
+        compiled_module = torch.compile(model.module, backend=backend, dynamic=is_dynamic or None)
+        call: Call = lambda inputs: _arrays(compiled_module(*inputs))  # noqa: E731
         call(list(model.inputs.values()))
         return call
 
@@ -198,32 +206,35 @@ def _compile(model: Model, is_dynamic: bool, folder: Path) -> Engines:
 
 def _onnx(uses_dynamo: bool) -> Callable[[Model, bool, Path], Engines]:
     def road(model: Model, is_dynamic: bool, folder: Path) -> Engines:
+        """Return the engines for an ONNX export."""
         import numpy as np
         import torch
 
         path, names = folder / "model.onnx", list(model.inputs)
         options: dict[str, Any] = {"dynamo": uses_dynamo}
-        given, shapes = _examples(model, is_dynamic)
+        examples, shapes = _examples(model, is_dynamic)
         if is_dynamic and uses_dynamo:
             options["dynamic_shapes"] = shapes
         elif is_dynamic:
             options["dynamic_axes"] = {name: dict(model.axes_of(name)) for name in names}
-        torch.onnx.export(model.module, given, str(path), input_names=names, **options)
+        torch.onnx.export(model.module, examples, str(path), input_names=names, **options)
 
-        def made() -> Call:
+        def make_ekiden() -> Call:
             compiled = Compiled(_compiled(path), names)
             if "ZOO_KEEP" in os.environ:
                 compiled.save(folder / ARTIFACT)
-                np.savez(folder / INPUTS, **dict(zip(names, _arrays(given), strict=True)))
+                np.savez(folder / INPUTS, **dict(zip(names, _arrays(examples), strict=True)))
             return compiled
 
-        return {"onnxruntime": lambda: _onnx_runtime(path, names), "ekiden": made}
+        return {"onnxruntime": lambda: _onnx_runtime(path, names), "ekiden": make_ekiden}
 
     return road
 
 
 def _onnx_either(model: Model, is_dynamic: bool, folder: Path) -> Engines:
-    """By the exporter that traces, which is fast, else, or where its file is none, by the other."""
+    """Use the tracing exporter, which is fast, and fall back to the other one if its file is
+    invalid.
+    """
     import onnx
 
     _teach_exporter()
@@ -240,26 +251,27 @@ def _onnx_either(model: Model, is_dynamic: bool, folder: Path) -> Engines:
 
 
 def _teach_exporter() -> None:
-    """Masks of attention take differences of places: the exporter that traces has none, and the
-    other takes minutes for steps that are written out.
+    """Register an exporter for differences, which attention masks use: the exporter that traces has
+    none, and the other takes minutes for steps that are written out.
     """
     from torch.onnx import register_custom_op_symbolic, symbolic_helper
 
     @symbolic_helper.parse_args("v", "i", "i", "v", "v")
     def diff(g: Any, x: Any, times: int, dim: int, before: Any, after: Any) -> Any:  # noqa: ANN401
-        there = [v for v in (before, x, after) if not symbolic_helper._is_none(v)]
-        whole = there[0] if len(there) == 1 else g.op("Concat", *there, axis_i=dim)
+        """Export repeated differences along an axis."""
+        present = [v for v in (before, x, after) if not symbolic_helper._is_none(v)]
+        sequence = present[0] if len(present) == 1 else g.op("Concat", *present, axis_i=dim)
         for _ in range(times):
-            later = symbolic_helper._slice_helper(g, whole, [dim], [1], [sys.maxsize])
-            earlier = symbolic_helper._slice_helper(g, whole, [dim], [0], [-1])
-            whole = g.op("Sub", later, earlier)
-        return whole
+            later = symbolic_helper._slice_helper(g, sequence, [dim], [1], [sys.maxsize])
+            earlier = symbolic_helper._slice_helper(g, sequence, [dim], [0], [-1])
+            sequence = g.op("Sub", later, earlier)
+        return sequence
 
     register_custom_op_symbolic("aten::diff", diff, 9)
 
 
 def _check_shapes(path: Path) -> None:
-    """Raises what ONNX Runtime says of a file whose shapes do not fit each other."""
+    """Raises ONNX Runtime's error for a file with inconsistent shapes."""
     try:
         _onnx_runtime(path, [])
     except Exception as error:  # of any kind: what it has no kernel for is a file all the same
@@ -267,10 +279,10 @@ def _check_shapes(path: Path) -> None:
             raise
 
 
-def _kept(made: Any, names: Sequence[str], inputs: Sequence[Any]) -> list[Any]:  # noqa: ANN401
-    """The inputs that the exporter left."""
-    given = dict(zip(names, inputs, strict=True))
-    return [given[each.name] for each in made.inputs]
+def _kept(executable: Any, names: Sequence[str], inputs: Sequence[Any]) -> list[Any]:  # noqa: ANN401
+    """Return the inputs that remain after export."""
+    by_name = dict(zip(names, inputs, strict=True))
+    return [by_name[model_input.name] for model_input in executable.inputs]
 
 
 ARTIFACT, INPUTS = "model.eki", "inputs.npz"
@@ -278,15 +290,16 @@ ARTIFACT, INPUTS = "model.eki", "inputs.npz"
 
 
 def _onnx_runtime(path: Path, names: Sequence[str]) -> Call:
+    """Return a call of an ONNX Runtime session."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
     options.log_severity_level = 4
     session = onnxruntime.InferenceSession(str(path), options, ["CPUExecutionProvider"])
-    kept = {i.name for i in session.get_inputs()}
+    input_names = {i.name for i in session.get_inputs()}
     return lambda inputs: session.run(
-        None, {n: i.numpy() for n, i in zip(names, inputs, strict=True) if n in kept}
+        None, {n: i.numpy() for n, i in zip(names, inputs, strict=True) if n in input_names}
     )
 
 
@@ -299,15 +312,17 @@ ROADS: dict[str, Callable[[Model, bool, Path], Engines]] = {
 }
 
 
-def _arrays(found: Any) -> list[Any]:  # noqa: ANN401
-    many = found if isinstance(found, (tuple, list)) else [found]
-    return [each.numpy() for each in _leaves(many)]
+def _arrays(outputs: Any) -> list[Any]:  # noqa: ANN401
+    """Convert outputs to arrays."""
+    output_list = outputs if isinstance(outputs, (tuple, list)) else [outputs]
+    return [leaf.numpy() for leaf in _leaves(output_list)]
 
 
-def _leaves(many: Any) -> Iterator[Any]:  # noqa: ANN401
+def _leaves(outputs: Any) -> Iterator[Any]:  # noqa: ANN401
+    """Yield the tensors of outputs."""
     from torch.utils._pytree import tree_leaves
 
-    yield from (each for each in tree_leaves(list(many)) if hasattr(each, "numpy"))
+    yield from (leaf for leaf in tree_leaves(list(outputs)) if hasattr(leaf, "numpy"))
 
 
 # One model.
@@ -339,11 +354,11 @@ def one(
     name: str,
     road: str,
     sizes: str,
-    turns: int,
-    most: int = MOST_PARAMETERS,
+    rounds: int,
+    max_parameters: int = MOST_PARAMETERS,
     wait: int = 0,
 ) -> dict[str, Any]:
-    """What came of a model on a road: a line of the table."""
+    """Return the outcome of a model on a road, as a line of the table."""
     import torch
 
     _at("building")
@@ -351,11 +366,11 @@ def one(
     torch.set_num_threads(1)
     line: dict[str, Any] = {"package": package, "name": name, "road": road, "sizes": sizes}
     try:
-        model = PACKAGES[package].build(name, most)
+        model = PACKAGES[package].build(name, max_parameters)
         model.module.eval()
         with torch.no_grad():
             _wake(model.module)
-            wanted = _arrays(model.module(*model.inputs.values()))
+            expected = _arrays(model.module(*model.inputs.values()))
     except TooLargeError as error:
         return {**line, "state": "large", "why": str(error)}
     except Exception as error:
@@ -369,12 +384,12 @@ def one(
         except Exception as error:
             return {**line, "state": "not exported", "why": _first(error)}
         line["export_s"] = round(time.perf_counter() - started, 2)
-        ran = _ran(model, engines, wanted, sizes == "dynamic", turns, wait)
+        ran = _ran(model, engines, expected, sizes == "dynamic", rounds, wait)
         return {**line, **ran, **SAID}
 
 
 def _wake(module: Any) -> None:  # noqa: ANN401
-    """Draw the weights that are 0 before training: what they multiply would not be looked at."""
+    """Randomize weights that are 0 before training: what they multiply would not be looked at."""
     for weight in module.parameters():
         if weight.is_floating_point() and not weight.any():
             weight.normal_(std=0.1)
@@ -382,9 +397,9 @@ def _wake(module: Any) -> None:  # noqa: ANN401
 
 @contextmanager
 def _folder(name: str) -> Iterator[Path]:
-    """A folder for the files of a model, which stays where `--keep` says so."""
-    if kept := os.environ.get("ZOO_KEEP"):
-        folder = Path(kept, name)
+    """Yield a folder for a model's files, kept if `--keep` says so."""
+    if keep_dir := os.environ.get("ZOO_KEEP"):
+        folder = Path(keep_dir, name)
         folder.mkdir(parents=True, exist_ok=True)
         yield folder
     else:
@@ -395,12 +410,12 @@ def _folder(name: str) -> Iterator[Path]:
 def _ran(
     model: Model,
     engines: Engines,
-    wanted: Sequence[Any],
+    expected: Sequence[Any],
     is_dynamic: bool,
-    turns: int,
+    rounds: int,
     wait: int = 0,
 ) -> dict[str, Any]:
-    """What came of the engines. Limits of a peer are its own, and said under its name."""
+    """Return the outcomes of the engines; a peer's failures are reported under its name."""
     line: dict[str, Any] = {}
     calls: dict[str, Call] = {}
     inputs = list(model.inputs.values())
@@ -410,7 +425,7 @@ def _ran(
         try:
             calls[name] = make()
             if name != "ekiden":
-                line[name] = _error(calls[name](inputs), wanted)
+                line[name] = _error(calls[name](inputs), expected)
         except Exception as error:
             if name == "ekiden":
                 kind = type(error).__module__
@@ -423,20 +438,22 @@ def _ran(
             line[key] = round(time.perf_counter() - started, 2)
     _at("running")
     try:
-        line.update(_compared(model, calls, wanted, is_dynamic))
+        line.update(_compared(model, calls, expected, is_dynamic))
         if why := _waited(line, calls["ekiden"], wait):
             return {**line, "state": "refused", "why": why}
         if wait:
-            again = _compared(model, calls, wanted, is_dynamic)
+            again = _compared(model, calls, expected, is_dynamic)
             line["error"] = max(line["error"], again["error"])
-        line.update(_timed(model, calls, turns))
+        line.update(_timed(model, calls, rounds))
     except Exception as error:
         return {**line, "state": "failed", "why": _first(error)}
-    return {**line, "state": _state(line["error"], calls, model, wanted)}
+    return {**line, "state": _state(line["error"], calls, model, expected)}
 
 
 def _waited(line: dict[str, Any], call: Call, seconds: int) -> str:
-    """Why kernels stay general, after so much time for their own code; "" if they do not."""
+    """Return why kernels are still generic after the time allowed for specialized code; "" if they
+    do not.
+    """
     if not seconds or not isinstance(call, Compiled):
         return ""
     started = time.perf_counter()
@@ -455,10 +472,10 @@ NOT_COMPARABLE = ("exported differently", "unstable")
 """States of models whose difference from PyTorch says nothing of Ekiden."""
 
 
-def _state(error: float, calls: Mapping[str, Call], model: Model, wanted: Sequence[Any]) -> str:
-    """What a difference from PyTorch is: the exporter's, where ONNX Runtime gives what Ekiden gives
-    of the same file, or the model's, where PyTorch itself gives as much another answer, or chooses
-    among equal numbers, and ONNX Runtime, where it runs, chooses otherwise too.
+def _state(error: float, calls: Mapping[str, Call], model: Model, expected: Sequence[Any]) -> str:
+    """Classify a difference from PyTorch. It is the exporter's if ONNX Runtime gives the same
+    result as Ekiden for the file, or the model's if PyTorch itself varies as much, or chooses
+    among equal numbers and ONNX Runtime also chooses differently.
     """
     if error < CLOSE:
         return "agrees"
@@ -467,8 +484,8 @@ def _state(error: float, calls: Mapping[str, Call], model: Model, wanted: Sequen
     theirs = None if peer is None else peer(inputs)
     if theirs is not None and _error(calls["ekiden"](inputs), theirs) < CLOSE:
         return "exported differently"
-    is_alone = theirs is not None and _error(theirs, wanted) < CLOSE
-    is_open = _moves(model, wanted) or (not is_alone and has_ties(model))
+    is_alone = theirs is not None and _error(theirs, expected) < CLOSE
+    is_open = _moves(model, expected) or (not is_alone and has_ties(model))
     return "unstable" if is_open else "differs"
 
 
@@ -477,17 +494,17 @@ ROUNDED = 3e-7
 twice what one makes of a number in float32, up or down at random."""
 
 
-def _moves(model: Model, wanted: Sequence[Any]) -> bool:
-    """Whether PyTorch's results change as much as they may differ when inputs change by a rounding,
-    or without that: random numbers, ties of boxes, sums of what cancels.
+def _moves(model: Model, expected: Sequence[Any]) -> bool:
+    """Return whether PyTorch's results vary by more than the tolerance when inputs are perturbed by
+    a rounding error, or even without: through random numbers, ties of boxes, or cancellation.
     """
     import torch
 
     torch.manual_seed(SEED)
     signs = [torch.randint(0, 2, v.shape) * 2 - 1 for v in model.inputs.values()]  # a common factor
     pairs = zip(model.inputs.values(), signs, strict=True)  # goes through norms and keeps orders
-    given = [v * (1 + ROUNDED * sign) if v.is_floating_point() else v for v, sign in pairs]
-    return not _error(_arrays(model.module(*given)), wanted) < CLOSE
+    perturbed = [v * (1 + ROUNDED * sign) if v.is_floating_point() else v for v, sign in pairs]
+    return not _error(_arrays(model.module(*perturbed)), expected) < CLOSE
 
 
 def _first(error: Exception) -> str:
@@ -496,29 +513,30 @@ def _first(error: Exception) -> str:
 
 
 def _compared(
-    model: Model, calls: Mapping[str, Call], wanted: Sequence[Any], is_dynamic: bool
+    model: Model, calls: Mapping[str, Call], expected: Sequence[Any], is_dynamic: bool
 ) -> dict[str, Any]:
-    """The largest difference from PyTorch, against the size of what it gives."""
+    """Return the largest difference from PyTorch, relative to its results' magnitude."""
     inputs = list(model.inputs.values())
-    found = {"error": _error(calls["ekiden"](inputs), wanted)}
+    figures = {"error": _error(calls["ekiden"](inputs), expected)}
     if is_dynamic:
         by = {"batch": 1, "length": 5, "decoder_length": 3}
         for one_of in by, {**by, "batch": 0}:
-            given = _larger(model, one_of)
-            error = _error(calls["ekiden"](given), _arrays(model.module(*given)))
-            found["error"] = max(found["error"], error)
-    return found
+            extended = _larger(model, one_of)
+            error = _error(calls["ekiden"](extended), _arrays(model.module(*extended)))
+            figures["error"] = max(figures["error"], error)
+    return figures
 
 
-def _error(found: Sequence[Any], wanted: Sequence[Any]) -> float:
+def _error(actual: Sequence[Any], expected: Sequence[Any]) -> float:
+    """Return the largest relative difference of outputs."""
     import numpy as np
 
-    if len(found) != len(wanted) or any(
-        f.shape != w.shape for f, w in zip(found, wanted, strict=True)
+    if len(actual) != len(expected) or any(
+        f.shape != w.shape for f, w in zip(actual, expected, strict=True)
     ):
         return math.inf
     worst = 0.0
-    for mine, theirs in zip(found, wanted, strict=True):
+    for mine, theirs in zip(actual, expected, strict=True):
         a, b = mine.astype(np.float64), theirs.astype(np.float64)
         if not a.size or np.array_equal(a, b, equal_nan=True):
             continue
@@ -531,19 +549,22 @@ def _error(found: Sequence[Any], wanted: Sequence[Any]) -> float:
     return worst
 
 
-def _timed(model: Model, calls: Mapping[str, Call], turns: int) -> dict[str, float]:
-    """How much longer each other takes, of medians taken in turns, in time of this thread."""
-    every: dict[str, Call] = {**calls, "eager": lambda given: model.module(*given)}
-    return _in_turns(every, list(model.inputs.values()), turns)
+def _timed(model: Model, calls: Mapping[str, Call], rounds: int) -> dict[str, float]:
+    """Return the other engines' times relative to Ekiden's: medians of thread time measured in
+    turns.
+    """
+    every: dict[str, Call] = {**calls, "eager": lambda inputs: model.module(*inputs)}
+    return _in_turns(every, list(model.inputs.values()), rounds)
 
 
-def _in_turns(every: Mapping[str, Call], inputs: Sequence[Any], turns: int) -> dict[str, float]:
+def _in_turns(every: Mapping[str, Call], inputs: Sequence[Any], rounds: int) -> dict[str, float]:
+    """Measure calls in turns, and return their medians relative to Ekiden's."""
     spent: dict[str, list[float]] = {name: [] for name in every}
-    for turn in range(turns + 1):
+    for round_index in range(rounds + 1):
         for name, call in every.items():
             started = time.thread_time()
             call(inputs)
-            if turn:
+            if round_index:
                 spent[name].append(time.thread_time() - started)
     medians = {name: statistics.median(times) for name, times in spent.items() if times}
     return {
@@ -557,7 +578,7 @@ def _in_turns(every: Mapping[str, Call], inputs: Sequence[Any], turns: int) -> d
 
 
 def run(options: argparse.Namespace) -> None:
-    """Append a line for each model, road and kind of sizes that has none."""
+    """Append a line for each model, road and kind of sizes without one."""
     os.environ.update(_ALONE, ZOO_TIER=options.tier)
     if options.keep:
         os.environ["ZOO_KEEP"] = str(options.keep)
@@ -565,20 +586,21 @@ def run(options: argparse.Namespace) -> None:
     have = {_key(line): line for line in _lines(options.out)}
     for package in options.packages:
         for road, sizes in itertools.product(options.roads, options.sizes):
-            asked = 0
+            tested = 0
             for name in _shuffled(package, options):
-                if options.sample and asked >= options.sample:
+                if options.sample and tested >= options.sample:
                     break
                 key = (package, name, road, sizes)
                 line = have.get(key) or _appended(_apart(key, options), options.out)
-                asked += line["state"] not in NOT_ASKED
+                tested += line["state"] not in NOT_ASKED
 
 
 def _appended(line: dict[str, Any], out: Path) -> dict[str, Any]:
+    """Append a line to the file, and print it."""
     with open(out, "a") as file:
         file.write(json.dumps(line) + "\n")
-    said = line.get("why", line.get("error", ""))
-    print(*_key(line), line["state"], said, flush=True)
+    details = line.get("why", line.get("error", ""))
+    print(*_key(line), line["state"], details, flush=True)
     return line
 
 
@@ -588,7 +610,7 @@ _ALONE = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "EKIDEN_NUM_THREADS": "
 
 
 def _prepare(packages: Sequence[str]) -> None:
-    """Import what every process would: by far the most of what a model's own takes."""
+    """Import what every process needs: by far the most of what a model's own takes."""
     for module in _IMPORTED:
         importlib.import_module(module)
     for package in packages:
@@ -604,6 +626,7 @@ _IMPORTED = (
 
 
 def _shuffled(package: str, options: argparse.Namespace) -> list[str]:
+    """Return the model names in random order."""
     if options.names:
         return list(options.names)
     draw = random.Random(options.seed)  # a smaller sample is the begin of a larger one
@@ -612,7 +635,7 @@ def _shuffled(package: str, options: argparse.Namespace) -> list[str]:
         drawn = families()
         draw.shuffle(drawn)
         rounds = itertools.zip_longest(*drawn)
-        return [name for each in rounds for name in each if name is not None]
+        return [name for family_round in rounds for name in family_round if name is not None]
     names = sorted(PACKAGES[package].names())
     draw.shuffle(names)
     return names
@@ -628,13 +651,13 @@ def _lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(text) for text in path.read_text().splitlines()]
 
 
-def _apart(asked: tuple[str, str, str, str], options: argparse.Namespace) -> dict[str, Any]:
-    """A line made by a process of its own, which ends with all that it started."""
-    line = dict(zip(("package", "name", "road", "sizes"), asked, strict=True))
+def _apart(key: tuple[str, str, str, str], options: argparse.Namespace) -> dict[str, Any]:
+    """Return a line from a separate process, which is killed with everything it started."""
+    line = dict(zip(("package", "name", "road", "sizes"), key, strict=True))
     with TemporaryDirectory() as folder:
         limits = (options.turns, options.parameters, options.wait)
-        given = (asked, limits, options.gigabytes, Path(folder))
-        process = _FORKS.Process(target=_in_process, args=given)
+        process_args = (key, limits, options.gigabytes, Path(folder))
+        process = _FORKS.Process(target=_in_process, args=process_args)
         process.start()
         process.join(options.seconds)
         if process.exitcode is None:
@@ -642,30 +665,31 @@ def _apart(asked: tuple[str, str, str, str], options: argparse.Namespace) -> dic
             return {**line, **_overdue(options.seconds)}
         answer = Path(folder, "line.json")
         if not answer.is_file():
-            said = Path(folder, "errors.txt").read_text(errors="replace").strip()
-            why = said.rpartition("\n")[2] or f"ended with {process.exitcode}"
+            error_text = Path(folder, "errors.txt").read_text(errors="replace").strip()
+            why = error_text.rpartition("\n")[2] or f"ended with {process.exitcode}"
             return {**line, "state": "crashed", "why": f"{process.exitcode}: {why[:700]}"}
-        made: dict[str, Any] = json.loads(answer.read_text())
-        return made
+        result_line: dict[str, Any] = json.loads(answer.read_text())
+        return result_line
 
 
 def _in_process(
-    asked: tuple[str, str, str, str], limits: tuple[int, int, int], gigabytes: int, folder: Path
+    key: tuple[str, str, str, str], limits: tuple[int, int, int], gigabytes: int, folder: Path
 ) -> None:
-    """Write the line of a model to a file, within limits. Its group of processes is its own."""
+    """Write a model's line to a file, within limits, in a process group of its own."""
     os.setsid()
     resource.setrlimit(resource.RLIMIT_AS, (gigabytes << 30, gigabytes << 30))
     with open(folder / "errors.txt", "w") as errors:
         os.dup2(errors.fileno(), 1)
         os.dup2(errors.fileno(), 2)
-    line = one(*asked, *limits)
+    line = one(*key, *limits)
     (folder / "line.json").write_text(json.dumps({**line, "tier": _tier()}))
     os.killpg(0, signal.SIGKILL)  # kernels that are still being compiled for a quick start
 
 
 def _overdue(seconds: float) -> dict[str, str]:
-    """What came of the process that was ended after so long: only what it left to Ekiden is
-    Ekiden's."""
+    """Return the outcome of a process killed for its time; only what happened after handing over to
+    Ekiden counts against it.
+    """
     stage = list(STAGES)[STAGE.value]
     return {"state": STAGES[stage], "why": f"{seconds} s over, {stage}"}
 
@@ -680,7 +704,7 @@ def _end(process: BaseProcess) -> None:
 
 
 def table(lines: Sequence[Mapping[str, Any]]) -> str:
-    """What lines say, as Markdown."""
+    """Format the lines as Markdown."""
     heads = ("package", "road", "sizes", "drawn", "models", "agree", "own kernels",
              "of ONNX Runtime's", "over eager", "over Inductor", "over ONNX Runtime",
              "compile, median s of the processor")  # fmt: skip
@@ -689,14 +713,20 @@ def table(lines: Sequence[Mapping[str, Any]]) -> str:
     for line in lines:
         groups.setdefault((line["package"], line["road"], line["sizes"]), []).append(line)
     for key, group in sorted(groups.items()):
-        asked = [e for e in group if e["state"] not in (*NOT_ASKED, *NOT_COMPARABLE)]
-        good = [each for each in asked if each["state"] == "agrees"]
-        times = [each[CPU] for each in good if CPU in each]
-        theirs = [each for each in asked if isinstance(each.get("onnxruntime"), float)]
-        both = [each for each in theirs if each["state"] == "agrees"]
-        own = [each for each in good if each.get("tier") == "full" or "kernels_s" in each]
-        cells = [*key, len(group), len(asked),
-                 f"{len(good)} ({len(good) / max(len(asked), 1):.1%})", len(own),
+        tested = [e for e in group if e["state"] not in (*NOT_ASKED, *NOT_COMPARABLE)]
+        good = [entry for entry in tested if entry["state"] == "agrees"]
+        times = [timed_entry[CPU] for timed_entry in good if CPU in timed_entry]
+        theirs = [
+            peer_entry for peer_entry in tested if isinstance(peer_entry.get("onnxruntime"), float)
+        ]
+        both = [common_entry for common_entry in theirs if common_entry["state"] == "agrees"]
+        own = [
+            own_entry
+            for own_entry in good
+            if own_entry.get("tier") == "full" or "kernels_s" in own_entry
+        ]
+        cells = [*key, len(group), len(tested),
+                 f"{len(good)} ({len(good) / max(len(tested), 1):.1%})", len(own),
                  f"{len(both)} of {len(theirs)}" if theirs else "",
                  _mean(good, "over_eager"), _mean(good, "over_inductor"),
                  _mean(good, "over_onnxruntime"),
@@ -705,59 +735,59 @@ def table(lines: Sequence[Mapping[str, Any]]) -> str:
     slow = sorted((e for e in lines if CPU in e), key=lambda e: -e[CPU])[:10]
     rows += ["", "Slowest to compile, seconds of the processor:"]
     rows += [f"- {e['name']}, {e['road']}: {e[CPU]}{_most_of(e)}" for e in slow]
-    left = [e for e in lines if e["state"] not in ("agrees", "large")]
-    rows += ["", "| model | road | state | why |", "|---|---|---|---|"] if left else []
-    for each in left:
-        why = str(each.get("why", each.get("error", ""))).replace("|", "/")
+    failures = [e for e in lines if e["state"] not in ("agrees", "large")]
+    rows += ["", "| model | road | state | why |", "|---|---|---|---|"] if failures else []
+    for failure in failures:
+        why = str(failure.get("why", failure.get("error", ""))).replace("|", "/")
         rows.append(
-            f"| {each['name']} | {each['road']} {each['sizes']} | {each['state']} | {why} |"
+            f"| {failure['name']} | {failure['road']} {failure['sizes']} | {failure['state']} | {why} |"
         )
     return "\n".join(rows)
 
 
 def _most_of(line: Mapping[str, Any]) -> str:
-    """What a compilation spent most time in."""
+    """Return the phase in which a compilation spent most of its time."""
     return f", of which {line['slowest_pass']} {line['slowest_pass_s']} s"
 
 
 # What was kept.
 
 
-def time_kept(folder: Path, turns: int) -> None:
-    """Print what ONNX Runtime takes of Ekiden's time for each model that was kept, and the mean."""
+def time_kept(folder: Path, rounds: int) -> None:
+    """Print ONNX Runtime's time relative to Ekiden's for each kept model, and the mean."""
     import numpy as np
     import torch
 
     import ekiden
 
     lines = []
-    for each in sorted(folder.iterdir()):
-        if not (each / ARTIFACT).is_file():
+    for model_dir in sorted(folder.iterdir()):
+        if not (model_dir / ARTIFACT).is_file():
             continue
-        stored = np.load(each / INPUTS)
+        stored = np.load(model_dir / INPUTS)
         names, inputs = list(stored), [torch.from_numpy(stored[name]) for name in stored]
-        executable = ekiden.load(each / ARTIFACT, num_threads=1)
+        executable = ekiden.load(model_dir / ARTIFACT, num_threads=1)
         try:
-            peer = _onnx_runtime(each / "model.onnx", names)
+            peer = _onnx_runtime(model_dir / "model.onnx", names)
             line = _in_turns(
-                {"ekiden": Compiled(executable, names), "onnxruntime": peer}, inputs, turns
+                {"ekiden": Compiled(executable, names), "onnxruntime": peer}, inputs, rounds
             )
         except Exception as error:
-            print(f"{each.name:48} {_first(error)}", flush=True)
+            print(f"{model_dir.name:48} {_first(error)}", flush=True)
             continue
         lines.append(line)
-        print(f"{each.name:48} {line['over_onnxruntime']:6.2f}", flush=True)
+        print(f"{model_dir.name:48} {line['over_onnxruntime']:6.2f}", flush=True)
     print(f"geometric mean of {len(lines)}: {_mean(lines, 'over_onnxruntime')}")
 
 
 def _mean(lines: Sequence[Mapping[str, Any]], name: str) -> str:
-    """The geometric mean of a ratio."""
+    """Return the geometric mean of a ratio."""
     values = [line[name] for line in lines if line.get(name)]
     return f"{math.exp(statistics.fmean(map(math.log, values))):.2f}" if values else ""
 
 
 def main() -> None:
-    """The command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     commands = parser.add_subparsers(dest="command", required=True)
     listing = commands.add_parser("names")

@@ -12,8 +12,8 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Model:
-    """A module, its inputs by name, and which axes of them may be longer, by what they are called;
-    of axes that none are named, the first is a batch.
+    """A module, its inputs by name, and their extensible axes with names; the first axis of other
+    inputs is a batch.
     """
 
     module: Any
@@ -21,16 +21,18 @@ class Model:
     axes: Mapping[str, Mapping[int, str]] = field(default_factory=dict)
 
     def axes_of(self, name: str) -> Mapping[int, str]:
-        """The axes of an input that may be longer -> names of their sizes."""
+        """Return an input's extensible axes with the names of their sizes."""
         return self.axes.get(name, {0: "batch"})
 
 
 class TooLargeError(Exception):
-    """A model has more parameters than it may."""
+    """Raised for a model with more parameters than allowed."""
 
 
-def within(most: int, make: Callable[[], Any]) -> Any:  # noqa: ANN401
-    """The module that is made, if it has no more parameters, which is found out without memory."""
+def within(max_parameters: int, make: Callable[[], Any]) -> Any:  # noqa: ANN401
+    """Build a module if it has at most so many parameters, checked first without
+    allocating them.
+    """
     import torch
 
     try:
@@ -38,20 +40,21 @@ def within(most: int, make: Callable[[], Any]) -> Any:  # noqa: ANN401
             count = sum(p.numel() for p in make().parameters())
     except (NotImplementedError, RuntimeError):  # not every module can be made so
         count = 0
-    if count > most:
+    if count > max_parameters:
         raise TooLargeError(f"{count:,} parameters")
     return make()
 
 
 def torchvision_names() -> list[str]:
-    """The names of all models."""
+    """Return the names of all models."""
     models = torchvision().models
     return [str(name) for name in models.list_models()]
 
 
 def torchvision() -> Any:  # noqa: ANN401
-    """The package. Its wheel of PyPI has no operators for PyTorch's build for CPUs, and cannot be
-    imported: there they are declared and computed by PyTorch's own, so that detectors can be built.
+    """Return the package. Its PyPI wheel lacks the operators for PyTorch's CPU build and cannot be
+    imported: then they are declared here and computed by PyTorch's own, so that detectors can be
+    built.
     """
     try:
         return importlib.import_module("torchvision")
@@ -84,16 +87,16 @@ def _has_operators() -> bool:
 
 
 def _nms(boxes: Any, scores: Any, threshold: float) -> Any:  # noqa: ANN401
-    """Of boxes that overlap by more than a share, the one with the best score."""
+    """Keep the best-scored box among those that overlap by more than the threshold."""
     import torch
 
     overlap = torchvision().ops.box_iou
-    left, kept = torch.argsort(scores, descending=True, stable=True), []
-    while left.numel():
-        best, left = left[:1], left[1:]
-        kept.append(best)
-        left = left[overlap(boxes[best], boxes[left])[0] <= threshold]
-    return torch.cat([left, *kept])
+    remaining, selected = torch.argsort(scores, descending=True, stable=True), []
+    while remaining.numel():
+        best, remaining = remaining[:1], remaining[1:]
+        selected.append(best)
+        remaining = remaining[overlap(boxes[best], boxes[remaining])[0] <= threshold]
+    return torch.cat([remaining, *selected])
 
 
 _KEPT: list[object] = []
@@ -103,15 +106,15 @@ _KEPT: list[object] = []
 _OF_VIDEOS = ("mc3", "mvit", "r2plus1d", "r3d", "s3d", "swin3d")
 
 
-def torchvision_model(name: str, most: int) -> Model:
-    """A model of torchvision. Raises TooLargeError."""
+def torchvision_model(name: str, max_parameters: int) -> Model:
+    """Return a torchvision model. Raises TooLargeError."""
     import torch
 
     models = torchvision().models
     options: dict[str, Any] = {"weights": None}
     if "weights_backbone" in inspect.signature(models.get_model_builder(name)).parameters:
         options["weights_backbone"] = None
-    module = within(most, lambda: models.get_model(name, **options))
+    module = within(max_parameters, lambda: models.get_model(name, **options))
     family = name.split("_")[0]
     if family == "raft":
         return Model(module, {n: torch.randn(1, 3, 128, 128) for n in ("image1", "image2")})
@@ -123,7 +126,7 @@ def torchvision_model(name: str, most: int) -> Model:
 
 
 def timm_names() -> list[str]:
-    """The names of all models."""
+    """Return the names of all models."""
     torchvision()
     import timm
 
@@ -131,8 +134,8 @@ def timm_names() -> list[str]:
 
 
 def timm_families() -> list[list[str]]:
-    """The names of all models by the module that defines them, each family's smallest first. Every
-    model is made, without memory: minutes.
+    """Return the names of all models grouped by their defining module, each group's smallest first.
+    Every model is built without memory, which takes minutes.
     """
     torchvision()
     import timm
@@ -143,21 +146,21 @@ def timm_families() -> list[list[str]]:
         module = timm.model_entrypoint(name).__module__
         try:
             with torch.device("meta"):
-                made = timm.create_model(name, pretrained=False)
-            size: float = sum(p.numel() for p in made.parameters())
+                meta_model = timm.create_model(name, pretrained=False)
+            size: float = sum(p.numel() for p in meta_model.parameters())
         except Exception:  # of any kind: not every module can be made so
             size = math.inf
         families.setdefault(module, []).append((size, name))
     return [[name for _, name in sorted(family)] for _, family in sorted(families.items())]
 
 
-def timm_model(name: str, most: int) -> Model:
-    """A model of timm. Raises TooLargeError."""
+def timm_model(name: str, max_parameters: int) -> Model:
+    """Return a timm model. Raises TooLargeError."""
     import torch
 
     torchvision()
     import timm
 
-    module = within(most, lambda: timm.create_model(name, pretrained=False))
+    module = within(max_parameters, lambda: timm.create_model(name, pretrained=False))
     extents = module.pretrained_cfg["input_size"]
     return Model(module, {"x": torch.randn(1, *extents)})

@@ -1,4 +1,4 @@
-"""Whether a model's results hang on the order of equal numbers, for the zoo (zoo.py)."""
+"""Detection of results that depend on the order of equal numbers, for the zoo (zoo.py)."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ _TAKEN = {"topk": ("k", "dim", "largest"), "sort": ("dim", "descending")}
 
 
 def has_ties(model: Model) -> bool:
-    """Whether what PyTorch chose or sorted had equal numbers side by side, whose order it leaves
-    open: random weights saturate scores of boxes.
+    """Return whether PyTorch selected or sorted adjacent equal numbers, whose order is unspecified:
+    random weights saturate box scores.
     """
     import torch
     from torch.utils._python_dispatch import TorchDispatchMode
 
-    found = []
+    ties = []
 
     class Watch(TorchDispatchMode):
         def __torch_dispatch__(
@@ -27,17 +27,17 @@ def has_ties(model: Model) -> bool:
             args: tuple[Any, ...] = (),
             kwargs: dict[str, Any] | None = None,
         ) -> object:
-            made = call(*args, **(kwargs or {}))
+            result = call(*args, **(kwargs or {}))
             name = call.overloadpacket.__name__
-            if name in _TAKEN and (most := made[0]).ndim:
+            if name in _TAKEN and (values := result[0]).ndim:
                 named = dict(zip(_TAKEN[name], args[1:], strict=False)) | (kwargs or {})
                 dim = named.get("dim", -1)
                 down = named.get("largest" if name == "topk" else "descending", name == "topk")
                 order = torch.sort(args[0], dim, bool(down)).values
-                count = min(most.shape[dim] + 1, order.shape[dim])  # with the first one left out
-                found.append(bool((order.narrow(dim, 0, count).diff(dim=dim) == 0).any()))
-            return made
+                count = min(values.shape[dim] + 1, order.shape[dim])  # with the first one left out
+                ties.append(bool((order.narrow(dim, 0, count).diff(dim=dim) == 0).any()))
+            return result
 
     with torch.no_grad(), Watch():
         model.module(*model.inputs.values())
-    return any(found)
+    return any(ties)

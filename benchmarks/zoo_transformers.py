@@ -49,7 +49,7 @@ _PLACEHOLDER = 3
 
 
 def _few(plain: Any) -> Sizes:  # noqa: ANN401
-    """Few layers, experts and words."""
+    """Return few layers, experts and words."""
     sizes = {n: v for n, v in _COUNTS.items() if _number(plain, n) > v}
     for name, value in vars(plain).items():
         if name.endswith("_token_id") and isinstance(value, int) and value > _PLACEHOLDER:
@@ -60,8 +60,8 @@ def _few(plain: Any) -> Sizes:  # noqa: ANN401
 
 
 def _of_heads(width: int) -> Shrink:
-    """The same width for everything, and four heads of so much: some parts of rotary positions
-    are said in numbers that fit no narrow ones.
+    """Return a shrinker to one width for everything with four heads, since some rotary parameters
+    do not fit narrower heads.
     """
 
     def sizes_of(plain: Any) -> Sizes:  # noqa: ANN401
@@ -87,7 +87,7 @@ _tiny, _small = _of_heads(_HEAD), _of_heads(4 * _HEAD)
 
 
 def _narrow(plain: Any) -> Sizes:  # noqa: ANN401
-    """Fewer heads of the same width, and all widths less by as much."""
+    """Reduce the number of heads at constant width, and all widths accordingly."""
     sizes = _few(plain)
     heads = [n for n in _HEADS if _number(plain, n) > 1]
     widths = [w for w in _WIDTHS if _number(plain, w)]
@@ -95,23 +95,26 @@ def _narrow(plain: Any) -> Sizes:  # noqa: ANN401
     fewest = min((_number(plain, n) for n in heads), default=1)
     by = next(d for d in range(min(by, fewest // 2 or 1), 0, -1) if by % d == 0)
     sizes |= {n: _number(plain, n) // by for n in (*heads, *widths)}
-    many = _number(plain, "num_key_value_heads")
-    return sizes | ({"num_key_value_heads": max(1, many // by)} if many else {})
+    kv_heads = _number(plain, "num_key_value_heads")
+    return sizes | ({"num_key_value_heads": max(1, kv_heads // by)} if kv_heads else {})
 
 
 def _cut(shrink: Shrink) -> Shrink:
-    """What is said of each layer is said of fewer."""
+    """Wrap a shrinker so that per-layer lists are cut to the reduced number of layers."""
 
     def cut(plain: Any) -> Sizes:  # noqa: ANN401
+        """Return the sizes with per-layer lists cut."""
         sizes = shrink(plain)
         for name in ("num_hidden_layers", "num_layers", "n_layer", "depth"):
             layers = _number(plain, name)
-            for each, value in vars(plain).items():
+            for field_name, value in vars(plain).items():
                 if layers and isinstance(value, (list, tuple)) and len(value) == layers:
-                    sizes[each] = list(value[-sizes.get(name, layers) :])
-            if layers and isinstance(taken := getattr(plain, "out_indices", None), (list, tuple)):
+                    sizes[field_name] = list(value[-sizes.get(name, layers) :])
+            if layers and isinstance(
+                out_indices := getattr(plain, "out_indices", None), (list, tuple)
+            ):
                 last = sizes.get(name, layers)
-                sizes |= {"out_indices": sorted({min(at, last) for at in taken})}
+                sizes |= {"out_indices": sorted({min(at, last) for at in out_indices})}
                 sizes |= {"out_features": None}  # the names of these
         return sizes
 
@@ -128,11 +131,13 @@ _WAYS: Sequence[Shrink] = (
 
 
 def _alike(root: Any, shrink: Shrink) -> Shrink:  # noqa: ANN401
-    """What has the number of a width somewhere in a configuration has it when that is another."""
+    """Return a shrinker under which fields equal to a width anywhere in a configuration change with
+    it.
+    """
     became: dict[int, int] = {}
-    for each in _Found(root).configs:
-        sizes = shrink(each)
-        became |= {_number(each, n): sizes[n] for n in _WIDTHS if n in sizes}
+    for inner_config in _Found(root).configs:
+        sizes = shrink(inner_config)
+        became |= {_number(inner_config, n): sizes[n] for n in _WIDTHS if n in sizes}
 
     def sizes_of(plain: Any) -> Sizes:  # noqa: ANN401
         fields = [n for n in vars(plain) if _number(plain, n) in became]
@@ -142,9 +147,9 @@ def _alike(root: Any, shrink: Shrink) -> Shrink:  # noqa: ANN401
 
 
 def _number(config: Any, name: str) -> int:  # noqa: ANN401
-    """0 for what it has not, or not as a number that can be another."""
-    kept = getattr(type(config), name, None)
-    if isinstance(kept, property) and kept.fset is None:
+    """Return a writable integer field; 0 if there is none."""
+    descriptor = getattr(type(config), name, None)
+    if isinstance(descriptor, property) and descriptor.fset is None:
         return 0
     try:
         value = getattr(config, name, 0)
@@ -158,8 +163,8 @@ def _of_number(config: Any, name: str, value: int) -> Sizes:  # noqa: ANN401
 
 
 def _smaller(plain: Any, shrink: Shrink) -> Any:  # noqa: ANN401
-    """A configuration, and those inside it, with other sizes. What follows from sizes follows from
-    the new ones.
+    """Return a configuration, including nested ones, with other sizes; derived fields follow the
+    new sizes.
     """
     inner = {name: _smaller(value, shrink) for name, value in _inner(plain).items()}
     return type(plain)(**_said_by_owner(plain) | _left_open(plain) | shrink(plain) | inner)
@@ -170,16 +175,16 @@ _KEPT_APART = ("out_features", "out_indices")
 
 
 def _said_by_owner(plain: Any) -> Sizes:  # noqa: ANN401
-    """Words that a configuration has not by its class, but by the one it is inside of."""
+    """Return fields set by the enclosing configuration rather than by the class."""
     usual = type(plain)()
     fields = {n: v for n, v in vars(plain).items() if isinstance(v, (str, list)) and n[0] != "_"}
-    said = {n: v for n, v in fields.items() if n in vars(usual) and vars(usual)[n] != v}
-    parts = {n: getattr(plain, n) for n in _KEPT_APART if hasattr(plain, n)}
-    return said | {n: v for n, v in parts.items() if getattr(usual, n) != v}
+    overridden = {n: v for n, v in fields.items() if n in vars(usual) and vars(usual)[n] != v}
+    backbone_fields = {n: getattr(plain, n) for n in _KEPT_APART if hasattr(plain, n)}
+    return overridden | {n: v for n, v in backbone_fields.items() if getattr(usual, n) != v}
 
 
 def _left_open(plain: Any) -> Sizes:  # noqa: ANN401
-    """What a class wants a user to say."""
+    """Return values for fields that a class requires the user to set."""
     named = [n for n in _OPEN if vars(plain).get(n, 0) in (None, [], ())]
     return {n: value for n in named if (value := _OPEN[n](plain)) is not None}
 
@@ -204,12 +209,12 @@ def _inner(config: Any) -> dict[str, Any]:  # noqa: ANN401
 
 
 class _Found:
-    """A number of a configuration, or of the first one inside it that has it."""
+    """A lookup of a number in a configuration, or in the first nested one that has it."""
 
     def __init__(self, config: Any) -> None:  # noqa: ANN401
         self.configs = [config]
-        for each in self.configs:  # which grows
-            self.configs += _inner(each).values()
+        for outer in self.configs:  # which grows
+            self.configs += _inner(outer).values()
 
     def __call__(self, default: int, *names: str) -> int:
         for config, name in itertools.product(self.configs, names):
@@ -218,7 +223,7 @@ class _Found:
         return default
 
     def extent(self) -> tuple[int, int]:
-        """Rows and columns of an image."""
+        """Return the rows and columns of an image."""
         for config in self.configs:
             size = getattr(config, "image_size", None)
             if isinstance(size, int):
@@ -228,111 +233,136 @@ class _Found:
         return 224, 224
 
 
-def _images(found: _Found) -> Iterator[Any]:
+def _images(config_view: _Found) -> Iterator[Any]:
+    """Yield possible image inputs."""
     import torch
 
-    channels, (rows, columns) = found(3, "num_channels", "in_channels", "in_chans"), found.extent()
-    frames = found(4, "num_frames", "frames_per_clip")
+    channels, (rows, columns) = (
+        config_view(3, "num_channels", "in_channels", "in_chans"),
+        config_view.extent(),
+    )
+    frames = config_view(4, "num_frames", "frames_per_clip")
     yield torch.randn(1, channels, rows, columns)
     yield torch.randn(1, frames, channels, rows, columns)
     yield torch.randn(1, 1, channels, rows, columns)
-    yield _patches(found)
+    yield _patches(config_view)
     for extent in (64, 256, 384, 512):
         yield torch.randn(1, channels, extent, extent)
-    yield _patches(found)[None]
+    yield _patches(config_view)[None]
 
 
 _GRID = (1, 8, 8)
 
 
-def _patches(found: _Found) -> Any:  # noqa: ANN401
-    """Patches of an image as rows."""
+def _patches(config_view: _Found) -> Any:  # noqa: ANN401
+    """Return image patches as rows."""
     import torch
 
-    channels = found(3, "in_channels", "num_channels", "in_chans")
-    extent, frames = found(14, "patch_size"), found(1, "temporal_patch_size", "patch_temporal")
+    channels = config_view(3, "in_channels", "num_channels", "in_chans")
+    extent, frames = (
+        config_view(14, "patch_size"),
+        config_view(1, "temporal_patch_size", "patch_temporal"),
+    )
     return torch.randn(_GRID[1] * _GRID[2], channels * frames * extent**2)
 
 
-def _states(found: _Found) -> Iterator[Any]:
+def _states(config_view: _Found) -> Iterator[Any]:
+    """Yield possible hidden-state inputs."""
     import torch
 
-    yield _patches(found)
-    yield torch.randn(1, 16, found(64, *_WIDTHS))
-    yield torch.randn(1, found(64, *_WIDTHS), 16)
+    yield _patches(config_view)
+    yield torch.randn(1, 16, config_view(64, *_WIDTHS))
+    yield torch.randn(1, config_view(64, *_WIDTHS), 16)
 
 
-def _words(found: _Found) -> Iterator[Any]:
+def _words(config_view: _Found) -> Iterator[Any]:
+    """Yield possible token inputs."""
     import torch
 
-    most = found(512, "vocab_size")
-    yield torch.randint(4, max(5, min(most, 500)), (1, 16))
+    vocabulary = config_view(512, "vocab_size")
+    yield torch.randint(4, max(5, min(vocabulary, 500)), (1, 16))
 
 
-def _spectra(found: _Found) -> Iterator[Any]:
+def _spectra(config_view: _Found) -> Iterator[Any]:
+    """Yield possible spectrogram inputs."""
     import torch
 
-    bins = found(
+    bins = config_view(
         80, "num_mel_bins", "feature_size", "input_feat_per_channel", "n_mels", "input_dim"
     )
-    for frames in (3000, found(1500, "max_source_positions") * 2, found(200, "max_length")):
+    for frames in (
+        3000,
+        config_view(1500, "max_source_positions") * 2,
+        config_view(200, "max_length"),
+    ):
         yield torch.randn(1, bins, frames)
         yield torch.randn(1, min(frames, 400), bins)
-    if stacked := found(0, "num_stacked_frames"):  # of a lower rate, several in a row
+    if stacked := config_view(0, "num_stacked_frames"):  # of a lower rate, several in a row
         yield torch.randn(1, 64, bins * stacked)
 
 
-def _sounds(found: _Found) -> Iterator[Any]:
+def _sounds(config_view: _Found) -> Iterator[Any]:
+    """Yield possible audio inputs."""
     import torch
 
-    bins = found(128, "num_mel_bins")
+    bins = config_view(128, "num_mel_bins")
     yield torch.randn(1, 8000)
     yield torch.randn(1, 1, 8000)
-    yield torch.randn(1, found(1024, "max_length"), bins)
+    yield torch.randn(1, config_view(1024, "max_length"), bins)
     yield torch.randn(1, 64, bins)
-    yield torch.randn(1, 1, found(1024, "spec_size"), found(64, "num_mel_bins"))
-    yield torch.randn(1, 16, found(64, *_WIDTHS))
+    yield torch.randn(1, 1, config_view(1024, "spec_size"), config_view(64, "num_mel_bins"))
+    yield torch.randn(1, 16, config_view(64, *_WIDTHS))
 
 
-def _series(found: _Found) -> Iterator[Any]:
+def _series(config_view: _Found) -> Iterator[Any]:
+    """Yield possible time series."""
     import torch
 
-    yield torch.randn(1, found(64, "context_length"), found(1, "num_input_channels", "input_size"))
-    yield torch.randn(1, found(64, "context_length"))
+    yield torch.randn(
+        1, config_view(64, "context_length"), config_view(1, "num_input_channels", "input_size")
+    )
+    yield torch.randn(1, config_view(64, "context_length"))
 
 
-def _flags(found: _Found) -> Iterator[Any]:
+def _flags(config_view: _Found) -> Iterator[Any]:
+    """Yield possible flags of time series."""
     import torch
 
-    yield from (torch.zeros_like(each, dtype=torch.int64) for each in _series(found))
+    yield from (torch.zeros_like(series, dtype=torch.int64) for series in _series(config_view))
 
 
-def _grids(found: _Found) -> Iterator[Any]:
+def _grids(config_view: _Found) -> Iterator[Any]:
+    """Yield possible patch grids."""
     import torch
 
     yield torch.tensor([_GRID])
     yield torch.tensor([_GRID[1:]])
 
 
-def _regions(found: _Found) -> Iterator[Any]:
+def _regions(config_view: _Found) -> Iterator[Any]:
+    """Yield possible image regions."""
     import torch
 
-    yield torch.randn(1, 16, found(64, "visual_feat_dim"))
+    yield torch.randn(1, 16, config_view(64, "visual_feat_dim"))
 
 
-def _boxes(found: _Found) -> Iterator[Any]:
+def _boxes(config_view: _Found) -> Iterator[Any]:
+    """Yield possible boxes."""
     import torch
 
     yield torch.rand(1, 16, 4)
 
 
 def _ones(*shapes: Sequence[int]) -> Callable[[_Found], Iterator[Any]]:
-    def made(found: _Found) -> Iterator[Any]:
+    """Return a generator of tensors of ones."""
+
+    def tensors_of_ones(config_view: _Found) -> Iterator[Any]:
+        """Yield tensors of ones."""
         import torch
 
         yield from (torch.ones(*shape, dtype=torch.int64) for shape in shapes)
 
-    return made
+    return tensors_of_ones
 
 
 _SHAPES: Mapping[str, Callable[[_Found], Iterator[Any]]] = {
@@ -365,32 +395,33 @@ _MOST_TRIALS = 60
 
 
 def _inputs(module: Any, config: Any) -> Iterator[dict[str, Any]]:  # noqa: ANN401
-    """Inputs that a module may take, likely ones first."""
+    """Yield inputs that a module may accept, likely ones first."""
     parameters = inspect.signature(module.forward).parameters
-    found = _Found(config)
+    config_view = _Found(config)
     main = module.main_input_name
     needed = [
         name
-        for name, each in parameters.items()
-        if each.default is each.empty and each.kind == each.POSITIONAL_OR_KEYWORD
+        for name, parameter in parameters.items()
+        if parameter.default is parameter.empty
+        and parameter.kind == parameter.POSITIONAL_OR_KEYWORD
     ]
     names = list(dict.fromkeys([*([main] if main in parameters else []), *needed]))
     if getattr(config, "is_encoder_decoder", False) and "decoder_input_ids" in parameters:
         names = list(dict.fromkeys([*names, "decoder_input_ids"]))
     wider = [names + [n for n in more if n not in names]
              for more in _ALSO.get(main, _OF_OTHERS) if parameters.keys() >= set(more)]  # fmt: skip
-    for group in [names, *(each for each in wider if each != names)]:
-        shapes = [list(_SHAPES[name](found)) for name in group if name in _SHAPES]
-        kept = [name for name in group if name in _SHAPES]
+    for group in [names, *(wider_group for wider_group in wider if wider_group != names)]:
+        shapes = [list(_SHAPES[name](config_view)) for name in group if name in _SHAPES]
+        known_names = [name for name in group if name in _SHAPES]
         for chosen in itertools.islice(itertools.product(*shapes), _MOST_TRIALS):
-            yield dict(zip(kept, chosen, strict=True))
+            yield dict(zip(known_names, chosen, strict=True))
 
 
 # Models.
 
 
 def names() -> list[str]:
-    """The names of all architectures."""
+    """Return the names of all architectures."""
     torchvision()
     import transformers.modeling_utils  # noqa: F401
     from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
@@ -398,9 +429,9 @@ def names() -> list[str]:
     return list(MODEL_MAPPING_NAMES)
 
 
-def build(name: str, most: int) -> Model:
-    """A small model of an architecture, whose inputs stand in places and whose results are tensors.
-    Raises TooLargeError where no way makes it small enough, else what the first way raised.
+def build(name: str, max_parameters: int) -> Model:
+    """Return a small model of an architecture with positional inputs and tensor results. Raises
+    TooLargeError if no shrinker makes it small enough, else the first shrinker's error.
     """
     import torch
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
@@ -408,12 +439,12 @@ def build(name: str, most: int) -> Model:
     torchvision()
     why: Exception = TooLargeError(name)
     plain = CONFIG_MAPPING[name]()
-    ways = (*_WAYS, *(_alike(plain, each) for each in _WAYS[:4]))
-    for shrink in ways:
+    shrinkers = (*_WAYS, *(_alike(plain, shrinker) for shrinker in _WAYS[:4]))
+    for shrink in shrinkers:
         try:
             config = _smaller(CONFIG_MAPPING[name](), shrink)
             config.use_cache = False
-            module = within(most, lambda config=config: _module(config))
+            module = within(max_parameters, lambda config=config: _module(config))
             with torch.no_grad():
                 return _that_runs(module, config)
         except Exception as error:  # of any kind: the next way may do
@@ -422,8 +453,8 @@ def build(name: str, most: int) -> Model:
 
 
 def _module(config: Any) -> Any:  # noqa: ANN401
-    """A module of a configuration. Experts are gathered, not visited one by one as a trace of one
-    input would have them.
+    """Return a module of a configuration. Experts are batched rather than visited one by one, as a
+    trace of one input would.
     """
     from transformers import AutoModel
 
@@ -434,12 +465,12 @@ def _module(config: Any) -> Any:  # noqa: ANN401
 
 
 def _that_runs(module: Any, config: Any) -> Model:  # noqa: ANN401
-    """The module with the first inputs that it runs with. Raises what the last ones raised."""
+    """Return the module with the first inputs that it accepts. Raises the last error."""
     why: Exception = TypeError("no inputs are known for it")
-    for given in _inputs(module, config):
-        said = {n: v for n, v in given.items() if n in _SAID}
-        inputs = {n: v for n, v in given.items() if n not in _SAID}
-        plain = of_tensors(module, list(inputs), said)
+    for candidate_inputs in _inputs(module, config):
+        size_inputs = {n: v for n, v in candidate_inputs.items() if n in _SAID}
+        inputs = {n: v for n, v in candidate_inputs.items() if n not in _SAID}
+        plain = of_tensors(module, list(inputs), size_inputs)
         try:
             if plain(*inputs.values()):
                 return Model(plain, inputs, {n: _axes(n, v) for n, v in inputs.items()})
@@ -450,14 +481,14 @@ def _that_runs(module: Any, config: Any) -> Model:  # noqa: ANN401
 
 
 def _axes(name: str, value: Any) -> dict[int, str]:  # noqa: ANN401
-    """Of words there may be more, and of everything a batch, but of rows without one."""
+    """Return an input's extensible axes: the batch, and the length of token inputs."""
     if not value.dtype.is_floating_point and value.ndim == 2:
         return {0: "batch", 1: "decoder_length" if "decoder" in name else "length"}
     return {0: "batch"} if value.shape[0] == 1 else {}
 
 
-def of_tensors(module: Any, names: Sequence[str], said: Mapping[str, Any]) -> Any:  # noqa: ANN401
-    """A module whose inputs stand in places and whose results are tensors."""
+def of_tensors(module: Any, names: Sequence[str], fixed_inputs: Mapping[str, Any]) -> Any:  # noqa: ANN401
+    """Wrap a module so that its inputs are positional and its results tensors."""
     import torch
     from torch.utils._pytree import tree_leaves
 
@@ -466,9 +497,10 @@ def of_tensors(module: Any, names: Sequence[str], said: Mapping[str, Any]) -> An
             super().__init__()
             self.inner = module
 
-        def forward(self, *given: Any) -> tuple[Any, ...]:  # noqa: ANN401
-            inputs = dict(zip(names, given, strict=True))
-            found = self.inner(**inputs, **said, return_dict=False)
-            return tuple(v for v in tree_leaves(found) if isinstance(v, torch.Tensor))
+        def forward(self, *args: Any) -> tuple[Any, ...]:  # noqa: ANN401
+            """Run the module, and return its tensors."""
+            inputs = dict(zip(names, args, strict=True))
+            outputs = self.inner(**inputs, **fixed_inputs, return_dict=False)
+            return tuple(v for v in tree_leaves(outputs) if isinstance(v, torch.Tensor))
 
     return Plain()
