@@ -115,7 +115,8 @@ def main() -> None:
         f"dynamic against fixed: {seconds_by_name['dynamic'] / seconds_by_name['fixed'] - 1:+.2%}"
     )
     print(
-        f"aot against the sum of its kernels: {seconds_by_name['aot'] / seconds_by_name['kernels'] - 1:+.2%}"
+        "aot against the sum of its kernels: "
+        f"{seconds_by_name['aot'] / seconds_by_name['kernels'] - 1:+.2%}"
     )
 
 

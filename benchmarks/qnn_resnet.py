@@ -231,7 +231,8 @@ def main() -> None:
     own, onnx_time = spent.min(0)
     ratio = np.median(spent[:, 0] / spent[:, 1])
     print(
-        f"qnn {own * 1e3:.2f} ms, ONNX {onnx_time * 1e3:.2f} ms: {own / onnx_time:.3f}, median {ratio:.3f}"
+        f"qnn {own * 1e3:.2f} ms, ONNX {onnx_time * 1e3:.2f} ms: {own / onnx_time:.3f}, "
+        f"median {ratio:.3f}"
     )
 
 

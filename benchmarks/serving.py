@@ -162,7 +162,8 @@ class Request:
     def texts(self) -> list[bytes]:
         """Return the serialized requests."""
         header_lines = "".join(f"{name}: {value}\r\n" for name, value in self.headers.items())
-        head_end = f"Content-Type: application/json\r\n{header_lines}Content-Length: {len(self.body)}\r\n\r\n"
+        length = f"Content-Length: {len(self.body)}\r\n\r\n"
+        head_end = f"Content-Type: application/json\r\n{header_lines}{length}"
         heads = (f"POST {path} HTTP/1.1\r\nHost: localhost\r\n{head_end}" for path in self.paths)
         return [head.encode() + self.body for head in heads]
 

@@ -264,7 +264,8 @@ def slow_readers(target: Server, count: int = 50) -> tuple[str, int]:
     rows = 1 << 18
     _, (path, body, headers) = next(f for f in forms(rows * 16) if f[0] == "binary")
     header_lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
-    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\n{header_lines}Content-Length: {len(body)}\r\n\r\n"
+    length = f"Content-Length: {len(body)}\r\n\r\n"
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\n{header_lines}{length}"
     opened = [socket.create_connection(("127.0.0.1", target.port)) for _ in range(count)]
     for connection in opened:
         connection.sendall(head.encode() + body)

@@ -140,8 +140,8 @@ def main() -> None:
           f"{answers[1] == answers[options.streams]}")  # fmt: skip
     one, all_rate, prompt = rates(model, options)
     max_length = times[1] * max(all_rate, prompt) / (read + token_count)
-    print(f"tokens/s under way: {one:.0f} alone, {all_rate:.0f} of {options.streams} texts; of prompts "
-          f"{prompt:.0f}; so at most {max_length:.2f} times")  # fmt: skip
+    print(f"tokens/s under way: {one:.0f} alone, {all_rate:.0f} of {options.streams} texts; "
+          f"of prompts {prompt:.0f}; so at most {max_length:.2f} times")  # fmt: skip
 
 
 if __name__ == "__main__":

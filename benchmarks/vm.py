@@ -116,7 +116,8 @@ def instructions() -> None:
         per_instruction = (seconds - empty) / REPEAT * 1e9
         if name == "invoke_packed":
             print(
-                f"{name:>18} {per_instruction:7.1f} ns, {per_instruction - alone:.1f} beyond the kernel (at most 120)"
+                f"{name:>18} {per_instruction:7.1f} ns, {per_instruction - alone:.1f} beyond "
+                "the kernel (at most 120)"
             )
         else:
             print(f"{name:>18} {per_instruction:7.1f} ns (at most 40)")

@@ -740,7 +740,8 @@ def table(lines: Sequence[Mapping[str, Any]]) -> str:
     for failure in failures:
         why = str(failure.get("why", failure.get("error", ""))).replace("|", "/")
         rows.append(
-            f"| {failure['name']} | {failure['road']} {failure['sizes']} | {failure['state']} | {why} |"
+            f"| {failure['name']} | {failure['road']} {failure['sizes']} | {failure['state']} "
+            f"| {why} |"
         )
     return "\n".join(rows)
 

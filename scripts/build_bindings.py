@@ -102,7 +102,8 @@ def java(to: Path) -> Path:
         (build_dir / "manifest").write_text(
             "Automatic-Module-Name: dev.ekiden\nEnable-Native-Access: ALL-UNNAMED\n"
         )
-        run([jdk("jar"), *BRIEF, "--create", "--file", jar_file, "--manifest", build_dir / "manifest",
+        manifest = build_dir / "manifest"
+        run([jdk("jar"), *BRIEF, "--create", "--file", jar_file, "--manifest", manifest,
              "-C", build_dir / "classes", "."], build_dir)  # fmt: skip
     return jar_file
 

@@ -161,7 +161,8 @@ def calls(text: str) -> str:
         called = re.search(r"PackedFunc\[(\d+)\]", body)
         if called:
             end = kernel_y[called[1]] + LINE / 2
-            path = f"M{code_width} {y + 8} C{code_width + 35} {y + 8} {right - 35} {end} {right - 2} {end}"
+            start = f"M{code_width} {y + 8} C{code_width + 35} {y + 8}"
+            path = f"{start} {right - 35} {end} {right - 2} {end}"
             shown.append(f'<path d="{path}" fill="none" stroke="#6aa67c" stroke-width="1.5"/>')
         colour = ' fill="#1d6b35"' if called else ""
         shown.append(

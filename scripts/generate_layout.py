@@ -191,7 +191,8 @@ def texts() -> tuple[str, str]:
         size = both(wide_layout.size, narrow_layout.size)
         asserts.append(f'static_assert(sizeof({name}) == {size}, "{name}");')
         asserts += [
-            f"static_assert(offsetof({name}, {member}) == {both(at, narrow_layout.members[member])},"
+            f"static_assert(offsetof({name}, {member}) == "
+            f"{both(at, narrow_layout.members[member])},"
             f' "{name}.{member}");'
             for member, at in wide_layout.members.items()
         ]

@@ -157,7 +157,8 @@ def table(title: str, names: str, is_there: Callable[[str], bool]) -> Iterator[s
     existing = [n for n, what in status_by_name.items() if what == "exists"]
     yield f"## {title}"
     yield ""
-    yield f"{len(existing)} of {len(status_by_name)} exist: {', '.join(f'`{n}`' for n in existing)}."
+    listed = ", ".join(f"`{name}`" for name in existing)
+    yield f"{len(existing)} of {len(status_by_name)} exist: {listed}."
     yield ""
     yield "| name | |"
     yield "|---|---|"

@@ -236,7 +236,8 @@ def _summary(kinds: Sequence[Tested]) -> list[str]:
     _, cases, outcomes = next(tested_kind for tested_kind in kinds if tested_kind[0] == "node")
     passed_unmodified, frozen = _passed(outcomes)
     return [
-        f"Of the {len(cases)} node tests, {passed_unmodified} pass with all inputs given when the model",
+        f"Of the {len(cases)} node tests, {passed_unmodified} pass with all inputs given when "
+        "the model",
         f"runs, as they come. {frozen} more pass with some inputs frozen: importing needs the",
         "values of these, so they were made constants of the model, which was compiled for them;",
         "their rows say *compiled for each value of* which. "

@@ -30,7 +30,7 @@ class _Injection(Detector):
     """Unlike an iteration map, indices may step, leave gaps and use a digit twice."""
 
     def __init__(self, iters: Mapping[Var, Range], whole_sums: bool = False) -> None:
-        super().__init__(iters, IterMapLevel.NO_CHECK, trivial=True, whole=whole_sums)
+        super().__init__(iters, IterMapLevel.NO_CHECK, trivial=True, whole_sums=whole_sums)
 
     def readable(self, a: IterSum) -> list[IterSplit]:
         """Return the digits that the value of a sum shows.

@@ -287,7 +287,8 @@ def subspace_divide(
 
     Returns:
         One (outer, inner) pair of marks for each binding and a last one for the predicate, whose
-        extents are the outer and inner conditions as 0 or 1 expressions. Empty if the bindings are no
+        extents are the outer and inner conditions as 0 or 1 expressions. Empty if the bindings are
+        no
         map or cannot be divided.
     """
     for whole_sums in (False, True):

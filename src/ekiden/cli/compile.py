@@ -171,7 +171,8 @@ def _devices_of(texts: Sequence[str]) -> Targets:
         device = Device(target.kind.device_type, 0)
         if device in by_device:
             raise CompileError(
-                f"--devices auto: one target for each device expected, got {str(by_device[device])!r} "
+                "--devices auto: one target for each device expected, got "
+                f"{str(by_device[device])!r} "
                 f"and {str(target)!r} for {device}"
             )
         by_device[device] = target

@@ -219,7 +219,8 @@ def _functions(program: PrimFunc | IRModule, name: str | None) -> list[PrimFunc]
     if len(funcs) != len(by_name) or not funcs:
         non_prim_funcs = sorted(n for n, f in by_name.items() if not isinstance(f, PrimFunc))
         raise CompileError(
-            f"build: expected a module of PrimFuncs, got {', '.join(non_prim_funcs) or 'an empty one'}; "
+            "build: expected a module of PrimFuncs, got "
+            f"{', '.join(non_prim_funcs) or 'an empty one'}; "
             "ekiden.compile takes Relay functions"
         )
     symbols: dict[str, str] = {}

@@ -156,7 +156,8 @@ def scalar_kind(param: Var, func: PrimFunc) -> str:
     """Return what a scalar parameter must be: "an integer" or "a number".
 
     Raises:
-        CompileError: for a pointer (callers need not share the memory layout), a vector, or a dtype that processors do not compute with.
+        CompileError: for a pointer (callers need not share the memory layout), a vector, or a dtype
+        that processors do not compute with.
     """
     if dt.is_small(dt.element(param.dtype)) or dt.lanes(param.dtype) > 1:
         raise CompileError(

@@ -277,7 +277,8 @@ def _placed(
         example_inputs = first
     if len(remaining) > 1 or (remaining and target is not None):
         raise TypeError(
-            f"compile: one target expected, got {shown(remaining if target is None else positional)}"
+            "compile: one target expected, got "
+            f"{shown(remaining if target is None else positional)}"
         )
     if remaining:
         target = remaining[0]

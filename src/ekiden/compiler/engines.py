@@ -32,7 +32,8 @@ def with_engine(
         config: their resolved configuration.
 
     Raises:
-        CompileError: for an unknown or missing engine, and for "auto" where it cannot measure: several targets, a target of another machine, or a missing device.
+        CompileError: for an unknown or missing engine, and for "auto" where it cannot measure:
+            several targets, a target of another machine, or a missing device.
     """
     engine = str(PassContext.current().config.get(ENGINE, ""))
     if not engine:

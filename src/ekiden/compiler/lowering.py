@@ -71,7 +71,8 @@ def lower(
         target: the target.
 
     Returns:
-        A module for a schedule or a module, a PrimFunc for a PrimFunc. (TVM: `tvm.lower`, which always returns a module.)
+        A module for a schedule or a module, a PrimFunc for a PrimFunc. (TVM: `tvm.lower`, which
+        always returns a module.)
     """
     if isinstance(args, Target):
         args, target = None, args

@@ -71,7 +71,8 @@ class TuningBar:
             share = state.task.flops / seconds / self._peak
             is_measured = state.untuned < math.inf
             table.add_row(
-                state.task.name[:48], str(state.trials), f"{seconds * 1e6:.1f}" if is_measured else "",
+                state.task.name[:48], str(state.trials),
+                f"{seconds * 1e6:.1f}" if is_measured else "",
                 f"{state.ratio:.2f}" if is_measured else "",
                 f"{share:.0%}" if is_measured and state.task.flops else "",
             )  # fmt: skip

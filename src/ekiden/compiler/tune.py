@@ -146,7 +146,8 @@ def _check_device(target: Target) -> None:
     first_device = Device(target.kind.device_type, 0)
     if not first_device.exist:
         raise InputError(
-            f"tune: code for '{target}' cannot be measured here: there is no {first_device}; remote="
+            f"tune: code for '{target}' cannot be measured here: there is no {first_device}; "
+            "remote="
             " (--remote) measures on a server"
         )
 

@@ -63,7 +63,8 @@ def cross_compiler(
 ) -> Compile:
     """Return a function that builds libraries for another machine, for `fcompile`.
     Args:
-        compile_func: A compiler command, such as "aarch64-linux-gnu-gcc", or a function with the arguments of `create_shared`.
+        compile_func: A compiler command, such as "aarch64-linux-gnu-gcc", or a function with
+            the arguments of `create_shared`.
         options: Options placed before those of a call.
         output_format: The format noted on the returned function ("so").
     """

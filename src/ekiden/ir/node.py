@@ -84,11 +84,11 @@ def ignored(default: object = None) -> Any:  # noqa: ANN401
     return dataclasses.field(default=default, repr=False, compare=False, metadata={"ignored": True})
 
 
-def freeze(target: Node, **values: object) -> None:
+def freeze(node: Node, /, **values: object) -> None:
     """Put fields into the form they are kept in; for `__post_init__` alone."""
     for name, value in values.items():
         # Past the frozen dataclass's own `__setattr__`.
-        object.__setattr__(target, name, value)
+        object.__setattr__(node, name, value)
 
 
 def as_given(value: object) -> Any:  # noqa: ANN401

@@ -168,8 +168,10 @@ class Timings(PassInstrument):
         names = {name: at for at, name in enumerate(dict.fromkeys(s.name for s in spans))}
         began = min((s.start for s in spans), default=0.0)
         profiles = [
-            _profile("compile" if process == self._first else f"worker {process}", process_spans, names,
-                     began)
+            _profile(
+                "compile" if process == self._first else f"worker {process}",
+                process_spans, names, began,
+            )
             for process, process_spans in self.processes.items()
         ]  # fmt: skip
         shared = {"frames": [{"name": name} for name in names]}

@@ -99,8 +99,10 @@ class Family:
         epilogues       names of what may end a kernel besides elementwise operators
         writes_rows     whether results may be slices of longer rows
         accumulates_in_result   whether a decision stores sums before all inputs have been read
-        on_threads      kernels are bound to GPU threads; anchors are told by `accepts`, not by a tag
-        needs_barriers  threads of a block wait for one another, which is of no use where threads run
+        on_threads      kernels are bound to GPU threads; anchors are told by `accepts`, not by a
+        tag
+        needs_barriers  threads of a block wait for one another, which is of no use where threads
+        run
                         one after the other and compute with vectors
     """
 

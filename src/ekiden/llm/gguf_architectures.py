@@ -260,7 +260,8 @@ def _turned(
     rows = weight.data.shape[0] if weight.data.ndim else 0
     if count < 1 or rows % (count * group_size):
         raise LoadError(
-            f"{file.path}: tensor '{name}': rows of {count} heads in {group_size} parts expected, got"
+            f"{file.path}: tensor '{name}': rows of {count} heads in {group_size} parts "
+            "expected, got"
             f" {rows}"
         )
     size = rows // (count * group_size)

@@ -140,7 +140,8 @@ def read_rope(
     context: int,
     is_local: bool = False,
 ) -> Rope:
-    """Return the rope of a configuration, in any form transformers has used: `rope_theta` and `rope_scaling`, or both in `rope_parameters`.
+    """Return the rope of a configuration, in any form transformers has used: `rope_theta` and
+    `rope_scaling`, or both in `rope_parameters`.
     Args:
         config: The configuration.
         depth: The size of a head.

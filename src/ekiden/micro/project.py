@@ -168,7 +168,8 @@ def generate_project(
         library: The path of a model library, or a program of `micro.compile`.
         folder: The folder to create.
         options: Options listed in OPTIONS.
-    Raises InputError for an unknown template or option, FileExistsError if the folder exists, LoadError for a file that is no model library of version 7 (docs/guides/micro.md).
+    Raises InputError for an unknown template or option, FileExistsError if the folder exists,
+    LoadError for a file that is no model library of version 7 (docs/guides/micro.md).
     """
     row, chosen = _template(template), dict(options or {})
     unknown = [name for name in chosen if name not in OPTIONS]

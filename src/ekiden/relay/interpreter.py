@@ -171,7 +171,8 @@ class Interpreter:
 
         Args:
             target: An expression, or a function by name, GlobalVar or Function.
-            args: Arrays (or values that NumPy makes arrays of), tuples of them, or values that evaluation
+            args: Arrays (or values that NumPy makes arrays of), tuples of them, or values that
+            evaluation
                 returned.
 
         Raises:

@@ -79,10 +79,12 @@ def astext(
 
     Args:
         value: The module, expression or type.
-        show_meta_data: Include meta data; without it, constants that are no scalars are only referred
+        show_meta_data: Include meta data; without it, constants that are no scalars are only
+        referred
             to.
         annotate: Returns the comment after each expression, instead of its type.
-        show_spans: Add the position in a text that each expression came from; the node of a model is
+        show_spans: Add the position in a text that each expression came from; the node of a model
+        is
             always shown.
     """
     if isinstance(value, Type):

@@ -58,8 +58,10 @@ class VirtualMachine:
         Args:
             exe: the executable.
             device: the device that it was compiled for, or a list of them.
-            memory_cfg: TVM's choice of an allocator, "naive" or "pooled", for one device or a dictionary of several; it has no effect, since memory is planned at compile time.
-            executor: "async" runs independent kernels concurrently, "vm" one after another; by default what the executable was compiled for.
+            memory_cfg: TVM's choice of an allocator, "naive" or "pooled", for one device or a
+                dictionary of several; it has no effect, since memory is planned at compile time.
+            executor: "async" runs independent kernels concurrently, "vm" one after another; by
+                default what the executable was compiled for.
 
         Raises:
             InputError: for another device.

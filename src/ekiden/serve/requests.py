@@ -132,7 +132,8 @@ def check_answer(request: InferRequest, response: InferResponse, max_bytes: int)
 def too_large_answer(size: int, max_bytes: int) -> RequestError:
     """Return the error for an answer that would exceed its limit."""
     return RequestError(
-        f"the answer would have {size} bytes of tensors, at most {max_bytes} expected (answer_bytes)",
+        f"the answer would have {size} bytes of tensors, at most {max_bytes} expected "
+        "(answer_bytes)",
         "too_large",
     )
 

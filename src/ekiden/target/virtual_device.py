@@ -355,7 +355,8 @@ def check_supported(virtual: VirtualDevice) -> None:
     if virtual.device_type not in kinds:
         supported = ", ".join(f"{device(number)}" for number in sorted(kinds))
         raise CompileError(
-            f"compile: there is no code generator for {virtual.device}; there are those for {supported}"
+            f"compile: there is no code generator for {virtual.device}; there are those for "
+            f"{supported}"
         )
     if virtual.virtual_device_id < 0:
         raise CompileError(f"compile: devices are numbered from 0, got {virtual.device}")

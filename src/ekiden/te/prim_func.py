@@ -198,10 +198,12 @@ def create_prim_func(
     Args:
         ops: tensors; variables among them become scalar parameters.
         name: the function's name.
-        extern_blocks: make the statements of an extern operation a block, so that schedules know what they access.
+        extern_blocks: make the statements of an extern operation a block, so that schedules know
+        what they access.
 
     Returns:
-        The program: one block per computation in dependency order; intermediates are allocated around all.
+        The program: one block per computation in dependency order; intermediates are allocated
+        around all.
 
     Raises:
         ValueError: if an input is not among `ops`.

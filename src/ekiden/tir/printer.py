@@ -462,7 +462,8 @@ def module_text(module: IRModule, name: str = "Module") -> str:
     if relay_functions or module.type_definitions:
         if IRModule.printer is None:
             raise ValueError(
-                f"module script: {next(iter(relay_functions))} is no Python name: import ekiden.relay"
+                f"module script: {next(iter(relay_functions))} is no Python name: import "
+                "ekiden.relay"
             )
         text = IRModule(dict(relay_functions.items()), module.type_definitions).astext()
         escaped = text.strip().replace("\\", "\\\\").replace('"""', '\\"\\"\\"')

@@ -223,7 +223,8 @@ class _Verifier:
         for iter_var, value in zip(block.iter_vars, s.iter_values, strict=True):
             if iter_var.var.dtype != value.dtype:
                 self.fail(
-                    f"block '{block.name}': iterator '{iter_var.var.name}' is {iter_var.var.dtype}, "
+                    f"block '{block.name}': iterator '{iter_var.var.name}' is "
+                    f"{iter_var.var.dtype}, "
                     f"its value {value.dtype}"
                 )
         if s.predicate.dtype != "bool":
@@ -608,7 +609,8 @@ def verify(func: PrimFunc, lowered: bool = True) -> PrimFunc:
         lowered: check the form that code generators accept, too.
 
     Raises:
-        VerifyError: names the first fault, the function, the loop or block, and the line of `func.script()`.
+        VerifyError: names the first fault, the function, the loop or block, and the line of
+        `func.script()`.
     """
     _Verifier(func, lowered).run()
     return func

@@ -217,7 +217,8 @@ class Cell:
             state: previous values: h, c, p_i, p_f, p_o, and "update" of an earlier phase.
 
         Returns:
-            The changed values: "h" and "c" are new states, "reset" is the operand of the next phase's product.
+            The changed values: "h" and "c" are new states, "reset" is the operand of the next
+            phase's product.
         """
         if self.kind == "rnn":
             return {"h": self.act(m, 0, x[0] + r[0])}

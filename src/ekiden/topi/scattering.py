@@ -239,7 +239,8 @@ def sparse_to_dense(
     """Return a tensor of `output_shape` with values at positions and a default elsewhere.
 
     Args:
-        sparse_indices: of rank 0 (one position of a vector), 1 (positions of a vector) or 2 (a row of coordinates each).
+        sparse_indices: of rank 0 (one position of a vector), 1 (positions of a vector) or 2 (a row
+        of coordinates each).
         output_shape: the result's shape.
         sparse_values: one value for each position, or one for all.
         default_value: value of the other elements.
@@ -248,7 +249,8 @@ def sparse_to_dense(
         The tensor.
 
     Raises:
-        ValueError: for another number of coordinates than axes, and several values for one position.
+        ValueError: for another number of coordinates than axes, and several values for one
+        position.
     """
     shape = as_shape(output_shape)
     dtype = sparse_values.dtype

@@ -199,7 +199,8 @@ def race(
     calls: list[Call], alive: list[int], rounds: int, seconds: float, threads: int, is_cold: bool,
     first: Sequence[float] = (),
 ) -> list[list[float]]:  # fmt: skip
-    """Return the seconds per call, by candidate and round, eliminating slow candidates but never the first.
+    """Return the seconds per call, by candidate and round, eliminating slow candidates but never
+    the first.
     Args:
         calls: The calls, the default's first.
         alive: The indices of the calls to time.

@@ -60,7 +60,8 @@ def plan_module(
         The planned program.
 
     Raises:
-        CompileError: for what has no bound (dynamic sizes, recursion that is no loop, lists, first-class functions), what needs the runtime, and pools that are too small.
+        CompileError: for what has no bound (dynamic sizes, recursion that is no loop, lists,
+        first-class functions), what needs the runtime, and pools that are too small.
     """
     _check_options()
     functions = _functions(module)

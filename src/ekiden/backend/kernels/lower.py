@@ -327,7 +327,8 @@ def shape_function(
         checks: conditions; the first that fails ends the run with its message.
         name: the kernel's name.
         result: the output buffer; a new one by default.
-        first: number of values written before the checks, so that checks and later values may read them.
+        first: number of values written before the checks, so that checks and later values may read
+        them.
 
     Returns:
         The kernel.

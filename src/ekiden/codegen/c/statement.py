@@ -210,7 +210,8 @@ class StatementWriter(ExpressionWriter):
         word = dtype_word(buffer.dtype)
         dtype = f"{{{word & 255}, {word >> 8 & 255}, 1}}"
         self.put(
-            f"const ek_dltensor {tensor_name} = {{(void *)({self.name(buffer)}{offset}), {{EK_CPU, 0}}, "
+            f"const ek_dltensor {tensor_name} = "
+            f"{{(void *)({self.name(buffer)}{offset}), {{EK_CPU, 0}}, "
             f"{rank}, {dtype}, {shape}, {strides}, 0}};"
         )
         return tensor_name

@@ -327,7 +327,8 @@ class Builder:
         name = f"llvm.masked.gather.v{lanes}f64.v{lanes}p{space}"
         self.module.declare(name, kind, [pointer_type, "i32", bits, kind])
         return self.pure(
-            f"call {kind} @{name}({pointer_type} {pointers}, i32 8, {bits} splat (i1 true), {kind} poison)"
+            f"call {kind} @{name}({pointer_type} {pointers}, i32 8, {bits} splat (i1 true), "
+            f"{kind} poison)"
         )
 
     def _element_by_lanes(self, values: tuple[float, ...], index: Operand, lanes: int) -> Operand:

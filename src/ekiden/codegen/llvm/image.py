@@ -57,10 +57,12 @@ def link(objects: Sequence[bytes], exports: Sequence[str], target: Target | None
     Args:
         objects: relocatable objects of one architecture.
         exports: names of the exported functions.
-        target: the image requires this target's features at load time; without one, it loads on any machine of its architecture.
+        target: the image requires this target's features at load time; without one, it loads on any
+        machine of its architecture.
 
     Raises:
-        InternalError: if code needs what the runtime does not provide, an export is missing, or two objects define one name.
+        InternalError: if code needs what the runtime does not provide, an export is missing, or two
+        objects define one name.
     """
     linker = _linker(objects, exports)
     provided = MACHINE.union(SERVICES, ABI_SERVICES)

@@ -109,7 +109,8 @@ def write_site(data: Bytes, folder: PathName, *, cc: str | None = None) -> None:
     if all(target.architecture != WASM for target in targets):
         architectures = ", ".join(target.architecture for target in targets)
         raise ExportError(
-            f"write '{folder}': code for {WASM} expected, got {architectures}; compile the model for "
+            f"write '{folder}': code for {WASM} expected, got {architectures}; compile the "
+            "model for "
             f"{WEB_TARGETS[-1]!r}"
         )
     site_folder, runtimes = (
@@ -121,9 +122,7 @@ def write_site(data: Bytes, folder: PathName, *, cc: str | None = None) -> None:
     for name in package_files():
         shutil.copyfile(web_source_dir() / name, site_folder / name)
     for name, runtime in runtimes.items():
-        write_whole(
-            site_folder / name, lambda file, runtime_bytes=runtime: file.write(runtime_bytes)
-        )  # type: ignore[misc]
+        write_whole(site_folder / name, lambda file, code=runtime: file.write(code))  # type: ignore[misc]
     write_whole(site_folder / "model.eki", lambda file: file.write(data))
 
 

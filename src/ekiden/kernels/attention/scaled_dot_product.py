@@ -337,7 +337,8 @@ class Attention:
             visible_panels = full_panels
         first_narrow = full_panels * (self.wide * self.lanes)
         panel_loops = [self._panels(b, h, first, rows, *panel_range)
-                 for panel_range in ((visible_panels, const(0), self.wide), (narrow, first_narrow, 1))
+                 for panel_range in ((visible_panels, const(0), self.wide), (narrow, first_narrow,
+                 1))
                  if not is_const(panel_range[0], 0)]  # fmt: skip
         return seq(*panel_loops)
 

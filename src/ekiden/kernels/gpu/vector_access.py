@@ -210,7 +210,8 @@ def access_lanes(block: Block, target: Target, threads: int) -> Lanes | None:
     """Return the axes of a computation, from one on, along which neighbours are one access.
 
     Returns:
-        None where there are none, where threads of the target do not run together, or where there are
+        None where there are none, where threads of the target do not run together, or where there
+        are
         fewer such accesses than the target's units have threads.
     """
     body, axes = block.body, list(block.iter_vars)

@@ -91,10 +91,9 @@ def _outputs(body: RelayExpr) -> tuple[Function, RelayExpr]:
     results: list[RelayExpr] = []
     for at, (field, its) in enumerate(zip(fields, inner, strict=True)):
         middle_field: RelayExpr = TupleGetItem(middle_result, at) if several else middle_result
-        is_cut = field is not its and isinstance(field, Call)
-        results.append(
-            Call(field.op, (middle_field, *field.args[1:]), field.attrs) if is_cut else middle_field
-        )  # type: ignore[attr-defined]
+        if field is not its and isinstance(field, Call):
+            middle_field = Call(field.op, (middle_field, *field.args[1:]), field.attrs)
+        results.append(middle_field)
     return Function((middle_result,), Tuple(tuple(results)) if several else results[0]), middle
 
 

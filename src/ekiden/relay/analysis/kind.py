@@ -124,7 +124,8 @@ def _all_types(components: tuple[Type, ...], kinds: dict[Type, TypeKind], what: 
 def _require(component: Type, actual: TypeKind, expected: TypeKind, what: str) -> None:
     if actual != expected:
         raise TypeInferenceError(
-            f"kind check: {what} must be {_NAMES[expected]}, got {_NAMES[actual]}: {_shown(component)}"
+            f"kind check: {what} must be {_NAMES[expected]}, got {_NAMES[actual]}: "
+            f"{_shown(component)}"
         )
 
 

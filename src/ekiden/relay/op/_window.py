@@ -31,7 +31,8 @@ class WindowAttrs(Attrs):
         """Check the numbers of all fields.
 
         Raises:
-            ValueError: A field has too many or too few numbers, a step, an extent or a count is below 1,
+            ValueError: A field has too many or too few numbers, a step, an extent or a count is
+            below 1,
                 or padding is below 0.
         """
         for name, default in _defaults(self.type_key):

@@ -98,7 +98,8 @@ class OpImplementation:
         """Return the tensors of the result; a single tensor stands for a list of one.
 
         Raises:
-            CompileError: The computation raises, or returns anything but tensors of the number, dtype
+            CompileError: The computation raises, or returns anything but tensors of the number,
+            dtype
                 and shape of `out_type`.
         """
         try:
@@ -111,7 +112,8 @@ class OpImplementation:
         tensors = [computed] if isinstance(computed, Tensor) else computed
         if not isinstance(tensors, Sequence) or not all(isinstance(t, Tensor) for t in tensors):
             raise CompileError(
-                f"compute '{self.name}': expected a list of tensors (te.Tensor), got {computed!r:.100}"
+                f"compute '{self.name}': expected a list of tensors (te.Tensor), got "
+                f"{computed!r:.100}"
             )
         kinds = out_type.fields if isinstance(out_type, TupleType) else (out_type,)
         if len(tensors) != len(kinds) or not all(map(_is_of, tensors, kinds)):

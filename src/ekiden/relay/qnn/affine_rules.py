@@ -52,7 +52,8 @@ def _wanted(expr: Call, types: Types) -> TensorAffineType:
 def _held(result: TensorAffineType, dtype: str) -> TensorAffineType:
     """Return the affine type of a dtype whose integers hold all numbers of a result.
 
-    Its scale is that of the result; its zero point moves by half of the range for the opposite sign:
+    Its scale is that of the result; its zero point moves by half of the range for the opposite
+    sign:
         uint8, zero point 0, as int8:  q * s  =  ((q - 128) - (0 - 128)) * s
 
     Raises:

@@ -78,7 +78,8 @@ def _binary_relation(name: str) -> Callable[[Sequence[Type], Attrs | None], Type
         """Return the broadcast shape in the dtype of both sides.
 
         Raises:
-            TypeInferenceError: The dtypes differ, or scales or zero points are neither scalars nor of
+            TypeInferenceError: The dtypes differ, or scales or zero points are neither scalars nor
+            of
                 their axis.
         """
         settings, kinds = attrs_of(QnnBroadcastAttrs, attrs), tensors(name, types, 8)

@@ -64,7 +64,8 @@ class _Product:
         Args:
             name: The name of the ordinary operator.
             attrs: The class of its attributes.
-            channels: Returns, for attributes, the axes of the weight's and of the result's channels.
+            channels: Returns, for attributes, the axes of the weight's and of the result's
+            channels.
             data: The dtypes of data.
             weight: The dtypes of weights.
             out: The dtypes of results.

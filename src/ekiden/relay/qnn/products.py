@@ -186,7 +186,8 @@ def in_floats(
         data: The bytes.
         weight: The weights.
         points: The zero points of both.
-        axes: The channels of the data, those of the weights that they are multiplied with, and those
+        axes: The channels of the data, those of the weights that they are multiplied with, and
+        those
             of the result.
         product: Computes the product of float32 data and weights.
     """

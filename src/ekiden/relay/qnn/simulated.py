@@ -41,7 +41,8 @@ def _relation(name: str) -> Callable[[Sequence[Type], Attrs | None], Type]:
         """Return the type of the float data.
 
         Raises:
-            TypeInferenceError: The data is no floats, the dtype's number is no int32 scalar, or scales
+            TypeInferenceError: The data is no floats, the dtype's number is no int32 scalar, or
+            scales
                 are neither scalars nor of the axis.
         """
         axis = attrs_of(SimulatedQuantizeAttrs, attrs).axis

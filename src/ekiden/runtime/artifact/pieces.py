@@ -51,7 +51,8 @@ def joined(pieces: Sequence[Piece]) -> memoryview:
 
 def put_all(copies: Sequence[tuple[np.ndarray, Piece]]) -> None:
     """Copy pieces to their destinations bit for bit, large ones by several threads."""
-    large = [(large_destination[a:b], chunk) for large_destination, piece in copies if len(large_destination) >= LARGE
+    large = [(large_destination[a:b], chunk) for large_destination, piece in copies if
+    len(large_destination) >= LARGE
              for a, b, chunk in _split(piece, len(large_destination))]  # fmt: skip
     jobs = min(len(large), environment.compile_jobs())
     for destination, piece in copies:

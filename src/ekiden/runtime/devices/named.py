@@ -95,7 +95,8 @@ def check_devices(what: str, requested: object, program_devices: Sequence[Device
         known: the program's devices, by default the host alone.
 
     Raises:
-        InputError: for a device that is not the program's, and for the host alone where the program has others: its code is for the devices that it was compiled for.
+        InputError: for a device that is not the program's, and for the host alone where the program
+        has others: its code is for the devices that it was compiled for.
         TypeError: for what is no device.
     """
     if requested is None:

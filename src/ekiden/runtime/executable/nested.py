@@ -56,7 +56,8 @@ class Leaf:
                 holder = self.head + "".join(step for step, _ in self.steps[:index])
                 type_name = type(value).__name__
                 raise InputError(
-                    f"run: input {self.name!r} is missing: {holder!r} is a {type_name} without {text}"
+                    f"run: input {self.name!r} is missing: {holder!r} is a {type_name} "
+                    f"without {text}"
                 ) from None
         return value
 

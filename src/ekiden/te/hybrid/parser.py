@@ -420,9 +420,10 @@ class _Reader:
         lhs, conjunction = node.left, None
         for op, right in zip(node.ops, node.comparators, strict=True):
             one = self._binary(node, type(op), self.value(lhs), right)
-            conjunction = (
-                one if conjunction is None else logical_and(convert(conjunction), convert(one))
-            )  # type: ignore[arg-type]
+            if conjunction is None:
+                conjunction = one
+            else:
+                conjunction = logical_and(convert(conjunction), convert(one))  # type: ignore[arg-type]
             lhs = right
         return conjunction
 

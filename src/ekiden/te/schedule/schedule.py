@@ -149,7 +149,8 @@ class Schedule:
             raise ScheduleError(f"cache_write of {outputs[0].name!r}: it is no computation")
         if len(outputs) != len(op.body) or any(t.op is not outputs[0].op for t in outputs):
             raise ScheduleError(
-                f"cache_write of {outputs[0].name!r}: all {len(op.body)} outputs of the operation must"
+                f"cache_write of {outputs[0].name!r}: all {len(op.body)} outputs of the "
+                "operation must"
                 " be given"
             )
         cached, copying = _written_through(op, stage, scope)
@@ -322,7 +323,8 @@ def _moved(
             )
             if any(isinstance(s, (Split, Fuse)) and reduce_axis in _taken(s) for s in steps):
                 raise ScheduleError(
-                    f"cache_write of {op.name!r}: {reduce_axis.name!r} is split or fused, and its extent"
+                    f"cache_write of {op.name!r}: {reduce_axis.name!r} is split or fused, and "
+                    "its extent"
                     " depends on another axis; do that to the axes of what this gives"
                 )
     bodies = []

@@ -94,7 +94,8 @@ def _by_index(step: str, realize: BlockRealize, store: BufferStore) -> dict[Var,
             continue
         if iter_var.var in free_vars(store.value):
             refuse(
-                f"{step} {realize.block.name!r}: its value depends on {iter_var.var.name!r}, which no "
+                f"{step} {realize.block.name!r}: its value depends on {iter_var.var.name!r}, "
+                "which no "
                 "index of the element is",
                 realize,
             )
@@ -196,7 +197,8 @@ def _require_early(
         for writer in program.writers(input_buffer):
             if input_buffer is not buffer and not program.before(writer, producer):
                 refuse(
-                    f"{step} {name!r}: {input_buffer.name!r}, which it reads, is written after block "
+                    f"{step} {name!r}: {input_buffer.name!r}, which it reads, is written "
+                    "after block "
                     f"{producer.block.name!r}",
                     writer,
                 )

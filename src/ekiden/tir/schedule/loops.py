@@ -552,7 +552,8 @@ def vectorize(program: Program, loop: For, lanes: int | None = None) -> PrimFunc
     for other_loop in _same_nest(program, loop):
         if other_loop.kind is ForKind.VECTORIZED:
             refuse(
-                f"vectorize {loop.loop_var.name!r}: loop {other_loop.loop_var.name!r} of the same nest "
+                f"vectorize {loop.loop_var.name!r}: loop {other_loop.loop_var.name!r} of the "
+                "same nest "
                 "is vectorized already",
                 other_loop,
             )

@@ -346,7 +346,8 @@ def _source(step: str, program: Program, realize: BlockRealize, loop: For) -> Bu
     for writer in program.writers(candidates[0]):
         if not program.is_inside(writer, loop):
             refuse(
-                f"{step} {name!r}: {candidates[0].name!r} is written by {writer.block.name!r} outside "
+                f"{step} {name!r}: {candidates[0].name!r} is written by {writer.block.name!r} "
+                "outside "
                 f"loop {loop.loop_var.name!r} too",
                 writer,
             )

@@ -119,7 +119,8 @@ def _divided(
     outer_value = analyzer.simplify(outer_part // size)
     if not analyzer.can_prove_equal(outer_value * size, outer_part):
         refuse(
-            f"{step}: {iter_var.var.name!r} of block {name!r} begins at no multiple of what is inside",
+            f"{step}: {iter_var.var.name!r} of block {name!r} begins at no multiple of what "
+            "is inside",
             realize,
         )
     divides_exactly = is_const(analyzer.simplify(iter_var.extent % size), 0)

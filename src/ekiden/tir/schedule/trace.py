@@ -269,8 +269,10 @@ class Trace:
         output_names = [names[h] for h in inst.outputs]
         if not output_names:
             return call
-        single = inst.kind in SINGLE
-        return f"{output_names[0] if single else ', '.join(output_names) + (',' if len(output_names) == 1 else '')} = {call}"
+        if inst.kind in SINGLE:
+            return f"{output_names[0]} = {call}"
+        comma = "," if len(output_names) == 1 else ""  # a tuple of one
+        return f"{', '.join(output_names)}{comma} = {call}"
 
     def __str__(self) -> str:
         lines = ["from ekiden import tir", "", "def apply_trace(sch: tir.Schedule) -> None:"]

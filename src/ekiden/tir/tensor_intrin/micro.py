@@ -135,7 +135,8 @@ class MicroKernel:
             if key not in options or not re.fullmatch(r"-?\d+", value):
                 available = ", ".join(f"{k}={v}" for k, v in self.defaults.items())
                 raise ScheduleError(
-                    f"micro-kernel {self.name!r}: no option {assignment!r}; there are, with what they"
+                    f"micro-kernel {self.name!r}: no option {assignment!r}; there are, with "
+                    "what they"
                     f" are unless set: {available}"
                 )
             options[key] = int(value)

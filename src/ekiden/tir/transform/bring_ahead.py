@@ -1,8 +1,8 @@
 """Prefetch what a block reads some iterations later, where a loop's annotation requests it.
 
-    for k in range(8, annotations={"bring_ahead": [1, 8, 16]}):      for k in range(8):
-        for lane in vectorized(16):                           ->         prefetch(W[k + 8, j])
-            with block("sum"): ... W[k, j + lane] ...                    for lane in vectorized(16): ...
+    for k in range(8, annotations={"bring_ahead": [1, 8, 16]}):   for k in range(8):
+        for lane in vectorized(16):                        ->         prefetch(W[k + 8, j])
+            with block("sum"): ... W[k, j + lane] ...                 for lane in vectorized(16): ..
 
 The annotation gives the index of the buffer among the block's reads, the distance in iterations of
 its last reduction, and the number of consecutive elements; one cache line is prefetched at a time.

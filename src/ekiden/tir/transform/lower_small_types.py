@@ -1,7 +1,8 @@
 """Lower arithmetic on 8-bit and sub-byte types to bytes.
 
     B: float8_e4m3fn[n]    C[i] = cast(B[i], float32)  ->  C[i] = decode(B[i] as a byte)
-    B: int4[n]             C[i] = cast(B[i], int8)     ->  C[i] = B as bytes[i // 2] >> 4 * (i % 2) ...
+    B: int4[n]             C[i] = cast(B[i], int8)     ->  C[i] = B as bytes[i // 2] >> 4 * (i % 2)
+    ...
 
 Sub-byte elements are packed, low bits first, so a store is a read-modify-write of its byte: loops
 around such stores are serial.

@@ -1,9 +1,9 @@
 """Unify thread loops: one loop per thread axis around everything that runs on it.
 
-    for i in thread_binding(8, "blockIdx.x"):         for blockIdx_x in thread_binding(8, "blockIdx.x"):
-        for j in thread_binding(4, "threadIdx.x"):        for threadIdx_x in thread_binding(4, ..):
-            B[i, j] = A[i, j]                     ->          B[blockIdx_x, threadIdx_x] = ..
-        for k in thread_binding(4, "threadIdx.x"):            C[blockIdx_x, threadIdx_x] = ..
+    for i in thread_binding(8, "blockIdx.x"):        for blockIdx_x in thread_binding(8, ..):
+        for j in thread_binding(4, "threadIdx.x"):       for threadIdx_x in thread_binding(4, ..):
+            B[i, j] = A[i, j]                    ->          B[blockIdx_x, threadIdx_x] = ..
+        for k in thread_binding(4, "threadIdx.x"):           C[blockIdx_x, threadIdx_x] = ..
             C[i, k] = B[i, k]
 
 Loops of virtual threads stay. TVM: UnifyThreadBinding.
@@ -48,7 +48,8 @@ class _Unify(StmtMutator):
             axis_binding = self._open[axis] = var, stmt.extent
         elif not prove_equal(cast(axis_binding[1], "int64"), cast(stmt.extent, "int64")):
             raise ScheduleError(
-                f"{self._name!r}: loops over {axis} have the extents {axis_binding[1]} and {stmt.extent}"
+                f"{self._name!r}: loops over {axis} have the extents {axis_binding[1]} and "
+                f"{stmt.extent}"
             )
         value = cast(axis_binding[0], stmt.loop_var.dtype) + stmt.min
         self._depth_of_threads += 1

@@ -106,7 +106,8 @@ def bitserial_conv2d(
     lowest_bits = _lowest(data, activation_bits, out_dtype)
     numbers = _numbers(weight, weight_bits, out_dtype, unipolar)
     return conv2d(
-        lowest_bits, numbers, strides, padding, 1, 1, channels, kernel_size, data_layout, kernel_layout,
+        lowest_bits, numbers, strides, padding, 1, 1, channels, kernel_size, data_layout,
+        kernel_layout,
         "", out_dtype,
     )  # fmt: skip
 

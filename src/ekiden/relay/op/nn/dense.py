@@ -375,7 +375,8 @@ def contrib_dense_pack(
         tile: The width of a tile.
         out_dtype: The dtype of the result.
         places: `int32[ceil(units/tile)][r]`, for weights of bytes. The last r rows of a tile are
-            multiplied with the words of data that these numbers select. Every sum of the products of
+            multiplied with the words of data that these numbers select. Every sum of the products
+            of
             two neighbours must then fit int16, which is not checked.
     """
     args = (data, weight) if places is None else (data, weight, places)

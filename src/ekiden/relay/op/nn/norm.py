@@ -51,7 +51,8 @@ def _with_vectors(
     """Check that vectors have the extent of an axis.
 
     Returns:
-        The type of the result, with an extent of the axis that is known from any of the vectors, and
+        The type of the result, with an extent of the axis that is known from any of the vectors,
+        and
         the axis counted from the front.
     """
     one_dtype(name, (data, *vectors))

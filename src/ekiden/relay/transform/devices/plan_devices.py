@@ -329,7 +329,8 @@ def PlanDevices(  # noqa: N802
     Args:
         config: The default devices: the host, unless it is given.
         marks: Whether marks are written, for planning that any device may take part in.
-        refuses: Tells the calls of operators that the default device has no code for: they run on the
+        refuses: Tells the calls of operators that the default device has no code for: they run on
+        the
             host.
     """
     chosen = config or CompilationConfig()
@@ -364,7 +365,8 @@ def _table(domains: Domains, config: CompilationConfig | None) -> tuple[VirtualD
     """Return the devices of a program.
 
     Raises:
-        CompileError: For a device that there is no code for, or that the program is not compiled for.
+        CompileError: For a device that there is no code for, or that the program is not compiled
+        for.
     """
     devices = tuple(location.virtual_device() for location in domains.used())
     for device in devices:

@@ -520,7 +520,8 @@ def FuseOps(fuse_opt_level: int = -1, most_inputs: int = 0) -> Pass:  # noqa: N8
     """Return the pass described at the top of this file.
 
     Args:
-        fuse_opt_level: 0 gives every operator its own function; below 0, the opt level of the context.
+        fuse_opt_level: 0 gives every operator its own function; below 0, the opt level of the
+        context.
         most_inputs: The limit of what a kernel of a device reads; 0 for none.
     """
 

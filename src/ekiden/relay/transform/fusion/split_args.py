@@ -1,9 +1,11 @@
 """Concatenations and splits of many tensors in several steps, so that no kernel has more arguments
 than a limit.
 
-    concatenate((%a, %b, %c, %d))  ->  concatenate((stop_fusion(concatenate((%a, %b))), ..(%c, %d)..))
+    concatenate((%a, %b, %c, %d))  ->  concatenate((stop_fusion(concatenate((%a, %b))), ..(%c,
+    %d)..))
                                                                             of at most 2 inputs
-    split(%x, 4)                   ->  %h = split(%x, [2]); of stop_fusion(%h.0), .. : split(.., [1])
+    split(%x, 4)                   ->  %h = split(%x, [2]); of stop_fusion(%h.0), .. : split(..,
+    [1])
 """
 
 from __future__ import annotations

@@ -436,7 +436,8 @@ def FoldConstant(fold_qnn: bool = False) -> Pass:  # noqa: N802
     """Return the pass described at the top of this file.
 
     Args:
-        fold_qnn: Whether operators of quantized tensors are folded too, by their reference semantics.
+        fold_qnn: Whether operators of quantized tensors are folded too, by their reference
+        semantics.
     """
     if not fold_qnn:
         return _fold_constant

@@ -572,7 +572,8 @@ def _ordered(call: Call) -> RelayExpr | None:
     """Drop a dequantization that only an order is taken of: it keeps the order, and no two become
     equal.
 
-        x < y  <=>  scale * (x - zero) < scale * (y - zero), for one scale above 0 and one zero point.
+        x < y  <=>  scale * (x - zero) < scale * (y - zero), for one scale above 0 and one zero
+        point.
 
     Rounding keeps them apart where the differences have fewer bits than the result's significand,
     and no product is so large or so small that it leaves the numbers of full precision.

@@ -2,7 +2,8 @@
 the VM can call.
 
     let %f = fn (%y) { add(%y, %x) }; %f(%z)
-    ->  def @lifted_f(%x) { fn (%y, Closure=1) { add(%y, %x) } }  and  let %f = @lifted_f(%x); %f(%z)
+    ->  def @lifted_f(%x) { fn (%y, Closure=1) { add(%y, %x) } }  and  let %f = @lifted_f(%x);
+    %f(%z)
 
 A value whose shape determines a named dimension that the function uses is captured too. In a
 program of several devices the attributes of the global say where what it captures is, so that

@@ -322,7 +322,8 @@ class _Checker:
             kinds = f"expected {type_text(declared)}, got {type_text(actual)}"
             where = f" ({declaration[1]})" if declaration[1] else ""
             raise TypeInferenceError(
-                f"{declaration[0]}{where}: {kinds}: sizes inside of a value that exists already are not"
+                f"{declaration[0]}{where}: {kinds}: sizes inside of a value that exists "
+                "already are not"
                 " checked; declare them where it is made",
                 declaration[1],
             )

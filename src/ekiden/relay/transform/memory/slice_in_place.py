@@ -164,7 +164,8 @@ def _start(box: Sequence[Range], kind: TensorType) -> PrimExpr | None:
     """Return the offset in bytes of a box of a tensor.
 
     Returns:
-        None where it is not contiguous, or where its offset or extent holds only if what is given at
+        None where it is not contiguous, or where its offset or extent holds only if what is given
+        at
         run time fits.
     """
     cut = [

@@ -91,7 +91,8 @@ def place_in(
         alignment: The alignment of offsets.
 
     Returns:
-        The number of the memory and the offset there, per request; and the bytes used of each memory.
+        The number of the memory and the offset there, per request; and the bytes used of each
+        memory.
 
     Raises:
         ValueError: With a request's size where no memory has room for it.

@@ -39,7 +39,8 @@ def recast(
         dtype: The dtype that operators of `ops` take.
         out_dtype: The dtype that they return, where they have an attribute for it.
         ops: The operators; convolutions if None.
-        skip_layers: Which of them stay as they are, by their number in the order of evaluation, from
+        skip_layers: Which of them stay as they are, by their number in the order of evaluation,
+        from
             the end where it is negative.
 
     Raises:
