@@ -68,7 +68,7 @@ def sample(exe: Executable) -> list[np.ndarray]:
     return [rng.random(shape).astype(info.dtype) for shape, info in pairs]
 
 
-def least(runs: list[Callable[[], object]], rounds: int) -> list[float]:
+def min_times(runs: list[Callable[[], object]], rounds: int) -> list[float]:
     """Return the minimum microseconds of each run, measured in turns."""
     best = [float("inf")] * len(runs)
     for _ in range(rounds):
@@ -117,7 +117,7 @@ def main() -> None:
         exes = [ekiden.compile(model, executor=e) for e in ("vm", "async")]
         first = first or exes[0]
         inputs = sample(exes[0])
-        one, both = least([partial(e, *inputs) for e in exes], options.rounds)
+        one, both = min_times([partial(e, *inputs) for e in exes], options.rounds)
         peaks = [e.peak_memory for e in exes]
         ratio = f"{peaks[1] / peaks[0]:.2f}" if peaks[0] and peaks[1] else "?"
         print(f"{name:32} {one:9.1f} {both:9.1f} {one / both:5.2f}x {ratio:>6}")

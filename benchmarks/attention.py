@@ -56,7 +56,7 @@ def engines(arrays: list[Array]) -> dict[str, Run]:
     }
 
 
-def least(runs: dict[str, Run], seconds: float) -> dict[str, float]:
+def min_times(runs: dict[str, Run], seconds: float) -> dict[str, float]:
     """Return the minimum seconds of each run, measured in turns."""
     best = dict.fromkeys(runs, float("inf"))
     end = time.monotonic() + seconds
@@ -81,7 +81,7 @@ def main() -> None:
     for length in options.lengths:
         shape = (1, length, HEADS, DEPTH)
         runs = engines([rng.standard_normal(shape, np.float32) for _ in range(3)])
-        for name, seconds in least(runs, options.seconds).items():
+        for name, seconds in min_times(runs, options.seconds).items():
             rate = 4 * length * length * DEPTH * HEADS / seconds / 1e9
             print(f"{length:5} {name:11}{seconds * 1e6:10.1f} us {rate:8.1f} GFLOP/s", flush=True)
 

@@ -29,7 +29,7 @@ from ekiden.topi.nn.blocks import pack_blocks
 
 Call = Callable[[], object]
 FORMATS = ("q4_0", "q8_0", "q4_k", "q5_k", "q6_k")
-MANY = 16
+MIN_COMPUTE_BOUND_ROWS = 16
 """Rows from which multiply-adds are what takes time, and one weight is enough."""
 
 
@@ -57,7 +57,11 @@ def product(
     how = row.name, size, panel, options.activations
     result = dense_blocks_pack(data, weight, *how)
     kernel, _ = build(schedule([data, weight], [result], target, "product"), target)
-    count = 1 if rows >= MANY else max(1, options.megabytes * 1_000_000 // plain.nbytes)
+    count = (
+        1
+        if rows >= MIN_COMPUTE_BOUND_ROWS
+        else max(1, options.megabytes * 1_000_000 // plain.nbytes)
+    )
     weights = [placed(packed) for _ in range(count)]
     data_copy, output = placed(x), placed(np.zeros((rows, size), np.float32))
     kernel(data_copy, weights[-1], output)
@@ -83,7 +87,7 @@ def reader(megabytes: int, threads: int, target: Target) -> tuple[Call, int]:
     return lambda: kernel(source, sums), elements * 4
 
 
-def least(calls: list[Call], rounds: int, clock: Callable[[], float]) -> list[float]:
+def min_times(calls: list[Call], rounds: int, clock: Callable[[], float]) -> list[float]:
     """Return the minimum seconds of each call, measured in turns."""
     best = [float("inf")] * len(calls)
     for _ in range(rounds):
@@ -105,7 +109,7 @@ def print_table(threads: int, options: argparse.Namespace) -> None:
         row = BLOCK_FORMATS[name]
         for rows in options.rows:
             run, count, chosen = product(row, rows, options, target)
-            spent, reading_spent = least([run, read], options.rounds, clock_for(threads))
+            spent, reading_spent = min_times([run, read], options.rounds, clock_for(threads))
             one = spent / count
             rate = options.size**2 * row.size / row.values / one / 1e9
             share = rate / (size / reading_spent / 1e9)

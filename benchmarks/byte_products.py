@@ -7,7 +7,8 @@ The peak is a loop of independent sums of products by the instructions of the cl
 where there are any, else sums of two products of int16 (two products of bytes take as long: another
 such instruction behind the first). Weights are of three kinds: all bytes alike, and with standard
 deviations of 26 and 15, as a normal distribution over all of a weight gives in 8 and in 7 bits; for
-those `listed` counts the words that need a second step (kernels/quantized/words.py). Beside stands
+those `listed` counts the words that need a second step (kernels/quantized/int8_dot.py). Beside
+stands
 ONNX Runtime's MatMulInteger, which takes what the processor itself has (with VNNI or AMX compare it
 with the class of this machine alone), then told to be exact where there is neither: its sums of
 uint8 and int8 saturate there. One thread, thread CPU time, the least of the rounds; every result is
@@ -36,7 +37,7 @@ from ekiden.kernels import choose, schedule
 from ekiden.kernels.cost_model import narrowing_pays
 from ekiden.kernels.cpu.dense import FAMILY
 from ekiden.kernels.family import NARROW, Product
-from ekiden.kernels.quantized.words import narrowed_words
+from ekiden.kernels.quantized.int8_dot import split_large_pairs
 from ekiden.runtime import load_image, num_threads, tensor
 from ekiden.target import Target
 from ekiden.tir.stmt import PrimFunc
@@ -83,7 +84,7 @@ def ours(x: np.ndarray, w: np.ndarray, target: Target) -> tuple[Call, str]:
     plain = Product(m, n, k // WORD, "uint8")
     narrow, listed_words = replace(plain, dtype=NARROW), None
     tile = FAMILY.panel_of(narrow, target, {})
-    packed, listed = narrowed_words(pack_weight(w, "dense_u8s8", tile))
+    packed, listed = split_large_pairs(pack_weight(w, "dense_u8s8", tile))
     operands = [tensor(x), tensor(packed)]
     if narrowing_pays(listed.shape[1], k // WORD, target):
         listed_words = te.placeholder(listed.shape, "int32", "places")
@@ -125,7 +126,7 @@ def theirs(x: np.ndarray, w: np.ndarray, exact: bool) -> Call:
     return lambda: run.run(None, {"x": x})
 
 
-def least(calls: dict[str, tuple[Call, int]], rounds: int) -> dict[str, float]:
+def min_times(calls: dict[str, tuple[Call, int]], rounds: int) -> dict[str, float]:
     """Return the minimum seconds of each call, measured in turns."""
     best = dict.fromkeys(calls, float("inf"))
     for _ in range(rounds):
@@ -168,7 +169,7 @@ def print_table(target: Target, options: argparse.Namespace) -> None:
         kernel, how = ours(x, w, target)
         calls = {"ours": (kernel, repeat), "peak": (loop, 1)}
         calls |= {"ort": (theirs(x, w, False), repeat), "exact": (theirs(x, w, True), repeat)}
-        spent = least(calls, options.rounds)
+        spent = min_times(calls, options.rounds)
         rate = {name: 2e-9 * m * n * k / s for name, s in spent.items()}
         share = rate["ours"] / (work / spent["peak"] / 1e9)
         numbers = f"{rate['ours']:8.1f} {share:8.1%} {rate['ort']:8.1f} {rate['exact']:8.1f}"

@@ -130,7 +130,7 @@ def compile_cold(python: str, path: Path, tier: str, feed: Path) -> dict[str, fl
     return dict(columns) | {name: float(str(alone[name])) for name in ("clock", "peak")}
 
 
-def least(runs: list[dict[str, float]]) -> dict[str, float]:
+def min_figures(runs: list[dict[str, float]]) -> dict[str, float]:
     """Return the minimum of each figure."""
     return {name: min(run.get(name, 0.0) for run in runs) for name in {n for r in runs for n in r}}
 
@@ -218,7 +218,7 @@ def measured(
         for _ in range(rounds):
             for when, (python, tier) in configurations.items():
                 runs[when].append(compile_cold(python, model, tier, feed))
-    return {when: least(model_runs) for when, model_runs in runs.items()}
+    return {when: min_figures(model_runs) for when, model_runs in runs.items()}
 
 
 if __name__ == "__main__":

@@ -63,14 +63,14 @@ GGUF_NAMES: Mapping[str, str] = {
     "post_attention_layernorm": "ffn_norm",
 }  # fmt: skip
 CONTEXTS, STEPS, CONTEXT = (128, 2048), 12, 2304
-READ = 1 << 28
+READ_BYTES = 1 << 28
 """Bytes that are read to know the bandwidth, more than caches hold."""
-LEAST = 300
+FIRST_PLAIN_TOKEN = 300
 """The first token that is no byte or mark."""
 
 
 @dataclass(frozen=True)
-class Random:
+class RandomCheckpoint:
     """A checkpoint with random weights; product weights are in `format`."""
 
     size: str = "135M"
@@ -172,12 +172,12 @@ def write_tokenizer(folder: Path, tokens: Sequence[str]) -> None:
 def write(folder: Path, size: str, formats: Sequence[str]) -> None:
     """Write the checkpoint for other engines."""
     folder.mkdir(parents=True, exist_ok=True)
-    plain = Random(size)
+    plain = RandomCheckpoint(size)
     write_safetensors(folder / "model.safetensors", {n: plain[n] for n in plain})
     (folder / "config.json").write_text(json.dumps(dict(plain.config)))
     write_tokenizer(folder, gguf_entries(plain.config)["tokenizer.ggml.tokens"])
     for format in formats:
-        checkpoint = Random(size, format)
+        checkpoint = RandomCheckpoint(size, format)
         weights = [gguf_weight(checkpoint.config, checkpoint[name]) for name in checkpoint]
         write_gguf(folder / f"{format}.gguf", gguf_entries(checkpoint.config), weights)
 
@@ -192,7 +192,7 @@ def of_ekiden(
     size: str, format: str, cache: str, threads: int, folder: Path | None = None
 ) -> Engine:
     """Return Ekiden's engine."""
-    checkpoint = Random(size, format) if folder is None else folder / f"{format}.gguf"
+    checkpoint = RandomCheckpoint(size, format) if folder is None else folder / f"{format}.gguf"
     model = llm.load(checkpoint, sequences=1, context=CONTEXT, cache=cache, num_threads=threads)
     rng = np.random.default_rng(threads)  # a prompt that was read before is in the cache
     streams: list[llm.Stream] = []
@@ -200,7 +200,7 @@ def of_ekiden(
     def read(count: int) -> None:
         while streams:
             streams.pop().close()
-        prompt = rng.integers(LEAST, model.config.vocabulary, count).tolist()
+        prompt = rng.integers(FIRST_PLAIN_TOKEN, model.config.vocabulary, count).tolist()
         sampling = llm.Sampling(max_tokens=CONTEXT - count, ignore_end=True)
         streams.append(model.engine.submit(prompt, sampling))
         next(streams[0])
@@ -225,7 +225,7 @@ def of_genai(folder: Path, threads: int) -> Engine:
         params = genai.GeneratorParams(model)
         params.set_search_options(max_length=CONTEXT, do_sample=False)
         generators.append(genai.Generator(model, params))
-        prompt = rng.integers(LEAST, CONFIG["vocab_size"], (1, count)).astype(np.int32)
+        prompt = rng.integers(FIRST_PLAIN_TOKEN, CONFIG["vocab_size"], (1, count)).astype(np.int32)
         generators[0].append_tokens(prompt)
         generators[0].generate_next_token()
 
@@ -234,7 +234,7 @@ def of_genai(folder: Path, threads: int) -> Engine:
 
 def of_memory(threads: int) -> Engine:
     """Return an engine that only reads memory."""
-    slices = np.array_split(np.ones(READ // 8, np.int64), threads)
+    slices = np.array_split(np.ones(READ_BYTES // 8, np.int64), threads)
     pool = ThreadPoolExecutor(threads)
     return lambda count: None, lambda: [*pool.map(np.max, slices)].clear()
 
@@ -332,7 +332,7 @@ def workers_of(options: argparse.Namespace, threads: int) -> list[Worker]:
     workers = [
         Worker(f"Ekiden {format}, {cache}",
                [*own, "--work", "--formats", format, "--caches", cache],
-               Random(options.size, format).bytes)
+               RandomCheckpoint(options.size, format).bytes)
         for format in options.formats
         for cache in options.caches
     ]  # fmt: skip
@@ -343,7 +343,7 @@ def workers_of(options: argparse.Namespace, threads: int) -> list[Worker]:
         script = str(Path(__file__).with_name("decode_llama.mjs"))
         command = ["node", script, str(options.node), str(file), str(threads), str(CONTEXT)]
         command += ["cpu"] * options.cpu
-        weights = Random(options.size, file.stem).bytes
+        weights = RandomCheckpoint(options.size, file.stem).bytes
         workers.append(Worker(f"llama.cpp {file.name}", command, weights))
     return workers
 
@@ -377,7 +377,7 @@ def main() -> None:
     if options.write is not None:
         write(options.write, options.size, options.formats)
         return
-    if options.work:
+    if options.epilogue_flops:
         threads = options.threads[0]
         serve(engine_of(options, threads), time.process_time if options.cpu else time.perf_counter)
         return
@@ -391,7 +391,7 @@ def main() -> None:
         reader = Worker("memory", [*own, "--work", "--memory"])
         workers = workers_of(options, threads)
         take_turns([reader, *workers], options.rounds, options.prompts)
-        bandwidth = reader.speed(READ)
+        bandwidth = reader.speed(READ_BYTES)
         for worker in workers:
             worker.show(threads, bandwidth)
         for worker in (reader, *workers):

@@ -15,9 +15,9 @@ import numpy as np
 
 import ekiden
 from ekiden import relay
-from ekiden.runtime.profile.timing import least_in_turns
+from ekiden.runtime.profile.timing import min_times_interleaved
 
-SECONDS = 1.0
+MEASURE_S = 1.0
 
 
 def dense_layers() -> relay.IRModule:
@@ -68,7 +68,7 @@ def main() -> None:
     """Print a line for each model."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("device", help="a kind, with a number: opencl:0")
-    parser.add_argument("--seconds", type=float, default=SECONDS)
+    parser.add_argument("--seconds", type=float, default=MEASURE_S)
     parser.add_argument("--verbose", action="store_true", help="what was measured of each plan")
     options = parser.parse_args()
     if options.verbose:
@@ -85,7 +85,7 @@ def main() -> None:
         shape = plans["auto"].inputs[0].shape
         x = np.random.default_rng(1).standard_normal(shape, dtype=np.float32)
         runs = [partial(fetched, executable, x) for executable in plans.values()]
-        times = dict(zip(plans, least_in_turns(runs, options.seconds), strict=True))
+        times = dict(zip(plans, min_times_interleaved(runs, options.seconds), strict=True))
         chosen = ", ".join(map(str, plans["auto"].raw.devices))
         times_text = "   ".join(f"{plan} {seconds * 1e3:.3f} ms" for plan, seconds in times.items())
         best = min(times[str(host)], times[str(device)])

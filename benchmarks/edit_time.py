@@ -26,7 +26,7 @@ from ekiden.relay.build_module import bind_params_by_name
 from ekiden.relay.expr import Call, Expr, Function
 from ekiden.relay.testing import resnet
 
-MIDDLE = 8
+EDITED_RELU = 8
 """Which relu is edited."""
 
 
@@ -58,7 +58,9 @@ def edits(function: Function) -> Iterator[tuple[str, Function]]:
         yield "head", Edit("nn.softmax", 1, heads[edit_index % len(heads)]).visit(function)
         yield (
             "middle",
-            Edit("nn.relu", MIDDLE, lambda x, by=slope: relay.nn.leaky_relu(x, by)).visit(function),
+            Edit("nn.relu", EDITED_RELU, lambda x, by=slope: relay.nn.leaky_relu(x, by)).visit(
+                function
+            ),
         )
 
 

@@ -53,7 +53,7 @@ TOLERANCE = (2e-3, 1e-4, 0.0)
 """Relative, absolute, and relative to the largest element: where no manifest says another."""
 PEERS = ("onnxruntime", "openvino")
 PROCESS = Path(__file__).with_name("first_answer_process.py")
-CODE = tempfile.TemporaryDirectory()
+BYTECODE_DIR = tempfile.TemporaryDirectory()
 """Where Python keeps modules that it has read."""
 
 
@@ -67,7 +67,7 @@ def measure(
     python: str, engine: str, path: Path, threads: int, feed: Path, cache: str, second: bool = False
 ) -> tuple[Figures, list[np.ndarray]]:
     """Return the figures and answer of one process. Raises EngineError if it fails."""
-    environment = dict(os.environ, EKIDEN_CACHE_DIR=cache, PYTHONPYCACHEPREFIX=CODE.name)
+    environment = dict(os.environ, EKIDEN_CACHE_DIR=cache, PYTHONPYCACHEPREFIX=BYTECODE_DIR.name)
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
     what = (engine, str(path), str(threads), str(feed))
     args = [python, str(PROCESS), *what, repr(time.monotonic()), str(int(second))]
@@ -164,7 +164,9 @@ def one_model(
     with tempfile.TemporaryDirectory() as folder:
         feed_file = Path(folder, "feed")
         feed_file.write_bytes(pickle.dumps(feed))
-        for round_index in range(0 if any(Path(CODE.name).iterdir()) else -1, options.rounds):
+        for round_index in range(
+            0 if any(Path(BYTECODE_DIR.name).iterdir()) else -1, options.rounds
+        ):
             for name, python in pythons.items():
                 if name in refused:
                     continue

@@ -22,8 +22,8 @@ from onnx import helper
 
 import ekiden
 
-TURNS = 25
-TURN_S = 2e-3
+ROUNDS = 25
+ROUND_S = 2e-3
 CASES: tuple[tuple[str, tuple[int, ...]], ...] = (
     ("Exp", (128, 3072)),
     ("Tanh", (128, 3072)),
@@ -66,11 +66,11 @@ def peer(model: onnx.ModelProto, x: np.ndarray) -> Callable[[], object]:
 def in_turns(calls: list[Callable[[], object]]) -> list[list[float]]:
     """Return the thread seconds of each call in every round."""
     times: list[list[float]] = [[] for _ in calls]
-    for _ in range(TURNS):
+    for _ in range(ROUNDS):
         for call, samples in zip(calls, times, strict=True):
             call()
             count, started = 0, time.thread_time()
-            while time.thread_time() - started < TURN_S:
+            while time.thread_time() - started < ROUND_S:
                 call()
                 count += 1
             samples.append((time.thread_time() - started) / count)

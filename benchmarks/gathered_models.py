@@ -159,7 +159,7 @@ def peer(model: bytes, threads: int) -> onnxruntime.InferenceSession:
     return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
 
 
-def least(
+def min_times(
     runs: dict[str, Callable[[], object]], rounds: int, clock: Callable[[], float]
 ) -> dict[str, float]:
     """Return the minimum seconds of each run, measured in turns."""
@@ -187,7 +187,7 @@ def main() -> None:
         error = float(np.abs(actual - expected).max() / np.abs(expected).max())
         runs = {"ours": lambda: ours(**inputs), "theirs": lambda: theirs.run(None, inputs)}  # noqa: B023
         clock = time.thread_time if options.threads == 1 else time.perf_counter
-        times = least(runs, options.rounds, clock)
+        times = min_times(runs, options.rounds, clock)
         ratio = times["theirs"] / times["ours"]
         milliseconds = " ".join(f"{n} {t * 1e3:.2f} ms" for n, t in times.items())
         print(f"{name:>8} {milliseconds}: {ratio:.2f} times as fast, error {error:.1e}", flush=True)

@@ -52,7 +52,10 @@ def main() -> None:
     calls: dict[str, tuple[Callable[[], object], int]] = {
         "copy": (lambda: np.copyto(copy, updates), 2 * size),
         "take": (compiled(lambda d, i: take(d, i, axis=0), x, rows), 2 * size),
-        "gather": (compiled(lambda d, i: op.gather(d, 0, i), x, element_rows), 4 * size),
+        "gather": (
+            compiled(lambda d, i: op.gather(d, 0, i), x, element_rows),
+            4 * size,
+        ),
         "scatter_nd": (
             compiled(lambda d, i, u: op.scatter_nd(d, i, u, "add"), x, rows[None], updates),
             3 * size,

@@ -45,7 +45,7 @@ SHAPES = (
     "512x512x512", "1024x1024x1024", "128x768x768", "128x3072x768", "128x768x3072", "37x768x768",
     "1x1000x2048", "1x4096x4096",
 )  # fmt: skip
-STREAMS = 8
+READ_VECTORS = 8
 """Vectors that the reading loop takes in one step."""
 PRODUCT = "product"
 
@@ -97,20 +97,20 @@ def reading(elements: int, count: int, target: Target) -> PrimFunc:
     """
     lanes = target.lanes("float32")
     source, out = Buffer("source", (const(elements),)), Buffer("out", (const(count * lanes),))
-    acc = Buffer("acc", (const(STREAMS),), f"float32x{lanes}", "register")
+    acc = Buffer("acc", (const(READ_VECTORS),), f"float32x{lanes}", "register")
     part_index, step, size = Var("part"), Var("step"), elements // count
 
     def load(stream: int) -> BufferStore:
-        at = part_index * size + (step * STREAMS + stream) * lanes
+        at = part_index * size + (step * READ_VECTORS + stream) * lanes
         value = source[ramp(at, 1, lanes)].with_fields(dtype=acc.dtype)
         return BufferStore(acc, acc[stream] + value, (const(stream),))
 
     zero = broadcast(const(0.0, "float32"), lanes)
-    clear = [BufferStore(acc, zero, (const(s),)) for s in range(STREAMS)]
-    steps = const(size // (STREAMS * lanes))
-    loop = For(step, const(0), steps, ForKind.SERIAL, seq(*map(load, range(STREAMS))))
+    clear = [BufferStore(acc, zero, (const(s),)) for s in range(READ_VECTORS)]
+    steps = const(size // (READ_VECTORS * lanes))
+    loop = For(step, const(0), steps, ForKind.SERIAL, seq(*map(load, range(READ_VECTORS))))
     total = acc[0]
-    for s in range(1, STREAMS):
+    for s in range(1, READ_VECTORS):
         total = total + acc[s]
     keep = BufferStore(out, total, (ramp(part_index * lanes, 1, lanes),))
     body = Allocate(acc, seq(*clear, loop, keep))

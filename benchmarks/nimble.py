@@ -33,7 +33,7 @@ import numpy as np
 from nimble_engines import SEED, Array, Make, Worker
 
 TOLERANCE = 1e-4
-PAUSE = 0.02
+PAUSE_S = 0.02
 """Seconds until the threads of the engine before have stopped spinning."""
 
 
@@ -91,7 +91,7 @@ def measure(workers: Mapping[str, Worker], cases: list[int], rounds: int) -> Mea
     times: Measured = ({name: [] for name in workers}, {name: [] for name in workers})
     for _ in range(rounds + 1):
         for name, worker in workers.items():
-            time.sleep(PAUSE)
+            time.sleep(PAUSE_S)
             reply = worker.ask(cases)
             times[0][name].append(reply.seconds)
             times[1][name].append(reply.busy)

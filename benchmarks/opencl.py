@@ -24,8 +24,8 @@ from ekiden.relay.expr import RelayExpr
 from ekiden.runtime import Tensor, get_global_func
 from ekiden.target import Target
 
-TURNS = 10
-ABILITIES = 4
+ROUNDS = 10
+ABILITIES_ATTRIBUTE = 4
 """The number of ek_device_attribute for what code may ask a device for."""
 RNG = np.random.default_rng(0)
 Case = tuple[Callable[..., RelayExpr], tuple[tuple[int, ...], ...], float]
@@ -64,7 +64,7 @@ CASES: dict[str, Case] = {
 # fmt: on
 
 
-def made(case: Case) -> list[Callable[[], float]]:
+def runners(case: Case) -> list[Callable[[], float]]:
     """Return functions that run a case once, on the CPU and on the device, and return the
     seconds.
     """
@@ -87,7 +87,7 @@ def targets() -> list[str]:
     """Return the targets: this machine, the device through OpenCL C and, if it supports
     it, SPIR-V.
     """
-    abilities = get_global_func("ek.device.attribute")(ekiden.opencl(0), ABILITIES)
+    abilities = get_global_func("ek.device.attribute")(ekiden.opencl(0), ABILITIES_ATTRIBUTE)
     spirv = ["opencl -mtriple=spirv64"] if "spirv" in str(abilities).split() else []
     return ["llvm", "opencl", *spirv]
 
@@ -105,9 +105,9 @@ def main() -> None:
     names = sys.argv[1:] or list(CASES)
     print(f"processor {Target('llvm').cpu}, device", end=" ")
     print(get_global_func("ek.device.attribute")(ekiden.opencl(0), 0), Target("opencl"))
-    runs = {name: made(CASES[name]) for name in names}
+    runs = {name: runners(CASES[name]) for name in names}
     best = {name: [float("inf")] * len(targets()) for name in names}
-    for _ in range(TURNS):
+    for _ in range(ROUNDS):
         for name in names:
             for n, run_once in enumerate(runs[name]):
                 best[name][n] = min(best[name][n], run_once())

@@ -42,7 +42,7 @@ CACHED = (
 )  # fmt: skip
 RUNS = 3
 REPEATS = 3
-SIDE = 1024
+WARMUP_WIDTH = 1024
 """Elements of the vectors of the model that runs before: what it leaves free is a few KB."""
 
 
@@ -77,7 +77,7 @@ def child(engine: str, warmup_model: str, model: str, inputs: str) -> None:
         loaded(**feed)
 
     for _ in range(RUNS):
-        warm(x=np.ones((1, SIDE), np.float32))
+        warm(x=np.ones((1, WARMUP_WIDTH), np.float32))
     heap = ctypes.CDLL(None)
     heap.heap_most.restype = heap.heap_now.restype = ctypes.c_long
     gc.collect()
@@ -94,9 +94,10 @@ def child(engine: str, warmup_model: str, model: str, inputs: str) -> None:
 def write_other(folder: Path) -> None:
     """Write a model that runs on all threads, for both engines."""
     input_info, result = (
-        onnx.helper.make_tensor_value_info(n, onnx.TensorProto.FLOAT, [1, SIDE]) for n in "xy"
+        onnx.helper.make_tensor_value_info(n, onnx.TensorProto.FLOAT, [1, WARMUP_WIDTH])
+        for n in "xy"
     )
-    weight = onnx.numpy_helper.from_array(np.ones((SIDE, SIDE), np.float32), "w")
+    weight = onnx.numpy_helper.from_array(np.ones((WARMUP_WIDTH, WARMUP_WIDTH), np.float32), "w")
     nodes = [
         onnx.helper.make_node("MatMul", ["x", "w"], ["h"]),
         onnx.helper.make_node("Softmax", ["h"], ["y"]),

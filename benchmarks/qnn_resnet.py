@@ -30,7 +30,7 @@ from ekiden.runtime import num_threads
 
 Array = np.ndarray[Any, Any]
 T = TypeVar("T")
-INPUT, STEP, POINT = 0.02, 0.02, 0
+INPUT_SCALE, ACTIVATION_SCALE, ZERO_POINT = 0.02, 0.02, 0
 """The scales of the input and of all other activations; their zero point."""
 STAGES = (64, 128, 256, 512)
 CLASSES = 1000
@@ -62,15 +62,15 @@ def resnet18(layers: Layers[T], data: T) -> T:
     """Return the network of He et al. (2015), Table 1; each ReLU is part of the quantization, whose
     minimum is 0.
     """
-    data = layers.max_pool(layers.conv(data, INPUT, (64, 3, 7, 7), 2))
+    data = layers.max_pool(layers.conv(data, INPUT_SCALE, (64, 3, 7, 7), 2))
     width = 64
     for stage, channels in enumerate(STAGES):
         for block in range(2):
             stride = 2 if stage and not block else 1
-            inner = layers.conv(data, STEP, (channels, width, 3, 3), stride)
-            inner = layers.conv(inner, STEP, (channels, channels, 3, 3), 1)
+            inner = layers.conv(data, ACTIVATION_SCALE, (channels, width, 3, 3), stride)
+            inner = layers.conv(inner, ACTIVATION_SCALE, (channels, channels, 3, 3), 1)
             if width != channels:
-                data = layers.conv(data, STEP, (channels, width, 1, 1), stride)
+                data = layers.conv(data, ACTIVATION_SCALE, (channels, width, 1, 1), stride)
             data, width = layers.add(data, inner), channels
     return layers.classify(data)
 
@@ -80,7 +80,7 @@ class Dialect:
 
     def __init__(self) -> None:
         self.weights = Weights()
-        self.step, self.zero = const(np.float32(STEP)), const(np.int32(POINT))
+        self.step, self.zero = const(np.float32(ACTIVATION_SCALE)), const(np.int32(ZERO_POINT))
 
     def _rescaled(self, data: Expr, scale: float) -> Expr:
         own = const(np.float32(scale))
@@ -114,7 +114,7 @@ class Dialect:
         weight, bias, own = self.weights.take(CLASSES, STAGES[-1])
         steps = self.step, const(np.float32(own))
         product = qnn.op.dense(level, const(weight), self.zero, self.zero, *steps, units=CLASSES)
-        return self._rescaled(relay.nn.bias_add(product, const(bias)), STEP * own)
+        return self._rescaled(relay.nn.bias_add(product, const(bias)), ACTIVATION_SCALE * own)
 
 
 class Nodes:
@@ -145,7 +145,7 @@ class Nodes:
         )
 
     def _levels(self, data: str) -> str:
-        steps = np.float32(STEP).reshape(()), np.uint8(POINT).reshape(())
+        steps = np.float32(ACTIVATION_SCALE).reshape(()), np.uint8(ZERO_POINT).reshape(())
         return self.node("QuantizeLinear", data, *map(self.hold, steps))
 
     def _parameters(self, scale: float, *shape: int) -> tuple[str, str]:
@@ -165,15 +165,19 @@ class Nodes:
         return self._levels(result)
 
     def add(self, lhs: str, rhs: str) -> str:
-        return self._levels(self.node("Add", self._real(lhs, STEP), self._real(rhs, STEP)))
+        return self._levels(
+            self.node("Add", self._real(lhs, ACTIVATION_SCALE), self._real(rhs, ACTIVATION_SCALE))
+        )
 
     def max_pool(self, data: str) -> str:
         return self.node("MaxPool", data, kernel_shape=[3, 3], strides=[2, 2], pads=[1] * 4)
 
     def classify(self, data: str) -> str:
-        mean = self.node("Flatten", self.node("GlobalAveragePool", self._real(data, STEP)))
-        own = self._parameters(STEP, CLASSES, STAGES[-1])
-        level = self._real(self._levels(mean), STEP)
+        mean = self.node(
+            "Flatten", self.node("GlobalAveragePool", self._real(data, ACTIVATION_SCALE))
+        )
+        own = self._parameters(ACTIVATION_SCALE, CLASSES, STAGES[-1])
+        level = self._real(self._levels(mean), ACTIVATION_SCALE)
         return self._levels(self.node("Gemm", level, *own, transB=1))
 
     def model(self, shape: Sequence[int]) -> onnx.ModelProto:

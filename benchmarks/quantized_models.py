@@ -56,7 +56,7 @@ import ekiden
 from ekiden.quantization import QuantPlan
 from ekiden.quantization.judge import signal_to_noise
 from ekiden.runtime import num_threads
-from ekiden.runtime.profile.timing import least_in_turns
+from ekiden.runtime.profile.timing import min_times_interleaved
 
 Array = np.ndarray[Any, Any]
 Model = onnx.ModelProto
@@ -133,7 +133,7 @@ def with_products(model: Model) -> Model:
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class Variant:
     """A recipe of Ekiden, and the closest one of ONNX Runtime."""
 
     name: str
@@ -142,19 +142,19 @@ class Way:
     """None: floats of 16 bits."""
 
 
-def _static(name: str, theirs: str, per_channel: bool = True, **recipe: object) -> Way:
+def _static(name: str, theirs: str, per_channel: bool = True, **recipe: object) -> Variant:
     """Return a variant with static quantization."""
     quantize_theirs = partial(static, method=theirs, per_channel=per_channel)
-    return Way(name, quantize_theirs, {"per_channel": per_channel, **recipe})
+    return Variant(name, quantize_theirs, {"per_channel": per_channel, **recipe})
 
 
-def _weights(name: str, bits: int, **recipe: object) -> Way:
+def _weights(name: str, bits: int, **recipe: object) -> Variant:
     """Return a variant with weight quantization."""
     full_recipe = {"kind": "weight", "bits": bits, "group": 32, **recipe}
-    return Way(name, partial(weights, bits=bits), full_recipe)
+    return Variant(name, partial(weights, bits=bits), full_recipe)
 
 
-WAYS = [
+VARIANTS = [
     _static("static, minmax", "MinMax"),
     _static("static, minmax, per tensor", "MinMax", per_channel=False),
     _static("static, entropy", "Entropy", method="entropy"),
@@ -163,13 +163,13 @@ WAYS = [
     _static("static, smooth 0.5", "MinMax", smooth=0.5),
     _static("static, bias correction", "MinMax", bias_correction=True),
     _static("static, learned rounding", "MinMax", rounding="learned"),
-    Way("dynamic", dynamic, {"kind": "dynamic"}),
+    Variant("dynamic", dynamic, {"kind": "dynamic"}),
     _weights("weights of 8 bits", 8),
     _weights("weights of 4 bits", 4),
     _weights("weights of 4 bits, gptq", 4, rounding="gptq"),
     _weights("weights of 4 bits, learned", 4, rounding="learned"),
     _weights("weights of 4 bits, awq", 4, awq=True),
-    Way("bfloat16", None, None),
+    Variant("bfloat16", None, None),
 ]
 
 
@@ -298,7 +298,7 @@ def exported(network: nn.Module, sample: Sequence[int]) -> Model:
     return onnx.load_from_string(file.getvalue())
 
 
-def network(name: str, x: Array, y: Array, seed: int, cache: Kept) -> Network:
+def network(name: str, x: Array, y: Array, seed: int, cache: ResultCache) -> Network:
     """Return a network with its data, cached."""
     torch.manual_seed(seed)
     key = f"{name}-{seed}-{x.shape[-1]}"
@@ -394,7 +394,7 @@ def halves(model: Model) -> Callable[[Data], Array]:
     return run
 
 
-def speed(network: Network, variant: Way) -> str:
+def speed(network: Network, variant: Variant) -> str:
     """Return the speedup over floats, and the number of quantized layers."""
     x = network.few(network.fresh)
     before = ekiden.compile(network.model)
@@ -410,7 +410,7 @@ def speed(network: Network, variant: Way) -> str:
         if not done:
             return f"left alone: {_ratios(small.plan) or 'no layer of the kind'} | {coverage}"
         runs = [partial(before, **x), partial(ekiden.compile(small.model), **x)]
-    first, second = least_in_turns(runs, SECONDS)
+    first, second = min_times_interleaved(runs, SECONDS)
     return f"{first / second:.2f} | {coverage}"
 
 
@@ -427,7 +427,7 @@ def _ratios(plan: QuantPlan) -> str:
     )
 
 
-def judge(network: Network, floats: Array, variant: Way, folder: Path) -> list[float]:
+def judge(network: Network, floats: Array, variant: Variant, folder: Path) -> list[float]:
     """Return the accuracy lost by Ekiden's variant and by theirs, the changed decisions, and the
     decibels of both.
     """
@@ -453,7 +453,7 @@ def judge(network: Network, floats: Array, variant: Way, folder: Path) -> list[f
     return [value for pair in result for value in pair]
 
 
-class Kept:
+class ResultCache:
     """A cache of results in a folder; without a folder it is empty."""
 
     def __init__(self, folder: Path | None) -> None:
@@ -498,7 +498,7 @@ class Trained:
     network: Network | None = None
     floats: Array | None = None
 
-    def judge(self, variant: Way, folder: Path) -> list[float]:
+    def judge(self, variant: Variant, folder: Path) -> list[float]:
         """Judge a variant, as `judge` does."""
         if self.network is None or self.floats is None:
             self.network = self.make()
@@ -506,7 +506,7 @@ class Trained:
         return judge(self.network, self.floats, variant, folder)
 
 
-def row(measures: Array, name: str, variant: Way, gain: str) -> str:
+def row(measures: Array, name: str, variant: Variant, gain: str) -> str:
     """Return a line of the table: means over trainings."""
     means = [f"{value:.{2 if n < 4 else 1}f}" if np.isfinite(value) else ""
              for n, value in enumerate(measures.mean(0))]  # fmt: skip
@@ -518,7 +518,11 @@ def row(measures: Array, name: str, variant: Way, gain: str) -> str:
 
 
 def lines(
-    name: str, trained: Sequence[Trained], variants: Sequence[Way], cache: Kept, is_timed: bool
+    name: str,
+    trained: Sequence[Trained],
+    variants: Sequence[Variant],
+    cache: ResultCache,
+    is_timed: bool,
 ) -> Iterator[str]:
     """Yield the table lines of a network, one training after the other to save memory."""
     measures: dict[str, list[list[float]]] = {way.name: [] for way in variants}
@@ -570,8 +574,8 @@ def main() -> None:
     num_threads(1)
     torch.set_num_threads(1)
     x, y = digits(options.digits)
-    variants = [variant for variant in WAYS if re.search(options.ways, variant.name)]
-    cache = Kept(options.keep)
+    variants = [variant for variant in VARIANTS if re.search(options.ways, variant.name)]
+    cache = ResultCache(options.keep)
     print(f"{platform.processor() or platform.machine()}, {len(x)} digits of {x.shape[-1]}")
     print(HEAD, flush=True)
     for name in options.only:

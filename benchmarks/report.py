@@ -35,7 +35,7 @@ import numpy as np
 import ekiden
 from ekiden.compiler.peak import measure_peak
 from ekiden.runtime import num_threads
-from ekiden.runtime.profile.report import Peak, Report, Row
+from ekiden.runtime.profile.report import MachinePeak, Report, ReportRow
 
 Record: TypeAlias = dict[str, Any]
 """An object of a JSON file."""
@@ -56,13 +56,13 @@ class Limits:
     flops: float
     copies: tuple[tuple[int, float], ...]
 
-    def seconds(self, row: Row) -> float:
+    def seconds(self, row: ReportRow) -> float:
         """Return the minimum time of a kernel's calls."""
         bytes_per_call = row.nbytes // max(row.count, 1)
         speed = next((s for size, s in self.copies if bytes_per_call <= size), self.copies[-1][1])
         return max(row.flops / self.flops, row.nbytes / speed)
 
-    def bound(self, row: Row) -> str:
+    def bound(self, row: ReportRow) -> str:
         """Return which limit is closer."""
         return "flops" if row.flops / self.flops >= self.seconds(row) else "bytes"
 
@@ -71,7 +71,7 @@ class Loss(NamedTuple):
     """A kernel of a model: its calls on one set of shapes, and the seconds beyond its limit."""
 
     model: str
-    row: Row
+    row: ReportRow
     lost: float
     share: float
     bound: str
@@ -92,7 +92,7 @@ class Loss(NamedTuple):
         }
 
 
-def measure_limits(peak: Peak) -> Limits:
+def measure_limits(peak: MachinePeak) -> Limits:
     """Return the measured peak, with copies within caches."""
     copies = []
     for size in CACHED:

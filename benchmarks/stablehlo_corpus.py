@@ -45,8 +45,8 @@ from ekiden.runtime.errors import EkidenError
 
 REAL_TOLERANCE = {"float64": 1e-10, "float32": 2e-5, "float16": 4e-3, "bfloat16": 3e-2}
 """Relative and absolute difference at most, of what is not within the units of its check."""
-ALMOST = 1e-4
-ULPS = 3
+ALMOST_TOLERANCE = 1e-4
+DEFAULT_ULPS = 3
 """What `expect_close` allows unless it says otherwise."""
 
 
@@ -59,7 +59,7 @@ class Check:
     first: int
     parts: int
     """1, or 2 of complex numbers: results first... against results first + parts..."""
-    ulps: int = ULPS
+    ulps: int = DEFAULT_ULPS
 
 
 @dataclass
@@ -227,7 +227,7 @@ def _results(
         stated = (
             check.attributes["max_ulp_difference"].value
             if "max_ulp_difference" in check.attributes
-            else ULPS
+            else DEFAULT_ULPS
         )
         checks.append(Check(_check_name(check), first, len(components[0]), stated))
     return results, checks
@@ -288,12 +288,12 @@ def compared(mine: Any, expected: Any, check: Check) -> tuple[str, str]:  # noqa
         return ("agree", "") if np.all(same) else ("wrong", _shown(x, y))
     with np.errstate(invalid="ignore", over="ignore"):
         distance = np.abs(x - y)
-        bound = ALMOST * (1 + np.abs(y))
+        bound = ALMOST_TOLERANCE * (1 + np.abs(y))
         if check.kind == "expect_close" and dtype in REAL_TOLERANCE:
             bound = check.ulps * np.abs(np.spacing(np.abs(expected))).astype(np.float64)
         if np.all(same | (distance <= bound)):
             return "agree", ""
-        limit = REAL_TOLERANCE.get(dtype, ALMOST)
+        limit = REAL_TOLERANCE.get(dtype, ALMOST_TOLERANCE)
         if np.all(same | (distance <= limit * (1 + np.abs(y)))):
             return "near", ""
     return "wrong", _shown(x, y)

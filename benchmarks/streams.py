@@ -49,7 +49,7 @@ def run(engine: llm.Engine, requests: Sequence[Text]) -> tuple[float, list[list[
     return time.perf_counter() - start, answers
 
 
-class UnderWay:
+class RunningTexts:
     """Some texts past their prompts, which continue as long as requested."""
 
     def __init__(self, model: llm.Model, count: int, options: argparse.Namespace) -> None:
@@ -93,7 +93,7 @@ def prompt_rate(model: llm.Model, options: argparse.Namespace) -> float:
 
 def rates(model: llm.Model, options: argparse.Namespace) -> tuple[float, float, float]:
     """Return the rates of one running text, of all of them, and of prompts, measured in turns."""
-    several = [UnderWay(model, count, options) for count in (1, options.streams)]
+    several = [RunningTexts(model, count, options) for count in (1, options.streams)]
     samples = [
         (*(running_texts.rate() for running_texts in several), prompt_rate(model, options))
         for _ in range(ROUNDS)

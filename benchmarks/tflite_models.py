@@ -23,7 +23,7 @@ from ai_edge_litert.interpreter import Interpreter
 import ekiden
 
 Call = Callable[[], object]
-TURN = 5e-4
+ROUND_S = 5e-4
 """Seconds of one turn, at least."""
 
 
@@ -63,7 +63,7 @@ def medians(timed: dict[str, Call], seconds: float) -> dict[str, float]:
         call()
         begin = time.perf_counter()
         call()
-        counts[name] = max(1, round(TURN / (time.perf_counter() - begin)))
+        counts[name] = max(1, round(ROUND_S / (time.perf_counter() - begin)))
     end = time.perf_counter() + seconds
     while time.perf_counter() < end:
         for name, call in timed.items():

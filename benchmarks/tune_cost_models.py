@@ -16,10 +16,10 @@ import numpy as np
 
 from ekiden.target import Target
 from ekiden.tune import Candidate, Records, te_task
-from ekiden.tune.cost_model import CostModel, Features, Neighbours, Trees
+from ekiden.tune.cost_model import BoostedTrees, CostModel, Features, NearestNeighbours
 from ekiden.tune.te_workload import WORKLOADS
 
-MODELS: dict[str, type] = {"neighbours": Neighbours, "trees": Trees}
+MODELS: dict[str, type] = {"neighbours": NearestNeighbours, "trees": BoostedTrees}
 Rows = tuple[list[Features], list[float]]
 
 

@@ -28,11 +28,11 @@ import ekiden
 from ekiden.compiler.tune import prepare
 from ekiden.runtime.errors import EkidenError
 from ekiden.tune import Measurer, Records, Session
-from ekiden.tune.session import State
+from ekiden.tune.session import TaskState
 
 Feed = Mapping[str, np.ndarray]
-TURNS = 25
-TURN_S = 5e-3
+ROUNDS = 25
+ROUND_S = 5e-3
 """What one timing takes at least."""
 TOLERANCE = (2e-3, 1e-4, 0.0)
 """Relative, absolute, and relative to the largest element: where the manifest says no other."""
@@ -73,7 +73,7 @@ def tune(options: argparse.Namespace) -> None:
         except EkidenError as error:
             print(f"{name}: {type(error).__name__}: {error}", flush=True)
             continue
-        print(f"{name}: {said(session)}, {time.perf_counter() - started:.0f} s", flush=True)
+        print(f"{name}: {session_line(session)}, {time.perf_counter() - started:.0f} s", flush=True)
 
 
 def each_kernel(session: Session, trials: int) -> None:
@@ -86,11 +86,11 @@ def each_kernel(session: Session, trials: int) -> None:
         own = Session([task], session.records, session.measurer, session.search)
         own.run(trials)
         states += own.states
-        print(f"  {kernel(own.states[0])}", flush=True)
+        print(f"  {kernel_line(own.states[0])}", flush=True)
     session.states = states
 
 
-def kernel(state: State) -> str:
+def kernel_line(state: TaskState) -> str:
     """Summarize one kernel's result in a line."""
     choice = state.best.choice if state.best else "the default"
     return (
@@ -99,7 +99,7 @@ def kernel(state: State) -> str:
     )
 
 
-def said(session: Session) -> str:
+def session_line(session: Session) -> str:
     """Summarize a session in a line."""
     before = sum(s.weight for s in session.states)
     after = sum(s.weight * s.ratio for s in session.states)
@@ -164,9 +164,9 @@ def in_turns(
     """Return (median of the rounds' ratios, ratio of the minima, untuned seconds)."""
     runs = [lambda exe=exe: exe(**feed) for exe in (plain, tuned)]
     once = min(timed(runs[0], 1) for _ in range(3))
-    count = max(1, math.ceil(TURN_S / once))
+    count = max(1, math.ceil(ROUND_S / once))
     times: list[list[float]] = [[], []]
-    for round_index in range(TURNS):
+    for round_index in range(ROUNDS):
         for at in (0, 1) if round_index % 2 else (1, 0):
             times[at].append(timed(runs[at], count))
     middle = statistics.median(a / b for a, b in zip(*times, strict=True))

@@ -25,17 +25,17 @@ import ekiden
 from ekiden.target import Target
 from ekiden.tune import Candidate, Records, Session, Task, te_task
 from ekiden.tune.code import load
-from ekiden.tune.cost_model import Trees
-from ekiden.tune.program import NAME, build
+from ekiden.tune.cost_model import BoostedTrees
+from ekiden.tune.program import KERNEL_NAME, build
 from ekiden.tune.run_job import make_arrays
 from ekiden.tune.search import Evolution, Random, Search
 from ekiden.tune.te_workload import WORKLOADS
 
-TURNS = 15
+ROUNDS = 15
 SEARCHES: dict[str, Search] = {
     "random": Random(),
     "evolution": Evolution(),
-    "guided": Evolution(model=Trees),
+    "guided": Evolution(model=BoostedTrees),
 }
 """At equal trials, with a file of records for each; `guided` is by a model of costs."""
 
@@ -130,14 +130,14 @@ def compiled(
 ) -> Callable[[], object]:
     """Return a call of a candidate."""
     built = build(task.source, candidate, task.target, [{}])
-    function = load(built.code)[NAME]
+    function = load(built.code)[KERNEL_NAME]
     return lambda: function(*tensors)
 
 
 def in_turns(calls: list[Callable[[], object]]) -> list[float]:
     """Return the minimum thread time of each call, after one that warms the caches for its data."""
     best = [math.inf] * len(calls)
-    for _ in range(TURNS):
+    for _ in range(ROUNDS):
         for n, call in enumerate(calls):
             call()
             count = 0

@@ -25,7 +25,7 @@ from ekiden.tune import Records
 from ekiden.tune.records import Best, Trial, processor
 from ekiden.tune.task import Task
 
-BEHIND = 0.9
+BEHIND_RATIO = 0.9
 """A default that takes longer than 1 / BEHIND of the time of the best is a fault of its model."""
 
 
@@ -103,7 +103,7 @@ def page(sections: Sequence[tuple[str, Sequence[Row]]]) -> str:
     """Return the whole page."""
     every = [row for _, rows in sections for row in rows]
     target = every[0].task.target
-    behind = sum(row.ratio < BEHIND for row in every)
+    behind = sum(row.ratio < BEHIND_RATIO for row in every)
     slower = sum(row.best is not None for row in every)
     return "\n".join([
         "# Defaults beside what search finds",
@@ -119,7 +119,8 @@ def page(sections: Sequence[tuple[str, Sequence[Row]]]) -> str:
         "before there is a kernel, widths of packed panels and tiles of Winograd, is not searched.",
         "",
         f"Of {len(every)} kernels {slower} have a faster decision, {behind} by more than"
-        f" {100 * (1 - BEHIND):.0f} %; the geometric mean of the ratios is {mean(every):.3f}, the"
+        f" {100 * (1 - BEHIND_RATIO):.0f} %; the geometric mean of the ratios is "
+        f"{mean(every):.3f}, the"
         f" least {min(row.ratio for row in every):.2f}.",
         "",
         *(line for name, rows in sections for line in section(name, rows)),

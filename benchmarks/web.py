@@ -32,7 +32,7 @@ from typing import Any
 import numpy as np
 
 import ekiden
-from ekiden.compiler.export.web import RUNTIME, WEB_TARGETS, write_site
+from ekiden.compiler.export.web import RUNTIME_FILE, WEB_TARGETS, write_site
 
 HERE = Path(__file__).parent
 BUNDLE = "dist/ort.wasm.bundle.min.mjs"
@@ -152,7 +152,7 @@ def in_wasmtime(folder: Path, name: str) -> Row:
 
     names = [row["name"] for row in about["inputs"]]
     inputs = dict(zip(names, arrays("in", about["inputs"]), strict=True))
-    runtime, artifact = (folder / "site" / RUNTIME), folder / f"{name}.eki"
+    runtime, artifact = (folder / "site" / RUNTIME_FILE), folder / f"{name}.eki"
     outputs, min_ms = run_model(runtime.read_bytes(), artifact.read_bytes(), inputs)
     worst = 0.0
     for actual, expected in zip(outputs, arrays("out", about["outputs"]), strict=True):

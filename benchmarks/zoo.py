@@ -53,7 +53,7 @@ from zoo_models import (
 from zoo_ties import has_ties
 
 SEED = 17
-MOST_PARAMETERS = 40_000_000
+MAX_PARAMETERS = 40_000_000
 """Larger ones are left out, unless asked for."""
 
 
@@ -81,7 +81,7 @@ Call = Callable[[Sequence[Any]], Sequence[Any]]
 
 CPU = "compile_cpu_s"
 """What a compilation took of the processor, in lines of the export and ONNX roads."""
-SAID: dict[str, Any] = {}
+EXTRA_FIELDS: dict[str, Any] = {}
 """What a road says of a model beside, for its line; a process has one model."""
 Engines = dict[str, Callable[[], Call]]
 """What makes a model ready, by engine: "ekiden" and its peers."""
@@ -125,7 +125,7 @@ def _compiled(model: Any) -> Any:  # noqa: ANN401
     for row in timings.rows():
         own[row.path[-1]] = own.get(row.path[-1], 0.0) + row.own
     name = max(own, key=lambda phase: own[phase])
-    SAID.update({CPU: round(timings.cpu, 2)}, slowest_pass=name,
+    EXTRA_FIELDS.update({CPU: round(timings.cpu, 2)}, slowest_pass=name,
                 slowest_pass_s=round(own[name], 2))  # fmt: skip
     return executable
 
@@ -193,7 +193,7 @@ def _compile(model: Model, is_dynamic: bool, folder: Path) -> Engines:
     def of_ekiden() -> Call:
         call = compiled("ekiden")
         breaks = torch._dynamo.utils.counters["graph_break"]
-        SAID.update(graphs=counters["compiled"], breaks=sum(breaks.values()))
+        EXTRA_FIELDS.update(graphs=counters["compiled"], breaks=sum(breaks.values()))
         if counters["eager"]:
             raise RuntimeError(f"{counters['eager']} graphs of {counters.total()} run eagerly")
         return call
@@ -345,7 +345,7 @@ def _at(stage: str) -> None:
     STAGE.value = list(STAGES).index(stage)
 
 
-CLOSE = 1e-3
+MAX_RELATIVE_ERROR = 1e-3
 """Of the largest number that a model gives, how much may be different."""
 
 
@@ -355,7 +355,7 @@ def one(
     road: str,
     sizes: str,
     rounds: int,
-    max_parameters: int = MOST_PARAMETERS,
+    max_parameters: int = MAX_PARAMETERS,
     wait: int = 0,
 ) -> dict[str, Any]:
     """Return the outcome of a model on a road, as a line of the table."""
@@ -385,7 +385,7 @@ def one(
             return {**line, "state": "not exported", "why": _first(error)}
         line["export_s"] = round(time.perf_counter() - started, 2)
         ran = _ran(model, engines, expected, sizes == "dynamic", rounds, wait)
-        return {**line, **ran, **SAID}
+        return {**line, **ran, **EXTRA_FIELDS}
 
 
 def _wake(module: Any) -> None:  # noqa: ANN401
@@ -477,19 +477,19 @@ def _state(error: float, calls: Mapping[str, Call], model: Model, expected: Sequ
     result as Ekiden for the file, or the model's if PyTorch itself varies as much, or chooses
     among equal numbers and ONNX Runtime also chooses differently.
     """
-    if error < CLOSE:
+    if error < MAX_RELATIVE_ERROR:
         return "agrees"
     inputs = list(model.inputs.values())
     peer = calls.get("onnxruntime")
     theirs = None if peer is None else peer(inputs)
-    if theirs is not None and _error(calls["ekiden"](inputs), theirs) < CLOSE:
+    if theirs is not None and _error(calls["ekiden"](inputs), theirs) < MAX_RELATIVE_ERROR:
         return "exported differently"
-    is_alone = theirs is not None and _error(theirs, expected) < CLOSE
+    is_alone = theirs is not None and _error(theirs, expected) < MAX_RELATIVE_ERROR
     is_open = _moves(model, expected) or (not is_alone and has_ties(model))
     return "unstable" if is_open else "differs"
 
 
-ROUNDED = 3e-7
+INPUT_PERTURBATION = 3e-7
 """By how much of itself an input is changed where a model is asked whether it bears roundings:
 twice what one makes of a number in float32, up or down at random."""
 
@@ -503,8 +503,10 @@ def _moves(model: Model, expected: Sequence[Any]) -> bool:
     torch.manual_seed(SEED)
     signs = [torch.randint(0, 2, v.shape) * 2 - 1 for v in model.inputs.values()]  # a common factor
     pairs = zip(model.inputs.values(), signs, strict=True)  # goes through norms and keeps orders
-    perturbed = [v * (1 + ROUNDED * sign) if v.is_floating_point() else v for v, sign in pairs]
-    return not _error(_arrays(model.module(*perturbed)), expected) < CLOSE
+    perturbed = [
+        v * (1 + INPUT_PERTURBATION * sign) if v.is_floating_point() else v for v, sign in pairs
+    ]
+    return not _error(_arrays(model.module(*perturbed)), expected) < MAX_RELATIVE_ERROR
 
 
 def _first(error: Exception) -> str:
@@ -815,7 +817,7 @@ def main() -> None:
         help="of tier quick, seconds that kernels have to become their own; 0 does not ask",
     )  # fmt: skip
     running.add_argument("--turns", type=int, default=5)
-    running.add_argument("--parameters", type=int, default=MOST_PARAMETERS, help="at most")
+    running.add_argument("--parameters", type=int, default=MAX_PARAMETERS, help="at most")
     running.add_argument("--seconds", type=int, default=600)
     running.add_argument("--gigabytes", type=int, default=16)
     running.add_argument("--out", type=Path, default=Path("zoo.jsonl"))

@@ -63,7 +63,7 @@ def torchvision() -> Any:  # noqa: ANN401
     import torch
 
     library = torch.library.Library("torchvision", "FRAGMENT")
-    _KEPT.append(library)
+    _LIBRARIES.append(library)
     for schema in _DETECTION:
         library.define(schema)
     package = importlib.import_module("torchvision")
@@ -99,7 +99,7 @@ def _nms(boxes: Any, scores: Any, threshold: float) -> Any:  # noqa: ANN401
     return torch.cat([remaining, *selected])
 
 
-_KEPT: list[object] = []
+_LIBRARIES: list[object] = []
 """Declarations of operators end with the object that made them."""
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from zoo_models import Model
 
-_TAKEN = {"topk": ("k", "dim", "largest"), "sort": ("dim", "descending")}
+_SELECTION_ARGS = {"topk": ("k", "dim", "largest"), "sort": ("dim", "descending")}
 """Operators that choose -> the names of their arguments behind the data."""
 
 
@@ -29,8 +29,8 @@ def has_ties(model: Model) -> bool:
         ) -> object:
             result = call(*args, **(kwargs or {}))
             name = call.overloadpacket.__name__
-            if name in _TAKEN and (values := result[0]).ndim:
-                named = dict(zip(_TAKEN[name], args[1:], strict=False)) | (kwargs or {})
+            if name in _SELECTION_ARGS and (values := result[0]).ndim:
+                named = dict(zip(_SELECTION_ARGS[name], args[1:], strict=False)) | (kwargs or {})
                 dim = named.get("dim", -1)
                 down = named.get("largest" if name == "topk" else "descending", name == "topk")
                 order = torch.sort(args[0], dim, bool(down)).values

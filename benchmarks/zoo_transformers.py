@@ -125,7 +125,7 @@ def _as_it_is(plain: Any) -> Sizes:  # noqa: ANN401
     return {}
 
 
-_WAYS: Sequence[Shrink] = (
+_SHRINKERS: Sequence[Shrink] = (
     _tiny, _narrow, _cut(_tiny), _cut(_narrow), _small, _cut(_small), _few, _cut(_few), _as_it_is,
 )  # fmt: skip
 
@@ -135,7 +135,7 @@ def _alike(root: Any, shrink: Shrink) -> Shrink:  # noqa: ANN401
     it.
     """
     became: dict[int, int] = {}
-    for inner_config in _Found(root).configs:
+    for inner_config in _ConfigView(root).configs:
         sizes = shrink(inner_config)
         became |= {_number(inner_config, n): sizes[n] for n in _WIDTHS if n in sizes}
 
@@ -185,11 +185,11 @@ def _said_by_owner(plain: Any) -> Sizes:  # noqa: ANN401
 
 def _left_open(plain: Any) -> Sizes:  # noqa: ANN401
     """Return values for fields that a class requires the user to set."""
-    named = [n for n in _OPEN if vars(plain).get(n, 0) in (None, [], ())]
-    return {n: value for n in named if (value := _OPEN[n](plain)) is not None}
+    named = [n for n in _REQUIRED_FIELDS if vars(plain).get(n, 0) in (None, [], ())]
+    return {n: value for n in named if (value := _REQUIRED_FIELDS[n](plain)) is not None}
 
 
-_OPEN: Mapping[str, Callable[[Any], Any]] = {
+_REQUIRED_FIELDS: Mapping[str, Callable[[Any], Any]] = {
     "prediction_length": lambda plain: 8,
     "default_language": lambda plain: next(iter(getattr(plain, "languages", ())), None),
     "num_experts": lambda plain: 4, "top_k_experts": lambda plain: 2,
@@ -208,7 +208,7 @@ def _inner(config: Any) -> dict[str, Any]:  # noqa: ANN401
 # Inputs.
 
 
-class _Found:
+class _ConfigView:
     """A lookup of a number in a configuration, or in the first nested one that has it."""
 
     def __init__(self, config: Any) -> None:  # noqa: ANN401
@@ -233,7 +233,7 @@ class _Found:
         return 224, 224
 
 
-def _images(config_view: _Found) -> Iterator[Any]:
+def _images(config_view: _ConfigView) -> Iterator[Any]:
     """Yield possible image inputs."""
     import torch
 
@@ -254,7 +254,7 @@ def _images(config_view: _Found) -> Iterator[Any]:
 _GRID = (1, 8, 8)
 
 
-def _patches(config_view: _Found) -> Any:  # noqa: ANN401
+def _patches(config_view: _ConfigView) -> Any:  # noqa: ANN401
     """Return image patches as rows."""
     import torch
 
@@ -266,7 +266,7 @@ def _patches(config_view: _Found) -> Any:  # noqa: ANN401
     return torch.randn(_GRID[1] * _GRID[2], channels * frames * extent**2)
 
 
-def _states(config_view: _Found) -> Iterator[Any]:
+def _states(config_view: _ConfigView) -> Iterator[Any]:
     """Yield possible hidden-state inputs."""
     import torch
 
@@ -275,7 +275,7 @@ def _states(config_view: _Found) -> Iterator[Any]:
     yield torch.randn(1, config_view(64, *_WIDTHS), 16)
 
 
-def _words(config_view: _Found) -> Iterator[Any]:
+def _words(config_view: _ConfigView) -> Iterator[Any]:
     """Yield possible token inputs."""
     import torch
 
@@ -283,7 +283,7 @@ def _words(config_view: _Found) -> Iterator[Any]:
     yield torch.randint(4, max(5, min(vocabulary, 500)), (1, 16))
 
 
-def _spectra(config_view: _Found) -> Iterator[Any]:
+def _spectra(config_view: _ConfigView) -> Iterator[Any]:
     """Yield possible spectrogram inputs."""
     import torch
 
@@ -301,7 +301,7 @@ def _spectra(config_view: _Found) -> Iterator[Any]:
         yield torch.randn(1, 64, bins * stacked)
 
 
-def _sounds(config_view: _Found) -> Iterator[Any]:
+def _sounds(config_view: _ConfigView) -> Iterator[Any]:
     """Yield possible audio inputs."""
     import torch
 
@@ -314,7 +314,7 @@ def _sounds(config_view: _Found) -> Iterator[Any]:
     yield torch.randn(1, 16, config_view(64, *_WIDTHS))
 
 
-def _series(config_view: _Found) -> Iterator[Any]:
+def _series(config_view: _ConfigView) -> Iterator[Any]:
     """Yield possible time series."""
     import torch
 
@@ -324,14 +324,14 @@ def _series(config_view: _Found) -> Iterator[Any]:
     yield torch.randn(1, config_view(64, "context_length"))
 
 
-def _flags(config_view: _Found) -> Iterator[Any]:
+def _flags(config_view: _ConfigView) -> Iterator[Any]:
     """Yield possible flags of time series."""
     import torch
 
     yield from (torch.zeros_like(series, dtype=torch.int64) for series in _series(config_view))
 
 
-def _grids(config_view: _Found) -> Iterator[Any]:
+def _grids(config_view: _ConfigView) -> Iterator[Any]:
     """Yield possible patch grids."""
     import torch
 
@@ -339,24 +339,24 @@ def _grids(config_view: _Found) -> Iterator[Any]:
     yield torch.tensor([_GRID[1:]])
 
 
-def _regions(config_view: _Found) -> Iterator[Any]:
+def _regions(config_view: _ConfigView) -> Iterator[Any]:
     """Yield possible image regions."""
     import torch
 
     yield torch.randn(1, 16, config_view(64, "visual_feat_dim"))
 
 
-def _boxes(config_view: _Found) -> Iterator[Any]:
+def _boxes(config_view: _ConfigView) -> Iterator[Any]:
     """Yield possible boxes."""
     import torch
 
     yield torch.rand(1, 16, 4)
 
 
-def _ones(*shapes: Sequence[int]) -> Callable[[_Found], Iterator[Any]]:
+def _ones(*shapes: Sequence[int]) -> Callable[[_ConfigView], Iterator[Any]]:
     """Return a generator of tensors of ones."""
 
-    def tensors_of_ones(config_view: _Found) -> Iterator[Any]:
+    def tensors_of_ones(config_view: _ConfigView) -> Iterator[Any]:
         """Yield tensors of ones."""
         import torch
 
@@ -365,7 +365,7 @@ def _ones(*shapes: Sequence[int]) -> Callable[[_Found], Iterator[Any]]:
     return tensors_of_ones
 
 
-_SHAPES: Mapping[str, Callable[[_Found], Iterator[Any]]] = {
+_SHAPES: Mapping[str, Callable[[_ConfigView], Iterator[Any]]] = {
     "input_ids": _words, "decoder_input_ids": _words, "pixel_values": _images,
     "pixel_values_videos": _images, "hidden_states": _states, "inputs_embeds": _states,
     "query_embeds": _states, "action_embeds": _states, "qformer_input_ids": _words,
@@ -378,9 +378,9 @@ _SHAPES: Mapping[str, Callable[[_Found], Iterator[Any]]] = {
     "visual_feats": _regions, "visual_pos": _boxes,
 }  # fmt: skip
 """What inputs are called -> tensors that may fit."""
-_SAID = ("grid_thw", "image_grid_thw", "grid_hw", "grid_hws", "spatial_shapes")
+_SIZE_INPUTS = ("grid_thw", "image_grid_thw", "grid_hw", "grid_hws", "spatial_shapes")
 """Inputs whose values are sizes: they are the architecture's here, not a user's."""
-_ALSO: Mapping[str, Sequence[Sequence[str]]] = {
+_EXTRA_INPUTS: Mapping[str, Sequence[Sequence[str]]] = {
     "pixel_values": [["input_ids"], ["pixel_attention_mask", "spatial_shapes"]],
     "input_features": [["input_ids"]],
     "input_ids": [
@@ -389,15 +389,15 @@ _ALSO: Mapping[str, Sequence[Sequence[str]]] = {
     ],
 }  # fmt: skip
 """What a model may want beside its main input."""
-_OF_OTHERS = [["pixel_values", "input_ids", "pixel_attention_mask"]]
+_DEFAULT_EXTRA_INPUTS = [["pixel_values", "input_ids", "pixel_attention_mask"]]
 """What one of any other main input may want."""
-_MOST_TRIALS = 60
+_MAX_TRIALS = 60
 
 
 def _inputs(module: Any, config: Any) -> Iterator[dict[str, Any]]:  # noqa: ANN401
     """Yield inputs that a module may accept, likely ones first."""
     parameters = inspect.signature(module.forward).parameters
-    config_view = _Found(config)
+    config_view = _ConfigView(config)
     main = module.main_input_name
     needed = [
         name
@@ -409,11 +409,12 @@ def _inputs(module: Any, config: Any) -> Iterator[dict[str, Any]]:  # noqa: ANN4
     if getattr(config, "is_encoder_decoder", False) and "decoder_input_ids" in parameters:
         names = list(dict.fromkeys([*names, "decoder_input_ids"]))
     wider = [names + [n for n in more if n not in names]
-             for more in _ALSO.get(main, _OF_OTHERS) if parameters.keys() >= set(more)]  # fmt: skip
+             for more in _EXTRA_INPUTS.get(main, _DEFAULT_EXTRA_INPUTS) if parameters.keys() >=
+             set(more)]  # fmt: skip
     for group in [names, *(wider_group for wider_group in wider if wider_group != names)]:
         shapes = [list(_SHAPES[name](config_view)) for name in group if name in _SHAPES]
         known_names = [name for name in group if name in _SHAPES]
-        for chosen in itertools.islice(itertools.product(*shapes), _MOST_TRIALS):
+        for chosen in itertools.islice(itertools.product(*shapes), _MAX_TRIALS):
             yield dict(zip(known_names, chosen, strict=True))
 
 
@@ -439,7 +440,7 @@ def build(name: str, max_parameters: int) -> Model:
     torchvision()
     why: Exception = TooLargeError(name)
     plain = CONFIG_MAPPING[name]()
-    shrinkers = (*_WAYS, *(_alike(plain, shrinker) for shrinker in _WAYS[:4]))
+    shrinkers = (*_SHRINKERS, *(_alike(plain, shrinker) for shrinker in _SHRINKERS[:4]))
     for shrink in shrinkers:
         try:
             config = _smaller(CONFIG_MAPPING[name](), shrink)
@@ -468,8 +469,8 @@ def _that_runs(module: Any, config: Any) -> Model:  # noqa: ANN401
     """Return the module with the first inputs that it accepts. Raises the last error."""
     why: Exception = TypeError("no inputs are known for it")
     for candidate_inputs in _inputs(module, config):
-        size_inputs = {n: v for n, v in candidate_inputs.items() if n in _SAID}
-        inputs = {n: v for n, v in candidate_inputs.items() if n not in _SAID}
+        size_inputs = {n: v for n, v in candidate_inputs.items() if n in _SIZE_INPUTS}
+        inputs = {n: v for n, v in candidate_inputs.items() if n not in _SIZE_INPUTS}
         plain = of_tensors(module, list(inputs), size_inputs)
         try:
             if plain(*inputs.values()):

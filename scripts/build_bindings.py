@@ -27,7 +27,12 @@ from generated_files import ROOT
 
 import ekiden
 from ekiden import runtime
-from ekiden.compiler.export.web import RUNTIME, THREADED, build_runtime, package_files
+from ekiden.compiler.export.web import (
+    RUNTIME_FILE,
+    THREADED_RUNTIME_FILE,
+    build_runtime,
+    package_files,
+)
 from ekiden.runtime.paths import web_source_dir
 
 BINDINGS = ROOT / "bindings"
@@ -63,7 +68,7 @@ def jdk(name: str) -> str:
     raise MissingToolError(f"{name} of a JDK of 22 or later, of JAVA_HOME or /usr/lib/jvm")
 
 
-BRIEF = ("-J-XX:TieredStopAtLevel=1", "-J-XX:+UseSerialGC")
+FAST_JVM_FLAGS = ("-J-XX:TieredStopAtLevel=1", "-J-XX:+UseSerialGC")
 """Options of a tool of the JDK, which ends soon: to optimise what runs once took half its time."""
 
 
@@ -95,7 +100,7 @@ def java(to: Path) -> Path:
             "-d",
             build_dir / "classes",
         ]
-        run([jdk("javac"), *BRIEF, *words, *sources], build_dir)
+        run([jdk("javac"), *FAST_JVM_FLAGS, *words, *sources], build_dir)
         native = build_dir / "classes/native" / PLATFORM
         native.mkdir(parents=True)
         shutil.copyfile(LIBRARY, native / LIBRARY.name)
@@ -103,7 +108,7 @@ def java(to: Path) -> Path:
             "Automatic-Module-Name: dev.ekiden\nEnable-Native-Access: ALL-UNNAMED\n"
         )
         manifest = build_dir / "manifest"
-        run([jdk("jar"), *BRIEF, "--create", "--file", jar_file, "--manifest", manifest,
+        run([jdk("jar"), *FAST_JVM_FLAGS, "--create", "--file", jar_file, "--manifest", manifest,
              "-C", build_dir / "classes", "."], build_dir)  # fmt: skip
     return jar_file
 
@@ -112,7 +117,16 @@ def java_docs(to: Path) -> None:
     """Write the reference with javadoc."""
     sources = sorted((BINDINGS / "java/src").rglob("*.java"))
     run(
-        [jdk("javadoc"), *BRIEF, "-quiet", "-Xdoclint:all,-missing", "-Werror", "-d", to, *sources],
+        [
+            jdk("javadoc"),
+            *FAST_JVM_FLAGS,
+            "-quiet",
+            "-Xdoclint:all,-missing",
+            "-Werror",
+            "-d",
+            to,
+            *sources,
+        ],
         ROOT,
     )
 
@@ -139,7 +153,7 @@ def web(to: Path) -> Path:
         package_dir = Path(scratch)
         for name in package_files():
             shutil.copyfile(web_source_dir() / name, package_dir / name)
-        for name in (RUNTIME, THREADED):
+        for name in (RUNTIME_FILE, THREADED_RUNTIME_FILE):
             (package_dir / name).write_bytes(build_runtime(name=name))
         return packed(package_dir, to)
 

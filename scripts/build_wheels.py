@@ -25,9 +25,11 @@ from pathlib import Path
 from generated_files import ROOT
 from wheel_files import runtime_wheel
 
-GLIBC = (2, 17)
+MIN_GLIBC = (2, 17)
 """The oldest C library that the wheels run with; that of manylinux2014."""
-PLATFORMS = {arch: f"manylinux_{GLIBC[0]}_{GLIBC[1]}_{arch}" for arch in ("x86_64", "aarch64")}
+PLATFORMS = {
+    arch: f"manylinux_{MIN_GLIBC[0]}_{MIN_GLIBC[1]}_{arch}" for arch in ("x86_64", "aarch64")
+}
 SIZE_LIMIT = 1_000_000
 """Bytes of a wheel of ekiden-runtime."""
 _CC = """\
@@ -83,7 +85,7 @@ def toolchain(folder: Path, arch: str, headers: Path) -> dict[str, str]:
     variables.
     """
     folder.mkdir(parents=True)
-    target = f"-target {arch}-linux-gnu.{GLIBC[0]}.{GLIBC[1]}"
+    target = f"-target {arch}-linux-gnu.{MIN_GLIBC[0]}.{MIN_GLIBC[1]}"
     for tool in ("cc", "ar", "ranlib"):
         path = folder / tool
         words = {"python": sys.executable, "tool": tool, "target": target if tool == "cc" else ""}

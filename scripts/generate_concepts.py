@@ -34,7 +34,7 @@ from ekiden.target.virtual_device import compilation_config
 PAGES = ROOT / "docs/concepts"
 TARGET = "llvm -mcpu=x86-64-v3"
 """Named, so that the pages are the same on every machine."""
-LINE, GLYPH, STEP, PAD = 16, 7.0, 14, 8
+LINE_HEIGHT, GLYPH_WIDTH, INDENT_WIDTH, PADDING = 16, 7.0, 14, 8
 """Pixels of nests: a line, a glyph, a level, room."""
 
 
@@ -63,7 +63,7 @@ def model() -> onnx.ModelProto:
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
 
 
-class Around(PassInstrument):
+class PassSnapshots(PassInstrument):
     """Keeps the module before and after the first run of a pass."""
 
     def __init__(self, name: str) -> None:
@@ -124,51 +124,58 @@ def nest(text: str) -> str:
     ]
     unit = min((len(e) - len(e.lstrip()) for e in lines if e.startswith(" ")), default=4)
     depth = [(len(shown_line) - len(shown_line.lstrip())) // unit for shown_line in lines]
-    width = max(len(e.strip()) * GLYPH + d * STEP for e, d in zip(lines, depth, strict=True))
-    width += 2 * PAD + STEP * max(depth)
+    width = max(
+        len(e.strip()) * GLYPH_WIDTH + d * INDENT_WIDTH for e, d in zip(lines, depth, strict=True)
+    )
+    width += 2 * PADDING + INDENT_WIDTH * max(depth)
     shown: list[str] = []
     for at, (line, level) in enumerate(zip(lines, depth, strict=True)):
         last = next((i for i in range(at + 1, len(lines)) if depth[i] <= level), len(lines))
-        x, y = PAD / 2 + level * STEP, PAD + at * LINE
+        x, y = PADDING / 2 + level * INDENT_WIDTH, PADDING + at * LINE_HEIGHT
         if last > at + 1:
-            size = f'width="{width - 2 * level * STEP:.0f}" height="{(last - at) * LINE - 2}"'
+            box_width, box_height = width - 2 * level * INDENT_WIDTH, (last - at) * LINE_HEIGHT - 2
+            size = f'width="{box_width:.0f}" height="{box_height}"'
             shade = ("#eef3f9", "#e2ecf6", "#d6e4f2", "#cadded", "#bed5e9")[level % 5]
             shown.append(f'<rect x="{x:.0f}" y="{y:.0f}" {size} rx="4" fill="{shade}"/>')
         shown.append(
-            f'<text x="{x + PAD / 2:.0f}" y="{y + LINE - 5:.0f}">{escape(line.strip())}</text>'
+            f'<text x="{x + PADDING / 2:.0f}" y="{y + LINE_HEIGHT - 5:.0f}">'
+            f"{escape(line.strip())}</text>"
         )
-    return picture("".join(shown), width + PAD, PAD * 2 + LINE * len(lines))
+    return picture("".join(shown), width + PADDING, PADDING * 2 + LINE_HEIGHT * len(lines))
 
 
 def calls(text: str) -> str:
     """Return bytecode as an SVG picture, with an arrow from each call to its kernel."""
     code = re.findall(r"^\s*(\d+): (.+)$", text, re.MULTILINE)
     kernels = dict(re.findall(r"^PackedFunc\[(\d+)\]: (.+)$", text, re.MULTILINE))
-    code_width = max(len(body) for _, body in code) * GLYPH + 60
+    code_width = max(len(body) for _, body in code) * GLYPH_WIDTH + 60
     right = code_width + 70
-    width = right + max(map(len, kernels.values())) * GLYPH + 3 * PAD
+    width = right + max(map(len, kernels.values())) * GLYPH_WIDTH + 3 * PADDING
     shown = []
     kernel_y = {
-        number: PAD + LINE * (2 + at * max(2, len(code) // len(kernels)))
+        number: PADDING + LINE_HEIGHT * (2 + at * max(2, len(code) // len(kernels)))
         for at, number in enumerate(kernels)
     }
     for number, y in kernel_y.items():
-        size = f'width="{width - right - PAD:.0f}" height="{LINE + 6}"'
+        size = f'width="{width - right - PADDING:.0f}" height="{LINE_HEIGHT + 6}"'
         shown.append(f'<rect x="{right}" y="{y - 4}" {size} rx="4" fill="#e6f5ea"/>')
-        shown.append(f'<text x="{right + PAD}" y="{y + LINE - 5}">{kernels[number]}</text>')
+        shown.append(
+            f'<text x="{right + PADDING}" y="{y + LINE_HEIGHT - 5}">{kernels[number]}</text>'
+        )
     for at, (number, body) in enumerate(code):
-        y = PAD + at * LINE
+        y = PADDING + at * LINE_HEIGHT
         called = re.search(r"PackedFunc\[(\d+)\]", body)
         if called:
-            end = kernel_y[called[1]] + LINE / 2
+            end = kernel_y[called[1]] + LINE_HEIGHT / 2
             start = f"M{code_width} {y + 8} C{code_width + 35} {y + 8}"
             path = f"{start} {right - 35} {end} {right - 2} {end}"
             shown.append(f'<path d="{path}" fill="none" stroke="#6aa67c" stroke-width="1.5"/>')
         colour = ' fill="#1d6b35"' if called else ""
         shown.append(
-            f'<text x="{PAD}" y="{y + LINE - 5}"{colour}>{number:>2}  {escape(body)}</text>'
+            f'<text x="{PADDING}" y="{y + LINE_HEIGHT - 5}"{colour}>'
+            f"{number:>2}  {escape(body)}</text>"
         )
-    return picture("".join(shown), width, 2 * PAD + LINE * max(len(code), 3))
+    return picture("".join(shown), width, 2 * PADDING + LINE_HEIGHT * max(len(code), 3))
 
 
 def picture(body: str, width: float, height: float) -> str:
@@ -239,7 +246,7 @@ def stages() -> tuple[dict[str, str], dict[str, str]]:
     target = Target(TARGET)
     proto = model()
     imported = relay.transform.InferType()(from_onnx(proto))
-    fusing = Around("FuseOps")
+    fusing = PassSnapshots("FuseOps")
     with PassContext(opt_level=3, instruments=[fusing]):
         optimize(imported, target, compilation_config(target))
     assert fusing.before is not None and fusing.after is not None

@@ -14,7 +14,7 @@ from generated_files import write_or_check
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "src"))
 
-from ekiden.target.features import ARM, ARMV7, FEATURES, RISCV, WASM, WORDS, X86  # noqa: E402
+from ekiden.target.features import ARM, ARMV7, DETECTION_WORDS, FEATURES, RISCV, WASM, X86  # noqa: E402
 
 PAGE = ROOT / "docs/artifact-format.md"
 BEGIN, END = "<!-- abilities: scripts/generate_cpu.py -->\n", "<!-- end of abilities -->\n"
@@ -35,7 +35,7 @@ HEAD = """\
 
 def table(architecture: str) -> str:
     """Return the C table of an architecture: the detection words, and each feature with its bit."""
-    words = WORDS[architecture]
+    words = DETECTION_WORDS[architecture]
     listed = ", ".join(words)
     rows = [
         f'    {{"{f.flag}", {words.index(f.place[0])}, {f.place[1]}, {state(f.state)}}},'

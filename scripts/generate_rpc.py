@@ -19,11 +19,11 @@ sys.path.insert(0, str(ROOT / "src"))
 
 from ekiden.rpc import messages as table  # noqa: E402
 from ekiden.rpc.calls import (  # noqa: E402
+    CALL_GROUPS,
     CALLS,
     DEVICE_IOCTLS,
     FALLBACKS,
     FOLDER_VARIABLES,
-    GROUPS,
     KEPT_VARIABLES,
     OWN_PROCESS,
     Call,
@@ -240,7 +240,7 @@ def _condition(test: Test) -> str:
 def calls_page() -> str:
     """Return the whole page of system calls."""
     lines = [CALLS_PAGE_HEAD]
-    for group, calls in GROUPS.items():
+    for group, calls in CALL_GROUPS.items():
         plain = ", ".join(f"`{call.name}`" for call in calls if not call.tests)
         lines += [f"## {group.capitalize()}", ""]
         if plain:

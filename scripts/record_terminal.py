@@ -26,8 +26,8 @@ COMMANDS = (
     "ekiden export model.eki -o model.so && ls -sh model.*",
 )
 SECONDS, COLUMNS, ROWS = 20.0, 104, 30
-GLYPH, LINE, PAD = 7.25, 16, 14
-TYPING = 0.03
+GLYPH_WIDTH, LINE_HEIGHT, PADDING = 7.25, 16, 14
+TYPING_S = 0.03
 """Seconds a glyph that is typed takes."""
 
 
@@ -52,14 +52,14 @@ def frames() -> list[tuple[float, str, bool]]:
     for at, (command, lines) in enumerate(transcripts):
         begin = 0.3 + at * command_time
         shown.append((begin, f"$ {command}", True))
-        begin += len(command) * TYPING + 0.3
+        begin += len(command) * TYPING_S + 0.3
         shown += [(begin + 0.02 * number, line, False) for number, line in enumerate(lines)]
     return shown
 
 
 def drawn(shown: list[tuple[float, str, bool]]) -> str:
     """Return an SVG in which each line appears at its time, scrolling when the screen is full."""
-    width, height = COLUMNS * GLYPH + 2 * PAD, ROWS * LINE + 2 * PAD + 20
+    width, height = COLUMNS * GLYPH_WIDTH + 2 * PADDING, ROWS * LINE_HEIGHT + 2 * PADDING + 20
     style, body, scroll = [], [], ["0%{transform:translateY(0)}"]
     for at, (second, line, typed) in enumerate(shown):
         share = 100 * second / SECONDS
@@ -68,19 +68,19 @@ def drawn(shown: list[tuple[float, str, bool]]) -> str:
             f"#l{at}{{animation:l{at} {SECONDS:g}s infinite}}"
         )
         mark = ' class="c"' if typed else ""
-        y = PAD + 20 + LINE * (at + 1) - 4
-        body.append(f'<text id="l{at}"{mark} x="{PAD}" y="{y}">{escape(line)}</text>')
+        y = PADDING + 20 + LINE_HEIGHT * (at + 1) - 4
+        body.append(f'<text id="l{at}"{mark} x="{PADDING}" y="{y}">{escape(line)}</text>')
         if at >= ROWS:
-            up = f"translateY(-{LINE * (at - ROWS + 1)}px)"
-            before = f"translateY(-{LINE * (at - ROWS)}px)"
+            up = f"translateY(-{LINE_HEIGHT * (at - ROWS + 1)}px)"
+            before = f"translateY(-{LINE_HEIGHT * (at - ROWS)}px)"
             scroll.append(
                 f"{share:.2f}%{{transform:{before}}}{share + 0.01:.2f}%{{transform:{up}}}"
             )
     if len(shown) > ROWS:
-        scroll.append(f"100%{{transform:translateY(-{LINE * (len(shown) - ROWS)}px)}}")
+        scroll.append(f"100%{{transform:translateY(-{LINE_HEIGHT * (len(shown) - ROWS)}px)}}")
     style.append(f"@keyframes s{{{''.join(scroll)}}}#s{{animation:s {SECONDS:g}s infinite}}")
     dots = "".join(
-        f'<circle cx="{PAD + 4 + 18 * n}" cy="15" r="5.5" fill="{colour}"/>'
+        f'<circle cx="{PADDING + 4 + 18 * n}" cy="15" r="5.5" fill="{colour}"/>'
         for n, colour in enumerate(("#ff5f57", "#febc2e", "#28c840"))
     )
     return (

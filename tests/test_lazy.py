@@ -61,7 +61,7 @@ def test_a_module_may_ask_for_all_rows_while_it_is_imported(put: Put) -> None:
     defer(["ekiden.late_asking"])
     load_deferred()
     assert sys.modules["ekiden.late_asking"].row == 1
-    assert "ekiden.late_asking" not in _lazy._DEFERRED
+    assert "ekiden.late_asking" not in _lazy._DEFERRED_MODULES
 
 
 def test_a_package_and_a_module_of_it_are_imported_by_two_threads(put: Put) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 import ekiden
 from ekiden import IRModule, relay
-from ekiden.runtime.profile.report import Peak, Row, profile
+from ekiden.runtime.profile.report import MachinePeak, ReportRow, profile
 
 
 @pytest.fixture(scope="module")
@@ -26,8 +26,8 @@ def report() -> ModuleType:
     return module
 
 
-def row(flops: int, nbytes: int, duration: int, count: int = 1) -> Row:
-    return Row("k", "", "float32[4]", count, duration, flops, nbytes)
+def row(flops: int, nbytes: int, duration: int, count: int = 1) -> ReportRow:
+    return ReportRow("k", "", "float32[4]", count, duration, flops, nbytes)
 
 
 def test_the_nearer_limit_bounds_a_kernel(report: ModuleType) -> None:
@@ -47,7 +47,7 @@ def test_a_profile_gives_losses(report: ModuleType) -> None:
     runs = [profile(exe.raw, "main", [np.ones((8, 64), np.float32)]) for _ in range(3)]
     best = report.best_of(runs)
     assert best.calls[0].duration == min(run.calls[0].duration for run in runs)
-    limits = report.measure_limits(Peak(1e12, 1e10))
+    limits = report.measure_limits(MachinePeak(1e12, 1e10))
     (loss,) = report.losses("model", best, limits)
     assert 0 < loss.share <= 1
     assert 0 <= loss.lost < best.calls[0].duration * 1e-9

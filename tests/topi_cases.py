@@ -161,7 +161,9 @@ def _c(cases: Sequence[Case]) -> list[Runner]:
     funcs = [kernels.schedule(*e.tensors(), target, f"k{n}") for n, e in enumerate(cases)]
     text = emit_all([lower(f, target) for f in funcs], target)
     quick = {"-O2": "-O1", "-ftree-vectorize": "-fno-tree-vectorize"}
-    with mock.patch.object(compiler, "FLAGS", tuple(quick.get(f, f) for f in compiler.FLAGS)):
+    with mock.patch.object(
+        compiler, "COMPILER_FLAGS", tuple(quick.get(f, f) for f in compiler.COMPILER_FLAGS)
+    ):
         image = load_image(link([compile_text(text, target)], [f.name for f in funcs]))
     return [image[f.name] for f in funcs]
 

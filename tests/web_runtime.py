@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from ekiden.compiler.export.web import RUNTIME, THREADED, build_runtime
+from ekiden.compiler.export.web import RUNTIME_FILE, THREADED_RUNTIME_FILE, build_runtime
 from shared_files import made_once
 
 
 def build_all(told: Path) -> None:
     """Compile them into the cache, where tests find them; the file says that they are there."""
-    for name in (RUNTIME, THREADED):
+    for name in (RUNTIME_FILE, THREADED_RUNTIME_FILE):
         build_runtime(name=name)
     told.touch()
 

@@ -136,7 +136,7 @@ __all__ = [
 ]
 
 _ERRORS = "ekiden.runtime.errors"
-_HOMES = {
+_DEFINING_MODULES = {
     "build": "ekiden.compiler.lowering",
     "lower": "ekiden.compiler.lowering",
     "compile": "ekiden.compiler.compile",
@@ -188,7 +188,7 @@ def __getattr__(name: str) -> object:
         return _module(f"ekiden.{name}", name)
     if name not in __all__:
         raise AttributeError(f"module 'ekiden' has no attribute {name!r}")
-    value: object = getattr(_module(_HOMES.get(name, _ERRORS), name), name)
+    value: object = getattr(_module(_DEFINING_MODULES.get(name, _ERRORS), name), name)
     globals()[name] = value
     return value
 

@@ -29,7 +29,7 @@ __all__ = [
     "load_module",
 ]
 
-_LOCK = RLock()
+_IMPORT_LOCK = RLock()
 """Held by the thread that loads a module of Ekiden's. importlib's own locks are one a module, and
 of two threads that wait for each other's it gives one an error or half a module."""
 THIRD_PARTY_IMPORTERS: list[int] = []
@@ -67,7 +67,7 @@ def load_module(name: str) -> ModuleType:
         finally:
             THIRD_PARTY_IMPORTERS.remove(get_ident())
     # who holds a lock of importlib's never waits for one under which others wait for that
-    with nullcontext() if is_importing() else _LOCK:
+    with nullcontext() if is_importing() else _IMPORT_LOCK:
         *_, module = map(import_module, accumulate(name.split("."), "{}.{}".format))
     return module
 
@@ -76,15 +76,15 @@ def _renew_lock() -> None:
     """Replace the lock in a forked child if another thread held it, since that thread does not
     exist there.
     """
-    global _LOCK
-    if not _LOCK._is_owned():  # type: ignore[attr-defined]  # as threading.Condition asks
-        _LOCK = RLock()
+    global _IMPORT_LOCK
+    if not _IMPORT_LOCK._is_owned():  # type: ignore[attr-defined]  # as threading.Condition asks
+        _IMPORT_LOCK = RLock()
 
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_renew_lock)
 
-_DEFERRED: dict[str, None] = {}
+_DEFERRED_MODULES: dict[str, None] = {}
 """Modules that add rows to tables and are not loaded yet, in the order of their packages."""
 
 
@@ -92,18 +92,18 @@ def defer(modules: Iterable[str]) -> None:
     """Register modules that add rows to tables when loaded: they load before a table lists all its
     rows, or says that it has no such row.
     """
-    _DEFERRED.update(dict.fromkeys(modules))
+    _DEFERRED_MODULES.update(dict.fromkeys(modules))
 
 
 def load_deferred() -> None:
     """Load every deferred module, except those this thread is already importing."""
     tried: set[str] = set()
-    while names := [name for name in list(_DEFERRED) if name not in tried]:
+    while names := [name for name in list(_DEFERRED_MODULES) if name not in tried]:
         for name in names:
             tried.add(name)
             module = load_module(name)  # waits for another thread that imports it
             if not _is_initializing(module):  # else other threads would not wait for its rows
-                _DEFERRED.pop(name, None)
+                _DEFERRED_MODULES.pop(name, None)
 
 
 class LazyModule:

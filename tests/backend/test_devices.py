@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import ekiden
 from ekiden import IRModule, relay, runtime
-from ekiden.backend.vm.write import Places, VMFunction, write_executable
+from ekiden.backend.vm.write import DeviceTable, VMFunction, write_executable
 from ekiden.relay.interpreter import Interpreter
 from ekiden.relay.op.annotation import on_device
 from ekiden.runtime import cpu
@@ -198,7 +198,7 @@ def test_a_profile_shows_copies() -> None:
     assert "device_copy cpu(1) -> cpu(0)" in str(report)
 
 
-def by_hand(*code: Instruction, places: Places, primitives: tuple[str, ...] = ()) -> bytes:
+def by_hand(*code: Instruction, places: DeviceTable, primitives: tuple[str, ...] = ()) -> bytes:
     main = VMFunction("main", ("x",), 3, code)
     return write_executable([main], [], list(primitives), b"", {}, places)
 
@@ -210,7 +210,7 @@ COPY = make("DeviceCopy", dst=1, src=0, dst_device=1, src_device=0), make("Ret",
 def test_a_primitive_refuses_an_argument_that_lies_elsewhere() -> None:
     ekiden.register_func("ekiden.test.nothing", lambda *args: None, override=True)
     call = make("InvokePacked", packed_index=0, output_size=1, args=(0, 0))
-    places = Places(DEVICES, (), (1,), ((0,),))
+    places = DeviceTable(DEVICES, (), (1,), ((0,),))
     data = by_hand(call, make("Ret", src=0), places=places, primitives=("ekiden.test.nothing",))
     machine = runtime.VirtualMachine(runtime.Executable.from_bytes(data))
     message = r"argument 0 of 'ekiden.test.nothing': a tensor on cpu\(1\) expected, got one on cpu"
@@ -219,7 +219,7 @@ def test_a_primitive_refuses_an_argument_that_lies_elsewhere() -> None:
 
 
 def test_copies_of_data() -> None:
-    data = by_hand(*COPY, places=Places(DEVICES, (), (), ((0,),)))
+    data = by_hand(*COPY, places=DeviceTable(DEVICES, (), (), ((0,),)))
     machine = runtime.VirtualMachine(runtime.Executable.from_bytes(data))
     value = runtime.ADT(1, [runtime.tensor(random(3)), 5, runtime.ADT(0, [])])
     for _ in range(50_000):
@@ -236,22 +236,22 @@ def test_copies_of_data() -> None:
 @pytest.mark.parametrize(
     ("places", "message"),
     [
-        (Places(((1, 1), (1, 0)), (), (), ((0,),)), "device 0 must be the host"),
-        (Places(((1, 0), (1, 0)), (), (), ((0,),)), "one that differs from those before it"),
-        (Places(((1, 0), (1, -1)), (), (), ((0,),)), "got type 1, id -1"),
-        (Places(DEVICES, (), (), ((2,),)), "a device below 2 expected, got 2"),
-        (Places(DEVICES, (), (), ()), "1 places expected, got 0"),
-        (Places(DEVICES, (0,), (), ((0,),)), "1 places expected, got 2"),
+        (DeviceTable(((1, 1), (1, 0)), (), (), ((0,),)), "device 0 must be the host"),
+        (DeviceTable(((1, 0), (1, 0)), (), (), ((0,),)), "one that differs from those before it"),
+        (DeviceTable(((1, 0), (1, -1)), (), (), ((0,),)), "got type 1, id -1"),
+        (DeviceTable(DEVICES, (), (), ((2,),)), "a device below 2 expected, got 2"),
+        (DeviceTable(DEVICES, (), (), ()), "1 places expected, got 0"),
+        (DeviceTable(DEVICES, (0,), (), ((0,),)), "1 places expected, got 2"),
     ],
 )
-def test_hostile_tables_are_refused(places: Places, message: str) -> None:
+def test_hostile_tables_are_refused(places: DeviceTable, message: str) -> None:
     with pytest.raises(LoadError, match=f"DEVICES: .*{message}"):
         runtime.Executable.from_bytes(by_hand(*COPY, places=places))
 
 
 def test_an_operand_is_a_place_in_the_table() -> None:
     with pytest.raises(LoadError, match="a device below 1 expected, got 1"):
-        runtime.Executable.from_bytes(by_hand(*COPY, places=Places()))
+        runtime.Executable.from_bytes(by_hand(*COPY, places=DeviceTable()))
 
 
 @st.composite

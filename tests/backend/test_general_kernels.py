@@ -7,13 +7,13 @@ import pytest
 
 from ekiden import relay, te
 from ekiden.backend.kernels.canonical import canonicalize
-from ekiden.backend.kernels.general import Form, general_form, general_function
+from ekiden.backend.kernels.general import GeneralForm, general_form, general_function
 from ekiden.backend.kernels.general_shapes import general_shapes
-from ekiden.backend.kernels.lower import Check, shape_function
+from ekiden.backend.kernels.lower import RunCheck, shape_function
 from ekiden.codegen.llvm import compile_object, link
 from ekiden.ir import IRModule
 from ekiden.ir.prim import SizeVar, cast, const
-from ekiden.kernels.quantized.words import narrowed_words
+from ekiden.kernels.quantized.int8_dot import split_large_pairs
 from ekiden.relay.expr import Expr, Function
 from ekiden.relay.interpreter import Interpreter
 from ekiden.relay.transform import InferType
@@ -208,7 +208,7 @@ def test_weights_in_words_of_bytes(rows: int, tile: int) -> None:
     """With and without words that panels list, which large weights need."""
     for most in (20, 127):
         w = RNG.integers(-most, most + 1, (40, 44)).astype("int8")
-        packed, places = narrowed_words(pack_weight(w, "dense_u8s8", tile))
+        packed, places = split_large_pairs(pack_weight(w, "dense_u8s8", tile))
         assert places.shape[1] == 0 or most == 127
         x = data(2, rows, 44, dtype="uint8")
         given = v("x", *x.shape, dtype="uint8"), v("w", *packed.shape, dtype="int8")
@@ -412,7 +412,7 @@ def test_recurrent_weights_of_bytes(kind: str, gates: int, hidden: int, packing:
         plain = IRModule.from_expr(Function(packed.params, packed.body))
         arrays["w"] = np.asarray(Interpreter(plain).evaluate("main", w))
     if packing == "listed":
-        arrays["w"], arrays["places"] = narrowed_words(arrays["w"])
+        arrays["w"], arrays["places"] = split_large_pairs(arrays["w"])
         extras.append("places")
     given = {name: v(name, *a.shape, dtype=str(a.dtype)) for name, a in arrays.items()}
     more = {name: given[name] for name in extras}
@@ -510,7 +510,7 @@ def test_kernels_of_sizes() -> None:
         element, n * m, result[0] + n, (n + 7) // element, (n - 7) % element, length[()],
         *(n * const(k) for k in range(6)),
     ]  # fmt: skip
-    check = Check(result[0] + n < 10, "100 % {of} sizes", {"n": n, "it": result[0]})
+    check = RunCheck(result[0] + n < 10, "100 % {of} sizes", {"n": n, "it": result[0]})
     func = shape_function([tensor, wanted, length], exprs, [check], "sizes", result, first=1)
     form = general_shapes(func, TARGET)
     assert isinstance(form, bytes), form
@@ -552,7 +552,7 @@ def test_stages_share_memory_that_nobody_reads_any_more() -> None:
     c = te.compute((400, 8), lambda i, j: b[i // 10, j] + a[i // 100, j], name="c")
     d = te.compute((4000, 8), lambda i, j: c[i // 10, j] * 3.0, name="d")
     e = te.compute((4000, 8), lambda i, j: d[i, j] - 1.0, name="e")
-    form = Form([x], [e])
+    form = GeneralForm([x], [e])
     assert form.owners == {d: a} or form.owners == {d: b}
     given = data(4, 8)
     result = np.zeros((4000, 8), "float32")

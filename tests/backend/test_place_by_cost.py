@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import ekiden
 from ekiden import relay
-from ekiden.backend.vm.place_by_cost import Costs, PlaceByCost
+from ekiden.backend.vm.place_by_cost import DeviceCosts, PlaceByCost
 from ekiden.ir.module import IRModule
 from ekiden.ir.pass_context import COSTS, with_options
 from ekiden.relay.analysis.minimum_cut import Network
@@ -23,13 +23,13 @@ from ekiden.target.virtual_device import compilation_config
 
 HERE, THERE = 1, 4
 """DLPack's numbers of processors and of OpenCL."""
-EQUAL = Costs((1e11, 1e11), (1e10, 1e10), (1e-6, 1e-6), (0, 0), 1e10, 1e10, 1e-5)
+EQUAL = DeviceCosts((1e11, 1e11), (1e10, 1e10), (1e-6, 1e-6), (0, 0), 1e10, 1e10, 1e-5)
 """Both alike, so that a copy is never worth it."""
 SLOW_HOST = replace(EQUAL, flops=(1e9, 1e12))
 """Products of any size are worth one."""
 
 
-def places(body: RelayExpr, *params: relay.Var, costs: Costs) -> list[tuple[str, int]]:
+def places(body: RelayExpr, *params: relay.Var, costs: DeviceCosts) -> list[tuple[str, int]]:
     """The operators of a program in order, with the kind of device of each."""
     module = relay.transform.InferType()(IRModule.from_expr(relay.Function(params, body)))
     with with_options({COSTS: asdict(costs)}):

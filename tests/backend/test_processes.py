@@ -29,7 +29,7 @@ from ekiden.codegen.cache import KernelCache
 from ekiden.codegen.parallel import Task, compile_tasks
 from ekiden.compiler import compile
 from ekiden.runtime import forks
-from ekiden.runtime.executable import callers
+from ekiden.runtime.executable import vm_pool
 
 pytestmark = pytest.mark.quick
 
@@ -152,7 +152,7 @@ def test_a_child_imports_what_a_thread_was_importing(
 def test_a_fork_waits_while_imports_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """As those of a whole compiler do on a busy machine, one after the other."""
     looks = ["ekiden.first"] * 2 + ["ekiden.second"] * 2 + ["ekiden.third"] * 2
-    monkeypatch.setattr(forks, "PATIENCE", 0)
+    monkeypatch.setattr(forks, "MAX_IDLE_POLLS", 0)
     monkeypatch.setattr(forks, "module_owners", lambda: [(looks.pop(0), 0)] if looks else [])
     forks._hold()
     forks._release()
@@ -189,7 +189,7 @@ def test_a_child_looks_for_garbage_as_often_as_before_a_thread_compiled() -> Non
     inside, done = threading.Event(), threading.Event()
 
     def compiling() -> None:
-        with compile._RARELY:
+        with compile._RELAXED_GC:
             inside.set()
             done.wait(20)
 
@@ -231,7 +231,7 @@ def test_a_program_without_standard_error_compiles(closed: str, tmp_path: Path) 
 
 @pytest.mark.slow
 def test_a_child_compiles_though_a_thread_did_when_it_was_forked() -> None:
-    with parallel.LOCK:
+    with parallel.LOCAL_COMPILE_LOCK:
         done: list[int] = []
         forking = threading.Thread(target=lambda: done.append(in_child(lambda: bool(kernels()))))
         forking.start()
@@ -240,8 +240,8 @@ def test_a_child_compiles_though_a_thread_did_when_it_was_forked() -> None:
 
 
 def test_a_child_has_threads_for_calls_that_are_waited_for() -> None:
-    assert callers.start(lambda: 3).result() == 3
-    assert in_child(lambda: callers.start(lambda: 4).result() == 4) == 0
+    assert vm_pool.start(lambda: 3).result() == 3
+    assert in_child(lambda: vm_pool.start(lambda: 4).result() == 4) == 0
 
 
 ORPHANS = """

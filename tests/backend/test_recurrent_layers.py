@@ -14,7 +14,7 @@ from ekiden import relay
 from ekiden.ir.text import type_text
 from ekiden.relay import op
 from ekiden.runtime.errors import IndexRangeError, TypeInferenceError
-from ekiden.topi.cells import GATES
+from ekiden.topi.cells import GATE_COUNTS
 from long_runs import alike, share
 
 Array = npt.NDArray[Any]
@@ -101,7 +101,7 @@ class Layer:
 
 
 def random_tensors(kind: str, inputs: int, hidden: int) -> dict[str, Array]:
-    rows = GATES[kind] * hidden
+    rows = GATE_COUNTS[kind] * hidden
     shapes = {
         "weight_i": (rows, inputs),
         "weight_h": (rows, hidden),
@@ -143,13 +143,13 @@ def check(
 
 
 @share(4)
-@pytest.mark.parametrize("kind", GATES)
+@pytest.mark.parametrize("kind", GATE_COUNTS)
 @pytest.mark.parametrize("size", [(5, 1, 4, 16), (1, 1, 3, 5), (4, 9, 7, 37), (3, 2, 5, 300)])
 def test_layers(kind: str, size: tuple[int, int, int, int]) -> None:
     check(kind, size)
 
 
-@pytest.mark.parametrize("kind", GATES)
+@pytest.mark.parametrize("kind", GATE_COUNTS)
 def test_every_option_together(kind: str) -> None:
     steps, batch, hidden = 6, 3, 21
     extras = {

@@ -4,29 +4,35 @@ from __future__ import annotations
 
 import pytest
 
-from ekiden.backend.vm.match import Leaf, Test, decision_tree, look, tuple_places
+from ekiden.backend.vm.decision_tree import (
+    MatchLeaf,
+    TagTest,
+    decision_tree,
+    pattern_of,
+    tuple_paths,
+)
 from ekiden.relay import Match, parse
 from ekiden.relay.analysis.matches import pattern_text
 from ekiden.relay.transform.language.scopes import evaluation_order
 
 pytestmark = pytest.mark.quick
 
-Test.__test__ = False  # type: ignore[attr-defined]  # not a class of tests
+TagTest.__test__ = False  # type: ignore[attr-defined]  # not a class of tests
 TYPES = "type List[A] { Cons(A, List[A]), Nil, } type Pair { Both(List[int32], List[int32]), }"
 
 
-def tree(kind: str, clauses: str) -> list[Leaf | Test]:
+def tree(kind: str, clauses: str) -> list[MatchLeaf | TagTest]:
     module = parse(f"{TYPES} def @f(%x: {kind}) -> int32 {{ match (%x) {{ {clauses} }} }}")
     found = next(e for e in evaluation_order(module["f"].body) if isinstance(e, Match))  # type: ignore[attr-defined]
     return decision_tree(found.clauses)
 
 
-def shown(nodes: list[Leaf | Test], number: int | None = 0) -> object:
+def shown(nodes: list[MatchLeaf | TagTest], number: int | None = 0) -> object:
     """A tree as nested data."""
     if number is None:
         return "nothing"
     node = nodes[number]
-    if isinstance(node, Leaf):
+    if isinstance(node, MatchLeaf):
         return node.clause, {variable.name_hint: path for variable, path in node.variables}
     cases = {tag: shown(nodes, each) for tag, each in node.cases.items()}
     return node.path, cases, shown(nodes, node.other)
@@ -68,9 +74,9 @@ def test_a_value_is_shown_as_far_as_it_is_known() -> None:
     )
     found = next(e for e in evaluation_order(module["f"].body) if isinstance(e, Match))  # type: ignore[attr-defined]
     cons, nil = module.get_type("List")[1:]
-    places = tuple_places(found.clauses)
+    places = tuple_paths(found.clauses)
     assert places == {(): 2}
-    assert pattern_text(look({(0,): cons, (0, 1): nil}, places)) == "(Cons(_, Nil), _)"
-    assert pattern_text(look({}, {})) == "_"
+    assert pattern_text(pattern_of({(0,): cons, (0, 1): nil}, places)) == "(Cons(_, Nil), _)"
+    assert pattern_text(pattern_of({}, {})) == "_"
     deep = {(1,) * n: cons for n in range(9)}
-    assert pattern_text(look(deep, {})) == "Cons(_, Cons(_, Cons(_, Cons(_, _))))"
+    assert pattern_text(pattern_of(deep, {})) == "Cons(_, Cons(_, Cons(_, Cons(_, _))))"

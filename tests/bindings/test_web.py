@@ -16,8 +16,8 @@ from ekiden import relay
 from ekiden.codegen import llvm
 from ekiden.codegen.llvm import wasm
 from ekiden.compiler.export.web import (
-    RUNTIME,
-    THREADED,
+    RUNTIME_FILE,
+    THREADED_RUNTIME_FILE,
     WEB_TARGETS,
     build_runtime,
     package_files,
@@ -62,7 +62,7 @@ def run(folder: Path, *words: str, flags: tuple[str, ...] = ()) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("runtime", [RUNTIME, THREADED])
+@pytest.mark.parametrize("runtime", [RUNTIME_FILE, THREADED_RUNTIME_FILE])
 def test_the_script_of_all_languages_passes(site: Path, runtime: str) -> None:
     assert run(site, "conformance.mjs", ".", runtime).endswith(" steps\n")
 
@@ -75,7 +75,9 @@ def relaxed_flags() -> tuple[str, ...]:
 
 
 def test_relaxed_vectors_are_taken_where_the_engine_has_them(site: Path) -> None:
-    assert run(site, "conformance.mjs", ".", RUNTIME, flags=relaxed_flags()).endswith(" steps\n")
+    assert run(site, "conformance.mjs", ".", RUNTIME_FILE, flags=relaxed_flags()).endswith(
+        " steps\n"
+    )
 
 
 def test_wrong_handles_and_what_is_closed_are_errors(site: Path) -> None:
@@ -84,7 +86,7 @@ def test_wrong_handles_and_what_is_closed_are_errors(site: Path) -> None:
 
 
 def test_the_runtime_is_small(site: Path) -> None:
-    for name in (RUNTIME, THREADED):
+    for name in (RUNTIME_FILE, THREADED_RUNTIME_FILE):
         assert len(gzip.compress((site / name).read_bytes(), 9)) <= MOST
     assert all((site / name).exists() for name in package_files())
 
@@ -165,7 +167,7 @@ def test_only_position_independent_code_is_linked() -> None:
     target = Target(SIMD)
     text = 'target triple = "wasm32-unknown-unknown"\ndefine i32 @f(ptr %p) { ret i32 7 }\n'
     made = llvm.compile_text(text, target)
-    linker = wasm.Linker([made], ["f"])
+    linker = wasm.WasmLinker([made], ["f"])
     assert linker.exported("f") == 0 and linker.imports == []
     assert dict(wasm.sections(linker.text()))[wasm.CUSTOM].startswith(b"\x08dylink.0")
     image = llvm.inspect(llvm.link([made], ["f"], target))

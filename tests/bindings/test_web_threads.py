@@ -13,7 +13,7 @@ import pytest
 import ekiden
 from chromium import page_of
 from ekiden import relay
-from ekiden.compiler.export.web import THREADED, WEB_TARGETS, write_site
+from ekiden.compiler.export.web import THREADED_RUNTIME_FILE, WEB_TARGETS, write_site
 
 pytest.importorskip("ziglang", reason="needs ziglang, a C compiler for WebAssembly")
 
@@ -136,4 +136,4 @@ def test_a_page_has_threads_where_it_may(site: Path, isolated: bool) -> None:
 
 
 def test_both_runtimes_are_written(site: Path) -> None:
-    assert (site / THREADED).read_bytes()[:4] == b"\0asm"
+    assert (site / THREADED_RUNTIME_FILE).read_bytes()[:4] == b"\0asm"

@@ -3,13 +3,13 @@
 import pytest
 
 from ekiden.byoc import backend
-from ekiden.runtime.devices.engines import ENGINES, missing
+from ekiden.runtime.devices.engines import ENGINE_FOLDERS, missing_engine
 
 
-@pytest.fixture(params=ENGINES)
+@pytest.fixture(params=ENGINE_FOLDERS)
 def engine(request: pytest.FixtureRequest) -> str:
     """Each engine that is here."""
-    if lacks := missing(str(request.param)):
+    if lacks := missing_engine(str(request.param)):
         pytest.skip(f"needs an engine: {lacks}")
     return str(request.param)
 

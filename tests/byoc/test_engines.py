@@ -24,8 +24,8 @@ from ekiden.ir.prim import SizeVar
 from ekiden.ir.transform import PassContext
 from ekiden.relay.dataflow_pattern import is_op, wildcard
 from ekiden.relay.expr import Function
-from ekiden.relay.transform.external.merge_composite import Entry
-from ekiden.runtime.devices.engines import ENGINES, folder_of
+from ekiden.relay.transform.external.merge_composite import PatternEntry
+from ekiden.runtime.devices.engines import ENGINE_FOLDERS, folder_of
 from ekiden.runtime.errors import CompileError, LoadError, RunError
 from long_runs import share
 
@@ -278,7 +278,7 @@ def test_an_artifact_runs_elsewhere_or_says_what_it_needs(engine: str, tmp_path:
 
 
 def test_an_engine_that_is_not_here_is_one_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(ENGINES, "absent", lambda: "/nowhere")
+    monkeypatch.setitem(ENGINE_FOLDERS, "absent", lambda: "/nowhere")
     byoc.register(OnnxEngine("absent"))
     with pytest.raises(
         CompileError, match="byoc: .*'absent'.* there is no library libekiden_absen"
@@ -335,7 +335,7 @@ class Broken:
         self.name = f"broken_{engine}"
         self.whole = OnnxEngine(engine)
 
-    def patterns(self) -> Sequence[Entry]:
+    def patterns(self) -> Sequence[PatternEntry]:
         return patterns_of(self.whole, self.name)
 
     def compile(self, function: Function) -> bytes:
@@ -353,7 +353,7 @@ class Broken:
         return self.whole.load(symbol, code)
 
 
-def patterns_of(engine: OnnxEngine, name: str) -> list[Entry]:
+def patterns_of(engine: OnnxEngine, name: str) -> list[PatternEntry]:
     """Its patterns under another name."""
     return [(each.replace(engine.name, name), *rest) for each, *rest in engine.patterns()]
 
@@ -377,7 +377,7 @@ class Choosy:
         self.name = f"choosy_{engine}"
         self.whole = OnnxEngine(engine)
 
-    def patterns(self) -> Sequence[Entry]:
+    def patterns(self) -> Sequence[PatternEntry]:
         return patterns_of(self.whole, self.name)
 
     def compile(self, function: Function) -> bytes:
@@ -416,7 +416,7 @@ class Doubler:
 
     name = "doubler"
 
-    def patterns(self) -> Sequence[Entry]:
+    def patterns(self) -> Sequence[PatternEntry]:
         x = wildcard()
         return [("doubler.twice", is_op("add")(x, x))]
 

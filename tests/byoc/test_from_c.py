@@ -16,7 +16,7 @@ from ekiden import byoc, relay, runtime
 from ekiden.byoc import backend
 from ekiden.ir.module import IRModule
 from ekiden.relay.dataflow_pattern import is_op, wildcard
-from ekiden.relay.transform.external.merge_composite import Entry
+from ekiden.relay.transform.external.merge_composite import PatternEntry
 from ekiden.runtime.devices.engines import folder_of
 from ekiden.runtime.errors import LoadError, RunError
 
@@ -94,7 +94,7 @@ class Theirs:
     def __init__(self, name: str) -> None:
         self.name = name
 
-    def patterns(self) -> Sequence[Entry]:
+    def patterns(self) -> Sequence[PatternEntry]:
         x = wildcard()
         return [(f"{self.name}.twice", is_op("add")(x, x))]
 

@@ -12,12 +12,14 @@ from ekiden import byoc, relay, runtime
 from ekiden.byoc import backend
 from ekiden.ir.module import IRModule
 from ekiden.ir.prim import SizeVar
-from ekiden.runtime.devices.engines import folder_of, missing
+from ekiden.runtime.devices.engines import folder_of, missing_engine
 from ekiden.runtime.errors import LoadError
 
 pytestmark = [
     pytest.mark.quick,
-    pytest.mark.skipif(bool(missing("onednn")), reason="needs oneDNN: pip install ekiden[onednn]"),
+    pytest.mark.skipif(
+        bool(missing_engine("onednn")), reason="needs oneDNN: pip install ekiden[onednn]"
+    ),
 ]
 
 Array = np.ndarray[Any, Any]

@@ -9,8 +9,8 @@ from ekiden.codegen.llvm.relocation import (
     AARCH64,
     ARMV7,
     CALL26,
-    Architecture,
-    Reference,
+    LinkArchitecture,
+    ResolvedReference,
 )
 from ekiden.runtime.errors import InternalError
 
@@ -22,11 +22,11 @@ pytestmark = pytest.mark.quick
     [(AARCH64, CALL26, 1 << 27), (ARMV7, A32_CALL, 1 << 25)],
 )
 def test_branches_go_as_far_as_their_instruction(
-    architecture: Architecture, kind: int, reach: int
+    architecture: LinkArchitecture, kind: int, reach: int
 ) -> None:
     def relocated(target: int) -> int:
         out = bytearray(4)
-        architecture.relocate(out, Reference(kind, 0, target, False, "f"))
+        architecture.relocate(out, ResolvedReference(kind, 0, target, False, "f"))
         return int.from_bytes(out, "little")
 
     assert relocated(reach - 4) == reach // 4 - 1

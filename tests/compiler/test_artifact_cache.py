@@ -21,7 +21,7 @@ from ekiden import relay
 from ekiden.codegen.cache import KernelCache
 from ekiden.compiler import build
 from ekiden.compiler.cache.artifacts import ArtifactCache
-from ekiden.compiler.cache.keys import Request, file_digest, is_this_machine, request
+from ekiden.compiler.cache.keys import CacheRequest, file_digest, is_this_machine, request
 from ekiden.compiler.compile import compile_artifact
 from ekiden.compiler.options import CompileOptions
 from ekiden.frontend.onnx import register
@@ -44,7 +44,7 @@ class Compiles:
         self.count = 0
         self._real = build.compile_model
 
-    def __call__(self, *args: object, **named: object) -> build.Compiled:
+    def __call__(self, *args: object, **named: object) -> build.CompiledModel:
         self.count += 1
         return self._real(*args, **named)  # type: ignore[arg-type]
 
@@ -193,7 +193,7 @@ def test_a_file_written_meanwhile_is_not_what_was_compiled(
     path = file_of(tmp_path / "a.onnx")
     wanted = request(path, CompileOptions("llvm"))
     assert wanted is not None
-    early = Request(wanted.digest, wanted.path, path.stat().st_mtime_ns - 1)
+    early = CacheRequest(wanted.digest, wanted.path, path.stat().st_mtime_ns - 1)
     assert ArtifactCache.default().put(early, build.compile_to_bytes(model()), ()) is None
     assert kept(tmp_path) == []
 
@@ -275,7 +275,7 @@ def test_a_full_disk_is_no_error(
 
 
 def test_what_was_used_last_is_kept(tmp_path: Path) -> None:
-    wanted = [Request(lambda n=n: f"{n:x}", None, 0) for n in range(6)]
+    wanted = [CacheRequest(lambda n=n: f"{n:x}", None, 0) for n in range(6)]
     artifact = build.compile_to_bytes(model())
     limited = ArtifactCache(tmp_path / "kept", 4 * len(artifact) + 100)
     for age, each in enumerate(wanted[:4]):
@@ -291,7 +291,7 @@ def test_what_was_used_last_is_kept(tmp_path: Path) -> None:
 def test_nobody_reads_what_an_empty_cache_cannot_hold(tmp_path: Path) -> None:
     """What a model is found by is made when there is anything to be found."""
     asked: list[str] = []
-    wanted = Request(lambda: asked.append("digest") or "a", None, 0)
+    wanted = CacheRequest(lambda: asked.append("digest") or "a", None, 0)
     cache = ArtifactCache(tmp_path / "kept", 1 << 30)
     assert cache.get(wanted) is None
     (tmp_path / "kept").mkdir()
@@ -306,7 +306,9 @@ def test_an_artifact_of_more_than_a_quarter_of_the_limit_is_not_kept(tmp_path: P
     artifact = build.compile_to_bytes(model())
     for limit in (4 * len(artifact) - 1, 4 * len(artifact)):
         assert not (tmp_path / "kept").exists()
-        ArtifactCache(tmp_path / "kept", limit).put(Request(lambda: "a", None, 0), artifact, ())
+        ArtifactCache(tmp_path / "kept", limit).put(
+            CacheRequest(lambda: "a", None, 0), artifact, ()
+        )
     assert [path.name for path in (tmp_path / "kept").iterdir()] == ["a.eki"]
 
 

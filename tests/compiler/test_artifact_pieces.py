@@ -13,7 +13,7 @@ from onnx import TensorProto, helper, numpy_helper
 import ekiden
 from ekiden.ir import extensions
 from ekiden.runtime.artifact import late_bound
-from ekiden.runtime.artifact.frame import Assembly, file_of
+from ekiden.runtime.artifact.frame import ArtifactFile, file_of
 from ekiden.runtime.errors import ImportModelError
 from ekiden.runtime.files import Writer
 
@@ -69,7 +69,7 @@ def test_nothing_joins_an_artifact_that_the_cache_keeps(
     tmp_path: Path, limited: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     limited("1G")
-    monkeypatch.setattr(Assembly, "joined", None)
+    monkeypatch.setattr(ArtifactFile, "joined", None)
     ekiden.compile(saved(tmp_path)).save(tmp_path / "saved.eki")
     assert len(artifacts(tmp_path / "cache")) == 1
 
@@ -79,11 +79,11 @@ def test_a_full_disk_leaves_an_executable_in_memory(
 ) -> None:
     limited("1G")
 
-    def full(self: Assembly, file: Writer) -> None:
+    def full(self: ArtifactFile, file: Writer) -> None:
         file.write(bytes(1000))
         raise OSError("no space left on device")
 
-    monkeypatch.setattr(Assembly, "write_once", full)
+    monkeypatch.setattr(ArtifactFile, "write_once", full)
     exe = ekiden.compile(saved(tmp_path))
     assert artifacts(tmp_path / "cache") == []
     assert exe(np.ones((2, SIZE), np.float32)).shape == (2, SIZE)
@@ -97,13 +97,15 @@ def test_a_file_that_changes_while_it_is_written_is_an_error(
     limited(limit)
     path = saved(tmp_path)
     for name in ("write_once", "joined"):
-        real = getattr(Assembly, name)
+        real = getattr(ArtifactFile, name)
 
-        def cut_before(self: Assembly, *args: object, real: Callable[..., object] = real) -> object:
+        def cut_before(
+            self: ArtifactFile, *args: object, real: Callable[..., object] = real
+        ) -> object:
             os.truncate(path, 100_000)
             return real(self, *args)
 
-        monkeypatch.setattr(Assembly, name, cut_before)
+        monkeypatch.setattr(ArtifactFile, name, cut_before)
     with pytest.raises(ImportModelError, match="was changed while weights were read from it"):
         ekiden.compile(path)
     assert artifacts(tmp_path / "cache") == []
@@ -116,6 +118,8 @@ def test_constants_that_were_given_are_saved(tmp_path: Path) -> None:
     assert len(exe.raw.to_bytes()) < len(wanted) // 100
     exe.load_late_bound_consts(tmp_path / "constants")
     exe.save(tmp_path / "saved.eki")
-    assert (tmp_path / "saved.eki").read_bytes() == wanted == bytes(late_bound.whole(exe.raw))
+    assert (
+        (tmp_path / "saved.eki").read_bytes() == wanted == bytes(late_bound.complete_file(exe.raw))
+    )
     moved = exe.get_late_bound_consts(1 << 40)
     assert moved == {} and bytes(file_of(exe.raw)) == wanted

@@ -16,7 +16,7 @@ import pytest
 import ekiden
 from ekiden import frontend, relay, runtime
 from ekiden.ir.instrument import DumpIR
-from ekiden.runtime.debug.stepping import Stepper
+from ekiden.runtime.debug.debugger import Stepper
 from ekiden.runtime.errors import InputError, LoadError
 from ekiden.runtime.executable.outputs import write_results
 from onnx_files import arguments, expected, model

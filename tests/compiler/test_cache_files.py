@@ -23,7 +23,7 @@ import ekiden
 from ekiden.cli import main
 from ekiden.codegen.cache import KernelCache, compiler_folder
 from ekiden.compiler.cache.files import (
-    MANIFEST,
+    MANIFEST_NAME,
     cache_stats,
     export_cache,
     import_cache,
@@ -180,7 +180,7 @@ def packed_with(path: Path, files: dict[str, bytes], manifest: bytes | None = No
     """A packed cache of such files."""
     with tarfile.open(path, "w") as archive:
         first = json.dumps({"version": 1}).encode() if manifest is None else manifest
-        for name, data in {MANIFEST: first, **files}.items():
+        for name, data in {MANIFEST_NAME: first, **files}.items():
             about = tarfile.TarInfo(name)
             about.size = len(data)
             archive.addfile(about, io.BytesIO(data))

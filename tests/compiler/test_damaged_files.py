@@ -11,7 +11,7 @@ import pytest
 
 import ekiden
 from ekiden import LoadError, relay
-from ekiden.backend.graph.graph import Graph
+from ekiden.backend.graph.graph import ExecutorGraph
 from ekiden.codegen.cache import KernelCache
 from ekiden.compiler.cache.artifacts import ArtifactCache
 from ekiden.compiler.cache.keys import request
@@ -71,7 +71,7 @@ def graph_text(shape: object = (1,), dtype: object = "float32", constant: object
 )
 def test_a_damaged_graph(text: str, message: str) -> None:
     with pytest.raises(LoadError, match=message):
-        Graph.from_json(text)
+        ExecutorGraph.from_json(text)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import ekiden
 from ekiden import relay
 from ekiden.frontend.common.imported import ImportedModule
 from ekiden.runtime.errors import InputError
-from ekiden.runtime.executable.nested import Leaf, Nesting
+from ekiden.runtime.executable.nested import PytreeInputs, PytreeLeaf
 
 NAMES = ("params['n'][2]", "params['w'][0]", "params['w'][1]", "x", "state.step", "state.w")
 
@@ -79,18 +79,18 @@ def test_an_argument_that_does_not_fit_is_named(
 
 
 def test_names_say_places() -> None:
-    assert Leaf.of("a['it''s']") is None or Leaf.of('a["it\'s"]') is not None
-    found = Leaf.of("a['b.c'][0].d")
+    assert PytreeLeaf.of("a['it''s']") is None or PytreeLeaf.of('a["it\'s"]') is not None
+    found = PytreeLeaf.of("a['b.c'][0].d")
     assert found is not None
     assert [key for _, key in found.steps] == ["b.c", 0, None]
     for name in ("input.1", "onnx::Add_0", "a[<flat index 0>]x", "x:0", ""):
-        assert Leaf.of(name) is None
-    assert Nesting.of(["x", "y"]) is None
-    assert Nesting.of(["input.1", "p['w']"]) is None
+        assert PytreeLeaf.of(name) is None
+    assert PytreeInputs.of(["x", "y"]) is None
+    assert PytreeInputs.of(["input.1", "p['w']"]) is None
 
 
 def test_names_with_dots_alone_leave_lists_as_they_are() -> None:
-    nesting = Nesting.of(["encoder.ids", "encoder.mask"])
+    nesting = PytreeInputs.of(["encoder.ids", "encoder.mask"])
     assert nesting is not None
     assert not nesting.is_meant([[1, 2], {"a": 1}], {})
     assert nesting.is_meant([SimpleNamespace(ids=1, mask=2)], {})

@@ -10,7 +10,7 @@ import pytest
 
 import ekiden
 from ekiden import relay, tir
-from ekiden.runtime.profile.report import Peak, profile
+from ekiden.runtime.profile.report import MachinePeak, profile
 
 pytestmark = pytest.mark.quick
 PROGRAM = "def @main(%x: Tensor[(n, 4), float32]) { nn.softmax(%x) }"
@@ -74,5 +74,5 @@ def test_executables_and_reports(artifact: Path) -> None:
     assert shown[:5] == [f"Executable for {exe.target}", "name", "dtype", "shape", "input"]
     assert shown[5:8] == ["x", "float32", "n, 3"]
     given = [np.ones((2, 3), np.float32), np.ones((2, 1), np.float32)]
-    report = profile(exe.raw, "main", given, peak=Peak(1e9, 1e9))
+    report = profile(exe.raw, "main", given, peak=MachinePeak(1e9, 1e9))
     assert "Relu 'last'" in Balanced(report._repr_html_()).text

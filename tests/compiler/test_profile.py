@@ -17,9 +17,16 @@ from ekiden.cli import main
 from ekiden.compiler.peak import measure_peak
 from ekiden.ir.span import Span
 from ekiden.runtime.artifact.expression import evaluate
-from ekiden.runtime.debug.stepping import Place, Stepper
+from ekiden.runtime.debug.debugger import Place, Stepper
 from ekiden.runtime.errors import InputError, LoadError, RunError
-from ekiden.runtime.profile.report import Argument, KernelCall, Peak, Report, profile, short_name
+from ekiden.runtime.profile.report import (
+    CallArgument,
+    KernelCall,
+    MachinePeak,
+    Report,
+    profile,
+    short_name,
+)
 from ekiden.runtime.profiler_vm import VirtualMachineProfiler
 from ekiden.runtime.vm import VirtualMachine
 
@@ -51,7 +58,7 @@ def test_each_kernel_call_is_reported(executable: ekiden.Executable) -> None:
     assert report.peak is not None and report.peak.flops > 1e9 and report.peak.bandwidth > 1e8
     dense = next(call for call in report.calls if "dense" in call.name)
     assert dense.flops == 8 * 32 * (2 * 64 + 1)
-    assert dense.arguments[0] == Argument("float32", (8, 64), 8 * 64 * 4)
+    assert dense.arguments[0] == CallArgument("float32", (8, 64), 8 * 64 * 4)
     assert dense.nbytes == 4 * (8 * 64 + 64 * 32 + 8 * 32)
     assert "second" in dense.source
     assert all(call.duration >= 0 and call.start >= 0 for call in report.calls)
@@ -67,7 +74,7 @@ def test_each_instruction_is_counted(executable: ekiden.Executable) -> None:
 
 
 def test_tables_json_and_traces(executable: ekiden.Executable) -> None:
-    report = profile(executable.raw, "main", [X], peak=Peak(1e9, 1e9))
+    report = profile(executable.raw, "main", [X], peak=MachinePeak(1e9, 1e9))
     table = str(report).splitlines()
     assert table[0].split()[:3] == ["kernel", "source", "calls"]
     assert any(line.startswith("softmax ") and "memory" in line for line in table)
@@ -92,11 +99,14 @@ def test_tables_json_and_traces(executable: ekiden.Executable) -> None:
 
 def test_data_that_a_cache_holds_is_held_against_the_cache() -> None:
     """A kernel on 16 KB that moves 160 GB/s is at 80% of its cache, not 1600% of memory."""
-    peak = Peak(1e12, 10e9, ((1 << 14, 200e9), (1 << 18, 100e9), (1 << 26, 10e9)))
+    peak = MachinePeak(1e12, 10e9, ((1 << 14, 200e9), (1 << 18, 100e9), (1 << 26, 10e9)))
     assert peak.limit(100) == peak.limit(1 << 17) == (200e9, "cache")
     assert peak.limit(1 << 20) == (100e9, "cache")
-    assert peak.limit(1 << 26) == (10e9, "memory") and Peak(1.0, 2.0).limit(5) == (2.0, "memory")
-    arguments = (Argument("float32", (4096,), 1 << 14),)
+    assert peak.limit(1 << 26) == (10e9, "memory") and MachinePeak(1.0, 2.0).limit(5) == (
+        2.0,
+        "memory",
+    )
+    arguments = (CallArgument("float32", (4096,), 1 << 14),)
     call = KernelCall("main", 0, "k", "", 0, 102, arguments, 0, 1 << 14)
     report = Report((call,) * 3, (), (), None, 1, peak)
     assert [report.cells(row)[7] for row in report.rows()] == ["80% cache"]
@@ -252,7 +262,7 @@ RESUME = """
 import sys
 import numpy as np
 import ekiden
-from ekiden.runtime.debug.stepping import Stepper
+from ekiden.runtime.debug.debugger import Stepper
 stepper = Stepper(ekiden.load(sys.argv[1]).raw)
 stepper.load_state(sys.argv[2])
 assert stepper.resume()

@@ -11,8 +11,8 @@ import pytest
 from onnx import helper
 
 import ekiden
-from ekiden.backend.kernels.lower import Given
-from ekiden.backend.kernels.ranges import Range, ranges_of
+from ekiden.backend.kernels.lower import Overrides
+from ekiden.backend.kernels.ranges import SizeRange, ranges_of
 from ekiden.cli import main
 from ekiden.compiler.build import compile_to_bytes
 from ekiden.compiler.options import records_options
@@ -100,11 +100,14 @@ def test_sizes_count_as_often_as_they_come() -> None:
 
 
 def test_where_ranges_end() -> None:
-    a: Given = {"dense_pack": {"rows": 1}}
-    assert ranges_of([([], a)]) == [Range(None, a)]
-    assert ranges_of([([{"n0": 1}], a), ([{"n0": 64}], {})]) == [Range(8, a), Range(None, {})]
+    a: Overrides = {"dense_pack": {"rows": 1}}
+    assert ranges_of([([], a)]) == [SizeRange(None, a)]
+    assert ranges_of([([{"n0": 1}], a), ([{"n0": 64}], {})]) == [
+        SizeRange(8, a),
+        SizeRange(None, {}),
+    ]
     same = [([{"n0": 2, "m0": 2}], a), ([{"n0": 4, "m0": 4}], a), ([{"n0": 25, "m0": 4}], {})]
-    assert ranges_of(same) == [Range(40, a), Range(None, {})]
+    assert ranges_of(same) == [SizeRange(40, a), SizeRange(None, {})]
 
 
 REFUSED = {

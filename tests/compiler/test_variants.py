@@ -22,7 +22,7 @@ from ekiden.runtime.artifact import late_bound
 from ekiden.runtime.artifact.frame import read_sections
 from ekiden.runtime.binding.layout import Section
 from ekiden.target import Target, probe
-from ekiden.target.features import FEATURES, idle
+from ekiden.target.features import FEATURES, unused_features
 from ekiden.target.virtual_device import compilation_config
 from onnx_files import arguments, expected, model
 
@@ -122,7 +122,11 @@ def test_code_that_this_machine_cannot_run_is_refused_by_name(tmp_path: Path) ->
     assert str(caught.value) == f"load executable: {lacks}: {foreign}"
     path = tmp_path / "model.eki"
     there = cpu_flags()
-    mine = [f for f in FEATURES.values() if f.architecture == HERE and f.name not in idle(HERE)]
+    mine = [
+        f
+        for f in FEATURES.values()
+        if f.architecture == HERE and f.name not in unused_features(HERE)
+    ]
     missing = [f.name for f in mine if f.flag and f.flag not in there]
     if HERE == "x86-64" and missing:
         newest = f"llvm -mcpu=x86-64-v4 -mattr={missing[0]}"
@@ -169,7 +173,7 @@ def test_weights_may_come_later() -> None:
     assert len(exe.raw.to_bytes()) < len(whole)
     exe.load_late_bound_consts_from_map(moved)
     assert (result(exe, X) == want).all()
-    assert late_bound.whole(exe.raw) == whole
+    assert late_bound.complete_file(exe.raw) == whole
 
 
 def test_profiles_are_of_the_chosen_variant() -> None:

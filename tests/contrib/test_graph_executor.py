@@ -9,8 +9,8 @@ import pytest
 
 import ekiden
 from ekiden import relay, runtime
-from ekiden.backend.graph.graph import Graph
-from ekiden.backend.graph.read import read_graph
+from ekiden.backend.graph.graph import ExecutorGraph
+from ekiden.backend.graph.read_bytecode import read_graph
 from ekiden.contrib import graph_executor
 from ekiden.contrib.debugger import debug_executor
 from ekiden.contrib.graph_executor import GraphModule
@@ -114,7 +114,7 @@ def test_two_faces_of_one_module_share_its_inputs(module: GraphModule) -> None:
 
 def test_a_graph_and_its_constants_go_out_and_in(lib: ExecutorFactoryModule) -> None:
     text, library, params = lib
-    assert Graph.from_json(text).to_json() == text == lib.get_graph_json()
+    assert ExecutorGraph.from_json(text).to_json() == text == lib.get_graph_json()
     document = json.loads(text)
     assert [document["nodes"][n]["op"] for n in document["arg_nodes"]] == ["null", "null"]
     assert document["node_row_ptr"][-1] == len(document["attrs"]["shape"][1])
@@ -274,7 +274,7 @@ def test_what_is_no_graph_is_refused(
     lib: ExecutorFactoryModule, change: dict[str, object], message: str
 ) -> None:
     with pytest.raises(LoadError, match=message):
-        Graph.from_json(json.dumps({**json.loads(lib.get_graph_json()), **change}))
+        ExecutorGraph.from_json(json.dumps({**json.loads(lib.get_graph_json()), **change}))
 
 
 def test_the_time_of_a_run(module: GraphModule) -> None:

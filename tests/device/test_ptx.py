@@ -18,8 +18,8 @@ import test_thread_families as families
 import ekiden
 from ekiden import relay, runtime
 from ekiden.codegen import llvm
-from ekiden.codegen.llvm import thread_kernel
-from ekiden.codegen.llvm.roads import Road
+from ekiden.codegen.llvm import gpu_kernel
+from ekiden.codegen.llvm.gpu_backends import GpuBackend
 from ekiden.ir.module import IRModule
 from ekiden.ir.prim import Var, const
 from ekiden.kernels.gpu.launch import bound
@@ -83,7 +83,7 @@ SHUFFLE = """
 NAMES = {"tid": "threadIdx", "ctaid": "blockIdx", "ntid": "blockDim", "nctaid": "gridDim"}
 
 
-def for_fibres(text: thread_kernel.Text, target: Target, road: Road) -> bytes:
+def for_fibres(text: gpu_kernel.KernelText, target: Target, road: GpuBackend) -> bytes:
     """What stand-ins for NVIDIA's libraries load, of a kernel as it is before it becomes PTX."""
     host = Target.host()
     ir = re.sub(r"target datalayout.*\n", "", text.ir).replace(road.triple, host.triple)
@@ -146,7 +146,7 @@ def for_fibres(text: thread_kernel.Text, target: Target, road: Road) -> bytes:
 @pytest.fixture
 def as_fibres(fibres: Device, monkeypatch: pytest.MonkeyPatch) -> str:
     """A target of its own, whose kernels are made for fibres."""
-    monkeypatch.setattr(thread_kernel, "device_code", for_fibres)
+    monkeypatch.setattr(gpu_kernel, "device_code", for_fibres)
     return "nvptx -arch=sm_80 -model=fibres"
 
 

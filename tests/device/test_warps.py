@@ -20,7 +20,7 @@ import ekiden
 from ekiden import relay, runtime, tir
 from ekiden.cli import main
 from ekiden.codegen.device import DeviceKernel, split_program
-from ekiden.codegen.llvm import thread_kernel
+from ekiden.codegen.llvm import gpu_kernel
 from ekiden.ir import dtype as dt
 from ekiden.ir.module import IRModule
 from ekiden.relay.expr import RelayExpr
@@ -76,7 +76,7 @@ def test_calls(fibres: Device, monkeypatch: pytest.MonkeyPatch, through: str) ->
     """Each of them, and values of every type, through one word or two."""
     target = TARGET
     if through == "ptx":
-        monkeypatch.setattr(thread_kernel, "device_code", ptx.for_fibres)
+        monkeypatch.setattr(gpu_kernel, "device_code", ptx.for_fibres)
         target = "nvptx -arch=sm_80 -model=fibres"
     calls = [(call, "float32") for call, _ in CALLS] + [(CALLS[3][0], d) for d in DTYPES]
     lanes = [lane(np.arange(32)) for _, lane in CALLS] + [CALLS[3][1](np.arange(32))] * len(DTYPES)

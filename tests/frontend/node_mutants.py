@@ -41,7 +41,7 @@ PYTHONS = re.compile(
 @cache
 def operators() -> tuple[tuple[str, str], ...]:
     """Return (domain, operator) of all that have a converter and a signature."""
-    TABLE.load_rest()
+    TABLE.load_all()
     known = (k for k in TABLE if signature(*k, DOMAINS.get(k[0], 1)) is not None)
     return tuple(sorted(known))
 

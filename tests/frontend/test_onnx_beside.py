@@ -18,7 +18,7 @@ from ekiden.frontend.onnx.tensor import to_array
 from ekiden.frontend.onnx.weights import Weights
 from ekiden.relay.expr import Constant, Function
 from ekiden.relay.visitor import post_order
-from ekiden.runtime.artifact import mapped
+from ekiden.runtime.artifact import mapped_files
 from ekiden.runtime.errors import ImportModelError
 
 FLOAT = TensorProto.FLOAT
@@ -90,7 +90,7 @@ def is_in_a_file(array: np.ndarray) -> bool:
 
 def test_weights_stay_in_their_file(tmp_path: Path) -> None:
     path = saved(tmp_path, 10, LARGE, 5000)
-    with mapped.lending() as files:
+    with mapped_files.borrowing() as files:
         module = import_onnx(str(path)).as_module()
     assert is_in_a_file(largest(module)) and len(files.files) == 1
     for size in (LARGE, 5000):
@@ -241,7 +241,7 @@ def test_an_imported_module_needs_nothing_of_its_files(tmp_path: Path) -> None:
 
 def test_a_file_that_is_cut_short_meanwhile_is_an_error(tmp_path: Path) -> None:
     path = saved(tmp_path, LARGE)
-    with mapped.lending() as files:
+    with mapped_files.borrowing() as files:
         module = import_onnx(path).as_module()
     files.check("compile")
     os.truncate(tmp_path / "w.bin", 8192)
@@ -272,7 +272,7 @@ def test_small_files_and_many_are_read(tmp_path: Path) -> None:
         (tmp_path / each.name).write_bytes(each.raw_data)
         lies_at(each, location=each.name)
     (tmp_path / "model.onnx").write_bytes(chain(*weights).SerializeToString())
-    with mapped.lending() as files:
+    with mapped_files.borrowing() as files:
         module = import_onnx(tmp_path / "model.onnx").as_module()
     assert not files.files
     np.testing.assert_array_equal(largest(module), numbers(5039))

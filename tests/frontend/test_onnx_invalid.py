@@ -217,7 +217,7 @@ def test_an_input_that_a_converter_does_not_read_is_refused(
 
 
 def test_rows_name_inputs_that_their_operators_have() -> None:
-    TABLE.load_rest()
+    TABLE.load_all()
     for (domain, op_type), rows in TABLE.items():
         for row in rows:
             named = {*row.inputs.split(), *row.may_ignore.split()}
@@ -227,7 +227,7 @@ def test_rows_name_inputs_that_their_operators_have() -> None:
 
 
 def test_every_operator_of_the_table_has_a_signature() -> None:
-    TABLE.load_rest()
+    TABLE.load_all()
     plain = [k for k in TABLE if k[0] in ("", "ai.onnx.ml", "com.microsoft")]
     assert [k for k in plain if signature(*k, 1) is None] == []
 

@@ -17,7 +17,7 @@ from ekiden.frontend.onnx.tensor import to_array
 from ekiden.frontend.onnx.weights import Weights
 from ekiden.relay.expr import Constant, Function
 from ekiden.relay.visitor import post_order
-from ekiden.runtime.artifact import mapped
+from ekiden.runtime.artifact import mapped_files
 from ekiden.runtime.errors import ImportModelError
 
 FLOAT = TensorProto.FLOAT
@@ -217,7 +217,7 @@ def test_an_imported_module_needs_nothing_of_its_file(file: Path) -> None:
 
 
 def test_a_file_that_is_cut_short_meanwhile_is_an_error(file: Path) -> None:
-    with mapped.lending() as files:
+    with mapped_files.borrowing() as files:
         module = import_onnx(str(file)).as_module()
     large = max(constants(module), key=lambda a: a.size)
     files.check("compile")
@@ -244,7 +244,7 @@ def test_a_first_answer_stands_whatever_becomes_of_the_file(file: Path, size: in
 
 
 def test_a_file_that_is_written_meanwhile_is_an_error(file: Path) -> None:
-    with mapped.lending() as files:
+    with mapped_files.borrowing() as files:
         import_onnx(str(file))
     with open(file, "r+b") as opened:
         opened.seek(100_000)
@@ -258,7 +258,7 @@ def test_a_file_that_is_written_meanwhile_is_an_error(file: Path) -> None:
 def test_a_file_that_is_removed_or_replaced_stays_what_it_was(
     file: Path, how: Callable[[Path], object]
 ) -> None:
-    with mapped.lending() as files:
+    with mapped_files.borrowing() as files:
         module = import_onnx(str(file)).as_module()
     how(file)
     large = max(constants(module), key=lambda a: a.size)
@@ -272,7 +272,7 @@ def _other(path: Path) -> Path:
 
 
 def test_more_files_than_can_be_watched_are_read(file: Path) -> None:
-    with mapped.lending() as files:
+    with mapped_files.borrowing() as files:
         assert sum(files.map(file) is None for _ in range(300)) >= 44
         module = import_onnx(str(file)).as_module()
     np.testing.assert_array_equal(max(constants(module), key=lambda a: a.size), numbers(400_000, 1))

@@ -117,7 +117,13 @@ def test_indices() -> None:
         one_hot = tf.one_hot(i, 4, on_value=2.0, off_value=-1.0)
         pairs = tf.stack([i, i], axis=1)
         added = tf.tensor_scatter_nd_add(x, tf.expand_dims(i, 1), tf.gather(x, i))
-        return tf.gather(x, i, axis=1), one_hot, tf.gather_nd(x, pairs), added, tf.argmax(x, 1)
+        return (
+            tf.gather(x, i, axis=1),
+            one_hot,
+            tf.gather_nd(x, pairs),
+            added,
+            tf.argmax(x, 1),
+        )
 
     i = np.array([2, 0, 1], np.int32)
     check(function, [((4, 4), tf.float32), ((None,), tf.int32)], [floats(4, 4), i])

@@ -22,7 +22,7 @@ from ekiden.rpc.messages import FRAME_LIMIT, HEADER, HELLO_LIMIT, MAGIC, VERSION
 from ekiden.rpc.messages import Kind as Message
 from ekiden.rpc.pool import Peer
 from ekiden.rpc.services import hear
-from ekiden.rpc.wire import Plain, read_body, read_head, write_body
+from ekiden.rpc.wire import NoHandles, read_body, read_head, write_body
 
 MOST = 1 << 26
 
@@ -98,9 +98,11 @@ def _grpc() -> tuple[Any, Loader]:
 
 
 def _frames() -> list[bytes]:
-    hello = write_body(Message.HELLO, (MAGIC, VERSION, FRAME_LIMIT, 1000, "server:a", []), Plain())
+    hello = write_body(
+        Message.HELLO, (MAGIC, VERSION, FRAME_LIMIT, 1000, "server:a", []), NoHandles()
+    )
     client = write_body(Message.HELLO, (MAGIC, VERSION, FRAME_LIMIT, 0, "client:a", ["x", 1, b"y"]),
-                        Plain())  # fmt: skip
+                        NoHandles())  # fmt: skip
     return [bytes(hello), bytes(client)]
 
 
@@ -133,7 +135,7 @@ def _frame_bodies() -> tuple[Any, Loader]:
     def load(case: bytes) -> None:
         if len(case) >= HEADER:
             kind, size = read_head(case, FRAME_LIMIT)
-            read_body(kind, case[HEADER : HEADER + size], Plain())
+            read_body(kind, case[HEADER : HEADER + size], NoHandles())
 
     return make, load
 

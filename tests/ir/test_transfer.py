@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ekiden import relay
-from ekiden.backend.kernels.ranges import Range
+from ekiden.backend.kernels.ranges import SizeRange
 from ekiden.ir import IRModule
 from ekiden.ir.structural import structural_equal
 from ekiden.ir.transfer import NotTransferableError, decode, encode
@@ -48,7 +48,10 @@ def test_an_object_that_occurs_twice_is_one_object() -> None:
 def test_targets_options_and_arrays_are_equal() -> None:
     value = {
         "target": Target("llvm -mcpu=x86-64-v3"),
-        "ranges": (Range(8, {"dense_pack": {"rows": 2}}), Range(None, MappingProxyType({}))),
+        "ranges": (
+            SizeRange(8, {"dense_pack": {"rows": 2}}),
+            SizeRange(None, MappingProxyType({})),
+        ),
         "array": np.arange(6, dtype="int8").reshape(2, 3),
         "flags": frozenset({"a", "b"}),
     }

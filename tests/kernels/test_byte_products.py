@@ -16,7 +16,7 @@ from ekiden.ir.intrinsic import INTRINSICS
 from ekiden.ir.prim import SizeVar
 from ekiden.kernels import schedule
 from ekiden.kernels.cost_model import narrowing_pays
-from ekiden.kernels.quantized.words import DOT4, MADD, NARROW_DOT, dots, narrowed_words
+from ekiden.kernels.quantized.int8_dot import DOT4, MADD, NARROW_DOT, dots, split_large_pairs
 from ekiden.relay.packing.conv import conv_words
 from ekiden.relay.transform import InferType
 from ekiden.runtime import load_image
@@ -116,7 +116,7 @@ def some_weight(n: int, k: int, spread: float) -> Array:
 )
 def test_words_that_fit_sixteen_bits(n: int, k: int, spread: float) -> None:
     weight = some_weight(n, k, spread)
-    words, places = narrowed_words(pack_weight(weight, "dense_u8s8", 32))
+    words, places = split_large_pairs(pack_weight(weight, "dense_u8s8", 32))
     np.testing.assert_array_equal(unpack_dense_weight(words, n, places), weight)
     pairs = words.reshape(*words.shape[:-1], 2, 2).astype(int)
     for side in (np.maximum(pairs, 0), np.minimum(pairs, 0)):
@@ -135,7 +135,7 @@ def test_dense_in_sixteen_bits(
     text: str, dot: str, m: int | None, n: int, k: int, spread: float
 ) -> None:
     panel, w = 2 * Target.parse(text).lanes("float32"), some_weight(n, k, spread)
-    words, places = narrowed_words(pack_weight(w, "dense_u8s8", panel))
+    words, places = split_large_pairs(pack_weight(w, "dense_u8s8", panel))
     data = te.placeholder((SizeVar("m") if m is None else m, k), "uint8", "data")
     weight = te.placeholder(words.shape, "int8", "weight")
     listed = te.placeholder(places.shape, "int32", "places")

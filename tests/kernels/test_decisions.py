@@ -12,11 +12,11 @@ from ekiden import te
 from ekiden.codegen.llvm import compile_object, link
 from ekiden.ir.prim import PrimExpr, SizeVar, maximum
 from ekiden.kernels import FAMILIES, choose, schedule
-from ekiden.kernels.attention.scaled_dot_product import Heads
+from ekiden.kernels.attention.scaled_dot_product import AttentionConfig
 from ekiden.kernels.cost_model import panel_width
 from ekiden.kernels.decision import Decision, Fixed
 from ekiden.kernels.family import Product
-from ekiden.kernels.quantized import nibbles
+from ekiden.kernels.quantized import int4_dense
 from ekiden.runtime import load_image
 from ekiden.runtime.errors import CompileError
 from ekiden.target import Target
@@ -331,7 +331,7 @@ def test_steps_that_neighbours_share_stand_alone(
     ("cpu", "text"), [("sapphirerapids", "rows=6 wide_rows=3"), ("alderlake", "rows=4 wide_rows=1")]
 )
 def test_tiles_of_four_bits_hold_as_many_sums_as_registers(cpu: str, text: str) -> None:
-    assert str(nibbles.default(te.placeholder((1,)), Target(f"llvm -mcpu={cpu}"), {})) == text
+    assert str(int4_dense.default(te.placeholder((1,)), Target(f"llvm -mcpu={cpu}"), {})) == text
 
 
 @pytest.mark.parametrize("cores", [1, 2])
@@ -407,7 +407,7 @@ def other_families() -> list[tuple[str, list[te.Tensor], te.Tensor]]:
     one_panel = conv_transpose(few, taps, *at_once, 1, "NHWC", "IOHW")
     query, key = te.placeholder((1, 2, 37, 24)), te.placeholder((1, 2, 83, 24))
     value, bias = te.placeholder((1, 83, 2, 32)), te.placeholder((1, 1, 37, 83))
-    heads = Heads(("bhsd", "bhsd", "bshd", "bshd"))
+    heads = AttentionConfig(("bhsd", "bhsd", "bshd", "bshd"))
     rows, updates = te.placeholder((5, 3, 40)), te.placeholder((2, 70, 40))
     places = te.placeholder((2, 2, 70), "int64")
     return [

@@ -19,7 +19,7 @@ from ekiden.ir.intrinsic import call_intrin
 from ekiden.ir.prim import PrimExpr, SizeVar, cast, maximum
 from ekiden.kernels import FAMILIES, choose, schedule
 from ekiden.kernels.decision import Fixed
-from ekiden.kernels.quantized.words import narrowed_words
+from ekiden.kernels.quantized.int8_dot import split_large_pairs
 from ekiden.runtime import load_image
 from ekiden.target import Target
 from ekiden.tir import verify
@@ -186,7 +186,7 @@ def check(layer: Layer, random: np.random.Generator) -> None:
     data, weight = operands(layer, random)
     packed = [pack_weight(weight, KINDS[layer.dtype], layer.panel)]
     if layer.is_narrow:
-        packed = list(narrowed_words(packed[0]))
+        packed = list(split_large_pairs(packed[0]))
     kernel, decision = built(layer, packed, random)
     ending = ENDINGS[layer.ending]
     shape = (*layer.leading, layer.columns)

@@ -15,9 +15,9 @@ from ekiden.ir.dtype import itemsize
 from ekiden.ir.intrinsic import INTRINSICS
 from ekiden.ir.prim import const
 from ekiden.kernels import schedule
+from ekiden.kernels.attention.kv_layout import CACHE_FORMATS, CacheFormat, Plane
 from ekiden.kernels.attention.page_attention import paged_attention_of
-from ekiden.kernels.attention.page_planes import FORMATS, Format, Plane
-from ekiden.kernels.attention.pages import LATE, Pages
+from ekiden.kernels.attention.pages import PREFETCHED_LINES_PER_VECTOR, Pages
 from ekiden.target import Target
 from ekiden.te import placeholder
 from ekiden.tir.expr import Buffer
@@ -30,7 +30,7 @@ Array = np.ndarray
 HEADS, GROUPS, DEPTH, PAGE, PAGES, TOKENS = 2, 1, 40, 8, 3, 5
 
 
-def filled(row: Format, rng: np.random.Generator, size: int) -> tuple[Plane, Array]:
+def filled(row: CacheFormat, rng: np.random.Generator, size: int) -> tuple[Plane, Array]:
     """A cache of one block whose numbers are at the ends of a format, or near, and its planes, in
     pages of so many tokens."""
     of = Plane(size, DEPTH, row.dtype)
@@ -73,7 +73,7 @@ def check_at_ends(name: str, targets: Sequence[str]) -> None:
     """Against float64, of queries that lose nothing as bytes. A page of halves of bytes has more
     tokens than sums in int16 hold products of."""
     rng = np.random.default_rng(1)
-    row, page = FORMATS[name], {"int8": PAGE, "int4": 64}[name]
+    row, page = CACHE_FORMATS[name], {"int8": PAGE, "int4": 64}[name]
     of, planes = filled(row, rng, page)
     cache = planes.reshape(1, 1, 2, GROUPS, PAGES * of.size)
     # whole numbers of which each group has 127: rounding them to bytes loses nothing
@@ -113,7 +113,7 @@ def check_at_ends(name: str, targets: Sequence[str]) -> None:
 def test_there_is_code_for_every_class(cpu: str, name: str, way: str) -> None:
     """LLVM ends the process on an instruction that is not there; products of bytes are one where
     there are any."""
-    target, row = Target(f"llvm -mcpu={cpu}"), FORMATS[name]
+    target, row = Target(f"llvm -mcpu={cpu}"), CACHE_FORMATS[name]
     of = Plane(PAGE, DEPTH, row.dtype)
     given = placeholder((1, HEADS + 2 * GROUPS, DEPTH), name="tokens")
     cache = placeholder((1, 1, 2, GROUPS, PAGES * of.size), row.dtype, "cache")
@@ -141,7 +141,7 @@ LONG = 84
 def long_text(name: str, window: int) -> tuple[relay.IRModule, list[Array]]:
     """Attention of any number of tokens over a text of random numbers, and its arguments: tokens of
     one text, of another, and none."""
-    rng, of = np.random.default_rng(2), Plane(PAGE, 16, FORMATS[name].dtype)
+    rng, of = np.random.default_rng(2), Plane(PAGE, 16, CACHE_FORMATS[name].dtype)
     planes = np.zeros((2, GROUPS, LONG, of.size), of.dtype)
     for values in (0, 1):
         for page in range(LONG):
@@ -198,9 +198,9 @@ def test_bytes_where_only_floats_have_256_bits() -> None:
     check_at_ends("int8", ["llvm -mcpu=sandybridge"])
 
 
-@pytest.mark.parametrize("name", [*FORMATS])
+@pytest.mark.parametrize("name", [*CACHE_FORMATS])
 def test_no_more_lines_come_near_during_a_softmax_than_values_have(name: str) -> None:
-    row, size = FORMATS[name], 64
+    row, size = CACHE_FORMATS[name], 64
     of = Plane(size, 64, row.dtype)
     shapes = ((1, 15, 64), (1, 1, 2, 3, 4 * of.size), (1,), (1, 4), (1,), (1,))
     kinds = "float32", row.dtype, "int32", "int32", "int32", "int32"
@@ -211,6 +211,6 @@ def test_no_more_lines_come_near_during_a_softmax_than_values_have(name: str) ->
         kernel = paged_attention_of(Pages(size), inputs, output, lanes)
         line = 64 // itemsize(row.dtype)
         for rows in (1, 3, 6):
-            late = kernel.late(rows)
+            late = kernel.lines_prefetched_in_softmax(rows)
             assert 0 < late <= -(-of.size // line)
-            assert late <= LATE * rows * size // lanes
+            assert late <= PREFETCHED_LINES_PER_VECTOR * rows * size // lanes

@@ -10,11 +10,11 @@ from ekiden.codegen.llvm import compile_object, link
 from ekiden.ir.prim import SizeVar
 from ekiden.kernels import FAMILIES, schedule
 from ekiden.kernels.cost_model import chains_of, most_rows
-from ekiden.kernels.spaces.recurrent import factor_of, parts_of
+from ekiden.kernels.spaces.recurrent import gate_groups, state_dtype
 from ekiden.runtime import load_image
 from ekiden.target import Target
 from ekiden.tir.transform import lower
-from ekiden.topi.cells import DEFAULTS, GATES, Cell
+from ekiden.topi.cells import DEFAULT_ACTIVATIONS, GATE_COUNTS, Cell
 from ekiden.topi.nn import recurrent
 from long_runs import share
 
@@ -24,7 +24,9 @@ CLASSES = ("x86-64-v2", "haswell", "znver3", "skylake-avx512", "znver4", "sapphi
 
 
 def cell(kind: str, given: tuple[str, ...] = (), **options: bool) -> Cell:
-    return Cell(kind, tuple((name, 0.0, 0.0) for name in DEFAULTS[kind]), given, **options)
+    return Cell(
+        kind, tuple((name, 0.0, 0.0) for name in DEFAULT_ACTIVATIONS[kind]), given, **options
+    )
 
 
 def layer(made: Cell, steps: int, batch: int | SizeVar, hidden: int, lanes: int) -> list[te.Tensor]:
@@ -38,7 +40,7 @@ def layer(made: Cell, steps: int, batch: int | SizeVar, hidden: int, lanes: int)
 @pytest.mark.quick
 @share(2)
 @pytest.mark.parametrize("processor", CLASSES)
-@pytest.mark.parametrize("kind", GATES)
+@pytest.mark.parametrize("kind", GATE_COUNTS)
 def test_the_sums_of_a_tile_stay_in_registers(processor: str, kind: str) -> None:
     """Beside the row of a panel: a tile of 6 rows and 4 gates has 24 sums, AVX2 16 registers."""
     target = Target(f"llvm -mcpu={processor} -cores=1")
@@ -47,9 +49,9 @@ def test_the_sums_of_a_tile_stay_in_registers(processor: str, kind: str) -> None
             _, _, states, *_ = layer(made, 3, batch, 40, target.lanes("float32"))
             rows = FAMILIES["recurrent"].default(states, target, {})["rows"]
             assert isinstance(rows, int)
-            dtype = factor_of("float32", made)
+            dtype = state_dtype("float32", made)
             for gates in made.phases:
-                parts = parts_of(gates, rows, target, dtype)
+                parts = gate_groups(gates, rows, target, dtype)
                 assert [g for part in parts for g in part] == list(gates)
                 for part in parts:
                     chains = chains_of(rows, len(part), target, dtype)

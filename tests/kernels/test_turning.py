@@ -13,7 +13,12 @@ from ekiden.codegen.build import build
 from ekiden.ir.intrinsic import shuffle
 from ekiden.ir.prim import Intrinsic, Var, const
 from ekiden.kernels import schedule
-from ekiden.kernels.micro_kernels.transposed_tiles import PLAIN, tile_size, turned, woven
+from ekiden.kernels.micro_kernels.register_transpose import (
+    TRANSPOSABLE_DTYPES,
+    interleave,
+    tile_size,
+    transpose_rows,
+)
 from ekiden.relay import op
 from ekiden.target import Target
 from ekiden.tir import interpreter
@@ -91,7 +96,7 @@ def test_weaving_in_the_interpreter(lanes: int, count: int) -> None:
             for n in range(count)]  # fmt: skip
     data = some((count, lanes), "float32")
     for apart, wanted in ((False, data.T), (True, data.reshape(lanes, count).T)):
-        body = woven(
+        body = interleave(
             rows, lambda n, v: BufferStore(out, v, (ramp(const(n * lanes), 1, lanes),)), apart
         )
         found = np.zeros(lanes * count, "float32")
@@ -101,14 +106,14 @@ def test_weaving_in_the_interpreter(lanes: int, count: int) -> None:
 
 @share(4)
 @pytest.mark.quick
-@pytest.mark.parametrize("dtype", sorted(PLAIN))
+@pytest.mark.parametrize("dtype", sorted(TRANSPOSABLE_DTYPES))
 @pytest.mark.parametrize("size", [2, 4, 8, 16])
 def test_tiles_in_the_interpreter(size: int, dtype: str) -> None:
     x, out = (Buffer(name, (const(size * size),), dtype) for name in ("x", "out"))
     rows = [
         BufferLoad(x, (ramp(const(n * size), 1, size),), f"{dtype}x{size}") for n in range(size)
     ]
-    body = turned(rows, lambda n, v: BufferStore(out, v, (ramp(const(n * size), 1, size),)))
+    body = transpose_rows(rows, lambda n, v: BufferStore(out, v, (ramp(const(n * size), 1, size),)))
     data = some((size, size), dtype)
     found = np.zeros_like(data)
     interpreter.run(PrimFunc((x, out), body), data.reshape(-1), found.reshape(-1))
@@ -119,7 +124,7 @@ def test_tiles_in_the_interpreter(size: int, dtype: str) -> None:
 def test_a_tile_in_compiled_code(text: str) -> None:
     x, out = Buffer("x", (const(16),)), Buffer("out", (const(16),))
     rows = [BufferLoad(x, (ramp(const(n * 4), 1, 4),), "float32x4") for n in range(4)]
-    body = turned(rows, lambda n, v: BufferStore(out, v, (ramp(const(n * 4), 1, 4),)))
+    body = transpose_rows(rows, lambda n, v: BufferStore(out, v, (ramp(const(n * 4), 1, 4),)))
     data, found = some((4, 4), "float32"), np.zeros((4, 4), "float32")
     build(PrimFunc((x, out), body), text, name="tile")["tile"](data.reshape(-1), found.reshape(-1))
     np.testing.assert_array_equal(found, data.T)

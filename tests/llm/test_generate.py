@@ -19,7 +19,7 @@ from tiny_models import Memory, config_of, plain, tiny
 from ekiden import cli, llm
 from ekiden.llm.pages import Pages
 from ekiden.llm.safetensors import write_safetensors
-from ekiden.llm.text import Pieces, Tokenizer
+from ekiden.llm.text import Detokenizer, Tokenizer
 from ekiden.runtime.errors import InputError, RunError
 from long_runs import alike
 
@@ -278,7 +278,7 @@ def test_grammars_of_the_past_take_no_memory(
     monkeypatch.setattr(model, "tokenizer", letters())
     form = model.grammar("A")
     assert form is not None and model.grammar("A") is form
-    monkeypatch.setattr("ekiden.llm.model.MOST_BYTES", form.moves.nbytes)
+    monkeypatch.setattr("ekiden.llm.model.MAX_TABLE_BYTES", form.moves.nbytes)
     gone = weakref.ref(form)
     del form
     assert model.grammar("B") is not None
@@ -458,7 +458,7 @@ class ByteRuns(Letters):
 def shown(
     text: str | bytes, *stops: str, inner: object = None, prompt: str = "ab"
 ) -> Iterator[str]:
-    pieces = Pieces(Tokenizer(inner or Letters()), list(prompt.encode()), stops)
+    pieces = Detokenizer(Tokenizer(inner or Letters()), list(prompt.encode()), stops)
     for byte in text.encode() if isinstance(text, str) else text:
         yield pieces.add(byte)
         if pieces.has_stopped:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from ekiden.llm import gguf_file
 from ekiden.llm.gguf import GGUFCheckpoint, GGUFFile, write_gguf
-from ekiden.llm.gguf_architectures import ROWS, Architecture
+from ekiden.llm.gguf_architectures import ARCHITECTURE_ROWS, Architecture
 from ekiden.llm.weights import Weight
 from ekiden.runtime.errors import LoadError
 from ekiden.topi.nn.block_formats import BLOCK_FORMATS
@@ -127,7 +127,7 @@ def model(path: Path, row: Architecture, **more: str | float) -> dict[str, Weigh
     return tensors
 
 
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+@pytest.mark.parametrize("row", ARCHITECTURE_ROWS, ids=lambda row: row.name)
 def test_names_and_sizes_are_those_of_transformers(tmp_path: Path, row: Architecture) -> None:
     model(tmp_path / "a.gguf", row)
     checkpoint = GGUFCheckpoint(tmp_path / "a.gguf")
@@ -145,7 +145,7 @@ def test_names_and_sizes_are_those_of_transformers(tmp_path: Path, row: Architec
 
 
 def test_names_of_a_layer(tmp_path: Path) -> None:
-    model(tmp_path / "a.gguf", next(row for row in ROWS if row.name == "gemma3"))
+    model(tmp_path / "a.gguf", next(row for row in ARCHITECTURE_ROWS if row.name == "gemma3"))
     found = set(GGUFCheckpoint(tmp_path / "a.gguf"))
     norms = "input", "post_attention", "pre_feedforward", "post_feedforward"
     layer = {f"model.layers.1.{name}_layernorm.weight" for name in norms}
@@ -157,7 +157,7 @@ def test_names_of_a_layer(tmp_path: Path) -> None:
 
 def test_queries_and_keys_stand_as_in_transformers(tmp_path: Path) -> None:
     """As convert_hf_to_gguf.py of llama.cpp turns them, turned back, in blocks too."""
-    row = ROWS[0]
+    row = ARCHITECTURE_ROWS[0]
     model(tmp_path / "a.gguf", row)
     original = numbers(KEYS * HEAD, HIDDEN)
     turned = original.reshape(KEYS, 2, HEAD // 2, HIDDEN).swapaxes(1, 2).reshape(-1, HIDDEN)
@@ -173,7 +173,7 @@ def test_queries_and_keys_stand_as_in_transformers(tmp_path: Path) -> None:
 
 
 def test_joined_rows_stand_as_in_transformers(tmp_path: Path) -> None:
-    row = next(row for row in ROWS if row.joined)
+    row = next(row for row in ARCHITECTURE_ROWS if row.joined)
     tensors = model(tmp_path / "a.gguf", row)
     found = GGUFCheckpoint(tmp_path / "a.gguf")
     name = "gpt_neox.layers.0.attention.query_key_value.weight"
@@ -185,7 +185,7 @@ def test_joined_rows_stand_as_in_transformers(tmp_path: Path) -> None:
 
 
 def test_norms_of_gemma_are_one_less(tmp_path: Path) -> None:
-    row = next(row for row in ROWS if row.name == "gemma2")
+    row = next(row for row in ARCHITECTURE_ROWS if row.name == "gemma2")
     tensors = model(tmp_path / "a.gguf", row)
     found = GGUFCheckpoint(tmp_path / "a.gguf")
     name = "model.layers.0.pre_feedforward_layernorm.weight"
@@ -196,7 +196,7 @@ def test_norms_of_gemma_are_one_less(tmp_path: Path) -> None:
 
 
 def test_stretched_positions(tmp_path: Path) -> None:
-    row = ROWS[0]
+    row = ARCHITECTURE_ROWS[0]
     more = {"llama.rope.scaling.type": "yarn", "llama.rope.scaling.factor": 4.0}
     model(tmp_path / "a.gguf", row, **more)
     scaling = GGUFCheckpoint(tmp_path / "a.gguf").config["rope_scaling"]
@@ -220,7 +220,7 @@ def test_stretched_positions(tmp_path: Path) -> None:
 
 def test_what_is_not_read_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """But for what says that there is none; an MLP with biases is read."""
-    row = ROWS[0]
+    row = ARCHITECTURE_ROWS[0]
     entries = {"llama.expert_count": 0, "llama.attention.value_length": HEAD}
     model(tmp_path / "a.gguf", row, **entries)
     file = GGUFFile(tmp_path / "a.gguf")
@@ -342,7 +342,7 @@ def in_memory(monkeypatch: pytest.MonkeyPatch) -> Callable[[bytes], None]:
 def test_every_beginning_of_a_file_is_refused(
     tmp_path: Path, in_memory: Callable[[bytes], None]
 ) -> None:
-    model(tmp_path / "a.gguf", ROWS[0])
+    model(tmp_path / "a.gguf", ARCHITECTURE_ROWS[0])
     whole = (tmp_path / "a.gguf").read_bytes()
     part = tmp_path / "b.gguf"
     for end in range(0, len(whole), 1 + len(whole) // 300):
@@ -358,7 +358,7 @@ def test_no_change_of_a_file_does_harm(
     """It is read, or refused."""
     random = np.random.default_rng(22)
     some_file(tmp_path / "a.gguf")
-    model(tmp_path / "b.gguf", next(row for row in ROWS if row.name == "gemma3"))
+    model(tmp_path / "b.gguf", next(row for row in ARCHITECTURE_ROWS if row.name == "gemma3"))
     files = [(tmp_path / name).read_bytes() for name in ("a.gguf", "b.gguf")]
     # What stands before the data is where a change matters.
     ends = [raw.index(b"q6_k") + 40 for raw in files[:1]] + [files[1].index(b"output.weight") + 40]

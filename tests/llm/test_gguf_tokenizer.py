@@ -12,7 +12,7 @@ import pytest
 
 from ekiden.llm.files import find_tokenizer
 from ekiden.llm.gguf import GGUFCheckpoint, write_gguf
-from ekiden.llm.gguf_tokenizer import joins
+from ekiden.llm.gguf_tokenizer import merge_pairs
 from ekiden.llm.text import Tokenizer
 from ekiden.runtime.errors import LoadError
 
@@ -132,7 +132,7 @@ def test_a_token_may_be_as_long_as_a_text() -> None:
             return str(self)[at]
 
     tokens = ["a", "b", "ab", "aab", Counted("ab" * 50000)]
-    assert joins(tokens, [0.0, 0.0, 2.0, 1.0, 3.0]) == [("a", "b"), ("a", "ab")]
+    assert merge_pairs(tokens, [0.0, 0.0, 2.0, 1.0, 3.0]) == [("a", "b"), ("a", "ab")]
     assert not Counted.cuts
 
 

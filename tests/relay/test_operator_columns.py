@@ -10,7 +10,7 @@ import pytest
 
 import ekiden
 import ekiden.relay  # declares the operators
-from ekiden.ir.op import OPS, Borders, Linear, Turns
+from ekiden.ir.op import OPS, Borders, Linear, Transposes
 from ekiden.relay.op.create import FILLED
 
 ROOT = Path(ekiden.__file__).parent
@@ -92,7 +92,7 @@ def test_the_columns_agree_with_the_rest_of_a_row() -> None:
         assert not row.fast or OPS[row.fast].attrs is row.attrs, name
         assert not row.commutes or len(row.arguments) == 2, name
         assert row.linear is Linear.NO or len(row.arguments) == 2, name
-        assert row.turns is not Turns.SHAPE or row.reshape_only, name
+        assert row.turns is not Transposes.SHAPE or row.reshape_only, name
         assert row.borders is Borders.NO or hasattr(row.attrs, "padding"), name
         assert row.channels is None or row.macs is not None, name
         assert row.gradient_of is None or row.lower is None, name

@@ -179,7 +179,7 @@ def _recording() -> Iterator[_Notes]:
         patch.setattr(llvm, "link", here(lambda *args, **options: b"", llvm.link))
         patch.setattr(llvm, "compile_text", here(note_native, llvm.compile_text))
         oldest = PROCESSORS["x86-64-v2"]
-        machine = facts.Machine(
+        machine = facts.MachineFacts(
             oldest.name, oldest.architecture, (), oldest.core, oldest.core.caches
         )
         patch.setattr(facts, "host", here(lambda: machine, facts.host))

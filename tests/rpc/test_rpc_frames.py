@@ -22,7 +22,7 @@ from ekiden.rpc.messages import (
     Kind,
     Tag,
 )  # fmt: skip
-from ekiden.rpc.wire import Plain, TensorType, read_body, read_head, write_body
+from ekiden.rpc.wire import NoHandles, TensorType, read_body, read_head, write_body
 from ekiden.runtime import ADT, DataType, Shape
 
 ONE_OF_EACH = [
@@ -36,15 +36,17 @@ SAMPLES = {
 
 
 def sample(kind: Kind) -> bytes:
-    return bytes(write_body(kind, [SAMPLES[letter] for letter in MESSAGES[kind].fields], Plain()))
+    return bytes(
+        write_body(kind, [SAMPLES[letter] for letter in MESSAGES[kind].fields], NoHandles())
+    )
 
 
 @pytest.mark.parametrize("kind", Kind)
 def test_every_message_is_read_as_it_was_written(kind: Kind) -> None:
     frame = sample(kind)
     assert read_head(frame[:8], HELLO_LIMIT) == (kind, len(frame) - 8)
-    found = read_body(kind, frame[8:], Plain())
-    assert write_body(kind, found, Plain()) == frame
+    found = read_body(kind, frame[8:], NoHandles())
+    assert write_body(kind, found, NoHandles()) == frame
 
 
 def test_the_tables_are_whole() -> None:
@@ -87,7 +89,7 @@ VALUE_CASES = {
 def test_values_that_are_none(name: str) -> None:
     tracemalloc.start()
     with pytest.raises(rpc.FrameError):
-        read_body(Kind.RETURN, VALUE_CASES[name], Plain())
+        read_body(Kind.RETURN, VALUE_CASES[name], NoHandles())
     assert tracemalloc.get_traced_memory()[1] < 1 << 20
     tracemalloc.stop()
 
@@ -131,7 +133,7 @@ def count_refused(count: int, seed: int) -> int:
     for _ in range(count):
         kind, frame = rng.choice(frames)
         try:
-            read_body(kind, mutate(rng, frame[8:]), Plain())
+            read_body(kind, mutate(rng, frame[8:]), NoHandles())
         except rpc.FrameError:
             refused += 1
     return refused
@@ -146,7 +148,7 @@ def test_a_million_mutated_bodies() -> None:
     assert count_refused(1_000_000, 1) > 500_000
 
 
-HELLO = bytes(write_body(Kind.HELLO, (MAGIC, VERSION, FRAME_LIMIT, 0, "board", ()), Plain()))
+HELLO = bytes(write_body(Kind.HELLO, (MAGIC, VERSION, FRAME_LIMIT, 0, "board", ()), NoHandles()))
 
 
 def talk(port: int, *frames: bytes) -> bytes:

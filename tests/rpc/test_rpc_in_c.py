@@ -14,7 +14,7 @@ from c_builds import ADDRESS, Objects
 from ekiden import rpc
 from ekiden.rpc.messages import SESSION, Kind
 from ekiden.rpc.sandbox import missing
-from ekiden.rpc.wire import Plain, write_body
+from ekiden.rpc.wire import NoHandles, write_body
 from ekiden.runtime.paths import include_dir, server_source_dir, source_dir
 
 LIMIT = 170 * 1024
@@ -160,8 +160,8 @@ def samples() -> bytes:
         (Kind.LOAD, ("file",)), (Kind.SIZE, ("file",)), (Kind.LIST, ()),
         (Kind.RELEASE, ([first],)), (Kind.RELEASE, ([first, 2 << 32 | 1],)),
     ]  # fmt: skip
-    hello = bytes(write_body(Kind.HELLO, (*HELLO_FIELDS,), Plain()))
-    return b"".join([hello, *texts, *(bytes(write_body(k, f, Plain())) for k, f in some)])
+    hello = bytes(write_body(Kind.HELLO, (*HELLO_FIELDS,), NoHandles()))
+    return b"".join([hello, *texts, *(bytes(write_body(k, f, NoHandles())) for k, f in some)])
 
 
 HELLO_FIELDS = (0x0043_5052_4B45_8901, 1, 1 << 16, 0, "", ())

@@ -11,7 +11,7 @@ import pytest
 from rpc_functions import CServer, children, wait_until
 
 from ekiden import rpc
-from ekiden.rpc.server import SPARES
+from ekiden.rpc.server import SPARE_PROGRAMS
 
 
 def resources(pid: int) -> tuple[int, int]:
@@ -61,7 +61,7 @@ def use_and_kill(port: int, pid: int, count: int) -> None:
     for _ in range(5):
         with suppress(rpc.RPCError):  # its process was killed before it
             one_session(port, rng, pid)
-    wait_until(lambda: len(children(pid)) <= SPARES)
+    wait_until(lambda: len(children(pid)) <= SPARE_PROGRAMS)
     descriptors, pages = resources(pid)
     here, used = len(os.listdir("/proc/self/fd")), set()
     for _ in range(count):
@@ -69,9 +69,14 @@ def use_and_kill(port: int, pid: int, count: int) -> None:
             used |= one_session(port, rng, pid)
         except rpc.RPCError:  # its process was killed meanwhile
             continue
-    wait_until(lambda: len(children(pid)) <= SPARES and resources(pid)[0] <= descriptors + SPARES)
+    wait_until(
+        lambda: (
+            len(children(pid)) <= SPARE_PROGRAMS
+            and resources(pid)[0] <= descriptors + SPARE_PROGRAMS
+        )
+    )
     assert used
-    wait_until(lambda: sum(folder.exists() for folder in used) <= SPARES)
+    wait_until(lambda: sum(folder.exists() for folder in used) <= SPARE_PROGRAMS)
     assert resources(pid)[1] < pages + 256 + count  # a MB, and 4 KB for a session
     assert len(os.listdir("/proc/self/fd")) <= here + 4
     with rpc.connect("127.0.0.1", port, "board") as session:

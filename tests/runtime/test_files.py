@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from ekiden import runtime
-from ekiden.runtime.files import GIVEN_UP, Writer, shrink, write_text, write_to, write_whole
+from ekiden.runtime.files import PARTIAL_EXPIRY_S, Writer, shrink, write_text, write_to, write_whole
 
 pytestmark = pytest.mark.quick
 
@@ -173,7 +173,7 @@ def test_what_a_process_was_ended_in_the_middle_of_goes(tmp_path: Path) -> None:
     other = folder / ".of-somebody-else"
     for path in (whole, left, written, other):
         path.write_bytes(b"hello")
-    before = time.time() - GIVEN_UP - 60
+    before = time.time() - PARTIAL_EXPIRY_S - 60
     for path in (left, other):
         os.utime(path, (before, before))
     assert shrink(tmp_path, 1000) == (0, 0)

@@ -6,7 +6,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from ekiden.runtime.profile.flame import ROW, WIDTH, Bar, flame
+from ekiden.runtime.profile.flame import CHART_WIDTH_PX, ROW_HEIGHT_PX, Bar, flame
 
 pytestmark = pytest.mark.quick
 SVG = "{http://www.w3.org/2000/svg}"
@@ -32,10 +32,10 @@ def test_calls_stand_below_their_callers() -> None:
             Bar("other", 2100, 400),
         ])
     )  # fmt: skip
-    assert found["main"][:3] == (0, 0, WIDTH)
-    assert found["kernel"][:3] == (WIDTH / 4, ROW, WIDTH / 8)
-    assert found["inner"][:3] == (WIDTH / 2, ROW, WIDTH / 4)
-    assert found["other"][1] == 2 * ROW
+    assert found["main"][:3] == (0, 0, CHART_WIDTH_PX)
+    assert found["kernel"][:3] == (CHART_WIDTH_PX / 4, ROW_HEIGHT_PX, CHART_WIDTH_PX / 8)
+    assert found["inner"][:3] == (CHART_WIDTH_PX / 2, ROW_HEIGHT_PX, CHART_WIDTH_PX / 4)
+    assert found["other"][1] == 2 * ROW_HEIGHT_PX
     assert found["main"][3] == found["inner"][3] != found["kernel"][3]
 
 

@@ -19,10 +19,10 @@ from ekiden import relay
 from ekiden.backend.vm.write import VMFunction, write_executable
 from ekiden.ir.prim import SizeVar
 from ekiden.relay import op
-from ekiden.runtime.artifact.frame import Part, read_sections, write_sections
+from ekiden.runtime.artifact.frame import SectionSource, read_sections, write_sections
 from ekiden.runtime.binding.layout import Section
 from ekiden.runtime.debug.instructions import make
-from ekiden.runtime.profile.report import sources
+from ekiden.runtime.profile.report import instruction_sources
 
 Json = Any
 IDENTITY = VMFunction("main", ("x",), 1, (make("Ret", src=0),))
@@ -36,8 +36,8 @@ MAIN = {
 def with_metadata(data: bytes, text: bytes) -> bytes:
     """The file with another METADATA and the checksums of that."""
 
-    def part(kind: Section, payload: bytes) -> Part:
-        return Part(kind, lambda at: [payload])
+    def part(kind: Section, payload: bytes) -> SectionSource:
+        return SectionSource(kind, lambda at: [payload])
 
     kept = {kind: bytes(payload) for kind, _, payload in read_sections(data)}
     return bytes(write_sections(part(k, p) for k, p in {**kept, Section.METADATA: text}.items()))
@@ -213,7 +213,7 @@ def use(path: Path) -> None:
     assert repr(exe) and exe.disassemble()
     assert isinstance(exe.target, str) and len(exe.variants) > 0
     assert exe.peak_memory is None or exe.peak_memory >= 0
-    assert all(isinstance(text, str) for text in sources(exe.raw).values())
+    assert all(isinstance(text, str) for text in instruction_sources(exe.raw).values())
     machine = ekiden.runtime.vm.VirtualMachine(exe)
     with suppress(ekiden.EkidenError):
         exe(np.ones((2, 4), np.float32))

@@ -9,10 +9,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from ekiden.backend.vm.write import Program, VMFunction, write_programs
+from ekiden.backend.vm.write import ExecutableProgram, VMFunction, write_programs
 from ekiden.runtime import Executable
-from ekiden.runtime.artifact import mapped, pieces
-from ekiden.runtime.artifact.frame import Assembly, Part, assemble, file_of
+from ekiden.runtime.artifact import chunks, mapped_files
+from ekiden.runtime.artifact.frame import ArtifactFile, SectionSource, assemble, file_of
 from ekiden.runtime.binding.layout import Section
 from ekiden.runtime.debug.instructions import make
 from ekiden.runtime.files import write_to
@@ -33,36 +33,36 @@ PIECES = [
 ]  # fmt: skip
 
 
-def plain(piece: pieces.Piece) -> bytes:
+def plain(piece: chunks.Piece) -> bytes:
     return piece.tobytes() if isinstance(piece, np.ndarray) else bytes(piece)
 
 
 def test_parts_are_the_bytes_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
     given = [np.asarray(p) if isinstance(p, np.generic) else p for p in PIECES]
     wanted = b"".join(map(plain, given))
-    assert bytes(pieces.joined(given)) == wanted
-    for size in (pieces.PART, 1 << 19, 1 << 10):
-        monkeypatch.setattr(pieces, "PART", size)
-        parts = list(pieces.parts_of(given))
+    assert bytes(chunks.joined(given)) == wanted
+    for size in (chunks.THREAD_CHUNK_BYTES, 1 << 19, 1 << 10):
+        monkeypatch.setattr(chunks, "THREAD_CHUNK_BYTES", size)
+        parts = list(chunks.parts_of(given))
         assert b"".join(parts) == wanted and all(map(len, parts))
         found = 0
         for part in parts:
-            found = pieces.checksum(part, found)
-        assert found == zlib.crc32(wanted) == pieces.checksum(wanted)
+            found = chunks.checksum(part, found)
+        assert found == zlib.crc32(wanted) == chunks.checksum(wanted)
 
 
 @pytest.mark.parametrize("size", [0, 1, 63, 64, 65, 200])
 def test_checksums_go_on(size: int) -> None:
     data = RNG.integers(0, 255, 300, np.uint8).tobytes()
-    first = pieces.checksum(data[:size]) if size else 0
-    assert pieces.checksum(data[size:], first) == zlib.crc32(data)
+    first = chunks.checksum(data[:size]) if size else 0
+    assert chunks.checksum(data[size:], first) == zlib.crc32(data)
 
 
-def assembly() -> Assembly:
+def assembly() -> ArtifactFile:
     """An artifact with constants that lie in many ways."""
     main = VMFunction("main", ("x",), 1, (make("Ret", src=0),))
     constants = [ROWS.T, RNG.standard_normal(3), ROWS, np.zeros((0, 2)), unaligned()]
-    return write_programs([Program([main], [], b"", {})], constants)
+    return write_programs([ExecutableProgram([main], [], b"", {})], constants)
 
 
 def written(write: Callable[[io.BytesIO], object]) -> bytes:
@@ -82,8 +82,8 @@ def test_each_way_to_write_gives_the_same_file() -> None:
 
 
 def test_a_file_of_no_sections_and_of_empty_ones() -> None:
-    one = [Part(Section.METADATA, lambda at: [b""])]
-    two = [Part(kind, lambda at: [b"", b"1"]) for kind in (Section.CODE, Section.GLOBALS)]
+    one = [SectionSource(Section.METADATA, lambda at: [b""])]
+    two = [SectionSource(kind, lambda at: [b"", b"1"]) for kind in (Section.CODE, Section.GLOBALS)]
     for parts in ([], one, two):
         made = assemble(parts)
         assert written(made.write) == bytes(made.joined()) == written(made.write_once)
@@ -120,10 +120,10 @@ def test_pieces_in_mapped_files_go_from_memory(
 ) -> None:
     (tmp_path / "weights").write_bytes(bytes(4 << 20))
     gone: list[int] = []
-    monkeypatch.setattr(mapped, "drop", lambda array: gone.append(array.nbytes))
-    with mapped.lending() as files:
+    monkeypatch.setattr(mapped_files, "drop", lambda array: gone.append(array.nbytes))
+    with mapped_files.borrowing() as files:
         data = files.map(tmp_path / "weights")
         assert data is not None
         array = np.frombuffer(data, np.float32).reshape(1 << 10, 1 << 10)
-        assert sum(map(len, pieces.parts_of([array, array.T]))) == 8 << 20
+        assert sum(map(len, chunks.parts_of([array, array.T]))) == 8 << 20
     assert sum(gone) >= 8 << 20

@@ -5,7 +5,7 @@ import pytest
 
 from ekiden import nd, relay, runtime
 from ekiden.runtime.errors import InputError
-from ekiden.runtime.executable import placing
+from ekiden.runtime.executable import output_buffers
 
 pytestmark = pytest.mark.quick
 X = np.arange(6, dtype=np.float32).reshape(2, 3)
@@ -34,7 +34,7 @@ def test_kernels_write_outputs_where_the_caller_wants_them(monkeypatch: pytest.M
     made: list[int] = []
 
     def invoke_into(*args: object) -> object:
-        found = placing.invoke_into(*args)  # type: ignore[arg-type]
+        found = output_buffers.invoke_into(*args)  # type: ignore[arg-type]
         made.extend(map(address, found))  # type: ignore[call-overload]
         return found
 

@@ -16,13 +16,13 @@ import pytest
 from chromium import chromium, served
 from ekiden.runtime.errors import RequestError, ServeError
 from ekiden.serve import Message, Piece, Sampling, Server
-from ekiden.serve.datatypes import BY_NAME
+from ekiden.serve.datatypes import DATATYPE_BY_NAME
 from ekiden.serve.grpc_messages import message, parse_request
 from ekiden.serve.grpc_scan import varint
 from ekiden.serve.http_messages import read_request
 from ekiden.serve.json_scan import PIECE_BYTES, read_json
 from ekiden.serve.json_tensors import tensor_of
-from ekiden.serve.security import opened
+from ekiden.serve.security import exposure_warnings
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "serve"))
 
@@ -154,7 +154,7 @@ def test_an_open_server_says_what_it_opens(
         config = server.server.config
     lines = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
     said = next(line for line in lines if line["event"] == "open")
-    assert said["what"] == opened(config)
+    assert said["what"] == exposure_warnings(config)
     for part in ("run models", "sequences", "metrics", "to load and unload: nobody may"):
         assert part in said["what"]
 
@@ -306,7 +306,7 @@ def test_brackets_of_long_nested_arrays_stand_as_the_shape_says() -> None:
         good.replace("],[", "],[[", 1), good[1:-1], good.replace("[", " ", 1),
     ):  # fmt: skip
         with pytest.raises(RequestError):
-            tensor_of("x", BY_NAME["FP64"], [3000, 3], memoryview(wrong.encode()))
+            tensor_of("x", DATATYPE_BY_NAME["FP64"], [3000, 3], memoryview(wrong.encode()))
 
 
 def test_the_tensors_of_a_request_have_no_more_bytes_than_a_body_may(models: Path) -> None:

@@ -14,7 +14,7 @@ from seed_blocks import described_instructions, flat, proposed_instructions, see
 
 import ekiden as tvm
 from ekiden import arith, micro, relay, rpc, runtime, te, tir, topi, tune
-from ekiden.backend.vm.choices import MAX_CASES
+from ekiden.backend.vm.choices import MAX_JUMP_TABLE_CASES
 from ekiden.cli import main
 from ekiden.contrib.graph_executor import GraphModule
 from ekiden.ir import register_op_attr
@@ -57,7 +57,7 @@ def @sum(%l: List[float32]) -> float32 {
 }
 def @apply(%f: fn (float32) -> float32, %x: float32) -> float32 { %f(add(%x, 1f)) }
 """
-MANY = ", ".join(f"C{i}" for i in range(MAX_CASES + 1))
+MANY = ", ".join(f"C{i}" for i in range(MAX_JUMP_TABLE_CASES + 1))
 """More constructors than one instruction tells apart."""
 PROGRAMS: tuple[tuple[str, tuple[object, ...], object], ...] = (
     ("def @main(%x: Tensor[(2), float32]) { nn.relu(add(%x, %x)) }", (np.array([-1, 2], F32),),
@@ -71,8 +71,8 @@ PROGRAMS: tuple[tuple[str, tuple[object, ...], object], ...] = (
        add(@apply(%f, 2f), (%y, 5f).1)
      }""", (np.float32(10), np.bool_(True)), 35),
     (f"""type Many {{ {MANY}, }}
-     def @main(%b: bool) {{ let %t = if (%b) {{ C0 }} else {{ C{MAX_CASES} }};
-       match? (%t) {{ C0 => 1f, C{MAX_CASES} => 2f }} }}""", (np.bool_(False),), 2),
+     def @main(%b: bool) {{ let %t = if (%b) {{ C0 }} else {{ C{MAX_JUMP_TABLE_CASES} }};
+       match? (%t) {{ C0 => 1f, C{MAX_JUMP_TABLE_CASES} => 2f }} }}""", (np.bool_(False),), 2),
     ("""type Two { One, Other, }
      def @main(%b: bool) { let %t = if (%b) { One } else { Other };
        match? (%t) { One => 1f } }""", (np.bool_(True),), 1),

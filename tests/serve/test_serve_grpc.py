@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from serving import Running, serving
 
-from ekiden.serve.grpc_messages import FILE, METHODS, SERVICE, Proto, message, parse
+from ekiden.serve.grpc_messages import FILE_DESCRIPTOR, METHODS, SERVICE, Proto, message, parse
 
 Channel = Any
 
@@ -98,7 +98,7 @@ def test_tokens_of_calls(models: Path, tmp_path: Path) -> None:
 def ours() -> dict[str, dict[str, int]]:
     """Message -> field -> number, of our description."""
     found: dict[str, dict[str, int]] = {}
-    stack = [("", each) for each in FILE.message_type]
+    stack = [("", each) for each in FILE_DESCRIPTOR.message_type]
     while stack:
         outer, each = stack.pop()
         found[outer + each.name] = {field.name: field.number for field in each.field}
@@ -123,7 +123,7 @@ def test_messages_are_those_of_triton() -> None:
 
 
 def next_fields(path: str) -> list[Any]:
-    messages: Any = FILE.message_type
+    messages: Any = FILE_DESCRIPTOR.message_type
     for name in path.split("."):
         found = next(each for each in messages if each.name == name)
         messages = found.nested_type

@@ -12,7 +12,7 @@ from ekiden import relay, te, tir
 from ekiden.ir.op import OP_ATTRS, OP_NODES, OPS
 from ekiden.relay.op import op as operators
 from ekiden.runtime.errors import CompileError
-from ekiden.tir.expr import Bytes
+from ekiden.tir.expr import ByteView
 
 X = te.placeholder((3, 4), name="x")
 BUFFER = tir.decl_buffer((3,), "float32", "b")
@@ -31,7 +31,7 @@ def _own_operators_are_forgotten() -> Iterator[None]:
 
 @pytest.mark.parametrize(
     "indexed",
-    [te.placeholder((3,)), X, X[0], BUFFER, Bytes(BUFFER)],
+    [te.placeholder((3,)), X, X[0], BUFFER, ByteView(BUFFER)],
     ids=["vector", "matrix", "row", "buffer", "bytes"],
 )
 def test_iterating_is_refused(indexed: object) -> None:

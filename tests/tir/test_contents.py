@@ -11,7 +11,7 @@ from ekiden.tir.expr import Buffer, BufferLoad, Ramp
 from ekiden.tir.stmt import BufferStore, DeclBuffer, For, ForKind, PrimFunc, Stmt, seq
 from ekiden.tir.transform.lower_intrinsics import lower_intrinsics
 from ekiden.tir.transform.lower_small_types import lower_small_types
-from ekiden.tir.visitor import NOTHING
+from ekiden.tir.visitor import EMPTY_STMT
 
 pytestmark = pytest.mark.quick
 
@@ -66,7 +66,7 @@ def test_buffers_inside_a_statement() -> None:
     assert buffers_inside(func.body) == {a, b}
     view = Buffer("V", (const(2),), "float32")
     source = Buffer("S", (const(4),), "float32")
-    of_view = DeclBuffer(view, source, (const(0),), (const(2),), NOTHING)
+    of_view = DeclBuffer(view, source, (const(0),), (const(2),), EMPTY_STMT)
     assert buffers_inside(seq(func.body, of_view)) == {a, b, source}
 
 

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from ekiden.topi.nn.block_formats import BLOCK_FORMATS, ROWS, BlockFormat
+from ekiden.topi.nn.block_formats import BLOCK_FORMAT_ROWS, BLOCK_FORMATS, BlockFormat
 
 Array = NDArray[np.float32]
-every_format = pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+every_format = pytest.mark.parametrize("row", BLOCK_FORMAT_ROWS, ids=lambda row: row.name)
 KEPT = {
     "q4_0": (0x1DC3848E, [-2.25, 1.5, -0.75, 0.0]),
     "q4_1": (0x0807FC51, [12.0, 3.75, 9.75, 10.5]),

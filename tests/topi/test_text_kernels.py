@@ -17,7 +17,7 @@ from ekiden.relay.expr import Expr
 from ekiden.relay.interpreter import Interpreter
 from ekiden.relay.op import text
 from ekiden.runtime.text import decode, encode, sorted_texts
-from ekiden.topi.text import GROWTH
+from ekiden.topi.text import MAX_CASE_GROWTH
 from long_runs import share
 
 Array = np.ndarray[Any, Any]
@@ -100,5 +100,7 @@ def test_case(upper: bool) -> None:
 @pytest.mark.parametrize("upper", [False, True])
 def test_no_letter_grows_more(upper: bool) -> None:
     points, sizes, _ = case_table(upper)
-    assert all(s <= GROWTH * len(chr(p).encode()) for p, s in zip(points, sizes, strict=True))
+    assert all(
+        s <= MAX_CASE_GROWTH * len(chr(p).encode()) for p, s in zip(points, sizes, strict=True)
+    )
     assert list(points) == sorted(points)

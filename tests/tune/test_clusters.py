@@ -68,7 +68,7 @@ def test_a_worker_that_ended_while_it_waited_is_replaced() -> None:
     worker._process.kill()
     worker._process.wait()
     workers.close_workers()
-    workers._IDLE[module] = [worker]
+    workers._IDLE_WORKERS[module] = [worker]
     assert not worker.is_alive
     assert workers._idle_worker(module) is None
 

@@ -14,8 +14,8 @@ import pytest
 from ekiden.runtime.errors import InputError
 from ekiden.tune import Candidate, Measurer, Session, Task, run_job
 from ekiden.tune.measure import NoDefaultError
-from ekiden.tune.run_job import agrees, compared, make_arrays, race
-from ekiden.tune.session import WIN
+from ekiden.tune.run_job import agrees, make_arrays, race, time_ratio
+from ekiden.tune.session import WIN_RATIO
 from long_runs import sizes
 
 
@@ -88,7 +88,9 @@ def test_lies_about_results_are_found_out(task: Task) -> None:
 def test_among_hostile_processes_nothing_is_lost_and_nothing_wrong_recorded(
     trials: int, task: Task, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ekiden.tune.session.ENOUGH", 0.0)  # no end before, where little is left
+    monkeypatch.setattr(
+        "ekiden.tune.session.MIN_RELATIVE_GAIN", 0.0
+    )  # no end before, where little is left
     patient = quick(
         build_function="hostile_builds:build", run_function="hostile_jobs:run",
         run_seconds=1.0, memory=512 << 20, batch=3,
@@ -101,7 +103,7 @@ def test_among_hostile_processes_nothing_is_lost_and_nothing_wrong_recorded(
     honest = quick()
     for best in session.records.query(kind="best"):
         (outcome,) = honest.measure(task, [Candidate(best.rule, best.choice)])
-        assert outcome.is_ok and best.ratio <= WIN and len(best.confirmed) == 2  # type: ignore[union-attr]
+        assert outcome.is_ok and best.ratio <= WIN_RATIO and len(best.confirmed) == 2  # type: ignore[union-attr]
 
 
 class Losing(Executor):
@@ -176,10 +178,12 @@ def test_results_agree_up_to_the_order_of_sums(
 
 def test_sums_of_results_tell_arrays_apart_whatever_their_size() -> None:
     """Of more elements than are summed at a time; what is no number counts as nothing."""
-    plain = np.random.default_rng(0).standard_normal(3 * run_job.BLOCK + 5).astype(np.float32)
+    plain = (
+        np.random.default_rng(0).standard_normal(3 * run_job.COMPARE_BLOCK + 5).astype(np.float32)
+    )
     assert run_job.sample([plain], 3) == run_job.sample([plain.copy()], 3)
     assert run_job.sample([plain], 3) != run_job.sample([plain], 4)
-    for at in (0, run_job.BLOCK, plain.size - 1):
+    for at in (0, run_job.COMPARE_BLOCK, plain.size - 1):
         other = plain.copy()
         other[at] += 1000
         assert abs(run_job.sample([other], 3)[0] - run_job.sample([plain], 3)[0]) > 1
@@ -191,10 +195,10 @@ def test_sums_of_results_tell_arrays_apart_whatever_their_size() -> None:
 
 def test_neither_drift_nor_a_busy_machine_makes_a_winner() -> None:
     same = [1.0, 1.1, 1.2, 1.3]
-    assert compared(same, same) == 1.0
-    assert compared([1.0, 1.1, 1.2, 1.3], [1.0, 1.4, 1.5, 1.6]) == 1.0  # the least are the same
-    assert compared([0.9, 2.0, 2.0, 2.0], [1.0, 2.0, 2.0, 2.0]) == 1.0  # but for one turn
-    assert compared([0.5, 0.55], [1.0, 1.1]) == 0.5
+    assert time_ratio(same, same) == 1.0
+    assert time_ratio([1.0, 1.1, 1.2, 1.3], [1.0, 1.4, 1.5, 1.6]) == 1.0  # the least are the same
+    assert time_ratio([0.9, 2.0, 2.0, 2.0], [1.0, 2.0, 2.0, 2.0]) == 1.0  # but for one turn
+    assert time_ratio([0.5, 0.55], [1.0, 1.1]) == 0.5
 
 
 def test_what_cannot_win_is_left_out_of_later_turns(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -223,7 +227,7 @@ def test_what_is_hopeless_is_called_once(monkeypatch: pytest.MonkeyPatch) -> Non
     made = [taking(n, seconds) for n, seconds in enumerate((0.1, 0.105, 0.4))]
     times = race(made, [0, 1, 2], 12, math.inf, 1, False)
     assert calls[2] == len(times[2]) == 1 and len(times[0]) == 12
-    assert compared(times[2], times[0]) == pytest.approx(4)
+    assert time_ratio(times[2], times[0]) == pytest.approx(4)
     again = race(made, [0, 1, 2], 12, math.inf, 1, False, [0.1, 0.105, 0.4])
     assert calls[2] == 1 and again[2] == [0.4], "its results were asked for before"
 

@@ -10,16 +10,16 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from ekiden.kernels.decision import Choice, Decision, Fixed
+from ekiden.kernels.decision import Decision, Fixed, Knob
 from ekiden.runtime.errors import CompileError, InputError
 from ekiden.tune import Candidate, Evolution, FamilySpace, Random, Records, Replay, Task, learned
-from ekiden.tune.cost_model import CostModel, Features, Neighbours, Trees
+from ekiden.tune.cost_model import BoostedTrees, CostModel, Features, NearestNeighbours
 from ekiden.tune.records import Trial
 from ekiden.tune.search import Search
 
-ROWS, ORDER = Choice("rows", (4, 3, 2, 1), "rows"), Choice("order", ("panel", "row"), "order")
-EARLY = Choice("panel", (16, 32), "chosen before", is_early=True)
-ONE = Choice("own", (8,), "only one")
+ROWS, ORDER = Knob("rows", (4, 3, 2, 1), "rows"), Knob("order", ("panel", "row"), "order")
+EARLY = Knob("panel", (16, 32), "chosen before", is_early=True)
+ONE = Knob("own", (8,), "only one")
 
 
 def decide(fixed: Fixed) -> Decision:
@@ -58,7 +58,7 @@ def test_all_of_a_small_space_is_found_once(search: Search) -> None:
 
 def test_what_failed_has_no_children() -> None:
     failed = Candidate("toy", "rows=4 order=row")
-    space = FamilySpace("toy", (Choice("rows", tuple(range(1000)), "rows"),), decide)
+    space = FamilySpace("toy", (Knob("rows", tuple(range(1000)), "rows"),), decide)
     history = {failed: math.inf, Candidate("toy", "rows=500"): 0.1}
     found = Evolution(exploration=0.0, crossing=0.0).propose(space, history, 8, random.Random(0))
     assert found and all(c not in history for c in found)
@@ -102,7 +102,7 @@ class Guess:
 
 
 def test_a_model_chooses_among_children() -> None:
-    space = FamilySpace("toy", (Choice("rows", tuple(range(1000)), "rows"),), decide)
+    space = FamilySpace("toy", (Knob("rows", tuple(range(1000)), "rows"),), decide)
     history = {Candidate("toy", f"rows={n}"): float(n) for n in range(60, 90)}
     plain = Evolution(exploration=0.0)
     guided = Evolution(exploration=0.0, model=Guess)
@@ -131,7 +131,7 @@ def test_a_model_knows_what_earlier_records_say(task: Task) -> None:
     )
     seen: list[int] = []
 
-    class Watched(Neighbours):
+    class Watched(NearestNeighbours):
         def fit(self, rows: Sequence[Features], ratios: Sequence[float]) -> None:
             seen.append(len(rows))
             super().fit(rows, ratios)
@@ -150,10 +150,10 @@ def test_a_kernel_of_a_model_has_a_space(task: Task) -> None:
 
 def _trees() -> CostModel:
     pytest.importorskip("lightgbm", reason="needs lightgbm")
-    return Trees()
+    return BoostedTrees()
 
 
-@pytest.mark.parametrize("make", [Neighbours, _trees], ids=["neighbours", "trees"])
+@pytest.mark.parametrize("make", [NearestNeighbours, _trees], ids=["neighbours", "trees"])
 def test_models_order_what_they_have_not_seen(make: Callable[[], CostModel]) -> None:
     source = random.Random(0)
 
@@ -182,4 +182,4 @@ def test_models_order_what_they_have_not_seen(make: Callable[[], CostModel]) -> 
 def test_without_lightgbm_trees_say_what_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "lightgbm", None)
     with pytest.raises(CompileError, match="pip install ekiden\\[tune\\]"):
-        Trees()
+        BoostedTrees()

@@ -19,10 +19,10 @@ from ekiden.tir.schedule.trace import Trace
 from ekiden.tir.stmt import PrimFunc
 from ekiden.tune import Candidate, Measurer, Session, Task, schedule_task, te_task
 from ekiden.tune import te_workload as of
-from ekiden.tune.program import DEFAULT
-from ekiden.tune.rules import RULES
+from ekiden.tune.program import DEFAULT_RULE
+from ekiden.tune.rules import DEFAULT_RULES
 from ekiden.tune.sketch import Sketch, TraceSpace, block_names, sketches
-from ekiden.tune.untuned import modelled
+from ekiden.tune.untuned import model_schedule
 from long_runs import alike
 
 SMALL: dict[str, Callable[[], of.Tensors]] = {
@@ -224,13 +224,13 @@ def test_without_search_sums_of_products_are_tiles(cpu: str) -> None:
     target = Target(f"llvm -mcpu={cpu}")
     for tensors in (of.matmul(1, 12, 64, 32), of.conv2d(1, 12, 4, 32, 3, 1, 1), doubled()):
         func = te.create_prim_func(tensors)
-        untuned = modelled(func, block_names(func), target)
+        untuned = model_schedule(func, block_names(func), target)
         assert untuned is not None and 'scope="register"' in untuned.script()
     func = te.create_prim_func(SMALL["T2D"]())
-    untuned = modelled(func, block_names(func), target)
+    untuned = model_schedule(func, block_names(func), target)
     assert untuned is not None and "T.isfinite(conv_sums" in untuned.script()
     func = te.create_prim_func(of.softmax(32, 32))
-    assert modelled(func, block_names(func), target) is None
+    assert model_schedule(func, block_names(func), target) is None
 
 
 @pytest.mark.parametrize("tensors", [of.conv2d_transpose(1, 7, 20, 16), doubled(22, 64)])
@@ -239,7 +239,7 @@ def test_without_search_a_factor_that_no_cache_holds_passes_by_once(tensors: of.
     blocked = {}
     for caches in ("-l1=2K -l2=4K", "-l1=32K -l2=512K"):
         target = Target(f"llvm -mcpu=x86-64-v3 -cores=1 {caches}")
-        untuned = modelled(func, block_names(func), target)
+        untuned = model_schedule(func, block_names(func), target)
         assert untuned is not None
         blocked[caches] = "_rf" in untuned.script()
         np.testing.assert_allclose(run(untuned), run(func), rtol=1e-4, atol=1e-4)
@@ -260,7 +260,7 @@ def test_without_search_blocks_are_as_long_as_loads_of_a_step_allow(
 ) -> None:
     func = te.create_prim_func(of.conv2d_transpose(1, **size))
     target = Target(f"llvm -mcpu={cpu} -cores=1")
-    untuned = modelled(func, block_names(func), target)
+    untuned = model_schedule(func, block_names(func), target)
     assert untuned is not None
     found = re.findall(r'"bring_ahead": [\[(]\d+, (\d+)', untuned.script())
     assert [int(n) for n in found] == ([steps] if steps else [])
@@ -271,7 +271,7 @@ def test_without_search_columns_are_copied_where_many_rows_pass_by() -> None:
         """Whether a factor is copied."""
         target = Target(f"llvm -mcpu=x86-64-v3 {options}")
         func = te.create_prim_func(tensors)
-        untuned = modelled(func, block_names(func), target)
+        untuned = model_schedule(func, block_names(func), target)
         assert untuned is not None
         has_copy = f"{of_what}_global" in untuned.script()
         if has_copy:
@@ -292,7 +292,7 @@ def test_without_search_windows_load_what_neighbours_share_once(
     """All taps of a short window along rows stand one after the other, in few sums."""
     func = te.create_prim_func(of.depthwise(1, 18, 32, kernel, stride, kernel // 2))
     target = Target("llvm -mcpu=x86-64-v3")
-    untuned = modelled(func, block_names(func), target)
+    untuned = model_schedule(func, block_names(func), target)
     assert untuned is not None
     text = untuned.script()
     assert f"q_1 in T.unroll({taps})" in text, text
@@ -311,7 +311,7 @@ def test_without_search_windows_read_data_where_they_lie(
     """Without a copy that has the border, and without its conditions but in tiles at the border."""
     func = te.create_prim_func(of.depthwise(1, size, channels, kernel, stride, kernel // 2))
     target = Target(f"llvm -mcpu={cpu}")
-    untuned = modelled(func, block_names(func), target)
+    untuned = model_schedule(func, block_names(func), target)
     assert untuned is not None
     assert "padded = T.alloc_buffer" not in untuned.script()
     np.testing.assert_allclose(run(untuned), run(func), rtol=1e-4, atol=1e-4)
@@ -327,7 +327,7 @@ def test_without_search_sums_of_windows_leave_registers_for_data(
     """What tiles share comes from the second-level cache where channels are many: then a tile has
     many rows of one vector."""
     func = te.create_prim_func(of.depthwise(1, size, channels, kernel, 1, kernel // 2))
-    untuned = modelled(func, block_names(func), Target(f"llvm -mcpu={cpu}"))
+    untuned = model_schedule(func, block_names(func), Target(f"llvm -mcpu={cpu}"))
     assert untuned is not None
     text = untuned.script()
     rows, vectors = (int(text.split(f"for {v}_1 in T.unroll(")[1].split(")")[0]) for v in "jc")
@@ -367,7 +367,7 @@ def test_a_rule_of_a_users_own() -> None:
         return [copy]
 
     func = te.create_prim_func(of.softmax(8, 16))
-    (made,) = sketches(func, ekiden.target.Target("llvm"), [halves, *RULES])
+    (made,) = sketches(func, ekiden.target.Target("llvm"), [halves, *DEFAULT_RULES])
     assert sorted(seen) == ["most", "powers", "softmax", "total"]
     assert sorted(made.name.split()) == [f"{name}:halves0" for name in sorted(seen)]
     assert sum(i.kind == "sample_perfect_tile" for i in made.trace.insts) == 4
@@ -385,7 +385,7 @@ def own_task() -> Task:
 
 def test_a_schedule_with_sampling_is_tuned() -> None:
     task = own_task()
-    assert task.space.default == Candidate(DEFAULT)
+    assert task.space.default == Candidate(DEFAULT_RULE)
     measurer = Measurer(turns=3, race_seconds=0.05, jobs=1, batch=4)
     session = Session([task], measurer=measurer)
     session.run(4)

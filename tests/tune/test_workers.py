@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from ekiden.tune import workers
-from ekiden.tune.wire import Reader, encode, send
+from ekiden.tune.wire import MessageReader, encode, send
 from ekiden.tune.workers import Job, Worker, ask
 
 LONG = 120.0
@@ -63,7 +63,7 @@ def test_a_worker_that_ended_while_it_waited_is_replaced(monkeypatch: pytest.Mon
     worker._process.kill()
     worker._process.wait()
     monkeypatch.setattr(Worker, "is_alive", True)
-    workers._IDLE.setdefault("hostile_jobs", []).append(worker)
+    workers._IDLE_WORKERS.setdefault("hostile_jobs", []).append(worker)
     assert ask(job("say"))[0]["answer"]
 
 
@@ -101,7 +101,7 @@ def test_messages_come_in_pieces_and_what_is_none_ends_them() -> None:
     data = encode({"a": 1}, [b"xyz"])
     thread = threading.Thread(target=lambda: [os.write(to, bytes([b])) for b in data])
     thread.start()
-    reader = Reader(source)
+    reader = MessageReader(source)
     assert reader.receive(time.monotonic() + LONG) == ({"a": 1}, [b"xyz"])
     thread.join()
     with pytest.raises(TimeoutError):
@@ -119,5 +119,5 @@ def test_a_message_that_ends_early_is_none(cut: int) -> None:
     source, to = os.pipe()
     os.write(to, encode({"a": 1}, [b"xyz"])[:cut])
     os.close(to)
-    assert Reader(source).receive() is None
+    assert MessageReader(source).receive() is None
     os.close(source)

@@ -25,22 +25,22 @@ from ekiden.runtime.devices.engines import guarded, kept_for
 from ekiden.runtime.errors import CompileError
 from ekiden.runtime.lazy_dataclass import dataclass
 
-Kernel = Callable[..., object]
+ExternalKernel = Callable[..., object]
 """What computes a function: called with its inputs and the tensors it writes."""
-Codegen = Callable[[Function], Kernel]
+ExternalCodegen = Callable[[Function], ExternalKernel]
 
 
 @dataclass(frozen=True, slots=True)
-class External:
+class ExternalCompiler:
     """External compiler: compiles a function to the text that an executable stores."""
 
     compile: Callable[[Function], str]
 
 
-_EXTERNALS: dict[str, External] = {}
+_EXTERNALS: dict[str, ExternalCompiler] = {}
 
 
-def register_external(compiler: str, codegen: Codegen) -> None:
+def register_external(compiler: str, codegen: ExternalCodegen) -> None:
     """Register the code generator of an external compiler; a later one takes its place.
 
     Executables that need it can be loaded from then on: they keep the functions, and have them
@@ -48,17 +48,17 @@ def register_external(compiler: str, codegen: Codegen) -> None:
     """
     note_extension(codegen)
 
-    def make(symbol: str, metadata: str) -> Kernel:
+    def make(symbol: str, metadata: str) -> ExternalKernel:
         """Compile a function again that an executable stores as JSON, and return its kernel."""
         function = load_json(kept_for(symbol, metadata))
         assert isinstance(function, Function)
         return guarded(compiler, symbol, codegen(function))
 
     register_func(f"ek.external.{compiler}", make, override=True)
-    register_compiler(compiler, External(save_json))
+    register_compiler(compiler, ExternalCompiler(save_json))
 
 
-def register_compiler(name: str, external: External) -> None:
+def register_compiler(name: str, external: ExternalCompiler) -> None:
     """Register a compiler; the global function ek.external.<name> makes kernels where it
     is loaded.
     """
@@ -73,7 +73,7 @@ def _registered_as_in_tvm(compiler: str) -> bool:
     if make is None:
         return False
 
-    def codegen(function: Function) -> Kernel:
+    def codegen(function: Function) -> ExternalKernel:
         """Return the function of the symbol in the module that TVM's generator returns. Raises
         CompileError for another result.
         """

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Sequence, Set
 from typing import Protocol
 
-from ekiden.backend.external import External, register_compiler
+from ekiden.backend.external import ExternalCompiler, register_compiler
 from ekiden.byoc.onednn_regions import OneDnnEngine
 from ekiden.byoc.onnx_regions import OnnxEngine
 from ekiden.ir.expr import GlobalVar, RelayExpr
@@ -18,13 +18,13 @@ from ekiden.relay.expr import Call, Function, TupleGetItem
 from ekiden.relay.op.annotation import OnDeviceAttrs
 from ekiden.relay.transform.external.annotate_target import AnnotateTarget
 from ekiden.relay.transform.external.merge_compiler_regions import MergeCompilerRegions
-from ekiden.relay.transform.external.merge_composite import Entry, MergeComposite
+from ekiden.relay.transform.external.merge_composite import MergeComposite, PatternEntry
 from ekiden.relay.transform.external.partition_graph import PartitionGraph
 from ekiden.relay.transform.language.infer_type import InferType
-from ekiden.relay.transform.language.inline import apply, inline
+from ekiden.relay.transform.language.inline import apply_function, inline
 from ekiden.relay.transform.language.scopes import evaluation_order, rewrite_graph
 from ekiden.relay.visitor import post_order
-from ekiden.runtime.devices.engines import guarded, missing, register_loader, text_of
+from ekiden.runtime.devices.engines import guarded, missing_engine, register_loader, text_of
 from ekiden.runtime.errors import CompileError, EkidenError, LoadError
 
 _LOG = logging.getLogger("ekiden")
@@ -37,7 +37,7 @@ class Backend(Protocol):
 
     name: str
 
-    def patterns(self) -> Sequence[Entry]:
+    def patterns(self) -> Sequence[PatternEntry]:
         """Return the supported patterns in `MergeComposite`'s form, (name, pattern, check), longer
         ones first; each name begins with the engine's name and a dot.
         """
@@ -56,12 +56,12 @@ class Backend(Protocol):
         """
 
 
-_OWN: tuple[Backend, ...] = (
+_BUILTIN_BACKENDS: tuple[Backend, ...] = (
     OnnxEngine("onnxruntime"),
     OnnxEngine("openvino"),
     OneDnnEngine("onednn"),
 )
-_BACKENDS: dict[str, Backend] = {each.name: each for each in _OWN}
+_BACKENDS: dict[str, Backend] = {each.name: each for each in _BUILTIN_BACKENDS}
 """By name; those that Ekiden has, and what users register."""
 
 
@@ -85,7 +85,9 @@ def register(backend: Backend) -> None:
 
 
 def _compiles(backend: Backend) -> None:
-    register_compiler(backend.name, External(lambda region: text_of(_code(backend, region))))
+    register_compiler(
+        backend.name, ExternalCompiler(lambda region: text_of(_code(backend, region)))
+    )
 
 
 for _backend in _BACKENDS.values():
@@ -97,14 +99,14 @@ def _find(name: object) -> Backend:
     if not isinstance(name, str) or name not in _BACKENDS:
         names = ", ".join(f"'{engine_name}'" for engine_name in sorted(_BACKENDS))
         raise CompileError(f"byoc: expected one of the engines {names}, got {name!r}")
-    if lacks := missing(name):
+    if lacks := missing_engine(name):
         raise CompileError(f"byoc: {lacks}")
     return _BACKENDS[name]
 
 
 def present() -> list[str]:
     """Return the names of the installed engines, in registration order."""
-    return [name for name in _BACKENDS if not missing(name)]
+    return [name for name in _BACKENDS if not missing_engine(name)]
 
 
 def partition(module: IRModule, engine: str) -> IRModule:
@@ -142,7 +144,7 @@ def cut_out(module: IRModule, engine: str, *, forgives: bool = False) -> IRModul
             refused.add(name)
         else:
             _LOG.info("byoc: '%s' goes to the engine '%s'", name.name_hint, engine)
-    return taken_back(partitioned, refused)
+    return inline_regions(partitioned, refused)
 
 
 def _placed_elsewhere(module: IRModule) -> dict[GlobalVar, str]:
@@ -164,7 +166,7 @@ def _placed_elsewhere(module: IRModule) -> dict[GlobalVar, str]:
     return placed
 
 
-def _patterns(backend: Backend) -> Sequence[Entry]:
+def _patterns(backend: Backend) -> Sequence[PatternEntry]:
     """Return an engine's patterns. Raises CompileError if they are malformed or a name lacks the
     engine's prefix.
     """
@@ -235,7 +237,7 @@ def _refusal(backend: Backend, symbol: str, region: Function, forgives: bool) ->
     return ""
 
 
-def taken_back(module: IRModule, names: Set[GlobalVar]) -> IRModule:
+def inline_regions(module: IRModule, names: Set[GlobalVar]) -> IRModule:
     """Return the module with these regions inlined again where they are called."""
     if not names:
         return module
@@ -250,5 +252,5 @@ def taken_back(module: IRModule, names: Set[GlobalVar]) -> IRModule:
 def _without_patterns(old: RelayExpr, new: RelayExpr) -> RelayExpr:
     """Inline a call of a composite function."""
     if isinstance(new, Call) and isinstance(new.op, Function) and new.op.attr("Composite"):
-        return apply(new.op, new)
+        return apply_function(new.op, new)
     return new

@@ -11,7 +11,7 @@ from functools import partial
 
 import numpy as np
 
-from ekiden.byoc.backend import cut_out, present, taken_back
+from ekiden.byoc.backend import cut_out, inline_regions, present
 from ekiden.ir.dtype import to_numpy
 from ekiden.ir.expr import GlobalVar
 from ekiden.ir.module import IRModule
@@ -23,19 +23,19 @@ from ekiden.relay.transform.graph.fold_scale_axis import op_of
 from ekiden.relay.visitor import post_order
 from ekiden.runtime.errors import EkidenError
 from ekiden.runtime.lazy_dataclass import dataclass
-from ekiden.runtime.profile.timing import least_in_turns
+from ekiden.runtime.profile.timing import min_times_interleaved
 
 __all__ = ["Choice", "choose"]
 
 _LOG = logging.getLogger("ekiden")
-MEASURED = 0.05
+MIN_TIMING_S = 0.05
 """Seconds that the runs of a region take with each, at least."""
-MARGIN = 0.95
+MAX_TIME_RATIO = 0.95
 """An engine's time is at most this share of Ekiden's: what is no faster for sure is left alone."""
-OPEN = 1
+UNKNOWN_SIZE = 1
 """A size that is not known."""
 
-Run = Callable[[Sequence[Array]], object]
+ModelFunction = Callable[[Sequence[Array]], object]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,14 +51,16 @@ class Choice:
     @property
     def kept(self) -> bool:
         """Return whether the engine keeps the region."""
-        return self.its < MARGIN * self.own
+        return self.its < MAX_TIME_RATIO * self.own
 
     def __str__(self) -> str:
         times = f"{self.engine} {self.its * 1e6:.1f} us, Ekiden {self.own * 1e6:.1f} us"
         return f"{self.operators}: {times}: {self.engine if self.kept else 'Ekiden'}"
 
 
-def choose(module: IRModule, compile: Callable[[IRModule], Run]) -> tuple[IRModule, list[Choice]]:
+def choose(
+    module: IRModule, compile: Callable[[IRModule], ModelFunction]
+) -> tuple[IRModule, list[Choice]]:
     """Return the module with the regions that an engine runs faster than Ekiden, as measured now.
     Inputs are random, with 1 for unknown sizes. Installed engines are tried in registration
     order, each on what the previous ones left. `compile` turns a module into a function. The
@@ -81,21 +83,21 @@ def choose(module: IRModule, compile: Callable[[IRModule], Run]) -> tuple[IRModu
             if choice is not None:
                 _LOG.info("byoc: %s", choice)
                 choices.append(choice)
-        module = taken_back(partitioned, slower)
+        module = inline_regions(partitioned, slower)
     return module, choices
 
 
 def _measured(
-    name: GlobalVar, region: Function, engine: str, compile: Callable[[IRModule], Run]
+    name: GlobalVar, region: Function, engine: str, compile: Callable[[IRModule], ModelFunction]
 ) -> Choice | None:
     """Return both times; None, with a logged warning, if the region does not run by itself."""
     feed = _random(region)
     params = tuple(param.with_fields() for param in region.params)
     theirs = IRModule({name: region, GlobalVar("main"): Function(params, Call(name, params))})
-    own = taken_back(theirs, {name})
+    own = inline_regions(theirs, {name})
     try:
         runs = [compile(candidate) for candidate in (theirs, own)]
-        its, ours = least_in_turns([partial(run, feed) for run in runs], MEASURED)
+        its, ours = min_times_interleaved([partial(run, feed) for run in runs], MIN_TIMING_S)
     except EkidenError as error:
         _LOG.warning("byoc: '%s' stays with Ekiden: %s", name.name_hint, error)
         return None
@@ -116,6 +118,6 @@ def _random(region: Function) -> list[Array]:
     for param in region.params:
         kind = param.checked_type
         assert isinstance(kind, TensorType), "regions have tensors as parameters"
-        shape = [dim.value if isinstance(dim, IntImm) else OPEN for dim in kind.shape]
+        shape = [dim.value if isinstance(dim, IntImm) else UNKNOWN_SIZE for dim in kind.shape]
         arrays.append(rng.random(shape).astype(to_numpy(kind.dtype)))
     return arrays

@@ -16,15 +16,15 @@ import numpy as np
 from ekiden.byoc.regions import Region, Row, patterns_of, pool_padding, results_of, tensor_of
 from ekiden.ir.op import Array
 from ekiden.relay.expr import Call, Constant, Function
-from ekiden.relay.transform.external.merge_composite import Entry
+from ekiden.relay.transform.external.merge_composite import PatternEntry
 from ekiden.runtime.devices.engines import load_region
 from ekiden.runtime.errors import CompileError
 from ekiden.runtime.lazy_dataclass import dataclass
 
 __all__ = ["OneDnnEngine"]
 
-MAGIC = 0x314C4E4E444B45
-RELU, ADD = 0x20, 0x1FFF0
+PLAN_MAGIC = 0x314C4E4E444B45
+DNNL_RELU, DNNL_ADD = 0x20, 0x1FFF0
 
 
 class Kind(IntEnum):
@@ -79,18 +79,18 @@ def _number(number: int) -> Callable[[Call], Attributes | None]:
     return lambda call: [number] if all(tensor_of(arg).shape for arg in call.args) else None
 
 
-ROWS: dict[str, Row[Kind, Attributes]] = {
+OPERATOR_TABLE: dict[str, Row[Kind, Attributes]] = {
     "nn.dense": Row(Kind.PRODUCT, 2, _dense),
     "nn.bias_add": Row(Kind.BIAS, 2, _bias),
     "nn.conv2d": Row(Kind.CONVOLUTION, 2, _conv2d),
     "nn.max_pool2d": Row(Kind.POOLING, 1, _pool),
     "nn.softmax": Row(Kind.SOFTMAX, 1, _softmax),
-    "nn.relu": Row(Kind.ELEMENT, 1, _number(RELU)),
+    "nn.relu": Row(Kind.ELEMENT, 1, _number(DNNL_RELU)),
     "tanh": Row(Kind.ELEMENT, 1, _number(0x21)),
     "sqrt": Row(Kind.ELEMENT, 1, _number(0x25)),
     "sigmoid": Row(Kind.ELEMENT, 1, _number(0x29)),
     "exp": Row(Kind.ELEMENT, 1, _number(0x2A)),
-    "add": Row(Kind.BINARY, 2, _number(ADD)),
+    "add": Row(Kind.BINARY, 2, _number(DNNL_ADD)),
     "multiply": Row(Kind.BINARY, 2, _number(0x1FFF1)),
     "divide": Row(Kind.BINARY, 2, _number(0x1FFF4)),
     "subtract": Row(Kind.BINARY, 2, _number(0x1FFF5)),
@@ -104,9 +104,9 @@ class OneDnnEngine:
 
     name: str
 
-    def patterns(self) -> Sequence[Entry]:
+    def patterns(self) -> Sequence[PatternEntry]:
         """Return a pattern for each operator of the table."""
-        return patterns_of(self.name, ROWS)
+        return patterns_of(self.name, OPERATOR_TABLE)
 
     def compile(self, function: Function) -> bytes:
         """Serialize a region as a oneDNN plan. Raises CompileError for an operator outside the
@@ -160,7 +160,7 @@ class _Region(Region[_Value]):
 
     def operator(self, name: str, call: Call, inputs: Sequence[_Value]) -> _Value:
         """Append a step; `_fold` fuses them later."""
-        row = ROWS.get(name)
+        row = OPERATOR_TABLE.get(name)
         attributes = None if row is None else row.attributes(call)
         if row is None or attributes is None:
             raise CompileError(f"'{name}' of this form is not in oneDNN")
@@ -169,7 +169,7 @@ class _Region(Region[_Value]):
         return self.steps[-1]
 
 
-PRODUCTS = (Kind.PRODUCT, Kind.CONVOLUTION)
+PRODUCT_KINDS = (Kind.PRODUCT, Kind.CONVOLUTION)
 
 
 def _fold(steps: list[_Step], constants: list[_Value], results: list[_Value]) -> None:
@@ -180,13 +180,13 @@ def _fold(steps: list[_Step], constants: list[_Value], results: list[_Value]) ->
         uses = Counter(id(arg) for reader in steps for arg in reader.args)
         uses.update(map(id, results))
         before = step.args[0]
-        alone = isinstance(before, _Step) and before.kind in PRODUCTS and uses[id(before)] == 1
+        alone = isinstance(before, _Step) and before.kind in PRODUCT_KINDS and uses[id(before)] == 1
         if alone and _joins(before, step):
             steps.remove(step)
             _replace(step, before, steps, results)
         elif step.kind is Kind.BIAS:
             step.args[1] = _broadcast(step.args[1], step.ndim - 1 - step.attributes[0], constants)
-            step.kind, step.attributes = Kind.BINARY, [ADD]
+            step.kind, step.attributes = Kind.BINARY, [DNNL_ADD]
 
 
 def _broadcast(bias: _Value, after: int, constants: list[_Value]) -> _Value:
@@ -214,7 +214,7 @@ def _joins(before: _Value, step: _Step) -> bool:
             return False
         before.args.append(step.args[1])
         return True
-    if step.kind is Kind.ELEMENT and step.attributes == [RELU]:
+    if step.kind is Kind.ELEMENT and step.attributes == [DNNL_RELU]:
         before.attributes[-1] = 1
         return True
     return False
@@ -231,7 +231,7 @@ def _written(
 ) -> bytes:
     """Serialize the plan."""
     number = {id(value): at for at, value in enumerate((*inputs, *constants, *steps))}
-    plan = _words(MAGIC, len(inputs), len(constants), len(steps), len(results))
+    plan = _words(PLAN_MAGIC, len(inputs), len(constants), len(steps), len(results))
     for constant in constants:
         assert constant.data is not None
         numbers = constant.data.astype("<f4").tobytes()

@@ -10,12 +10,20 @@ from typing import Any
 import numpy as np
 from onnx import NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
-from ekiden.byoc.regions import DTYPE, Region, Row, patterns_of, pool_padding, results_of, tensor_of
+from ekiden.byoc.regions import (
+    REGION_DTYPE,
+    Region,
+    Row,
+    patterns_of,
+    pool_padding,
+    results_of,
+    tensor_of,
+)
 from ekiden.ir.expr import RelayExpr
 from ekiden.ir.prim import IntImm
 from ekiden.ir.type import TensorType, Type
 from ekiden.relay.expr import Call, Constant, Function
-from ekiden.relay.transform.external.merge_composite import Entry
+from ekiden.relay.transform.external.merge_composite import PatternEntry
 from ekiden.runtime.devices.engines import load_region
 from ekiden.runtime.errors import CompileError
 from ekiden.runtime.lazy_dataclass import dataclass
@@ -71,7 +79,7 @@ def _window(attrs: Any) -> dict[str, Any]:  # noqa: ANN401 - attributes of sever
     }
 
 
-ROWS: dict[str, Row[str, Attributes]] = {
+OPERATOR_TABLE: dict[str, Row[str, Attributes]] = {
     "nn.dense": Row("Gemm", 2, _dense),
     "nn.bias_add": Row("Add", 2, _bias),
     "nn.conv2d": Row("Conv", 2, _conv2d),
@@ -96,9 +104,9 @@ class OnnxEngine:
 
     name: str
 
-    def patterns(self) -> Sequence[Entry]:
+    def patterns(self) -> Sequence[PatternEntry]:
         """Return a pattern for each operator of the table."""
-        return patterns_of(self.name, ROWS)
+        return patterns_of(self.name, OPERATOR_TABLE)
 
     def compile(self, function: Function) -> bytes:
         """Serialize a region as an ONNX model. Raises CompileError for an operator outside the
@@ -124,7 +132,7 @@ class OnnxEngine:
 
 def _info(name: str, kind: Type) -> ValueInfoProto:
     """Describe an input or output; symbolic sizes are left open."""
-    assert isinstance(kind, TensorType) and kind.dtype == DTYPE, "what the patterns take"
+    assert isinstance(kind, TensorType) and kind.dtype == REGION_DTYPE, "what the patterns take"
     sizes = [dim.value if isinstance(dim, IntImm) else None for dim in kind.shape]
     return helper.make_tensor_value_info(name, TensorProto.FLOAT, sizes)
 
@@ -153,7 +161,7 @@ class _Region(Region[str]):
 
     def operator(self, name: str, call: Call, inputs: Sequence[str]) -> str:
         """Append a node."""
-        row = ROWS.get(name)
+        row = OPERATOR_TABLE.get(name)
         attributes = None if row is None else row.attributes(call)
         if row is None or attributes is None:
             raise CompileError(f"'{name}' of this form is not in ONNX")

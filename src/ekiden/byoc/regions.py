@@ -15,7 +15,7 @@ from ekiden.ir.prim import IntImm
 from ekiden.ir.type import TensorType
 from ekiden.relay.dataflow_pattern.pattern import is_op, wildcard
 from ekiden.relay.expr import Call, Constant, Function, Tuple, TupleGetItem, Var
-from ekiden.relay.transform.external.merge_composite import Entry
+from ekiden.relay.transform.external.merge_composite import PatternEntry
 from ekiden.relay.transform.language.scopes import evaluation_order
 from ekiden.runtime.errors import CompileError
 from ekiden.runtime.lazy_dataclass import dataclass
@@ -25,7 +25,7 @@ __all__ = ["Region", "Row", "patterns_of", "pool_padding", "results_of", "tensor
 K = TypeVar("K")
 A = TypeVar("A")
 V = TypeVar("V")
-DTYPE = "float32"
+REGION_DTYPE = "float32"
 """Of the tensors that regions have: what all engines have all of their rows for."""
 
 
@@ -73,7 +73,7 @@ def results_of(body: RelayExpr) -> Sequence[RelayExpr]:
     return body.fields if isinstance(body, Tuple) else (body,)
 
 
-def patterns_of(engine: str, rows: Mapping[str, Row[K, A]]) -> list[Entry]:
+def patterns_of(engine: str, rows: Mapping[str, Row[K, A]]) -> list[PatternEntry]:
     """Return a pattern for each operator of a table, for `Backend.patterns`."""
     return [
         (
@@ -89,7 +89,7 @@ def _takes(row: Row[K, A], expr: RelayExpr) -> bool:
     """Return whether an engine supports a matched call with its dtypes."""
     assert isinstance(expr, Call)
     kinds = [expr_or_arg.checked_type for expr_or_arg in (*expr.args, expr)]
-    if not all(isinstance(kind, TensorType) and kind.dtype == DTYPE for kind in kinds):
+    if not all(isinstance(kind, TensorType) and kind.dtype == REGION_DTYPE for kind in kinds):
         return False
     return row.attributes(expr) is not None
 

@@ -119,11 +119,11 @@ def _main(args: Sequence[str]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except (errors.EkidenError, OSError, MemoryError) as error:
-        print(f"ekiden {options.command}: {_said(error, options.command)}", file=sys.stderr)
+        print(f"ekiden {options.command}: {_error_line(error, options.command)}", file=sys.stderr)
         return 1
 
 
-def _said(error: BaseException, command: str) -> str:
+def _error_line(error: BaseException, command: str) -> str:
     """Format an error in one line, with the notes attached to it."""
     text = str(error).removeprefix(f"{command}: ")
     if isinstance(error, OSError) and error.errno is not None and error.filename is not None:

@@ -14,7 +14,7 @@ import numpy as np
 from ekiden import runtime
 from ekiden.cli import benchmark_log
 from ekiden.cli.options import (
-    FILE,
+    FILE_HELP,
     add_dims,
     add_remote,
     open_given,
@@ -33,7 +33,7 @@ from ekiden.runtime.files import check_folder
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
-    parser.add_argument("file", help=FILE)
+    parser.add_argument("file", help=FILE_HELP)
     add_dims(parser)
     parser.add_argument(
         "--input", action="append", default=[], metavar="NAME=array.npy", help="else random numbers"
@@ -42,15 +42,15 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--threads", type=threads, help="of the pool, else one for each core")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument(
-        "--log", metavar="FILE", help="add a line in TVM's Benchmark Performance Log Format"
+        "--log", metavar="FILE_HELP", help="add a line in TVM's Benchmark Performance Log Format"
     )
     add_remote(parser)
 
 
-def _described(value: object) -> str:
+def _describe_input(value: object) -> str:
     """Describe an input by dtype and shape; a sequence by those of each element."""
     if isinstance(value, list):
-        return f"[{', '.join(map(_described, value))}]"
+        return f"[{', '.join(map(_describe_input, value))}]"
     array = np.asarray(value)
     kind = "string" if array.dtype.kind == "U" else str(array.dtype)
     return f"{kind}{list(array.shape)}"
@@ -71,7 +71,7 @@ def run(options: argparse.Namespace) -> int:
     times = _times(executable, feed, options.seconds)
     times.sort()
     low, middle, high = times[0], statistics.median(times), times[int(0.9 * (len(times) - 1))]
-    shapes = {name: _described(value) for name, value in feed.items()}
+    shapes = {name: _describe_input(value) for name, value in feed.items()}
     threads = None if options.remote is not None else runtime.num_threads()
     if options.log is not None:
         where = options.remote or ""

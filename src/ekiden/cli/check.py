@@ -30,7 +30,7 @@ from ekiden.runtime.artifact.metadata import Dim
 from ekiden.runtime.errors import CompileError, InputError, InternalError, UnsupportedError
 from ekiden.target import Target
 
-UNSUPPORTED = 3
+UNSUPPORTED_STATUS = 3
 HINT = (
     "teach the import an operator: @ekiden.frontend.onnx.register(domain, operator); "
     "see docs/cli.md"
@@ -61,7 +61,7 @@ def run(options: argparse.Namespace) -> int:
         print(json.dumps(_as_json(survey, dims, problems, figures), indent=1))
     else:
         _print(survey, dims, problems, figures)
-    return UNSUPPORTED if problems else 0
+    return UNSUPPORTED_STATUS if problems else 0
 
 
 def _survey(file: str) -> Survey:

@@ -113,7 +113,7 @@ def run(options: argparse.Namespace) -> int:
     format_of(options.output).check_compiler(options.output, options.cc)
     check_folder(options.output)
     started = time.perf_counter()
-    compile_options = _asked(options)
+    compile_options = _compile_options(options)
     timings = _timings(options)
     with PassContext(config=compile_options.passes(), instruments=[timings] if timings else []):
         compiled = compile_fastest if compile_options.devices else compile_artifact
@@ -124,7 +124,7 @@ def run(options: argparse.Namespace) -> int:
         else file_of(compiled_artifact)
     )
     write_artifact(data, options.output, cc=options.cc)
-    with beside(options.output):
+    with stdout_unless_stream(options.output):
         print_written(options.output, len(data), time.perf_counter() - started)
         metadata = metadata_of(data)
         described = tensor_infos(metadata, str(options.output))
@@ -141,7 +141,7 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _asked(options: argparse.Namespace) -> CompileOptions:
+def _compile_options(options: argparse.Namespace) -> CompileOptions:
     """Return the options of the compilation."""
     if options.devices and options.bounds:
         raise CompileError("--devices auto takes no --bounds")
@@ -190,7 +190,7 @@ def _timings(options: argparse.Namespace) -> Timings | None:
     return timings
 
 
-def beside(path: str) -> AbstractContextManager[object]:
+def stdout_unless_stream(path: str) -> AbstractContextManager[object]:
     """Redirect printing to standard error if the output file is a device or pipe, which may be
     standard output.
     """

@@ -8,16 +8,23 @@ from collections.abc import Callable
 
 import numpy as np
 
-from ekiden.cli.options import FILE, add_dims, open_executable, read_arrays, sizes, whole_number
+from ekiden.cli.options import (
+    FILE_HELP,
+    add_dims,
+    open_executable,
+    read_arrays,
+    sizes,
+    whole_number,
+)
 from ekiden.compiler.inputs import random_inputs
 from ekiden.compiler.tensors import find_tensor
 from ekiden.runtime import Tensor
+from ekiden.runtime.debug.debugger import Place, Stepper
 from ekiden.runtime.debug.disassemble import print_instruction
 from ekiden.runtime.debug.instructions import Instruction, decode
-from ekiden.runtime.debug.stepping import Place, Stepper
 from ekiden.runtime.errors import EkidenError, InputError
 from ekiden.runtime.executable.executable import Executable
-from ekiden.runtime.profile.report import tensors
+from ekiden.runtime.profile.report import tensor_nodes
 
 HELP = """\
 step [N]                run N instructions (1)
@@ -35,18 +42,18 @@ quit"""
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
-    parser.add_argument("file", help=FILE)
+    parser.add_argument("file", help=FILE_HELP)
     add_dims(parser)
     parser.add_argument(
         "--input", action="append", default=[], metavar="NAME=array.npy", help="else random numbers"
     )
-    parser.add_argument("--state", metavar="FILE", help="go on from a state that `save` wrote")
+    parser.add_argument("--state", metavar="FILE_HELP", help="go on from a state that `save` wrote")
 
 
 def run(options: argparse.Namespace) -> int:
     """Read commands from standard input until `quit`, its end, or the end of the run."""
     executable = open_executable(options.file)
-    prompt = Prompt(executable)
+    prompt = DebuggerPrompt(executable)
     if options.state is None:
         feed = random_inputs(executable, sizes(options.dim), read_arrays(options.input))
         prompt.stepper.start("main", *(feed[info.name] for info in executable.inputs))
@@ -62,7 +69,7 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-class Prompt:
+class DebuggerPrompt:
     """The command interpreter of the debugger."""
 
     def __init__(self, executable: Executable) -> None:
@@ -139,7 +146,7 @@ class Prompt:
             locations = self.stepper.set_breakpoint(caller, at)
         else:
             name = text.strip('"')
-            node, _ = tensors(self.executable.raw).get(name, (name, 0))
+            node, _ = tensor_nodes(self.executable.raw).get(name, (name, 0))
             locations = self.stepper.set_breakpoint(source=node)
         for location in locations:
             print(f"breakpoint at {self._line(location)}")

@@ -27,7 +27,7 @@ from ekiden.runtime.files import named
 
 PACKAGE = "magika==1.0.3"
 FOLDER = "magika/models/standard_v3_3"
-BLOCK = 4096
+BLOCK_BYTES = 4096
 """Bytes looked at from each end of a file (Magika's `block_size`)."""
 
 
@@ -68,8 +68,8 @@ def features(data: bytes, begin: int, end: int, padding: int) -> list[int]:
     """Return Magika's input: the first `begin` and last `end` bytes without surrounding whitespace,
     padded.
     """
-    head = data[:BLOCK].lstrip()[:begin]
-    tail = data[-BLOCK:].rstrip()[-end:] if end else b""
+    head = data[:BLOCK_BYTES].lstrip()[:begin]
+    tail = data[-BLOCK_BYTES:].rstrip()[-end:] if end else b""
     return [*head, *[padding] * (begin - len(head)), *[padding] * (end - len(tail)), *tail]
 
 

@@ -28,7 +28,7 @@ from ekiden.runtime.files import make_own_folder
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target import Target
 
-BROKEN = 3
+BROKEN_STATUS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ def run(options: argparse.Namespace) -> int:
     findings = [_tried(name, check, mend) for name, check, mend in CHECKS]
     if not options.quick:
         findings.append(_tried("speed", _speed, ""))
-    present_kinds = [name for name in OTHERS if runtime.device(name).exist]
+    present_kinds = [name for name in OTHER_DEVICES if runtime.device(name).exist]
     findings += [_device(name, not options.quick) for name in (*DEVICES, *present_kinds)]
     findings += [_package(name, why) for name, why in PACKAGES.items()]
     is_sound = all(f.state != "broken" for f in findings)
@@ -64,7 +64,7 @@ def run(options: argparse.Namespace) -> int:
             print(f"{finding.state:8} {finding.name:20} {finding.detail}")
             if finding.state != "ok" and finding.mend:
                 print(f"{'':8} {'':20} {finding.mend}")
-    return 0 if is_sound else BROKEN
+    return 0 if is_sound else BROKEN_STATUS
 
 
 def _tried(name: str, check: Callable[[], str], mend: str) -> Finding:
@@ -72,7 +72,7 @@ def _tried(name: str, check: Callable[[], str], mend: str) -> Finding:
         return Finding(name, "ok", check())
     except Exception as error:  # whatever is wrong is what is asked for
         reason = str(error).partition("\n")[0]
-        state = "missing" if name in OPTIONAL else "broken"
+        state = "missing" if name in OPTIONAL_CHECKS else "broken"
         return Finding(name, state, f"{type(error).__name__}: {reason}", mend)
 
 
@@ -80,7 +80,7 @@ ATTRIBUTES = {"NAME": 0, "DRIVER": 2, "VERSION": 3, "ABILITIES": 4, "MEMORY": 9}
 """The numbers of ek_device_attribute in runtime.h."""
 DEVICES = ("opencl", "cuda", "vulkan")
 """Kinds of devices that Ekiden has drivers of."""
-OTHERS = ("metal", "rocm", "webgpu")
+OTHER_DEVICES = ("metal", "rocm", "webgpu")
 """Kinds that somebody else may have one of."""
 
 
@@ -200,7 +200,7 @@ CHECKS: tuple[tuple[str, Callable[[], str], str], ...] = (
     ("kernel cache", _cache, "export EKIDEN_CACHE_DIR=/a/folder/you/may/write"),
     ("export library", _export, "install a C compiler, or: pip install ziglang"),
 )
-OPTIONAL = ("export library", "speed")
+OPTIONAL_CHECKS = ("export library", "speed")
 """What only some need: its lack breaks nothing else."""
 PACKAGES = {
     "onnx": "to import ONNX models",

@@ -7,14 +7,14 @@ import os
 import time
 
 import ekiden
-from ekiden.cli.compile import beside, print_written
-from ekiden.cli.options import FILE, add_output, add_target, is_artifact, parse_shapes
+from ekiden.cli.compile import print_written, stdout_unless_stream
+from ekiden.cli.options import FILE_HELP, add_output, add_target, is_artifact, parse_shapes
 from ekiden.runtime.errors import InputError
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
-    parser.add_argument("file", help=FILE)
+    parser.add_argument("file", help=FILE_HELP)
     add_output(parser)
     add_target(parser)
 
@@ -33,6 +33,6 @@ def run(options: argparse.Namespace) -> int:
     else:
         ekiden.export(ekiden.load(options.file), options.output, cc=options.cc)
     size = os.path.getsize(options.file)
-    with beside(options.output):
+    with stdout_unless_stream(options.output):
         print_written(options.output, size, time.perf_counter() - started)
     return 0

@@ -7,12 +7,12 @@ import sys
 import time
 
 from ekiden.cli.options import threads
-from ekiden.kernels.attention.page_planes import FORMATS
+from ekiden.kernels.attention.kv_layout import CACHE_FORMATS
 from ekiden.llm.model import Model, load
 from ekiden.llm.sampling import Sampling
 from ekiden.runtime.errors import InputError
 
-_NUMBERS: dict[str, tuple[type, str]] = {
+_NUMERIC_OPTIONS: dict[str, tuple[type, str]] = {
     "max-tokens": (int, "the most tokens of the answer (256)"),
     "temperature": (float, "what logits are divided by; 0 for the likeliest token (0)"),
     "top-k": (int, "only so many of the likeliest tokens"),
@@ -30,13 +30,13 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tokens", help="numbers of tokens instead of a text: 1,529,29871")
     parser.add_argument("--tokenizer", help="a tokenizer.json, where the model has none beside it")
     parser.add_argument("--context", type=int, help="tokens that a text has at most")
-    parser.add_argument("--cache", help="format of the cache: " + ", ".join(FORMATS))
+    parser.add_argument("--cache", help="format of the cache: " + ", ".join(CACHE_FORMATS))
     parser.add_argument("--threads", type=threads, help="threads of a step")
     parser.add_argument("--draft", help="a smaller model of the same tokens, which proposes some")
     parser.add_argument("--proposals", type=int, help="how many of them at once (4)")
     parser.add_argument("--stop", action="append", default=[], help="a text that ends the answer")
     parser.add_argument("--quiet", action="store_true", help="say nothing of tokens a second")
-    for name, (kind, text) in _NUMBERS.items():
+    for name, (kind, text) in _NUMERIC_OPTIONS.items():
         parser.add_argument(f"--{name}", type=kind, help=text)
 
 
@@ -45,7 +45,8 @@ def run(options: argparse.Namespace) -> int:
     if options.tokens is not None and options.text is not None:
         raise InputError("--tokens: there is a text beside it, and a prompt is one of both")
     option_values = {
-        name.replace("-", "_"): getattr(options, name.replace("-", "_")) for name in _NUMBERS
+        name.replace("-", "_"): getattr(options, name.replace("-", "_"))
+        for name in _NUMERIC_OPTIONS
     }
     chosen = {name: value for name, value in option_values.items() if value is not None}
     sampling = Sampling(**chosen, stop=tuple(options.stop))

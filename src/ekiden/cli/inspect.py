@@ -17,7 +17,7 @@ from ekiden.backend.external import is_external
 from ekiden.backend.kernels.build import check_decisions
 from ekiden.backend.kernels.canonical import canonicalize
 from ekiden.backend.kernels.lower import (
-    Given,
+    Overrides,
     choose_primitive,
     display_name,
     lower_primitive,
@@ -28,12 +28,12 @@ from ekiden.backend.vm.module_kernels import primitive_functions
 from ekiden.backend.vm.pipeline import optimize, pipeline
 from ekiden.cli.options import add_decisions, decisions_config, is_artifact
 from ekiden.codegen.build import generator_of
-from ekiden.codegen.device.formats import KNOWN
+from ekiden.codegen.device.formats import ALL_KERNEL_FORMATS
 from ekiden.compiler.build import import_model
 from ekiden.ir.instrument import PassPrintingInstrument
 from ekiden.ir.module import IRModule
 from ekiden.ir.transform import PassContext
-from ekiden.kernels.families import given_decisions
+from ekiden.kernels.families import override_options
 from ekiden.kernels.names import decision_text, schedule_text
 from ekiden.relay.expr import Function
 from ekiden.relay.printer import astext
@@ -79,7 +79,7 @@ def run(options: argparse.Namespace) -> int:
     """
     _check_usage(options)
     if is_artifact(options.file):
-        if KERNEL_STAGES.get(options.stage) in KNOWN:
+        if KERNEL_STAGES.get(options.stage) in ALL_KERNEL_FORMATS:
             _print_device_code(options)
             return 0
         if options.stage not in (None, "bytecode") or options.before or options.after:
@@ -214,7 +214,7 @@ def _print_kernels(kernels: Sequence[tuple[Function, Target]], options: argparse
     if source:
         kernels = [(f, t) for f, t in kernels if source in generator_of(t, "inspect").sources(t)]
     functions = [f for f, _ in kernels]
-    nodes, decisions = [str(f.span or "") for f in functions], given_decisions()
+    nodes, decisions = [str(f.span or "") for f in functions], override_options()
     check_decisions(functions, decisions)
     if options.kernel and not any(options.kernel in node for node in nodes):
         known_nodes = ", ".join(dict.fromkeys(filter(None, nodes))) or "none that are known"
@@ -242,7 +242,7 @@ def _shown(kernel: PrimFunc, stage: str, target: Target) -> str:
     return show([tir_transform.lower(kernel, target)], target)
 
 
-def _schedule(function: Function, name: str, target: Target, decisions: Given) -> str:
+def _schedule(function: Function, name: str, target: Target, decisions: Overrides) -> str:
     """Return a kernel's schedule as Python, or why it has none."""
     schedule = schedule_primitive(function, name, target, decisions)
     family = choose_primitive(function, target, decisions).family
@@ -250,7 +250,7 @@ def _schedule(function: Function, name: str, target: Target, decisions: Given) -
     return f"{head}\n{schedule_text(schedule)}"
 
 
-def _decisions(function: Function, target: Target, decisions: Given) -> str:
+def _decisions(function: Function, target: Target, decisions: Overrides) -> str:
     """Return a kernel's family, its decision, and every knob with its domain."""
     chosen = choose_primitive(function, target, decisions)
     head = "\n".join([*names_of(function)[1:], f"{display_name(function)}: "])

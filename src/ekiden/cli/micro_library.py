@@ -13,9 +13,18 @@ from ekiden.ir.transform import PassContext
 from ekiden.runtime.errors import InputError
 from ekiden.runtime.files import check_folder
 
-DEFAULT = "default"
+DEFAULT_NAME = "default"
 """The name of a model that is given none (TVM's)."""
-REFUSED = ("cc", "bounds", "records", "size", "byoc", "devices", "timings", "timings_file")
+UNSUPPORTED_OPTIONS = (
+    "cc",
+    "bounds",
+    "records",
+    "size",
+    "byoc",
+    "devices",
+    "timings",
+    "timings_file",
+)
 """Options of an artifact that C without the runtime has no use for; beside those that have a value
 by default."""
 
@@ -35,7 +44,7 @@ def add_library(parser: argparse.ArgumentParser) -> None:
         help="Model Library Format, a tar of C: with --runtime crt and --executor aot",
     )
     parser.add_argument(
-        "--module-name", default=DEFAULT, help="with it: what names in C begin with"
+        "--module-name", default=DEFAULT_NAME, help="with it: what names in C begin with"
     )
     parser.add_argument(
         "--workspace-pools",
@@ -53,7 +62,7 @@ def add_library(parser: argparse.ArgumentParser) -> None:
 def is_library(options: argparse.Namespace) -> bool:
     """Return whether a model library is requested. Raises InputError for incomplete requests."""
     if options.runtime == "cpp" and not options.output_format:
-        if options.module_name != DEFAULT or options.workspace_pools or options.footprint:
+        if options.module_name != DEFAULT_NAME or options.workspace_pools or options.footprint:
             raise InputError("--module-name, --workspace-pools and --footprint are for -f mlf")
         return False
     if options.runtime != "crt" or options.output_format != "mlf" or options.executor != "aot":
@@ -92,7 +101,7 @@ def write_library(options: argparse.Namespace) -> int:
 
 def _check(options: argparse.Namespace) -> None:
     """Raises InputError for an option that would not be honoured."""
-    used = [name for name in REFUSED if getattr(options, name)]
+    used = [name for name in UNSUPPORTED_OPTIONS if getattr(options, name)]
     used += ["precision"] if options.precision != "float32" else []
     used += ["denormals"] if options.denormals != "keep" else []
     used += ["float_rewrites"] if options.float_rewrites != "rounded" else []

@@ -14,7 +14,7 @@ import numpy as np
 import ekiden
 from ekiden import rpc
 from ekiden.compiler.compile import compile_artifact
-from ekiden.compiler.export.library import FORMATS
+from ekiden.compiler.export.library import EXPORT_FORMATS
 from ekiden.compiler.options import CompileOptions
 from ekiden.compiler.remote import RemoteExecutable
 from ekiden.frontend.table import is_model_file
@@ -27,9 +27,9 @@ from ekiden.runtime.executable.executable import Executable
 from ekiden.runtime.files import named
 
 Number = TypeVar("Number", int, float)
-MOST_THREADS = 256
+MAX_THREADS = 256
 """EK_MAX_THREADS of the runtime."""
-FILE = "an artifact that `ekiden compile` wrote, or a model to compile first"
+FILE_HELP = "an artifact that `ekiden compile` wrote, or a model to compile first"
 """The help of an argument that `open_executable` takes."""
 
 
@@ -65,7 +65,7 @@ def add_session(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of an RPC session."""
     parser.add_argument("--remote", metavar="HOST:PORT", help="run in a session with this server")
     parser.add_argument("--key", default="", help="the name of the device there")
-    parser.add_argument("--credentials", metavar="FILE", help="the key file both sides have")
+    parser.add_argument("--credentials", metavar="FILE_HELP", help="the key file both sides have")
 
 
 def add_remote(parser: argparse.ArgumentParser) -> None:
@@ -201,8 +201,8 @@ def threads(text: str) -> int:
     for more than MAX_THREADS.
     """
     number = count(text)
-    if number > MOST_THREADS:
-        raise argparse.ArgumentTypeError(f"expected at most {MOST_THREADS} threads, got {number}")
+    if number > MAX_THREADS:
+        raise argparse.ArgumentTypeError(f"expected at most {MAX_THREADS} threads, got {number}")
     return number
 
 
@@ -219,9 +219,9 @@ def add_output(parser: argparse.ArgumentParser) -> None:
         "-o",
         "--output",
         required=True,
-        metavar="FILE",
+        metavar="FILE_HELP",
         help="what to write; its suffix decides: "
-        + ", ".join(f"{suffix} {row.what}" for suffix, row in FORMATS.items()),
+        + ", ".join(f"{suffix} {row.what}" for suffix, row in EXPORT_FORMATS.items()),
     )
     parser.add_argument("--cc", help="the C compiler that makes .so and .o, else the system's")
 
@@ -308,10 +308,12 @@ def _read_array(name: str, path: str) -> Array:
             EOFError,
         ) as error:  # whose words are of pickling
             content = "one of Python's objects, or one cut short"
-            raise InputError(f"input '{name}': read '{path}': {_ARRAY}, got {content}") from error
+            raise InputError(
+                f"input '{name}': read '{path}': {_EXPECTED_ARRAY}, got {content}"
+            ) from error
 
 
-_ARRAY = "expected a file of numpy.save, of numbers or text"
+_EXPECTED_ARRAY = "expected a file of numpy.save, of numbers or text"
 
 
 def _check_is_array(name: str, path: str) -> None:
@@ -322,4 +324,4 @@ def _check_is_array(name: str, path: str) -> None:
         raise InputError(f"input '{name}': expected one array in '{path}', got an archive")
     if start != np.lib.format.MAGIC_PREFIX:
         content = "another format" if start else "an empty one"
-        raise InputError(f"input '{name}': read '{path}': {_ARRAY}, got {content}")
+        raise InputError(f"input '{name}': read '{path}': {_EXPECTED_ARRAY}, got {content}")

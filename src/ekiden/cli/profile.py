@@ -7,15 +7,23 @@ import argparse
 from rich.console import Console
 from rich.table import Table
 
-from ekiden.cli.options import FILE, add_dims, add_remote, count, open_given, read_arrays, sizes
+from ekiden.cli.options import (
+    FILE_HELP,
+    add_dims,
+    add_remote,
+    count,
+    open_given,
+    read_arrays,
+    sizes,
+)
 from ekiden.compiler.inputs import random_inputs
 from ekiden.runtime.files import check_folder, write_text
-from ekiden.runtime.profile.report import HEADS, TEXTS, Report
+from ekiden.runtime.profile.report import COLUMN_HEADERS, TEXT_COLUMNS, Report
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
-    parser.add_argument("file", help=FILE)
+    parser.add_argument("file", help=FILE_HELP)
     add_dims(parser)
     parser.add_argument(
         "--input", action="append", default=[], metavar="NAME=array.npy", help="else random numbers"
@@ -23,9 +31,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--calls", action="store_true", help="a line for each call, in order")
     parser.add_argument("--top", type=count, default=30, help="most lines of the table (30)")
     parser.add_argument("--long", action="store_true", help="the names of the kernels' symbols")
-    parser.add_argument("--json", metavar="FILE", help="write all there is as JSON")
+    parser.add_argument("--json", metavar="FILE_HELP", help="write all there is as JSON")
     add_remote(parser)
-    parser.add_argument("--trace", metavar="FILE", help="write a trace for ui.perfetto.dev")
+    parser.add_argument("--trace", metavar="FILE_HELP", help="write a trace for ui.perfetto.dev")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -44,8 +52,10 @@ def run(options: argparse.Namespace) -> int:
 
 def _print(report: Report, aggregate: bool, top: int, long_names: bool) -> None:
     table = Table(box=None, pad_edge=False)
-    for index, head in enumerate(HEADS):
-        table.add_column(head, justify="left" if index in TEXTS else "right", overflow="fold")
+    for index, head in enumerate(COLUMN_HEADERS):
+        table.add_column(
+            head, justify="left" if index in TEXT_COLUMNS else "right", overflow="fold"
+        )
     rows = report.rows(aggregate)
     for row in rows[:top]:
         table.add_row(*report.cells(row, long_names))

@@ -22,7 +22,7 @@ from ekiden.runtime.artifact.frame import file_of
 from ekiden.runtime.errors import InputError
 from ekiden.runtime.files import check_folder, write_text
 
-_DEFAULT = Recipe()
+_DEFAULT_RECIPE = Recipe()
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -33,11 +33,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_output(parser)
     kinds = "; ".join(f"{row.name}: {row.meaning}" for row in KINDS.values())
-    parser.add_argument("--kind", choices=tuple(KINDS), default=_DEFAULT.kind, help=kinds)
+    parser.add_argument("--kind", choices=tuple(KINDS), default=_DEFAULT_RECIPE.kind, help=kinds)
     methods = "; ".join(f"{row.name}: {row.meaning}" for row in METHODS.values())
-    parser.add_argument("--method", choices=tuple(METHODS), default=_DEFAULT.method,
+    parser.add_argument("--method", choices=tuple(METHODS), default=_DEFAULT_RECIPE.method,
                         help=methods.replace("%", "%%"))  # fmt: skip
-    parser.add_argument("--bits", type=int, default=_DEFAULT.bits, help="of weights (8)")
+    parser.add_argument("--bits", type=int, default=_DEFAULT_RECIPE.bits, help="of weights (8)")
     parser.add_argument("--group", type=int, default=0, help="elements of a weight with one scale")
     parser.add_argument(
         "--per-tensor", action="store_true", help="one scale for a whole weight, not a channel"
@@ -48,7 +48,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     roundings = "; ".join(f"{row.name}: {row.meaning}" for row in ROUNDINGS.values())
     parser.add_argument(
-        "--rounding", choices=tuple(ROUNDINGS), default=_DEFAULT.rounding,
+        "--rounding", choices=tuple(ROUNDINGS), default=_DEFAULT_RECIPE.rounding,
         help=f"of weights; {roundings}",
     )  # fmt: skip
     parser.add_argument(
@@ -63,16 +63,16 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--skip", action="append", default=[], metavar="LAYER", help="a layer that stays as it is"
     )
     parser.add_argument(
-        "--least-snr", type=float, default=_DEFAULT.least_snr, metavar="DB",
-        help=f"leave layers alone whose result is worse ({_DEFAULT.least_snr:g} dB)",
+        "--least-snr", type=float, default=_DEFAULT_RECIPE.least_snr, metavar="DB",
+        help=f"leave layers alone whose result is worse ({_DEFAULT_RECIPE.least_snr:g} dB)",
     )  # fmt: skip
     parser.add_argument(
         "--faster", action="store_true", help="leave layers alone that are not faster here"
     )
     parser.add_argument(
-        "--gain", type=float, default=_DEFAULT.gain, metavar="TIMES",
+        "--gain", type=float, default=_DEFAULT_RECIPE.gain, metavar="TIMES",
         help=f"with --faster: leave all alone if the whole is not so many times as fast"
-        f" ({_DEFAULT.gain:g})",
+        f" ({_DEFAULT_RECIPE.gain:g})",
     )  # fmt: skip
     parser.add_argument("--plan", metavar="FILE", help="follow the plan that --plan-out wrote")
     parser.add_argument("--plan-out", metavar="FILE", help="write the decisions as JSON")
@@ -112,15 +112,17 @@ def _check(options: argparse.Namespace, is_onnx: bool) -> None:
     if is_onnx and options.cc is not None:
         raise InputError("--cc: no C compiler makes .onnx")
     recipe_options = _recipe(options)
-    changed = [name for name, value in recipe_options.items() if value != getattr(_DEFAULT, name)]
+    changed = [
+        name for name, value in recipe_options.items() if value != getattr(_DEFAULT_RECIPE, name)
+    ]
     if options.plan is not None and changed:
-        option = _SPELLED.get(changed[0], changed[0].replace("_", "-"))
+        option = _OPTION_NAMES.get(changed[0], changed[0].replace("_", "-"))
         raise InputError(f"--{option}: the plan of --plan has its recipe: give one of both")
     if "gain" in changed and not options.faster:
         raise InputError("--gain is for --faster")
 
 
-_SPELLED = {"per_channel": "per-tensor"}
+_OPTION_NAMES = {"per_channel": "per-tensor"}
 """Field of a recipe -> the option that changes it, where that is another word."""
 
 

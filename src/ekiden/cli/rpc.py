@@ -11,14 +11,16 @@ from ekiden.compiler.export.rpc_server import build_server
 from ekiden.rpc import Proxy, Server, Tracker, make_key
 from ekiden.runtime.errors import InputError
 
-WRITES = ("keygen", "build")
-SERVES = ("server", "tracker", "proxy")
+WRITE_ACTIONS = ("keygen", "build")
+SERVE_ACTIONS = ("server", "tracker", "proxy")
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.add_argument(
-        "what", choices=(*WRITES, *SERVES), help="write a file, or serve until interrupted"
+        "what",
+        choices=(*WRITE_ACTIONS, *SERVE_ACTIONS),
+        help="write a file, or serve until interrupted",
     )
     parser.add_argument(
         "file", nargs="?", help="what keygen (a key file) or build (ekiden-rpc) writes"
@@ -36,7 +38,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Write a key or a program, or serve. Raises InputError for a missing or superfluous file."""
-    if (options.file is None) == (options.what in WRITES):
+    if (options.file is None) == (options.what in WRITE_ACTIONS):
         raise InputError(
             f"rpc {options.what}: expected {'a' if options.file is None else 'no'} file"
         )
@@ -49,7 +51,7 @@ def run(options: argparse.Namespace) -> int:
         build_server(options.file, options.machine, cc=options.cc, options=extra)
         return 0
     logging.basicConfig(format="%(message)s", level=logging.INFO)
-    service = _START[options.what](options)
+    service = _STARTERS[options.what](options)
     print(f"{options.what} on {service.host}:{service.port}", flush=True)
     service.wait()
     return 0
@@ -76,7 +78,7 @@ def _start_proxy(options: argparse.Namespace) -> Proxy:
     )  # fmt: skip
 
 
-_START: Mapping[str, Callable[[argparse.Namespace], Server | Tracker | Proxy]] = {
+_STARTERS: Mapping[str, Callable[[argparse.Namespace], Server | Tracker | Proxy]] = {
     "server": _start_server,
     "tracker": _start_tracker,
     "proxy": _start_proxy,

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from ekiden import runtime
-from ekiden.cli.options import FILE, add_remote, open_given, read_arrays
+from ekiden.cli.options import FILE_HELP, add_remote, open_given, read_arrays
 from ekiden.ir.op import Array
 from ekiden.runtime.artifact.metadata import TensorInfo
 from ekiden.runtime.errors import InputError
@@ -19,7 +19,7 @@ from ekiden.runtime.files import write_whole
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
-    parser.add_argument("file", help=FILE)
+    parser.add_argument("file", help=FILE_HELP)
     parser.add_argument(
         "--input", action="append", default=[], metavar="NAME=array.npy", help="one for each input"
     )

@@ -22,7 +22,7 @@ from ekiden.cli.options import (
     threads,
 )
 from ekiden.compiler.progress import TuningBar
-from ekiden.compiler.tune import SEARCHES, prepare
+from ekiden.compiler.tune import SEARCHES_BY_NAME, prepare
 from ekiden.compiler.tuning_report import page
 from ekiden.runtime.files import check_folder, write_text
 from ekiden.runtime.terminal import stderr_is_terminal
@@ -31,7 +31,7 @@ from ekiden.tune.records import Records
 from ekiden.tune.remote import Remote
 from ekiden.tune.session import Progress, Session
 
-Shown: TypeAlias = AbstractContextManager[Progress | None]
+ProgressDisplay: TypeAlias = AbstractContextManager[Progress | None]
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -51,7 +51,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
                         help="the size to tune for of a dimension that is not fixed")  # fmt: skip
     parser.add_argument("--threads", type=threads, default=1, help="that a kernel runs on (1)")
     parser.add_argument("--cold", action="store_true", help="empty the caches before each call")
-    parser.add_argument("--search", choices=tuple(SEARCHES), default="evolution")
+    parser.add_argument("--search", choices=tuple(SEARCHES_BY_NAME), default="evolution")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--kernel", default="", help="only kernels whose name or node holds this")
     add_session(parser)
@@ -99,11 +99,11 @@ def _remote(options: argparse.Namespace) -> Remote | None:
     return None
 
 
-def _shown() -> Shown:
-    return TuningBar() if stderr_is_terminal() else nullcontext(_said)
+def _shown() -> ProgressDisplay:
+    return TuningBar() if stderr_is_terminal() else nullcontext(_print_progress)
 
 
-def _said(session: Session) -> None:
+def _print_progress(session: Session) -> None:
     """Print the progress of a session."""
     seconds_left = session.seconds_left
     time = f", {seconds_left:.0f} s left" if seconds_left < math.inf else ""

@@ -18,10 +18,10 @@ from ekiden.cli.options import (
     read_arrays,
     sizes,
 )
-from ekiden.compiler.verify import ENGINES, Tolerance, verify
+from ekiden.compiler.verify import REFERENCE_ENGINES, Tolerance, verify
 from ekiden.runtime.errors import InputError
 
-DIFFERS = 3
+DIFFERENT_STATUS = 3
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -30,7 +30,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", help="the ONNX model that an artifact was compiled from")
     parser.add_argument(
         "--against",
-        metavar=f"{{{','.join(ENGINES)},MODEL}}",
+        metavar=f"{{{','.join(REFERENCE_ENGINES)},MODEL}}",
         help="an engine to compare with, or the model that this one was made of, such as by"
         " `ekiden quantize`: then by signal to noise",
     )
@@ -59,7 +59,7 @@ def _tolerance(options: argparse.Namespace) -> Tolerance:
     """
     names = {name: name.lstrip("-").replace("-", "_") for name, *_ in TOLERANCES}
     option_values = {f: v for f in names.values() if (v := getattr(options, f)) is not None}
-    is_beside = options.against is not None and options.against not in ENGINES
+    is_beside = options.against is not None and options.against not in REFERENCE_ENGINES
     wrong = [name for name, f in names.items() if f in option_values and is_beside != (f == "snr")]
     if wrong:
         suitable = "another model, where --snr is" if is_beside else "an engine, as --rtol is"
@@ -89,4 +89,4 @@ def run(options: argparse.Namespace) -> int:
         tolerance=_tolerance(options),
     )
     print(report.json() if options.json else report)
-    return 0 if report else DIFFERS
+    return 0 if report else DIFFERENT_STATUS

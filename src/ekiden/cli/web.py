@@ -6,9 +6,15 @@ import argparse
 import time
 from pathlib import Path
 
-from ekiden.cli.options import FILE, is_artifact, parse_shapes
+from ekiden.cli.options import FILE_HELP, is_artifact, parse_shapes
 from ekiden.compiler.compile import compile_artifact
-from ekiden.compiler.export.web import RUNTIME, THREADED, package_files, web_targets, write_site
+from ekiden.compiler.export.web import (
+    RUNTIME_FILE,
+    THREADED_RUNTIME_FILE,
+    package_files,
+    web_targets,
+    write_site,
+)
 from ekiden.compiler.options import CompileOptions
 from ekiden.frontend.common.options import ImportOptions
 from ekiden.runtime.artifact.frame import file_of
@@ -18,7 +24,7 @@ from ekiden.runtime.files import named
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
-    parser.add_argument("file", help=FILE)
+    parser.add_argument("file", help=FILE_HELP)
     parser.add_argument("-o", "--output", required=True, metavar="FOLDER", help="what is written")
     parser.add_argument(
         "--target",
@@ -52,7 +58,7 @@ def run(options: argparse.Namespace) -> int:
         data = artifact if isinstance(artifact, memoryview) else file_of(artifact)
     write_site(data, options.output, cc=options.cc)
     folder = Path(options.output)
-    for name in (RUNTIME, THREADED, *package_files(), "model.eki"):
+    for name in (RUNTIME_FILE, THREADED_RUNTIME_FILE, *package_files(), "model.eki"):
         print(f"  {folder / name}: {(folder / name).stat().st_size:,} bytes")
     print(f"{folder}: in {time.perf_counter() - started:.1f} s")
     return 0

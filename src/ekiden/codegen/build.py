@@ -12,8 +12,8 @@ import numpy as np
 from ekiden._lazy import LazyModule
 from ekiden.codegen import c, device, llvm
 from ekiden.codegen.cache import KernelCache, kernel_key
-from ekiden.codegen.device.formats import FORMATS, format_of
-from ekiden.codegen.parallel import Progress, Task, compile_tasks
+from ekiden.codegen.device.formats import KERNEL_FORMATS, format_of
+from ekiden.codegen.parallel import ProgressCallback, Task, compile_tasks
 from ekiden.ir.extensions import is_extended
 from ekiden.ir.module import IRModule
 from ekiden.ir.pass_context import dumping, show_product, with_instruments
@@ -22,17 +22,17 @@ from ekiden.runtime import Module, environment, get_global_func, load_device_cod
 from ekiden.runtime.errors import CompileError
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target import Target, TargetLike, target_or_current
-from ekiden.target.virtual_device import with_asked_bounds
+from ekiden.target.virtual_device import with_context_bounds
 from ekiden.tir import transform as tir_transform
 from ekiden.tir.stmt import PrimFunc, Stmt
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    import ekiden.codegen.llvm.roads as roads
+    import ekiden.codegen.llvm.gpu_backends as gpu_backends
     from ekiden.codegen import debug_library
 else:
-    roads = LazyModule("ekiden.codegen.llvm.roads")
+    gpu_backends = LazyModule("ekiden.codegen.llvm.gpu_backends")
     debug_library = LazyModule("ekiden.codegen.debug_library")
 
 
@@ -116,13 +116,13 @@ def _debug_threads(
 
 def _check_threads(target: Target, what: str) -> None:
     generator_of(target.code_host, what)
-    road = roads.ROADS.get(format_of(target))
+    road = gpu_backends.GPU_BACKENDS.get(format_of(target))
     if road is not None:
         llvm.check_triple(road.triple_of(target), what)
 
 
 def _threads_version() -> str:
-    return ",".join(sorted(FORMATS))
+    return ",".join(sorted(KERNEL_FORMATS))
 
 
 def kernel_texts(funcs: Sequence[PrimFunc], target: Target) -> str:
@@ -143,7 +143,7 @@ GENERATORS: dict[str, Generator] = {
     "c":    Generator(_compile_c, _c_sources, _c_version, _check_c, _debug_c),
     **{name: Generator(_compile_threads, _thread_sources, _threads_version, _check_threads,
                        _debug_threads)
-       for name in FORMATS},
+       for name in KERNEL_FORMATS},
 }
 # fmt: on
 
@@ -256,7 +256,7 @@ def build(
     *,
     name: str | None = None,
     cache: KernelCache | None = None,
-    progress: Progress | None = None,
+    progress: ProgressCallback | None = None,
 ) -> Module:
     """Compile loop programs: `module["name"]` is a function over tensors, outputs last.
 
@@ -274,7 +274,7 @@ def build(
         raise CompileError(
             f"build: expected a PrimFunc or an IRModule, got {type(program).__name__}"
         )
-    chosen = with_asked_bounds(target_or_current(target))
+    chosen = with_context_bounds(target_or_current(target))
     generator = generator_of(chosen, "build")
     funcs = _functions(program, name)
     folder = environment.debug_dir()

@@ -45,30 +45,30 @@ def _key(source_digest: str, target: Target, extra: Sequence[str]) -> str:
     return blake2b(key_text.encode(), digest_size=16).hexdigest()
 
 
-DIGEST_SIZE = 8
-VERSION = b"ekiden-1"
+DIGEST_BYTES = 8
+FILE_FORMAT = b"ekiden-1"
 """Of the form of files: part of their digest, so that one of another form is a miss."""
-LOOKS = 64
+SCANS_PER_FILL = 64
 """How often the folder is looked at, about, while as many bytes are kept as it may have."""
 
 
 def _digest(code: bytes) -> bytes:
-    return blake2b(code, digest_size=DIGEST_SIZE, person=VERSION).digest()
+    return blake2b(code, digest_size=DIGEST_BYTES, person=FILE_FORMAT).digest()
 
 
-def _is_looked_at(digest: bytes, size: int, limit: int) -> bool:
+def _should_scan(digest: bytes, size: int, limit: int) -> bool:
     """Decide at random whether to scan the folder for its size limit after writing a kernel of
     `size` bytes: about `SCANS_PER_FILL` scans while `limit` bytes are written. Processes do not
     know of each other, and a scan lists every kernel.
     """
     # The digest is uniform in [0, 2**64), so this is true with probability size * SCANS_PER_FILL /
     # limit.
-    return int.from_bytes(digest) * limit < (size * LOOKS) << (8 * DIGEST_SIZE)
+    return int.from_bytes(digest) * limit < (size * SCANS_PER_FILL) << (8 * DIGEST_BYTES)
 
 
 def checked_code(contents: bytes) -> bytes | None:
     """Return the object code in a cache file's bytes, or None if they are damaged."""
-    digest, code = contents[:DIGEST_SIZE], contents[DIGEST_SIZE:]
+    digest, code = contents[:DIGEST_BYTES], contents[DIGEST_BYTES:]
     return code if digest == _digest(code) else None
 
 
@@ -128,7 +128,7 @@ class KernelCache:
         try:
             make_own_folder(os.path.dirname(path))
             write_whole(path, lambda file: file.write(digest + code), is_owners=True)
-            if self.limit is not None and _is_looked_at(digest, len(code), self.limit):
+            if self.limit is not None and _should_scan(digest, len(code), self.limit):
                 shrink(self.folder, self.limit)
         except OSError:
             return

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Container
 
-from ekiden.codegen.shuffles import is_exchange
+from ekiden.codegen.shuffles import is_warp_shuffle
 from ekiden.ir import dtype as dt
 from ekiden.ir.intrinsic import row_of
 from ekiden.ir.prim import (
@@ -69,7 +69,7 @@ def undefined(generator: str, symbol: Var | Buffer) -> CompileError:
     return CompileError(f"{generator}: {kind} {symbol.name!r} is no argument, nor {of}")
 
 
-def gaps(label: str) -> str:
+def not_contiguous_message(label: str) -> str:
     """Return the error message for an argument that is not contiguous."""
     return f"{label} must be contiguous, got strides; copy it first"
 
@@ -96,7 +96,7 @@ def check_compiled(e: Intrinsic) -> None:
             " schedule for it, not what was lowered for threads"
         )
     called = repr(e.args[0].value) if e.args and isinstance(e.args[0], StringImm) else ""
-    hint = "; threads of devices that have warps make it" if is_exchange(e) else ""
+    hint = "; threads of devices that have warps make it" if is_warp_shuffle(e) else ""
     raise CompileError(f"no code generator has the call {e.op} {called}".rstrip() + hint)
 
 
@@ -110,7 +110,7 @@ def extern_name(e: Intrinsic, generator: str) -> str:
     """Return the symbol of the C function that a call names. Raises CompileError for what is no C
     identifier, and for types that C cannot pass."""
     name = e.args[0].value if e.args and isinstance(e.args[0], StringImm) else ""
-    if not (name.isidentifier() and name.isascii()) or len(name) > MAX_SYMBOL:
+    if not (name.isidentifier() and name.isascii()) or len(name) > MAX_SYMBOL_CHARS:
         raise CompileError(
             f"{generator}: {e.op}: expected the name of a C function first, got {name or e!r}"
         )
@@ -120,7 +120,7 @@ def extern_name(e: Intrinsic, generator: str) -> str:
     return name
 
 
-MAX_SYMBOL = 200
+MAX_SYMBOL_CHARS = 200
 """Characters of the name of a C function; the loader of images holds them on its stack."""
 _C_TYPES = frozenset(
     ("bool", *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)),
@@ -135,7 +135,7 @@ def dtype_word(dtype: str) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Dimension:
+class ShapeCheck:
     """Shape check of dimension `axis` of argument `index`: it binds the variable `extent`, or must
     equal it, else ValueError with `message`.
     """
@@ -172,16 +172,16 @@ def scalar_kind(param: Var, func: PrimFunc) -> str:
     return "a number" if dt.is_float(param.dtype) else "an integer"
 
 
-def misfit(param: Var) -> str:
+def out_of_range_message(param: Var) -> str:
     """Return the error message for an integer that its parameter's dtype cannot represent."""
     return f"must fit {param.dtype}"
 
 
-def dimensions(func: PrimFunc) -> list[Dimension]:
+def shape_checks(func: PrimFunc) -> list[ShapeCheck]:
     """Return the shape checks of a function's entry: first all that bind variables."""
     bound: set[Var] = set(func.scalars)
-    binding: list[Dimension] = []
-    checked: list[Dimension] = []
+    binding: list[ShapeCheck] = []
+    checked: list[ShapeCheck] = []
     for i, buffer in enumerate(func.params):
         if isinstance(buffer, Var):
             continue
@@ -190,10 +190,10 @@ def dimensions(func: PrimFunc) -> list[Dimension]:
                 continue
             if isinstance(extent, Var) and extent not in bound:
                 bound.add(extent)
-                binding.append(Dimension(i, axis, extent, True, ""))
+                binding.append(ShapeCheck(i, axis, extent, True, ""))
                 continue
             message = f"{func.name}: argument {i}: dimension {axis} must be {_wanted(extent)}"
-            checked.append(Dimension(i, axis, extent, False, message))
+            checked.append(ShapeCheck(i, axis, extent, False, message))
     return binding + checked
 
 
@@ -236,13 +236,13 @@ def _is_empty(buffer: Buffer) -> bool:
     return any(is_const(d, 0) for d in buffer.shape)
 
 
-FLUSH = "tir.flush_subnormals"
+FLUSH_SUBNORMALS = "tir.flush_subnormals"
 """The attribute of functions in which subnormal numbers are 0."""
 
 
-def flushes(func: PrimFunc) -> bool:
+def flushes_subnormals(func: PrimFunc) -> bool:
     """Return whether a function flushes subnormal numbers to zero."""
-    return bool((func.attrs or {}).get(FLUSH))
+    return bool((func.attrs or {}).get(FLUSH_SUBNORMALS))
 
 
 BOUNDS_ERROR = "BoundsError"

@@ -16,16 +16,16 @@ from pathlib import Path
 
 from ekiden.codegen.c.compiler import find_compiler
 from ekiden.codegen.llvm import elf
-from ekiden.codegen.llvm.image import EXTERN
+from ekiden.codegen.llvm.image import EXTERN_PREFIX
 from ekiden.runtime import Module, library_path, load_module
 from ekiden.runtime.errors import CompileError
 from ekiden.tir.printer import text_and_lines
 from ekiden.tir.stmt import PrimFunc, Stmt
 
-Compile = Callable[[Path, Mapping[Stmt, int]], bytes]
+CompileWithLines = Callable[[Path, Mapping[Stmt, int]], bytes]
 """(path of the text, line of each statement in it) -> a relocatable object with debug lines."""
 
-_HEAD = """\
+_SHIM_TEMPLATE = """\
 typedef void (*address)(void);
 extern address ek_service(const char *name);
 __attribute__((visibility("hidden"))) address ek_debug_services[{count}];
@@ -49,7 +49,9 @@ def printed(funcs: Sequence[PrimFunc]) -> tuple[str, dict[Stmt, int]]:
     return "\n".join(texts), lines
 
 
-def build_library(funcs: Sequence[PrimFunc], folder: Path, compile_object: Compile) -> Module:
+def build_library(
+    funcs: Sequence[PrimFunc], folder: Path, compile_object: CompileWithLines
+) -> Module:
     """Build the module of lowered functions as `folder/NAME-PID-N.so`, with its text in `.tir.py`.
     Raises CompileError if the C compiler cannot link it.
     """
@@ -72,9 +74,9 @@ def _file_name(name: str) -> str:
 def _shim(code: bytes) -> str:
     """Return C definitions of the runtime services and call sites that the object refers to."""
     outside = sorted(
-        {s.name for s in elf.read(code).symbols if s.section == elf.UNDEFINED and s.name}
+        {s.name for s in elf.read(code).symbols if s.section == elf.UNDEFINED_SECTION and s.name}
     )
-    externs = [n for n in outside if n.startswith(EXTERN)]
+    externs = [n for n in outside if n.startswith(EXTERN_PREFIX)]
     services = [n for n in outside if n.startswith("ek_") and n not in externs]
     sites = [n for n in outside if n.startswith("packed:")]
     assignments = (f'  ek_debug_services[{i}] = ek_service("{n}");' for i, n in enumerate(services))
@@ -90,10 +92,10 @@ def _shim(code: bytes) -> str:
     ]
     jumps += [
         f'__asm__(".text\\n.globl {n}\\n.hidden {n}\\n.type {n},@function\\n'
-        f'{n}: jmp {n.removeprefix(EXTERN)}@PLT\\n");'
+        f'{n}: jmp {n.removeprefix(EXTERN_PREFIX)}@PLT\\n");'
         for n in externs
     ]
-    head = _HEAD.format(count=max(len(services), 1), fill="\n".join(assignments))
+    head = _SHIM_TEMPLATE.format(count=max(len(services), 1), fill="\n".join(assignments))
     return "\n".join([head, *jumps, *cells, ""])
 
 

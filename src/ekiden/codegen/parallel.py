@@ -33,9 +33,9 @@ else:  # a program that answers by general kernels starts no workers
     logging = LazyModule("logging")
     select = LazyModule("select")
 
-__all__ = ["Cancellation", "CancelledError", "Progress", "Task", "compile_tasks"]
+__all__ = ["Cancellation", "CancelledError", "ProgressCallback", "Task", "compile_tasks"]
 
-Progress = Callable[[int, int, str], None]
+ProgressCallback = Callable[[int, int, str], None]
 """Called with (kernels done, kernels in all, name of the one just done)."""
 
 LOG = LazyLogger(__name__)
@@ -48,7 +48,7 @@ compiled; at 10, a program that does not rest has its own code three times later
 INTERRUPT_CHECK_S = 0.1
 """A wait for workers returns to Python so often: an exception that another thread has set, as the
 limit of time of a compilation does, is raised there only."""
-LOCK = Lock()
+LOCAL_COMPILE_LOCK = Lock()
 """Held while this process itself compiles a kernel: one thread at a time."""
 
 
@@ -89,7 +89,7 @@ class Cancellation:
 
 
 def _compile_here(task: Task) -> bytes:
-    with LOCK:
+    with LOCAL_COMPILE_LOCK:
         return task.compile()
 
 
@@ -122,7 +122,7 @@ class _Pool:
             self._give_next(worker)
         while self._running:
             for worker in self._ready():
-                position, code = self._take(worker)
+                position, code = self._receive_result(worker)
                 self._give_next(worker)  # before the caller has it, who may take his time
                 if code is not None:
                     yield position, code
@@ -165,7 +165,7 @@ class _Pool:
             raise self._failure(late, error)
         return [worker for worker in self._running if worker in ready]
 
-    def _take(self, worker: Worker) -> tuple[int, bytes | None]:
+    def _receive_result(self, worker: Worker) -> tuple[int, bytes | None]:
         """Return the position of the task that a worker has run and its code, or None if it must be
         compiled in this process.
         """
@@ -243,7 +243,7 @@ def _compile_all(
 def compile_tasks(
     tasks: Sequence[Task],
     cache: KernelCache,
-    progress: Progress | None = None,
+    progress: ProgressCallback | None = None,
     on_result: Callable[[Task, bytes], None] | None = None,
     cancellation: Cancellation | None = None,
 ) -> dict[str, bytes]:

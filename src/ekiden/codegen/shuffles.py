@@ -7,11 +7,11 @@ from ekiden.ir.prim import IntImm, Intrinsic, PrimExpr
 from ekiden.runtime.errors import CompileError
 from ekiden.runtime.lazy_dataclass import dataclass
 
-ACTIVE = "tvm_warp_activemask"
+ACTIVE_MASK_OP = "tvm_warp_activemask"
 
 
 @dataclass(frozen=True, slots=True)
-class Exchange:
+class WarpShuffle:
     """Warp shuffle: the mask of participating threads, the value, the lane or its distance, and the
     width of a segment.
     """
@@ -22,9 +22,9 @@ class Exchange:
     width: int
 
 
-def is_exchange(e: PrimExpr) -> bool:
+def is_warp_shuffle(e: PrimExpr) -> bool:
     """Return whether an expression is a warp shuffle or the mask of active threads."""
-    return isinstance(e, Intrinsic) and (e.op in SHUFFLES or e.op == ACTIVE)
+    return isinstance(e, Intrinsic) and (e.op in SHUFFLES or e.op == ACTIVE_MASK_OP)
 
 
 def operands_of(e: PrimExpr) -> tuple[PrimExpr, ...]:
@@ -33,7 +33,7 @@ def operands_of(e: PrimExpr) -> tuple[PrimExpr, ...]:
     return e.args[:3]
 
 
-def exchange_of(e: Intrinsic) -> Exchange:
+def warp_shuffle_of(e: Intrinsic) -> WarpShuffle:
     """Return the shuffle that a call of SHUFFLES describes. Raises CompileError for an invalid
     segment width or warp size.
     """
@@ -44,17 +44,22 @@ def exchange_of(e: Intrinsic) -> Exchange:
     if not isinstance(width, IntImm) or width.value not in powers:
         listed = ", ".join(map(str, powers))
         raise CompileError(f"{e.op}: neighbours that exchange are {listed}, got {width}")
-    return Exchange(mask, value, lane, width.value)
+    return WarpShuffle(mask, value, lane, width.value)
 
 
-def takes_all(exchange: Exchange) -> bool:
+def is_full_warp(exchange: WarpShuffle) -> bool:
     """Return whether all active threads of the warp take part."""
     mask = exchange.mask
     if isinstance(mask, Intrinsic):
-        return mask.op == ACTIVE
+        return mask.op == ACTIVE_MASK_OP
     return isinstance(mask, IntImm) and mask.value == WHOLE_WARP
 
 
 __all__ = [
-    "ACTIVE", "Exchange", "exchange_of", "is_exchange", "operands_of", "takes_all",
+    "ACTIVE_MASK_OP",
+    "WarpShuffle",
+    "is_full_warp",
+    "is_warp_shuffle",
+    "operands_of",
+    "warp_shuffle_of",
 ]  # fmt: skip

@@ -25,7 +25,7 @@ from ekiden.ir.transfer import decode
 from ekiden.runtime.errors import CompileError
 from ekiden.runtime.lazy_dataclass import dataclass
 
-__all__ = ["Connection", "Reply", "Setup", "run"]
+__all__ = ["Connection", "TaskReply", "WorkerSetup", "run"]
 
 _SIZE = struct.Struct("<Q")
 _LOGGER = "ekiden"
@@ -72,7 +72,7 @@ class Connection:
 
 
 @dataclass(frozen=True, slots=True)
-class Setup:
+class WorkerSetup:
     """State that a worker takes over from the program before its first task."""
 
     environment: dict[str, str]
@@ -89,7 +89,7 @@ class Setup:
 
 
 @dataclass(slots=True)
-class Reply:
+class TaskReply:
     """Outcome of a task: its result, its error, or why this process cannot run it."""
 
     result: bytes | None = None
@@ -126,7 +126,7 @@ def _exit_with(alive: int) -> None:
     os._exit(1)
 
 
-def _take_over(setup: Setup, recorder: _Recorder) -> PassContext:
+def _take_over(setup: WorkerSetup, recorder: _Recorder) -> PassContext:
     """Apply the program's state to this process, and return the context that tasks run in."""
     os.environ.clear()
     os.environ.update(setup.environment)
@@ -147,25 +147,25 @@ def _take_over(setup: Setup, recorder: _Recorder) -> PassContext:
     )
 
 
-def _reply_to(frame: bytearray) -> Reply:
+def _reply_to(frame: bytearray) -> TaskReply:
     """Run a task."""
     try:
         task = cast(Task, decode(frame))
     except Exception as error:  # an operator, class or module that only the program has
-        return Reply(unknown=f"{type(error).__name__}: {error}")
+        return TaskReply(unknown=f"{type(error).__name__}: {error}")
     try:
-        return Reply(task.compile())
+        return TaskReply(task.compile())
     except Exception as error:
-        return Reply(error=error)
+        return TaskReply(error=error)
 
 
-def _send(connection: Connection, reply: Reply) -> None:
+def _send(connection: Connection, reply: TaskReply) -> None:
     try:
         data = pickle.dumps(reply)
     except Exception:  # an error, or what an instrument saw, of a class that pickle does not take
         error = reply.error
         text = f"{type(error).__name__}: {error}" if error is not None else "no reply can be sent"
-        data = pickle.dumps(Reply(reply.result, CompileError(text), records=reply.records))
+        data = pickle.dumps(TaskReply(reply.result, CompileError(text), records=reply.records))
     connection.send(data)
 
 
@@ -193,7 +193,7 @@ def _work(connection: Connection) -> None:
     recorder = _Recorder()
     connection.send(pickle.dumps(os.getpid()))
     setup = decode(connection.receive())
-    assert isinstance(setup, Setup), "the first frame is a Setup"
+    assert isinstance(setup, WorkerSetup), "the first frame is a Setup"
     with _take_over(setup, recorder) as context:
         while True:
             reply = _reply_to(connection.receive())

@@ -221,10 +221,10 @@ class Worker:
         except OSError as error:
             raise self._ended() from error
 
-    def receive(self, limit_s: float) -> worker_loop.Reply:
+    def receive(self, limit_s: float) -> worker_loop.TaskReply:
         """Return the reply to a task. Raises WorkerEndedError where the process ended, or gave none
         in so many seconds."""
-        return cast("worker_loop.Reply", pickle.loads(self._receive(limit_s)))
+        return cast("worker_loop.TaskReply", pickle.loads(self._receive(limit_s)))
 
     def _receive(self, limit_s: float) -> bytearray:
         try:
@@ -282,7 +282,7 @@ def _setup(
 ) -> bytes:
     level = logging.getLogger("ekiden").getEffectiveLevel()
     return encode(
-        worker_loop.Setup(
+        worker_loop.WorkerSetup(
             dict(os.environ), _folder(), niceness, level,
             opt_level, tuple(required_passes), tuple(disabled_passes), dict(options),
             tuple(copy for copy in instruments if copy is not None),

@@ -10,48 +10,48 @@ from dataclasses import asdict
 from functools import partial
 
 from ekiden import runtime
-from ekiden.backend.vm.place_by_cost import Costs
+from ekiden.backend.vm.place_by_cost import DeviceCosts
 from ekiden.compiler.build import module_of
-from ekiden.compiler.device_peak import Figures, measure_device
+from ekiden.compiler.device_peak import DeviceFigures, measure_device
 from ekiden.compiler.inputs import random_inputs
 from ekiden.compiler.peak import measure_peak
 from ekiden.ir.module import IRModule
 from ekiden.ir.op import Array
 from ekiden.ir.pass_context import COSTS, with_options
 from ekiden.relay.expr import Function
-from ekiden.relay.transform.devices.plan_devices import said_places
+from ekiden.relay.transform.devices.plan_devices import named_devices
 from ekiden.runtime import Device, cpu
 from ekiden.runtime.errors import CompileError, EkidenError
 from ekiden.runtime.executable.executable import Executable
 from ekiden.runtime.lazy_dataclass import dataclass
-from ekiden.runtime.profile.report import Peak
-from ekiden.runtime.profile.timing import least_in_turns
+from ekiden.runtime.profile.report import MachinePeak
+from ekiden.runtime.profile.timing import min_times_interleaved
 from ekiden.target import Target
 from ekiden.target.kinds import KINDS
 from ekiden.target.target import TargetLike
 from ekiden.target.virtual_device import DeviceLike, Targets, compilation_config
 
-__all__ = ["Plan", "candidates", "fastest"]
+__all__ = ["DevicePlan", "candidates", "fastest"]
 
 _LOG = logging.getLogger("ekiden")
-MEASURED = 0.3
+MIN_MEASURE_S = 0.3
 """Seconds that the runs of each plan take, at least."""
-MARGIN = 0.95
+MAX_TIME_RATIO = 0.95
 """Several devices take at most this share of the time of one: what is no faster is left."""
-HOST_LAUNCH = 5e-7
+HOST_LAUNCH_S = 5e-7
 """Seconds until a kernel of the host is done that does next to nothing."""
 
-Compile = Callable[[Targets], runtime.Executable]
+CompileFunction = Callable[[Targets], runtime.Executable]
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class DevicePlan:
     """Device plan: devices with their targets, the first for operators without a placement; the
     costs for placement by cost; and whether the program itself places something on a device.
     """
 
     devices: Mapping[Device, Target]
-    costs: Costs | None = None
+    costs: DeviceCosts | None = None
     is_fixed: bool = False
 
     def __str__(self) -> str:
@@ -61,7 +61,7 @@ class Plan:
         return f"placed over {names}" if self.costs is not None else f"{what} on {first}"
 
 
-def candidates(targets: Targets, model: object = None) -> list[Plan]:
+def candidates(targets: Targets, model: object = None) -> list[DevicePlan]:
     """Return a plan for each single device, the host included: of the given ones, or all that are
     present. What the program of `model` places on devices stays there. Raises CompileError for a
     missing device, or several targets of one.
@@ -97,25 +97,25 @@ def candidates(targets: Targets, model: object = None) -> list[Plan]:
         fixed_one: by_kind[fixed_one.type] for fixed_one in accelerators if fixed_one in fixed
     }
     alone = [
-        Plan(
+        DevicePlan(
             {accelerator: by_kind[accelerator.type], cpu(): host} | fixed_targets,
             None,
             bool(fixed_targets),
         )
         for accelerator in accelerators
     ]
-    return [Plan({cpu(): host} | fixed_targets, None, bool(fixed_targets)), *alone]
+    return [DevicePlan({cpu(): host} | fixed_targets, None, bool(fixed_targets)), *alone]
 
 
 def _fixed(model: object) -> list[Device]:
     """Return the devices other than the host that a program names."""
     if not isinstance(model, (IRModule, Function)):
         return []
-    annotated = said_places(module_of(model))
+    annotated = named_devices(module_of(model))
     return list(dict.fromkeys(p.device for p in annotated if p.device.type != cpu().type))
 
 
-def fastest(plans: Sequence[Plan], compile: Compile) -> runtime.Executable:
+def fastest(plans: Sequence[DevicePlan], compile: CompileFunction) -> runtime.Executable:
     """Return the executable of the fastest plan, measured with random inputs and results fetched to
     the host: the single devices, and the host with each of them, placed by measured costs. The
     logger "ekiden" reports the measurements. Raises the errors of the host's plan; devices that
@@ -136,13 +136,13 @@ def fastest(plans: Sequence[Plan], compile: Compile) -> runtime.Executable:
     times = _measured(executables, feed)  # all again, in turns
     best = min(alone, key=lambda name: times[name])
     fastest_name = min(times, key=lambda name: times[name])
-    if fastest_name not in alone and times[fastest_name] > MARGIN * times[best]:
+    if fastest_name not in alone and times[fastest_name] > MAX_TIME_RATIO * times[best]:
         fastest_name = best
     _LOG.info("devices: %s", fastest_name)
     return executables[fastest_name]
 
 
-def _mixed(plan: Plan, peak: Peak, host: float, device: float) -> list[Plan]:
+def _mixed(plan: DevicePlan, peak: MachinePeak, host: float, device: float) -> list[DevicePlan]:
     """Return the plans of the host with a device, whose single times are known: with weight layouts
     for the host's kernels, and for the device's.
     """
@@ -152,14 +152,14 @@ def _mixed(plan: Plan, peak: Peak, host: float, device: float) -> list[Plan]:
         {host_device: own, accelerator: target},
         {accelerator: target, host_device: own},
     ]
-    return [Plan(order, costs, plan.is_fixed) for order in orders]
+    return [DevicePlan(order, costs, plan.is_fixed) for order in orders]
 
 
-def _costs(peak: Peak, figures: Figures, host: float, device: float) -> Costs:
-    return Costs(
+def _costs(peak: MachinePeak, figures: DeviceFigures, host: float, device: float) -> DeviceCosts:
+    return DeviceCosts(
         (peak.flops, figures.flops),
         (peak.bandwidth, figures.bandwidth),
-        (HOST_LAUNCH, figures.launch),
+        (HOST_LAUNCH_S, figures.launch),
         (host, device),
         figures.there,
         figures.back,
@@ -167,7 +167,7 @@ def _costs(peak: Peak, figures: Figures, host: float, device: float) -> Costs:
     )
 
 
-def _targets(plan: Plan) -> Targets:
+def _targets(plan: DevicePlan) -> Targets:
     by_device: dict[DeviceLike, TargetLike | Sequence[TargetLike]] = {}
     for device, target in plan.devices.items():
         by_device[device] = target
@@ -175,8 +175,8 @@ def _targets(plan: Plan) -> Targets:
 
 
 def _try(
-    plan: Plan,
-    compile: Compile,
+    plan: DevicePlan,
+    compile: CompileFunction,
     feed: Mapping[str, Array],
     executables: dict[str, runtime.Executable],
 ) -> None:
@@ -200,7 +200,7 @@ def _measured(
 ) -> dict[str, float]:
     """Return the seconds of a run of each executable."""
     runs = [partial(_fetched, Executable(executable), feed) for executable in executables.values()]
-    times = dict(zip(executables, least_in_turns(runs, MEASURED), strict=True))
+    times = dict(zip(executables, min_times_interleaved(runs, MIN_MEASURE_S), strict=True))
     for name, seconds in times.items():
         _LOG.info("devices: %s: %.3f ms", name, seconds * 1e3)
     return times

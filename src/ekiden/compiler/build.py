@@ -9,13 +9,13 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeAlias, cast
 
 from ekiden._lazy import load_module
-from ekiden.backend.external import External, register_compiler
-from ekiden.backend.kernels.build import flush_asked
+from ekiden.backend.external import ExternalCompiler, register_compiler
+from ekiden.backend.kernels.build import flushes_denormals
 from ekiden.backend.kernels.tiers import Finishing, OnKernel
 from ekiden.backend.vm.compile import compile_variants
-from ekiden.backend.vm.pipeline import Lowered, lower, lower_again
+from ekiden.backend.vm.pipeline import LoweredModule, lower, lower_again
 from ekiden.codegen.build import generator_of
-from ekiden.codegen.parallel import Cancellation, Progress
+from ekiden.codegen.parallel import Cancellation, ProgressCallback
 from ekiden.compiler.options import CompileOptions
 from ekiden.frontend.common.imported import ImportedModule
 from ekiden.frontend.common.options import NO_OPTIONS, ImportOptions
@@ -44,15 +44,15 @@ from ekiden.relay.expr import Constant, Function, Var
 from ekiden.relay.transform.language.infer_type import InferType
 from ekiden.relay.transform.shapes.name_dimensions import NameDimensions
 from ekiden.relay.visitor import bound_vars, fresh_copy, post_order
-from ekiden.runtime.artifact import mapped
-from ekiden.runtime.artifact.frame import Assembly, Seekable
+from ekiden.runtime.artifact import mapped_files
+from ekiden.runtime.artifact.frame import ArtifactFile, Seekable
 from ekiden.runtime.artifact.metadata import (
-    ANY_OBJECT,
-    ANY_RANK,
+    ANY_RANK_PREFIX,
     ANY_SHAPE,
-    MAPS,
-    SEQUENCE,
-    TEXT,
+    MAPS_PREFIX,
+    OBJECT_DTYPE,
+    SEQUENCE_PREFIX,
+    STRING_DTYPE,
     Dim,
 )
 from ekiden.runtime.devices.engines import text_of
@@ -118,17 +118,17 @@ def _with_own_variables(module: IRModule) -> IRModule:
 
 
 @dataclass(frozen=True, slots=True)
-class Compiled:
+class CompiledModel:
     """Artifact whose bytes stay in pieces until they are joined or written, with the names of the
     external weight files of the model.
     """
 
-    artifact: Assembly
+    artifact: ArtifactFile
     weight_files: tuple[str, ...]
     apart: Mapping[int, Array]
     """Constants by number that the artifact is without: of one with general kernels, which is
     loaded and not kept."""
-    files: mapped.Files
+    files: mapped_files.MappedFiles
     """What weights are read from, to be checked when they were."""
     general: GeneralProgram | None = None
     """What is left to compile, where kernels are general."""
@@ -160,14 +160,14 @@ class GeneralProgram:
 
     forms: Mapping[str, bytes]
     """The general forms, by the names of their kernels."""
-    lowered: Lowered
+    lowered: LoweredModule
     metadata: dict[str, object]
     executor: str
-    files: mapped.Files
+    files: mapped_files.MappedFiles
     dump: PassInstrument | None
     """What dumps the compilation, which goes on in another thread."""
 
-    def finish(self, on_kernel: OnKernel, cancellation: Cancellation) -> Compiled:
+    def finish(self, on_kernel: OnKernel, cancellation: Cancellation) -> CompiledModel:
         """Return the artifact in which every kernel has its own code; `on_kernel` is given that of
         each as soon as it is compiled. Raises what compiling raises, and CancelledError."""
         code = self.lowered.kernels.kernels.code
@@ -176,7 +176,7 @@ class GeneralProgram:
             own = lower_again(self.lowered, finishing, self.executor == "async")
             linked = compile_variants([(own, self.metadata)], is_native=self.executor == "aot")
         cancellation.check()
-        return Compiled(linked.file, (), {}, self.files)
+        return CompiledModel(linked.file, (), {}, self.files)
 
 
 def compile_to_bytes(
@@ -190,31 +190,31 @@ def compile_to_bytes(
     return bytes(compile_model(model, compile_options).joined())
 
 
-REGION_MARKS = ("Compiler", "Primitive", "Inline", "global_symbol")
+REGION_ATTRIBUTES = ("Compiler", "Primitive", "Inline", "global_symbol")
 
 
 def _region_in_c(region: Function) -> str:
     """Compile a region for "ccompiler", the smallest external compiler (as in TVM's example): an
     artifact for target kind "c", through the system's C compiler.
     """
-    for mark in REGION_MARKS:
+    for mark in REGION_ATTRIBUTES:
         region = region.without_attr(mark)
     return text_of(compile_to_bytes(IRModule({"main": region}), "c"))
 
 
-register_compiler("ccompiler", External(_region_in_c))
+register_compiler("ccompiler", ExternalCompiler(_region_in_c))
 
 
 @dumping("compile")
-def compile_model(model: Model, options: CompileOptions) -> Compiled:
+def compile_model(model: Model, options: CompileOptions) -> CompiledModel:
     """Compile, under the PassContext that `options.context` enters; errors are those of `compile`.
     Of tier "quick" kernels may be general: `general` of what is returned gives them their own code.
     """
     config = compilation_config(options.targets)
     for code_target in (*config.primitive_targets, *config.device_targets):
         generator_of(code_target, "compile")
-    flushes = [flush_asked(variant_target) for variant_target in config.primitive_targets]
-    with mapped.lending() as files:
+    flushes = [flushes_denormals(variant_target) for variant_target in config.primitive_targets]
+    with mapped_files.borrowing() as files:
         module = import_model(model, options.inputs)
     imported = ImportedModule.of(module)
     if "main" not in module or not isinstance(module["main"], Function):
@@ -248,7 +248,7 @@ def compile_model(model: Model, options: CompileOptions) -> Compiled:
         general_program = GeneralProgram(
             linked.general, lowered, about, options.executor, files, current_dump()
         )
-    return Compiled(linked.file, imported.weight_files, linked.apart, files, general_program)
+    return CompiledModel(linked.file, imported.weight_files, linked.apart, files, general_program)
 
 
 def _about(
@@ -324,21 +324,21 @@ def _fields(kind: Type) -> list[Type]:
 
 def _describe(name: str, kind: Type, imported: ImportedModule) -> dict[str, object]:
     if isinstance(kind, TensorType) and name in imported.texts:
-        return {"name": name, "shape": [_dim(d) for d in kind.shape[:-1]], "dtype": TEXT}
+        return {"name": name, "shape": [_dim(d) for d in kind.shape[:-1]], "dtype": STRING_DTYPE}
     maps = dict(imported.maps)
     if isinstance(kind, TensorType) and name in maps:
         keys, rows = list(maps[name]), [_dim(kind.shape[0])]
-        return {"name": name, "shape": rows, "dtype": f"{MAPS}{kind.dtype}", "keys": keys}
+        return {"name": name, "shape": rows, "dtype": f"{MAPS_PREFIX}{kind.dtype}", "keys": keys}
     if imported.sequences and is_sum(kind):
         tensor = kind.args[0] if isinstance(kind, TypeCall) else kind
         assert isinstance(tensor, TensorType), "an output is a tensor of one of several ranks"
-        return {"name": name, "shape": list(ANY_SHAPE), "dtype": f"{ANY_RANK}{tensor.dtype}"}
+        return {"name": name, "shape": list(ANY_SHAPE), "dtype": f"{ANY_RANK_PREFIX}{tensor.dtype}"}
     element = kind.args[0] if imported.sequences and isinstance(kind, TypeCall) else None
     if isinstance(element, TensorType):
         shape = [_dim(d) for d in element.shape]
-        return {"name": name, "shape": shape, "dtype": f"{SEQUENCE}{element.dtype}"}
+        return {"name": name, "shape": shape, "dtype": f"{SEQUENCE_PREFIX}{element.dtype}"}
     if not isinstance(kind, TensorType):
-        return {"name": name, "shape": [], "dtype": ANY_OBJECT}
+        return {"name": name, "shape": [], "dtype": OBJECT_DTYPE}
     _check_size(name, kind)
     return {"name": name, "shape": [_dim(d) for d in kind.shape], "dtype": kind.dtype}
 
@@ -357,9 +357,9 @@ def _dim(dim: PrimExpr) -> Dim:
     return dim.value if isinstance(dim, IntImm) else prim_text(dim)
 
 
-def _bar() -> AbstractContextManager[Progress | None]:
+def _bar() -> AbstractContextManager[ProgressCallback | None]:
     """Return a progress bar over kernels where standard error is a terminal."""
     if not stderr_is_terminal():
         return nullcontext()
-    bar: AbstractContextManager[Progress] = load_module("ekiden.compiler.progress").Bar()
+    bar: AbstractContextManager[ProgressCallback] = load_module("ekiden.compiler.progress").Bar()
     return bar

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, cast
 from ekiden import runtime
 from ekiden._lazy import LazyModule, load_module
 from ekiden.compiler.cache.artifacts import ArtifactCache
-from ekiden.compiler.cache.keys import Request, is_this_machine, request
-from ekiden.compiler.options import DEFAULTS, CompileOptions
+from ekiden.compiler.cache.keys import CacheRequest, is_this_machine, request
+from ekiden.compiler.options import DEFAULT_OPTIONS, CompileOptions
 from ekiden.frontend.common.options import ImportOptions
 from ekiden.frontend.table import frontend_of
 from ekiden.ir.pass_context import DEBUG, INFO, phase
@@ -38,14 +38,14 @@ LOG = LazyLogger(__name__)
 if TYPE_CHECKING:
     from ekiden import target as target_values
     from ekiden.codegen import worker_process
-    from ekiden.codegen.parallel import Progress
+    from ekiden.codegen.parallel import ProgressCallback
     from ekiden.compiler import time_limit, unranked
-    from ekiden.compiler.build import Compiled, Model
+    from ekiden.compiler.build import CompiledModel, Model
     from ekiden.compiler.export import library
     from ekiden.compiler.tiers import Upgrade
     from ekiden.frontend.common.options import Shapes
     from ekiden.runtime.artifact import frame
-    from ekiden.runtime.artifact.pieces import Bytes
+    from ekiden.runtime.artifact.chunks import Bytes
     from ekiden.target import virtual_device
     from ekiden.target.virtual_device import Targets
     from ekiden.tune.records import RecordsLike
@@ -75,7 +75,7 @@ def compile(
     denormals: str = "keep",
     float_rewrites: str = "",
     tier: str = "full",
-    progress: Progress | None = None,
+    progress: ProgressCallback | None = None,
     decisions: Mapping[str, object] | None = None,
     records: RecordsLike = None,
     byoc: str = "",
@@ -221,7 +221,7 @@ def export(
     size: str = "",
     denormals: str = "keep",
     float_rewrites: str = "",
-    progress: Progress | None = None,
+    progress: ProgressCallback | None = None,
     records: RecordsLike = None,
 ) -> None:
     """Compile a model and write it as the suffix of `path` says: `.eki`, `.so`, `.o`, `.c`, `.tar`.
@@ -240,7 +240,7 @@ def export(
     check_folder(path)
     if isinstance(model, Executable):
         model.wait()
-        data: Bytes = late_bound.whole(model.raw)
+        data: Bytes = late_bound.complete_file(model.raw)
     else:
         with compile_options.context():
             artifact = compile_artifact(model, compile_options)
@@ -313,7 +313,7 @@ def _says_targets(value: object) -> bool:
     return isinstance(value, (str, int, float, *targets, type(None)))
 
 
-WORKER_MODULES = (
+WORKER_PRELOAD = (
     "ekiden.backend.kernels.build",
     "ekiden.kernels.checks",
     "ekiden.kernels.in_place",
@@ -326,11 +326,11 @@ WORKER_MODULES = (
 )
 """What processes that compile kernels import while this one reads the model: what each of them
 would import at its first kernel otherwise."""
-RARELY = 100_000
+GC_THRESHOLD = 100_000
 """New objects after which garbage is looked for while compiling; Python's own number is 700."""
 
 
-class _Rarely:
+class _RelaxedGc:
     """Context in which garbage collection runs rarely: what is created from a model stays, and
     scanning it takes a twentieth of compiling (Zen 4). It is reentrant and thread-safe.
     """
@@ -347,15 +347,15 @@ class _Rarely:
         with self._lock:
             if not self._inside:
                 self._before = gc.get_threshold()
-                if 0 < self._before[0] < RARELY:
-                    gc.set_threshold(RARELY, *self._before[1:])
+                if 0 < self._before[0] < GC_THRESHOLD:
+                    gc.set_threshold(GC_THRESHOLD, *self._before[1:])
             self._inside.append(threading.get_ident())
 
     def __exit__(self, *_: object) -> None:
         with self._lock:
             self._inside.remove(threading.get_ident())
             if not self._inside:
-                _stays()
+                _promote_to_old_generation()
                 gc.set_threshold(*self._before)
 
     def _without_others(self) -> None:
@@ -366,14 +366,14 @@ class _Rarely:
         self._inside = own
 
 
-_RARELY = _Rarely()
+_RELAXED_GC = _RelaxedGc()
 
 
 _has_frozen = False
 """Whether the program was seen to freeze objects; Python counts them one by one to tell."""
 
 
-def _stays() -> None:
+def _promote_to_old_generation() -> None:
     """Count what was made up to now as old, as if garbage had been looked for: at the next object
     Python would look through all of it, in the middle of the first answer.
     """
@@ -398,11 +398,11 @@ def _compiler() -> Any:  # noqa: ANN401
         finally:
             if collects:
                 gc.enable()
-                _stays()
+                _promote_to_old_generation()
 
 
 def compile_artifact(
-    model: Model, options: CompileOptions = DEFAULTS
+    model: Model, options: CompileOptions = DEFAULT_OPTIONS
 ) -> memoryview | runtime.Executable:
     """Return what `compile` makes: as it was in the cache, or the bytes of the artifact, which need
     not be for this machine. Raises CompileLimitError after `options.limit_s`.
@@ -458,7 +458,7 @@ def _compile_quick(
     if compiled.general is None:
         return _stored(cache, cache_request, compiled, started), None
 
-    def store(final: Compiled) -> runtime.Executable:
+    def store(final: CompiledModel) -> runtime.Executable:
         """Return the final program, from the cache where that keeps it."""
         cached_program = (
             None
@@ -471,12 +471,12 @@ def _compile_quick(
     compiled.files.check("compile")
     _log_made(len(compiled), started)
     upgrade = load_module("ekiden.compiler.tiers").Upgrade
-    return raw, upgrade(raw, compiled.general, targets[0], store, WORKER_MODULES)
+    return raw, upgrade(raw, compiled.general, targets[0], store, WORKER_PRELOAD)
 
 
 def _cached(
     model: Model, options: CompileOptions
-) -> tuple[ArtifactCache, Request | None, runtime.Executable | None]:
+) -> tuple[ArtifactCache, CacheRequest | None, runtime.Executable | None]:
     """Return the cache, the request, and the cached artifact or None."""
     shape: object = options.inputs.shape
     kind = type(shape)
@@ -491,16 +491,19 @@ def _cached(
     return cache, cache_request, cached
 
 
-def _compiled(model: Model, options: CompileOptions) -> Compiled:
+def _compiled(model: Model, options: CompileOptions) -> CompiledModel:
     """Return what the compiler makes."""
     if options.tier == "full" and environment.compile_jobs() > 1:
-        worker_process.prepare(WORKER_MODULES)
-    with _RARELY:
-        return cast("Compiled", _compiler().compile_model(model, options))
+        worker_process.prepare(WORKER_PRELOAD)
+    with _RELAXED_GC:
+        return cast("CompiledModel", _compiler().compile_model(model, options))
 
 
 def _stored(
-    cache: ArtifactCache, cache_request: Request | None, compiled: Compiled, started: float
+    cache: ArtifactCache,
+    cache_request: CacheRequest | None,
+    compiled: CompiledModel,
+    started: float,
 ) -> memoryview | runtime.Executable:
     """Store an artifact in the cache and return it from there, or in memory."""
     cached_artifact = (

@@ -21,26 +21,26 @@ from ekiden.target.kinds import KINDS
 from ekiden.tir.expr import Buffer, BufferLoad
 from ekiden.tir.stmt import Allocate, BufferStore, PrimFunc, Stmt, seq
 
-__all__ = ["Figures", "measure_device"]
+__all__ = ["DeviceFigures", "measure_device"]
 
-BYTES = 1 << 25
+MAX_ARRAY_BYTES = 1 << 25
 """Of each of the arrays that are gone over at most: more than caches hold."""
-SHARE = 16
+MEMORY_FRACTION = 16
 """Of a device's memory that an array takes at most, as 1 / SHARE."""
-THREADS = 64
-CHAINS = 8
+BLOCK_THREADS = 64
+CHAINS_PER_THREAD = 8
 """Independent sums of a thread."""
-STEPS = 256
-LEAST = 0.005
+CHAIN_STEPS = 256
+MIN_RUN_S = 0.005
 """Seconds that a run takes: the number of blocks grows until it does, or memory ends."""
-GROWTH = 8
-ROUNDS = 3
-MEMORY = 9
+BLOCKS_GROWTH = 8
+MEASURE_ROUNDS = 3
+MEMORY_ATTRIBUTE = 9
 """The number of an ek_device_attribute in runtime.h."""
 
 
 @dataclass(frozen=True, slots=True)
-class Figures:
+class DeviceFigures:
     """Measured figures of a device: float32 operations and bytes per second, seconds of a minimal
     kernel, bytes per second to and from the host, and seconds of copying one number.
     """
@@ -66,23 +66,26 @@ def sums_loop() -> PrimFunc:
     CHAIN_STEPS fused multiply-adds.
     """
     blocks, block, thread, step = map(Var, ("blocks", "block", "thread", "step"))
-    out = Buffer("out", (blocks, const(THREADS * CHAINS)))
-    sums = Buffer("sums", (const(CHAINS),), "float32", "local")
-    start = [BufferStore(sums, const(0.5 + c), (const(c),)) for c in range(CHAINS)]
+    out = Buffer("out", (blocks, const(BLOCK_THREADS * CHAINS_PER_THREAD)))
+    sums = Buffer("sums", (const(CHAINS_PER_THREAD),), "float32", "local")
+    start = [BufferStore(sums, const(0.5 + c), (const(c),)) for c in range(CHAINS_PER_THREAD)]
     factor, term = const(0.999), const(0.25)
     more = [
         BufferStore(sums, call_intrin("fma", sums[c], factor, term, dtype="float32"), (const(c),))
-        for c in range(CHAINS)
+        for c in range(CHAINS_PER_THREAD)
     ]
-    keep = [BufferStore(out, sums[c], (block, thread * CHAINS + c)) for c in range(CHAINS)]
-    body = Allocate(sums, seq(*start, serial(step, STEPS, seq(*more)), *keep))
+    keep = [
+        BufferStore(out, sums[c], (block, thread * CHAINS_PER_THREAD + c))
+        for c in range(CHAINS_PER_THREAD)
+    ]
+    body = Allocate(sums, seq(*start, serial(step, CHAIN_STEPS, seq(*more)), *keep))
     return _over_threads(body, (out,), block, blocks, thread)
 
 
 def copy_loop() -> PrimFunc:
     """Return a kernel in which each thread stores one element of an array plus one to another."""
     blocks, block, thread = map(Var, ("blocks", "block", "thread"))
-    source, to = (Buffer(name, (blocks, const(THREADS))) for name in ("source", "to"))
+    source, to = (Buffer(name, (blocks, const(BLOCK_THREADS))) for name in ("source", "to"))
     at = (block, thread)
     body = BufferStore(to, BufferLoad(source, at) + const(1.0), at)
     return _over_threads(body, (source, to), block, blocks, thread)
@@ -91,12 +94,12 @@ def copy_loop() -> PrimFunc:
 def _over_threads(
     body: Stmt, buffers: tuple[Buffer, ...], block: Var, blocks: Var, thread: Var
 ) -> PrimFunc:
-    inner = bound(thread, THREADS, "threadIdx.x", body)
+    inner = bound(thread, BLOCK_THREADS, "threadIdx.x", body)
     return PrimFunc(buffers, bound(block, blocks, "blockIdx.x", inner), {"global_symbol": "loop"})
 
 
 @cache
-def measure_device(device: Device) -> Figures:
+def measure_device(device: Device) -> DeviceFigures:
     """Return the best of several rounds, in about a second, more if kernels are built for the first
     time. Raises DeviceError if the device, its driver or its compiler fails, and ValueError for
     a kind without a code generator.
@@ -104,19 +107,22 @@ def measure_device(device: Device) -> Figures:
     kinds = [k.name for k in KINDS.values() if k.device_type == device.type and k.has_generator]
     if not kinds:
         raise ValueError(f"measure: there is no code generator for {device}")
-    room = int(str(get_global_func("ek.device.attribute")(device, MEMORY))) // SHARE
-    sums = _Loop(sums_loop(), CHAINS, kinds[0], device)
+    room = (
+        int(str(get_global_func("ek.device.attribute")(device, MEMORY_ATTRIBUTE)))
+        // MEMORY_FRACTION
+    )
+    sums = _Loop(sums_loop(), CHAINS_PER_THREAD, kinds[0], device)
     copies = _Loop(copy_loop(), 1, kinds[0], device)
-    max_blocks = max(1, min(BYTES, room) // (4 * THREADS))
-    blocks, seconds = sums.grown(max_blocks // CHAINS)
-    flops = 2 * blocks * THREADS * CHAINS * STEPS / seconds
+    max_blocks = max(1, min(MAX_ARRAY_BYTES, room) // (4 * BLOCK_THREADS))
+    blocks, seconds = sums.grown(max_blocks // CHAINS_PER_THREAD)
+    flops = 2 * blocks * BLOCK_THREADS * CHAINS_PER_THREAD * CHAIN_STEPS / seconds
     blocks, seconds = copies.grown(max_blocks)
-    count = max_blocks * THREADS
+    count = max_blocks * BLOCK_THREADS
     host, device_array = tensor(np.zeros(count, "float32")), empty((count,), "float32", device)
     one, one_there = tensor(np.zeros(1, "float32")), empty((1,), "float32", device)
-    return Figures(
+    return DeviceFigures(
         flops,
-        8 * blocks * THREADS / seconds,
+        8 * blocks * BLOCK_THREADS / seconds,
         copies.seconds(1),
         4 * count / _best(lambda: device_array.copyfrom(host), device),
         4 * count / _best(lambda: device_array.copyto(host), device),
@@ -129,7 +135,11 @@ class _Loop:
 
     def __init__(self, loop: PrimFunc, columns: int, kind: str, device: Device) -> None:
         self._run = build(loop, Target(kind))["loop"]
-        self._arrays, self._columns, self._device = len(loop.buffers), THREADS * columns, device
+        self._arrays, self._columns, self._device = (
+            len(loop.buffers),
+            BLOCK_THREADS * columns,
+            device,
+        )
 
     def seconds(self, blocks: int) -> float:
         """Return the seconds of a run with so many blocks."""
@@ -144,16 +154,16 @@ class _Loop:
         blocks = 1
         while True:
             seconds = self.seconds(blocks)
-            if seconds >= LEAST or blocks >= max_blocks:
+            if seconds >= MIN_RUN_S or blocks >= max_blocks:
                 return blocks, seconds
-            blocks = min(max_blocks, blocks * GROWTH)
+            blocks = min(max_blocks, blocks * BLOCKS_GROWTH)
 
 
 def _best(run: Callable[[], object], device: Device) -> float:
     run()
     device.sync()
     times = []
-    for _ in range(ROUNDS):
+    for _ in range(MEASURE_ROUNDS):
         started = time.perf_counter()
         run()
         device.sync()

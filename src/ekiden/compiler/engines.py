@@ -17,7 +17,7 @@ from ekiden.target.virtual_device import Targets
 
 __all__ = ["with_engine"]
 
-AUTO = "auto"
+AUTO_ENGINE = "auto"
 
 
 def with_engine(
@@ -38,7 +38,7 @@ def with_engine(
     engine = str(PassContext.current().config.get(ENGINE, ""))
     if not engine:
         return module, []
-    if engine != AUTO:
+    if engine != AUTO_ENGINE:
         return partition(module, engine), []
     targets = config.primitive_targets
     if len(targets) != 1 or not targets[0].code_host.serves(Target.host()):

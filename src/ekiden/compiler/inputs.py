@@ -13,7 +13,13 @@ import numpy as np
 from ekiden.compiler.remote import RemoteExecutable
 from ekiden.ir.dtype import to_numpy
 from ekiden.ir.op import Array
-from ekiden.runtime.artifact.metadata import ANY_OBJECT, MAPS, SEQUENCE, TEXT, TensorInfo
+from ekiden.runtime.artifact.metadata import (
+    MAPS_PREFIX,
+    OBJECT_DTYPE,
+    SEQUENCE_PREFIX,
+    STRING_DTYPE,
+    TensorInfo,
+)
 from ekiden.runtime.devices.memory import free_memory
 from ekiden.runtime.errors import InputError, MemoryLimitError, RunError
 from ekiden.runtime.executable.executable import Executable
@@ -23,9 +29,9 @@ __all__ = ["random_inputs", "tried_sizes"]
 _NONE: Mapping[str, Array] = MappingProxyType({})
 
 
-SEVERAL = 2
+SEQUENCE_LENGTH = 2
 """Elements of a sequence."""
-TRIED = (8, 64, 256, 512)
+TRIED_SIZES = (8, 64, 256, 512)
 """Sizes of a dimension that is not given, where 1 is too small for the model."""
 
 
@@ -36,7 +42,7 @@ def tried_sizes(dims: Mapping[str, int], fixed: Container[str]) -> Iterator[dict
     yield dict(dims)
     free = [name for name in dims if name not in fixed]
     groups = [(name,) for name in free] + [tuple(free[n:]) for n in (1, 0) if len(free) - n > 1]
-    for size in TRIED:
+    for size in TRIED_SIZES:
         for group in groups:
             yield {**dims, **dict.fromkeys(group, size)}
 
@@ -97,10 +103,10 @@ def _element(info: TensorInfo) -> np.dtype[np.generic]:
     """Return the dtype of an input's elements. Raises InputError for inputs without a
     random value.
     """
-    name = info.dtype.removeprefix(SEQUENCE)
-    if name == ANY_OBJECT or name.startswith(MAPS):
+    name = info.dtype.removeprefix(SEQUENCE_PREFIX)
+    if name == OBJECT_DTYPE or name.startswith(MAPS_PREFIX):
         raise InputError(f"random inputs: '{info.name}' is a {info.dtype}: give it one")
-    return np.dtype("U1") if name == TEXT else to_numpy(name)
+    return np.dtype("U1") if name == STRING_DTYPE else to_numpy(name)
 
 
 def _random(info: TensorInfo, bound: dict[str, int], rng: np.random.Generator) -> object:
@@ -112,4 +118,6 @@ def _random(info: TensorInfo, bound: dict[str, int], rng: np.random.Generator) -
         values = rng.integers(0, 2, shape) if dtype.kind in "iubU" else rng.random(shape)
         return values.astype(dtype)
 
-    return [one() for _ in range(SEVERAL)] if info.dtype.startswith(SEQUENCE) else one()
+    return (
+        [one() for _ in range(SEQUENCE_LENGTH)] if info.dtype.startswith(SEQUENCE_PREFIX) else one()
+    )

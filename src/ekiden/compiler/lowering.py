@@ -7,7 +7,7 @@ from typing import TypeAlias
 
 from ekiden.codegen import build as codegen_build
 from ekiden.codegen.cache import KernelCache
-from ekiden.codegen.parallel import Progress
+from ekiden.codegen.parallel import ProgressCallback
 from ekiden.ir.module import IRModule
 from ekiden.ir.prim import Var
 from ekiden.runtime import Module
@@ -21,14 +21,14 @@ from ekiden.tir.expr import Buffer
 from ekiden.tir.stmt import PrimFunc
 from ekiden.tir.transform import lower as lower_program
 
-Program: TypeAlias = PrimFunc | IRModule | Schedule
-Programs: TypeAlias = Program | Mapping[TargetLike, PrimFunc | IRModule]
-Args: TypeAlias = Sequence[Tensor | Buffer | Var] | None
+Lowerable: TypeAlias = PrimFunc | IRModule | Schedule
+BuildInput: TypeAlias = Lowerable | Mapping[TargetLike, PrimFunc | IRModule]
+ScheduleArgs: TypeAlias = Sequence[Tensor | Buffer | Var] | None
 
 
 def scheduled(
     schedule: Schedule,
-    args: Args,
+    args: ScheduleArgs,
     name: str,
     binds: Mapping[Tensor, Buffer] | None = None,
 ) -> PrimFunc:
@@ -53,8 +53,8 @@ def scheduled(
 
 
 def lower(
-    program: Program,
-    args: Args | Target = None,
+    program: Lowerable,
+    args: ScheduleArgs | Target = None,
     name: str = "main",
     binds: Mapping[Tensor, Buffer] | None = None,
     simple_mode: bool = False,
@@ -83,15 +83,15 @@ def lower(
 
 
 def build(
-    program: Programs,
-    args: Args | TargetLike = None,
+    program: BuildInput,
+    args: ScheduleArgs | TargetLike = None,
     target: TargetLike | None = None,
     target_host: TargetLike | None = None,
     name: str | None = None,
     binds: Mapping[Tensor, Buffer] | None = None,
     *,
     cache: KernelCache | None = None,
-    progress: Progress | None = None,
+    progress: ProgressCallback | None = None,
 ) -> Module:
     """Compile loop programs, or a schedule with its arguments: `build(s, [A, B, C], "llvm")`; see
     `ekiden.codegen.build.build`. The function is called by its name or as `module(a, b, c)`.
@@ -119,7 +119,7 @@ def build(
 def _build_each(
     programs: Mapping[TargetLike, PrimFunc | IRModule],
     cache: KernelCache | None,
-    progress: Progress | None,
+    progress: ProgressCallback | None,
 ) -> Module:
     """Build programs for several targets as one module. Raises CompileError for none."""
     modules = [

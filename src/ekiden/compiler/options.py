@@ -27,19 +27,19 @@ from ekiden.runtime.errors import CompileError
 from ekiden.runtime.lazy_dataclass import dataclass
 
 if TYPE_CHECKING:
-    from ekiden.codegen.parallel import Progress
+    from ekiden.codegen.parallel import ProgressCallback
     from ekiden.target import virtual_device
     from ekiden.target.virtual_device import Targets
     from ekiden.tune.records import RecordsLike
 else:
     virtual_device = LazyModule("ekiden.target.virtual_device")
 
-DEVICES = ("", "auto")
-EXECUTORS = ("vm", "aot", "async")
+DEVICE_CHOICES = ("", "auto")
+EXECUTOR_KINDS = ("vm", "aot", "async")
 """How an executable runs: its bytecode is interpreted, has native code beside it, or is interpreted
 with independent kernels at the same time."""
-SIZES = ("", "small")
-TIERS = ("full", "quick")
+SIZE_CHOICES = ("", "small")
+TIER_CHOICES = ("full", "quick")
 """What a model is ready with: the code of its own of every kernel, or general kernels."""
 
 
@@ -82,7 +82,7 @@ class CompileOptions:
     """Threads that a run has at most. No part of the artifact."""
     timeout_s: float | None = None
     """Seconds that the compilation may take."""
-    progress: Progress | None = None
+    progress: ProgressCallback | None = None
     """Called with (kernels done, kernels in all, name of the kernel)."""
     in_place: bool = True
     """Whether tensors may be parts of others; graphs cannot say so."""
@@ -90,16 +90,16 @@ class CompileOptions:
     """The name of a factory of graph executors."""
 
     def __post_init__(self) -> None:
-        for name in _TEXTS:
+        for name in _STRING_OPTIONS:
             value: object = getattr(self, name)
             if not isinstance(value, str):
                 raise CompileError(f"compile: {name}: a text expected, got {shown(value)}")
         signature: object = self.inputs.signature
         if not isinstance(signature, str):
             raise CompileError(f"compile: signature: a text expected, got {shown(signature)}")
-        for name, kinds in _KINDS.items():
+        for name, kinds in _OPTION_CHOICES.items():
             if getattr(self, name) not in kinds:
-                expectation = _EXPECTED[name]
+                expectation = _EXPECTED_TEXTS[name]
                 raise CompileError(
                     f"compile: {name} {expectation}, got {shown(getattr(self, name))}"
                 )
@@ -160,23 +160,32 @@ def records_options(records: RecordsLike) -> dict[str, object]:
     return {RECORDS: records_by_key} if records_by_key else {}
 
 
-_TEXTS = ("executor", "bounds", "size", "denormals", "tier", "byoc", "devices", "float_rewrites")
-_KINDS = {
-    "tier": TIERS,
-    "devices": DEVICES,
-    "size": SIZES,
+_STRING_OPTIONS = (
+    "executor",
+    "bounds",
+    "size",
+    "denormals",
+    "tier",
+    "byoc",
+    "devices",
+    "float_rewrites",
+)
+_OPTION_CHOICES = {
+    "tier": TIER_CHOICES,
+    "devices": DEVICE_CHOICES,
+    "size": SIZE_CHOICES,
     "denormals": DENORMALS_KINDS,
     "float_rewrites": ("", *FLOAT_REWRITES_KINDS),
-    "executor": EXECUTORS,
+    "executor": EXECUTOR_KINDS,
 }
-_EXPECTED = {
+_EXPECTED_TEXTS = {
     "tier": "'full' or 'quick' expected",
     "devices": "'auto' or '' expected",
     "size": "'small' or '' expected",
     "denormals": f"{' or '.join(map(repr, DENORMALS_KINDS))} expected",
     "float_rewrites": f"one of {', '.join(map(repr, FLOAT_REWRITES_KINDS))} expected",
-    "executor": f"one of {', '.join(map(repr, EXECUTORS))} expected",
+    "executor": f"one of {', '.join(map(repr, EXECUTOR_KINDS))} expected",
 }
-DEFAULTS = CompileOptions()
+DEFAULT_OPTIONS = CompileOptions()
 
-__all__ = ["DEFAULTS", "EXECUTORS", "CompileOptions", "records_options"]
+__all__ = ["DEFAULT_OPTIONS", "EXECUTOR_KINDS", "CompileOptions", "records_options"]

@@ -21,15 +21,15 @@ from ekiden.kernels.micro_kernels.matrix_tiles import (
     matrix_call,
 )
 from ekiden.runtime import load_image, num_threads, tensor
-from ekiden.runtime.profile.report import Peak
+from ekiden.runtime.profile.report import MachinePeak
 from ekiden.target import Target
 from ekiden.tir.expr import Buffer, BufferLoad, broadcast, ramp
 from ekiden.tir.stmt import Allocate, BufferStore, For, ForKind, PrimFunc, Stmt, seq
 from ekiden.tir.transform import lower
-from ekiden.topi.nn.weights import WORD_OF
+from ekiden.topi.nn.weights import WORD_BY_DTYPE
 
 __all__ = [
-    "STEPS",
+    "PEAK_STEPS",
     "chains",
     "measure_peak",
     "peak_loop",
@@ -38,21 +38,21 @@ __all__ = [
     "words_loop",
 ]
 
-STEPS = 400_000
+PEAK_STEPS = 400_000
 """Enough for calling the loop not to count: 50,000 of 256 bits take 85 us, and read as 107 of 117
 GFLOP/s (Zen 4)."""
-MOST_CHAINS = 24
-SPARE = 2
+MAX_CHAINS = 24
+SPARE_REGISTERS = 2
 """Registers that a compiler needs beside the chains: with all of them sums go to memory, and the
 peak of 16 registers reads as 60 of 85 GFLOP/s (Skylake-SP, 256 bits). No more than that: products
 and sums apart have a latency of 6, and 12 chains read as 47 of 58 (Zen 4, 128 bits).
 """
-ROUNDS = 7
-BYTES = 1 << 26
+MEASURE_ROUNDS = 7
+COPY_BYTES = 1 << 26
 """Of the array that is read and the one that is written: more than caches hold."""
-LEVELS = tuple(1 << n for n in range(14, 27, 2))
+LEVEL_BYTES = tuple(1 << n for n in range(14, 27, 2))
 """Bytes of arrays, from what the nearest caches of all threads hold to what none does."""
-MOVED = 1 << 23
+MIN_MOVED_BYTES = 1 << 23
 """Bytes that one measurement of a level goes over, at least."""
 
 
@@ -60,12 +60,12 @@ def chains(target: Target) -> int:
     """Return the number of independent multiply-add chains of the peak loop; enough to hide their
     latency, in registers.
     """
-    return min(MOST_CHAINS, target.registers - SPARE)
+    return min(MAX_CHAINS, target.registers - SPARE_REGISTERS)
 
 
 def peak_work(target: Target) -> int:
     """Return the operation count of `peak_loop`."""
-    return 2 * chains(target) * STEPS * target.lanes("float32")
+    return 2 * chains(target) * PEAK_STEPS * target.lanes("float32")
 
 
 def peak_loop(target: Target) -> PrimFunc:
@@ -80,7 +80,7 @@ def peak_loop(target: Target) -> PrimFunc:
         BufferStore(acc, call_intrin("fma", acc[c], factor, factor, dtype=vector), (const(c),))
         for c in range(count)
     ]
-    loop = For(Var("i"), const(0), const(STEPS), ForKind.SERIAL, seq(*steps))
+    loop = For(Var("i"), const(0), const(PEAK_STEPS), ForKind.SERIAL, seq(*steps))
     keep = [BufferStore(out, acc[c], (ramp(const(c * lanes), 1, lanes),)) for c in range(count)]
     return PrimFunc((out,), Allocate(acc, seq(*clear, loop, *keep)), {"global_symbol": "peak"})
 
@@ -112,16 +112,16 @@ def words_loop(target: Target, dtype: str) -> tuple[PrimFunc, int] | None:
         BufferStore(acc, call_intrin(dot, total[c], acc[c], factor, dtype=vector), (const(c),))
         for c in range(count)
     ]
-    loop = For(Var("i"), const(0), const(STEPS), ForKind.SERIAL, seq(*steps))
+    loop = For(Var("i"), const(0), const(PEAK_STEPS), ForKind.SERIAL, seq(*steps))
     keep = [BufferStore(out, acc[c], (ramp(const(c * lanes), 1, lanes),)) for c in range(count)]
     func = PrimFunc((out,), Allocate(acc, seq(*clear, loop, *keep)), {"global_symbol": "peak"})
     products = 4 if dot == "dot4_u8s8" else 2
-    return func, 2 * products * lanes * count * STEPS
+    return func, 2 * products * lanes * count * PEAK_STEPS
 
 
 def _matrices_loop(of: Products) -> tuple[PrimFunc, int]:
     """Return the peak loop of AMX tile products and its operation count."""
-    registers, size, steps = range(REGISTERS), ROWS * LANES, STEPS // 8
+    registers, size, steps = range(REGISTERS), ROWS * LANES, PEAK_STEPS // 8
     out = Buffer("out", (const(size),), of.sums)
     shape = matrix_call("matrix_shape", *([ROWS, LANES * WORD_BYTES] * REGISTERS))
     clear = [matrix_call("matrix_zero", n) for n in registers]
@@ -130,11 +130,11 @@ def _matrices_loop(of: Products) -> tuple[PrimFunc, int]:
     value = call_intrin("matrix_value", 0, dtype=f"{of.sums}x{size}")
     keep = BufferStore(out, value, (ramp(const(0), 1, size),))
     attrs = {"global_symbol": "peak", "tir.tiled": 1}
-    work = 2 * size * WORDS * WORD_OF[of.panel] * len(multiplications) * steps
+    work = 2 * size * WORDS * WORD_BY_DTYPE[of.panel] * len(multiplications) * steps
     return PrimFunc((out,), seq(shape, *clear, loop, keep), attrs), work
 
 
-def measure_peak(target: Target | None = None) -> Peak:
+def measure_peak(target: Target | None = None) -> MachinePeak:
     """Measure the machine's peak: the best of several rounds of independent multiply-adds times the
     pool's threads, of word products, of a copy beyond the caches, and of triads of all sizes. It
     takes 0.5 s.
@@ -145,13 +145,13 @@ def measure_peak(target: Target | None = None) -> Peak:
     for dtype in BY_PANEL:
         loop_and_work = words_loop(chosen, dtype)
         words[dtype] = flops if loop_and_work is None else _rate(*loop_and_work, chosen)
-    source, copy = np.ones(BYTES, np.uint8), np.empty(BYTES, np.uint8)
-    memory = 2 * BYTES / _best(lambda: np.copyto(copy, source))
-    levels = [(size, _bandwidth(size, chosen)) for size in LEVELS]
+    source, copy = np.ones(COPY_BYTES, np.uint8), np.empty(COPY_BYTES, np.uint8)
+    memory = 2 * COPY_BYTES / _best(lambda: np.copyto(copy, source))
+    levels = [(size, _bandwidth(size, chosen)) for size in LEVEL_BYTES]
     for index in range(len(levels) - 2, -1, -1):  # what fits nearer is no slower
         size, speed = levels[index]
         levels[index] = size, max(speed, levels[index + 1][1])
-    return Peak(flops, max(memory, levels[-1][1]), tuple(levels), words)
+    return MachinePeak(flops, max(memory, levels[-1][1]), tuple(levels), words)
 
 
 def _rate(loop: PrimFunc, work: int, target: Target) -> float:
@@ -169,7 +169,7 @@ def triad_loop(size: int, threads: int, target: Target) -> tuple[PrimFunc, int]:
     """
     lanes = target.lanes("float32")
     steps = max(1, size // (3 * 4 * lanes * threads))
-    repeat = max(1, MOVED // size)
+    repeat = max(1, MIN_MOVED_BYTES // size)
     count = threads * steps * lanes
     a, b, c = (Buffer(name, (const(count),)) for name in "abc")
     thread, again, step = Var("thread"), Var("again"), Var("step")
@@ -194,7 +194,7 @@ def _bandwidth(size: int, target: Target) -> float:
 
 def _best(run: Callable[[], object]) -> float:
     times = []
-    for _ in range(ROUNDS):
+    for _ in range(MEASURE_ROUNDS):
         start = time.perf_counter()
         run()
         times.append(time.perf_counter() - start)

@@ -19,11 +19,11 @@ from ekiden.runtime import num_threads
 if TYPE_CHECKING:
     from ekiden.tune.session import Session
 
-MOST_SHOWN = 20
+MAX_KERNELS_SHOWN = 20
 """Kernels of the tuner's table."""
 
 
-class Bar:
+class CompileBar:
     """Progress bar on standard error. It starts at the first compiled kernel: its thread must start
     after the worker processes have been forked.
     """
@@ -37,7 +37,7 @@ class Bar:
         self._bar.start()
         self._bar.update(self._task, completed=done, total=total)
 
-    def __enter__(self) -> Bar:
+    def __enter__(self) -> CompileBar:
         return self
 
     def __exit__(
@@ -66,7 +66,7 @@ class TuningBar:
         table = Table(title=title, box=None, pad_edge=False)
         for head in ("kernel", "trials", "best us", "of the default", "of the peak"):
             table.add_column(head, justify="left" if head == "kernel" else "right")
-        for state in sorted(session.states, key=lambda s: -s.weight)[:MOST_SHOWN]:
+        for state in sorted(session.states, key=lambda s: -s.weight)[:MAX_KERNELS_SHOWN]:
             seconds = state.untuned * state.ratio
             share = state.task.flops / seconds / self._peak
             is_measured = state.untuned < math.inf

@@ -12,9 +12,9 @@ import onnx
 from ekiden.compiler.compile import compile
 from ekiden.frontend.onnx.load import Source, read_model
 from ekiden.ir.op import Array
-from ekiden.quantization.calibrate import Feeds, Observed, observe, read_feeds
+from ekiden.quantization.calibrate import Feeds, TensorStats, observe, read_feeds
 from ekiden.quantization.grams import add_grams
-from ekiden.quantization.judge import first_plan, judged, timed_whole
+from ekiden.quantization.judge import first_plan, measure_plan, timed_whole
 from ekiden.quantization.layers import Layer, find_layers
 from ekiden.quantization.plan import QuantPlan, Recipe
 from ekiden.quantization.rewrite import rewrite, smoothed, upgraded
@@ -24,7 +24,7 @@ from ekiden.runtime.lazy_dataclass import dataclass
 
 __all__ = ["Quantized", "quantize"]
 
-Runner = Callable[[Mapping[str, Array]], Sequence[Array]]
+ProgramRunner = Callable[[Mapping[str, Array]], Sequence[Array]]
 """Inputs by name to outputs in order."""
 
 
@@ -53,7 +53,7 @@ def quantize(
     calibrate: object = None,
     *,
     plan: QuantPlan | None = None,
-    accuracy: Callable[[Runner], float] | None = None,
+    accuracy: Callable[[ProgramRunner], float] | None = None,
     budget: float = 0.0,
     **recipe: object,
 ) -> Quantized:
@@ -89,7 +89,7 @@ def quantize(
         observations = _observed(proto, layers, feeds, requested)
     if plan is None:
         plan = first_plan(layers, requested)
-        plan = judged(proto, layers, plan, observations, feeds, _compile)
+        plan = measure_plan(proto, layers, plan, observations, feeds, _compile)
         if plan and requested.faster:
             rewritten = rewrite(proto, layers, plan, observations)
             plan = timed_whole(proto, rewritten, plan, feeds, _compile)
@@ -118,7 +118,7 @@ def _check_plan(plan: QuantPlan, layers: Sequence[Layer]) -> None:
 
 def _observed(
     proto: onnx.ModelProto, layers: Sequence[Layer], feeds: Feeds, recipe: Recipe
-) -> dict[str, Observed]:
+) -> dict[str, TensorStats]:
     """Return the observations of the layers' inputs on calibration data, as far as the recipe needs
     them.
     """
@@ -135,7 +135,7 @@ def _tensors(layers: Sequence[Layer]) -> dict[str, int]:
     return {layer.data: 1 if layer.node.op_type == "Conv" else -1 for layer in layers}
 
 
-def _compile(model: onnx.ModelProto) -> Runner:
+def _compile(model: onnx.ModelProto) -> ProgramRunner:
     executable = compile(model)
 
     def run(feed: Mapping[str, Array]) -> list[Array]:
@@ -151,8 +151,8 @@ def _within(
     proto: onnx.ModelProto,
     layers: Sequence[Layer],
     plan: QuantPlan,
-    observations: Mapping[str, Observed],
-    accuracy: Callable[[Runner], float],
+    observations: Mapping[str, TensorStats],
+    accuracy: Callable[[ProgramRunner], float],
     budget: float,
 ) -> Quantized:
     """Return the plan with as few layers left in float as the accuracy budget allows, worst

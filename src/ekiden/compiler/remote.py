@@ -11,25 +11,25 @@ import numpy as np
 from ekiden import runtime
 from ekiden.ir.op import Array
 from ekiden.rpc import RemoteTensor, RPCSession
+from ekiden.runtime.artifact.chunks import Bytes
 from ekiden.runtime.artifact.frame import metadata_of, without_kernels
 from ekiden.runtime.artifact.metadata import (
-    ANY_OBJECT,
-    ANY_RANK,
-    MAPS,
-    SEQUENCE,
-    TEXT,
+    ANY_RANK_PREFIX,
+    MAPS_PREFIX,
+    OBJECT_DTYPE,
+    SEQUENCE_PREFIX,
+    STRING_DTYPE,
     TensorInfo,
     tensor_infos,
     variants,
 )
-from ekiden.runtime.artifact.pieces import Bytes
 from ekiden.runtime.errors import InputError
 from ekiden.runtime.profile.report import Report, report_of
 
 __all__ = ["RemoteExecutable"]
 
-_FILE = "model.eki"
-_MOST_EVENTS = 1 << 18
+_ARTIFACT_NAME = "model.eki"
+_MAX_EVENT_WORDS = 1 << 18
 """Words of events of a profile: what a message has room for."""
 
 
@@ -43,7 +43,7 @@ class RemoteExecutable:
 
     def __init__(self, session: RPCSession, data: Bytes) -> None:
         metadata = metadata_of(data)
-        self.inputs, self.outputs = tensor_infos(metadata, _FILE)
+        self.inputs, self.outputs = tensor_infos(metadata, _ARTIFACT_NAME)
         self.target = str(metadata.get("target", "llvm"))
         if "states" in metadata:
             raise InputError("remote: the model keeps values between runs: run it where they are")
@@ -51,8 +51,8 @@ class RemoteExecutable:
             if not _is_tensor(info):
                 raise InputError(f"remote: '{info.name}': a tensor expected, got {info.dtype}")
         self._data = data
-        session.upload(bytes(data), _FILE)
-        self.session, self.module = session, session.load_module(_FILE)
+        session.upload(bytes(data), _ARTIFACT_NAME)
+        self.session, self.module = session, session.load_module(_ARTIFACT_NAME)
 
     def _sent(self, named: Mapping[str, object]) -> list[object]:
         """Send the inputs in order. Raises InputError for a missing one."""
@@ -96,11 +96,11 @@ class RemoteExecutable:
         sent = [device.array(np.asarray(argument)) for argument in args]
         self.module["main"](*sent)
         threads = self.session.get_function("ek.runtime.num_threads")(0)
-        profile_data = self.module["profile"](local.index("main"), _MOST_EVENTS, *sent)
+        profile_data = self.module["profile"](local.index("main"), _MAX_EVENT_WORDS, *sent)
         return report_of(local, profile_data, cast(int, threads))
 
 
 def _is_tensor(info: TensorInfo) -> bool:
-    return info.dtype not in (TEXT, ANY_OBJECT) and not info.dtype.startswith(
-        (SEQUENCE, MAPS, ANY_RANK)
+    return info.dtype not in (STRING_DTYPE, OBJECT_DTYPE) and not info.dtype.startswith(
+        (SEQUENCE_PREFIX, MAPS_PREFIX, ANY_RANK_PREFIX)
     )

@@ -9,17 +9,17 @@ from typing import NamedTuple
 from ekiden import runtime
 from ekiden.backend.vm.operands import reads, writes
 from ekiden.runtime.artifact.metadata import tensor_infos
+from ekiden.runtime.debug.debugger import Place
 from ekiden.runtime.debug.instructions import Instruction
-from ekiden.runtime.debug.stepping import Place
 from ekiden.runtime.errors import InputError
-from ekiden.runtime.profile.report import sources, tensors
+from ekiden.runtime.profile.report import instruction_sources, tensor_nodes
 
-__all__ = ["Where", "find_tensor"]
+__all__ = ["RegisterLocation", "find_tensor"]
 
-Code = Mapping[str, Sequence[Instruction]]
+FunctionCode = Mapping[str, Sequence[Instruction]]
 
 
-class Where(NamedTuple):
+class RegisterLocation(NamedTuple):
     """Register of a frame; frame 0 is the innermost."""
 
     frame: int
@@ -27,8 +27,8 @@ class Where(NamedTuple):
 
 
 def find_tensor(
-    executable: runtime.Executable, code: Code, frames: Sequence[Place], name: str
-) -> Where:
+    executable: runtime.Executable, code: FunctionCode, frames: Sequence[Place], name: str
+) -> RegisterLocation:
     """Return the register that holds an input of the model or a node's result. Raises InputError
     for an unknown tensor, one that only exists inside a kernel, and one that is not computed yet
     or not live any more: memory is reused after the last reader.
@@ -38,7 +38,7 @@ def find_tensor(
     if name in names:
         return _live(code, frames, "main", -1, names.index(name), name)
     node, output = _known(executable, name, names)
-    for (function, at), source in sources(executable).items():
+    for (function, at), source in instruction_sources(executable).items():
         if source == node:
             register = _output(code[function][at], output)
             return _live(code, frames, function, at, register, name)
@@ -46,7 +46,7 @@ def find_tensor(
 
 
 def _known(executable: runtime.Executable, name: str, inputs: Sequence[str]) -> tuple[str, int]:
-    table = tensors(executable)
+    table = tensor_nodes(executable)
     if name in table:
         return table[name]
     near = difflib.get_close_matches(name, [*inputs, *table], n=5, cutoff=0.4)
@@ -65,8 +65,8 @@ def _output(instruction: Instruction, number: int) -> int:
 
 
 def _live(
-    code: Code, frames: Sequence[Place], function: str, at: int, register: int, name: str
-) -> Where:
+    code: FunctionCode, frames: Sequence[Place], function: str, at: int, register: int, name: str
+) -> RegisterLocation:
     """Return the register if instruction `at` has run and its result is live. Raises InputError
     otherwise.
     """
@@ -80,7 +80,7 @@ def _live(
         gone = any(register in writes(i) for i in body[at + 1 : current])
         if gone or not any(register in _registers(i) for i in body[current:]):
             raise InputError(f"'{name}' is not there any more: its memory is used again")
-        return Where(frame, register)
+        return RegisterLocation(frame, register)
     raise InputError(f"'{name}' is made by the function '{function}', which is not under way")
 
 

@@ -24,18 +24,18 @@ from ekiden.runtime.logs import LazyLogger
 from ekiden.target import Target
 
 if TYPE_CHECKING:
-    from ekiden.compiler.build import Compiled, GeneralProgram
+    from ekiden.compiler.build import CompiledModel, GeneralProgram
 
 LOG = LazyLogger(__name__)
-GENERAL, COMPILED = "general", "compiled"
+GENERAL_TIER, COMPILED_TIER = "general", "compiled"
 """What a kernel runs as."""
 EXIT_LIMIT_S = 10.0
 """Seconds for which the end of the program waits for a thread that plans or links: pieces of work
 of well below a second. Such a thread must not be inside the runtime when that goes."""
-FIRST_ANSWER_S = 0.05
+START_DELAY_S = 0.05
 """Seconds that the work waits for, in which the program has its first answer: a thread that is busy
 in Python takes the interpreter from it for 5 ms at a time."""
-Store = Callable[["Compiled"], runtime.Executable]
+StoreArtifact = Callable[["CompiledModel"], runtime.Executable]
 """Puts an artifact into the cache, where there is one, and returns its program."""
 
 
@@ -49,7 +49,7 @@ class Upgrade:
         raw: runtime.Executable,
         general: GeneralProgram,
         target: Target,
-        store: Store,
+        store: StoreArtifact,
         worker_modules: Sequence[str] = (),
     ) -> None:
         """Prepare an upgrade; worker processes preload `worker_modules`."""
@@ -95,7 +95,7 @@ class Upgrade:
                 "before it forks"
             )
         if not self.done.wait(timeout):
-            pending = sum(tier == GENERAL for tier in self._tiers.values())
+            pending = sum(tier == GENERAL_TIER for tier in self._tiers.values())
             raise TimeoutError(f"wait: {pending} kernels are not compiled after {timeout} s")
         if self.error is not None:
             raise self.error
@@ -115,13 +115,13 @@ class Upgrade:
     def _run(self) -> None:
         started = time.perf_counter()
         try:
-            self._cancellation.wait(FIRST_ANSWER_S)
+            self._cancellation.wait(START_DELAY_S)
             worker_process.prepare(self._worker_modules)
             with _without_instruments():
                 artifact = self._finish(self._replace, self._cancellation)
                 self.program = self._store(artifact)
             self._become(self.program)
-            self._tiers = dict.fromkeys(self.program.primitives, COMPILED)
+            self._tiers = dict.fromkeys(self.program.primitives, COMPILED_TIER)
             seconds = time.perf_counter() - started
             LOG.info("compile: every kernel has its own code %.2f s later", seconds)
         except CancelledError:
@@ -139,12 +139,12 @@ class Upgrade:
         self._cancellation.check()
         image = load_image(llvm.link([code], [name], self._target))
         self._swap(self._raw, name, image[name])
-        self._tiers[name] = COMPILED
+        self._tiers[name] = COMPILED_TIER
         LOG.debug("kernel %s: its own code", name)
 
 
 def _tiers_of(raw: runtime.Executable, general: Mapping[str, bytes]) -> dict[str, str]:
-    return {name: GENERAL if name in general else COMPILED for name in raw.primitives}
+    return {name: GENERAL_TIER if name in general else COMPILED_TIER for name in raw.primitives}
 
 
 def _without_instruments() -> PassContext:
@@ -173,4 +173,4 @@ atexit.register(_at_exit)
 if hasattr(os, "register_at_fork"):  # the threads are the parent's
     os.register_at_fork(after_in_child=_RUNNING.clear)
 
-__all__ = ["COMPILED", "GENERAL", "Upgrade"]
+__all__ = ["COMPILED_TIER", "GENERAL_TIER", "Upgrade"]

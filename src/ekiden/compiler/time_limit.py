@@ -17,8 +17,8 @@ from ekiden.runtime.errors import CompileLimitError
 
 __all__ = ["call_within"]
 
-Result = TypeVar("Result")
-AGAIN_SECONDS = 1.0
+ExecutionResult = TypeVar("ExecutionResult")
+RETRY_INTERVAL_S = 1.0
 """Until the exception is set again."""
 
 
@@ -48,7 +48,7 @@ class _Watcher:
 
     def _run(self, seconds: float) -> None:
         while not self._ends.wait(seconds):
-            seconds = AGAIN_SECONDS
+            seconds = RETRY_INTERVAL_S
             with self._lock:  # an identity is given again when its thread has ended
                 if self.is_over or not self._target.is_alive():
                     return
@@ -68,7 +68,7 @@ def _set_exception(thread: int | None, kind: type[BaseException] | None) -> None
     ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread or 0), value)
 
 
-def call_within(seconds: float | None, call: Callable[[], Result]) -> Result:
+def call_within(seconds: float | None, call: Callable[[], ExecutionResult]) -> ExecutionResult:
     """Return what a compilation gives. Raises CompileLimitError where it takes longer; what waits
     in C, for a process or for NumPy, is interrupted when that comes back.
     """

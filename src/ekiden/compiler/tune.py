@@ -30,7 +30,7 @@ from ekiden.tune.search import Evolution, Random, Search
 from ekiden.tune.session import Progress, Session
 from ekiden.tune.task import Extracted, Sizes, SizesLike, Task, module_tasks
 
-SEARCHES: Mapping[str, Search] = {s.name: s for s in (Evolution(), Random())}
+SEARCHES_BY_NAME: Mapping[str, Search] = {s.name: s for s in (Evolution(), Random())}
 """What can be asked for by name."""
 
 
@@ -104,10 +104,10 @@ def prepare(
 ) -> Session:
     """Return a tuning session that has not begun. Arguments and errors are those of `tune`."""
     if isinstance(search, str):
-        if search not in SEARCHES:
-            kinds = " or ".join(map(repr, SEARCHES))
+        if search not in SEARCHES_BY_NAME:
+            kinds = " or ".join(map(repr, SEARCHES_BY_NAME))
             raise InputError(f"tune: search {kinds} or a Search expected, got {search!r}")
-        search = SEARCHES[search]
+        search = SEARCHES_BY_NAME[search]
     tasks = _tasks(model, target, dims, shape)
     chosen = [t for t in tasks if kernels in t.name or kernels in t.node]
     if not chosen:
@@ -262,4 +262,4 @@ def _symbols(module: IRModule) -> list[str]:
     return list(dict.fromkeys(v.name for d in dims for v in free_vars(d)))
 
 
-__all__ = ["SEARCHES", "extract_tasks", "prepare", "profile_sizes", "tune"]
+__all__ = ["SEARCHES_BY_NAME", "extract_tasks", "prepare", "profile_sizes", "tune"]

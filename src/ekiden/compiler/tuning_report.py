@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from html import escape
 
-from ekiden.tune.session import Session, State
+from ekiden.tune.session import Session, TaskState
 
-WIDTH, HEIGHT, MARGIN = 420, 140, 34
+PLOT_WIDTH_PX, PLOT_HEIGHT_PX, PLOT_MARGIN_PX = 420, 140, 34
 """Of a plot, in pixels."""
-STYLE = """
+STYLESHEET = """
 body { font: 14px/1.45 sans-serif; margin: 2em; max-width: 70em }
 table { border-collapse: collapse } td, th { padding: .2em .8em; text-align: right }
 td.t, th.t { text-align: left } .plots { display: flex; flex-wrap: wrap; gap: 1.5em }
@@ -27,7 +27,7 @@ def page(session: Session) -> str:
     summary = f"{session.trials} trials; kernels of a run: {before * 1e3:.3f} ms by default,"
     html_lines = [
         "<!DOCTYPE html><html><head><meta charset='utf-8'><title>Tuning</title>",
-        f"<style>{STYLE}</style></head><body><h1>Tuning</h1>",
+        f"<style>{STYLESHEET}</style></head><body><h1>Tuning</h1>",
         f"<p>{escape(summary)} {after * 1e3:.3f} ms tuned. Threads: {session.measurer.threads}.",
         f"Search: {escape(session.search.name)}.</p>",
         _bars(states),
@@ -45,7 +45,7 @@ def _micro(seconds: float) -> str:
     return f"{seconds * 1e6:.1f}" if seconds < math.inf else ""
 
 
-def _row(state: State) -> str:
+def _row(state: TaskState) -> str:
     task, best = state.task, state.best
     decision = f"{best.rule}: {best.choice}" if best else "the default"
     return (
@@ -55,39 +55,41 @@ def _row(state: State) -> str:
     )
 
 
-def _bars(states: list[State]) -> str:
+def _bars(states: list[TaskState]) -> str:
     """Return the time of a run in each kernel, by default and tuned."""
     longest = max((s.weight for s in states), default=0.0) or 1.0
     rows = []
     for number, state in enumerate(states):
         top = 24 * number
         for kind, share, at in (("before", 1.0, 0), ("after", state.ratio, 10)):
-            width = WIDTH * share * state.weight / longest
+            width = PLOT_WIDTH_PX * share * state.weight / longest
             rows.append(
                 f"<rect class='{kind}' x='0' y='{top + at}' width='{width:.1f}' height='9'/>"
             )
         label = f"{escape(state.task.name[:48])} {state.weight * 1e3:.3f} ms"
-        rows.append(f"<text x='{WIDTH + 8}' y='{top + 14}' font-size='12'>{label}</text>")
-    size = f"width='{2 * WIDTH}' height='{24 * len(states)}'"
+        rows.append(f"<text x='{PLOT_WIDTH_PX + 8}' y='{top + 14}' font-size='12'>{label}</text>")
+    size = f"width='{2 * PLOT_WIDTH_PX}' height='{24 * len(states)}'"
     return f"<h2>Before and after</h2><svg {size}>{''.join(rows)}</svg>"
 
 
-def _curve(state: State) -> str:
+def _curve(state: TaskState) -> str:
     """Return a plot of the best confirmed ratio after each trial."""
     low = min(0.95, *state.curve)
     count = max(1, len(state.curve) - 1)
-    wide, high = WIDTH - MARGIN, HEIGHT - MARGIN
+    wide, high = PLOT_WIDTH_PX - PLOT_MARGIN_PX, PLOT_HEIGHT_PX - PLOT_MARGIN_PX
     points = " ".join(
-        f"{MARGIN + wide * n / count:.1f},{high * (1 - ratio) / (1 - low) + 8:.1f}"
+        f"{PLOT_MARGIN_PX + wide * n / count:.1f},{high * (1 - ratio) / (1 - low) + 8:.1f}"
         for n, ratio in enumerate(state.curve)
     )
     return (
-        f"<figure><svg width='{WIDTH}' height='{HEIGHT}'>"
-        f"<line class='axis' x1='{MARGIN}' y1='8' x2='{MARGIN}' y2='{high + 8}'/>"
-        f"<line class='axis' x1='{MARGIN}' y1='{high + 8}' x2='{WIDTH}' y2='{high + 8}'/>"
+        f"<figure><svg width='{PLOT_WIDTH_PX}' height='{PLOT_HEIGHT_PX}'>"
+        f"<line class='axis' x1='{PLOT_MARGIN_PX}' y1='8' x2='{PLOT_MARGIN_PX}' y2='{high + 8}'/>"
+        f"<line class='axis' x1='{PLOT_MARGIN_PX}' y1='{high + 8}' x2='{PLOT_WIDTH_PX}' "
+        f"y2='{high + 8}'/>"
         f"<text x='0' y='14' font-size='11'>1.00</text>"
         f"<text x='0' y='{high + 10}' font-size='11'>{low:.2f}</text>"
-        f"<text x='{WIDTH - 70}' y='{HEIGHT - 8}' font-size='11'>{len(state.curve)} trials</text>"
+        f"<text x='{PLOT_WIDTH_PX - 70}' y='{PLOT_HEIGHT_PX - 8}' "
+        f"font-size='11'>{len(state.curve)} trials</text>"
         f"<polyline class='line' points='{points}'/></svg>"
         f"<figcaption>{escape(str(state.task))}</figcaption></figure>"
     )

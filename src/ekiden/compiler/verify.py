@@ -34,9 +34,9 @@ from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.runtime.profile.html import table
 from ekiden.target import TargetLike
 
-__all__ = ["ENGINES", "Comparison", "Tolerance", "Verification", "verify"]
+__all__ = ["REFERENCE_ENGINES", "Comparison", "Tolerance", "Verification", "verify"]
 
-ENGINES = ("onnxruntime", "onnx")
+REFERENCE_ENGINES = ("onnxruntime", "onnx")
 
 Evaluate = Callable[[onnx.ModelProto, Mapping[str, Array]], Sequence[Array]]
 
@@ -165,14 +165,14 @@ def verify(
         raise InputError("verify: an artifact has its targets: name none beside it")
     if layers and executable is not None:
         raise InputError("verify: layers are outputs of their own, which an artifact does not have")
-    if against is not None and against not in ENGINES:
+    if against is not None and against not in REFERENCE_ENGINES:
         if executable is not None:
             raise InputError("verify: beside another model, name models, not artifacts")
         feeder = partial(random_inputs, dims=dims or {}, arrays=inputs or {})
         return _beside(proto, label, against, target, feeder, layers, tolerance)
     if layers:
         proto = with_all_outputs(proto, label)
-    engine = against or next(e for e in ENGINES if importlib.util.find_spec(e))
+    engine = against or next(e for e in REFERENCE_ENGINES if importlib.util.find_spec(e))
     evaluate = _evaluator(engine)
     compiled = compile(proto, target=target) if executable is None else _executable(executable)
     _check_same(compiled, proto, label)

@@ -14,12 +14,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 from ekiden import runtime
-from ekiden.backend.graph.graph import Graph
-from ekiden.backend.graph.read import read_graph
-from ekiden.backend.graph.write import new_module
+from ekiden.backend.graph.graph import ExecutorGraph
+from ekiden.backend.graph.read_bytecode import read_graph
+from ekiden.backend.graph.write_bytecode import new_module
 from ekiden.runtime import Module, Tensor
 from ekiden.runtime.errors import InputError
-from ekiden.runtime.executor import AotModule, Devices, Program
+from ekiden.runtime.executor import AotModule, Devices, ExecutorModule
 
 
 def create(graph_json_str: str, libmod: object, device: Devices) -> GraphModule:
@@ -31,10 +31,10 @@ def create(graph_json_str: str, libmod: object, device: Devices) -> GraphModule:
     names kernels that the library does not have, InputError for a device that they are not for.
     """
     library = library_of(libmod, device)
-    return GraphModule(new_module(Graph.from_json(graph_json_str), library))
+    return GraphModule(new_module(ExecutorGraph.from_json(graph_json_str), library))
 
 
-def library_of(libmod: object, device: Devices) -> Program:
+def library_of(libmod: object, device: Devices) -> ExecutorModule:
     """Return the module with a library's kernels, local or in an `ekiden.rpc` session. Raises
     TypeError if it is no module, InputError if it does not run on the devices.
     """
@@ -51,7 +51,7 @@ def library_of(libmod: object, device: Devices) -> Program:
             raise InputError(
                 f"graph executor: expected a device of the library's session, got {one_device}"
             )
-    return cast("Program", library)
+    return cast("ExecutorModule", library)
 
 
 def _devices_of(library: Module) -> Sequence[runtime.Device]:

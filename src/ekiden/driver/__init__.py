@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Executable", "TensorInfo", "compile", "export", "load", "quantize", "verify"]
 
-_HOMES = {
+_DEFINING_MODULES = {
     "compile": "ekiden.compiler.compile",
     "export": "ekiden.compiler.compile",
     "quantize": "ekiden.compiler.quantize",
@@ -29,8 +29,8 @@ def __getattr__(name: str) -> object:
     """Load a name that needs the compiler, or TVM's `build_module`, on first use."""
     if name == "build_module":
         return compiler_module("ekiden.driver.build_module", "ekiden.driver.build_module")
-    if name not in _HOMES:
+    if name not in _DEFINING_MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value: object = getattr(compiler_module(_HOMES[name], f"ekiden.{name}"), name)
+    value: object = getattr(compiler_module(_DEFINING_MODULES[name], f"ekiden.{name}"), name)
     globals()[name] = value
     return value

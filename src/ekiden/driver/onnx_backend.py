@@ -22,9 +22,9 @@ from ekiden.runtime.executable.executable import Executable
 from ekiden.target import TargetLike
 from ekiden.target.virtual_device import DeviceLike, Targets
 
-TARGETS = {"CPU": None, "OPENCL": "opencl"}
+TARGET_BY_DEVICE = {"CPU": None, "OPENCL": "opencl"}
 """ONNX's name of a kind of device -> target."""
-DEVICES = tuple(TARGETS)
+DEVICES = tuple(TARGET_BY_DEVICE)
 
 
 class EkidenRep(BackendRep):  # type: ignore[misc]
@@ -198,7 +198,7 @@ class EkidenBackend(Backend):  # type: ignore[misc]
 def _target_of(device: str) -> Targets:
     """Return the compilation target of a device."""
     name, _, number = device.partition(":")
-    target = TARGETS[name]
+    target = TARGET_BY_DEVICE[name]
     if target is None or not number:
         return target
     placed: dict[DeviceLike, TargetLike | Sequence[TargetLike]] = {}

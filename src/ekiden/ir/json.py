@@ -19,8 +19,8 @@ from ekiden.ir.op import OP_NODES, Op, get
 from ekiden.runtime import register_func
 from ekiden.runtime.artifact.graph_json import (
     Decode,
-    Family,
-    Fields,
+    NodeFamily,
+    NodeFields,
     load_json,
     register_family,
     save_json,
@@ -37,7 +37,7 @@ def _fields(type_key: str) -> tuple[Field[object], ...]:
     return fields_of(NODE_TYPES[type_key])
 
 
-def _take_apart(at: Node | IRModule) -> tuple[str, Fields]:
+def _take_apart(at: Node | IRModule) -> tuple[str, NodeFields]:
     """Return the key and the fields to save of a node or module."""
     if isinstance(at, IRModule):
         return at.type_key, [(name, getattr(at, name)) for name in _MODULE]
@@ -89,6 +89,6 @@ def _has_key(key: str) -> bool:
     return key in NODE_TYPES or key == IRModule.type_key
 
 
-register_family(Family((Node, IRModule), _take_apart, _has_key, _make))
+register_family(NodeFamily((Node, IRModule), _take_apart, _has_key, _make))
 register_func("node.SaveJSON", save_json, override=True)
 register_func("node.LoadJSON", load_json, override=True)

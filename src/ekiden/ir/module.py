@@ -27,7 +27,7 @@ class IRModule:
     relay_reader: ClassVar[Callable[[str], IRModule] | None] = None
     """How Relay text in a script is read: set by `ekiden.relay.parser`."""
     html_printer: ClassVar[Callable[[IRModule], str] | None] = None
-    """How it becomes HTML: set by `ekiden.relay.texts`, and by `ekiden.tir.texts`."""
+    """How it becomes HTML: set by `ekiden.relay.texts`, and by `ekiden.tir.printer_hooks`."""
     wrapper: ClassVar[Callable[[object], BaseFunc] | None] = None
     """How an expression becomes a function of its free variables: set by `ekiden.relay`."""
     library: ClassVar[Callable[[IRModule, str], None] | None] = None

@@ -64,7 +64,7 @@ class Linear(Enum):
     SHIFTS_BACK = "data - value"
 
 
-class Turns(Enum):
+class Transposes(Enum):
     """How a transposition of its first argument moves to the result of an operator, if it can."""
 
     NO = "not, unless it broadcasts"
@@ -225,7 +225,7 @@ class Op(RelayExpr):
         OP_ATTRS.get(attr_name, {}).pop(self.name, None)
 
 
-class Wanted(NamedTuple):
+class ShapeCheck(NamedTuple):
     """A condition that must hold at run time, what is wrong otherwise, and the integers that are
     then shown, by name."""
 
@@ -241,7 +241,7 @@ adds. Tuples give the shapes of their fields; of a result that is one, the first
 BoxesOf = Callable[[Any, Sequence[PrimExpr]], Sequence[Sequence[tuple[PrimExpr, int, PrimExpr]]]]
 """(attributes, shape of the argument) -> for each result, what it takes of each axis: first index,
 stride, extent."""
-DimsOf = Callable[..., "tuple[Sequence[PrimExpr], Sequence[Wanted]]"]
+DimsOf = Callable[..., "tuple[Sequence[PrimExpr], Sequence[ShapeCheck]]"]
 """(attributes, argument buffers) -> the unknown dimensions of the result, in order, as int64
 expressions on the shapes and the elements of the arguments; then what must hold of these."""
 
@@ -312,7 +312,7 @@ class OpDef:
     fields: Callable[[Attrs | None], int] | None = None
     kernels: tuple[str, ...] = ()
     linear: Linear = Linear.NO
-    turns: Turns = Turns.NO
+    turns: Transposes = Transposes.NO
     borders: Borders = Borders.NO
     commutes: bool = False
     channels: tuple[int, int] | None = None

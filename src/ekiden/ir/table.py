@@ -29,7 +29,7 @@ class Table(dict[_K, _V]):
         """Load the rows of a module."""
         load_module(module)
 
-    def load_rest(self) -> None:
+    def load_all(self) -> None:
         """Load all rows."""
         load_deferred()
 
@@ -58,7 +58,7 @@ class Table(dict[_K, _V]):
             self.load(module)
         # The module that `row_modules` names may not have the row after all: then all are loaded.
         if not dict.__contains__(self, key):
-            self.load_rest()
+            self.load_all()
         return dict.__contains__(self, key)
 
     def get(self, key: _K, default: _V | None = None) -> _V | None:  # type: ignore[override]
@@ -66,24 +66,24 @@ class Table(dict[_K, _V]):
         return super().get(key, default) if key in self else default
 
     def __iter__(self) -> Iterator[_K]:
-        self.load_rest()
+        self.load_all()
         return iter(self._loaded())
 
     def __len__(self) -> int:
-        self.load_rest()
+        self.load_all()
         return super().__len__()
 
     def keys(self) -> KeysView[_K]:  # type: ignore[override]
         """Return the keys of all rows."""
-        self.load_rest()
+        self.load_all()
         return self._loaded().keys()
 
     def values(self) -> ValuesView[_V]:  # type: ignore[override]
         """Return all rows."""
-        self.load_rest()
+        self.load_all()
         return self._loaded().values()
 
     def items(self) -> ItemsView[_K, _V]:  # type: ignore[override]
         """Return all rows with their keys."""
-        self.load_rest()
+        self.load_all()
         return self._loaded().items()

@@ -67,11 +67,11 @@ class TypeKind(IntEnum):
     TypeData = 6
 
 
-_WHOLE = (IntImm, Var, AnyDim)
+_ATOMIC_DIMS = (IntImm, Var, AnyDim)
 
 
 def _is_made_from_unknown(dim: PrimExpr) -> bool:
-    return not isinstance(dim, _WHOLE) and has_unknown(dim)
+    return not isinstance(dim, _ATOMIC_DIMS) and has_unknown(dim)
 
 
 MAX_RANK = 64
@@ -315,7 +315,7 @@ def _same_expr(x: PrimExpr, y: PrimExpr) -> bool:
 
 
 def _is_proved(x: PrimExpr, y: PrimExpr) -> bool:
-    if Type.prover is None or (isinstance(x, _WHOLE) and isinstance(y, _WHOLE)):
+    if Type.prover is None or (isinstance(x, _ATOMIC_DIMS) and isinstance(y, _ATOMIC_DIMS)):
         return False
     # Two unknown dimensions are equal only as `?` and `?`, which `_same_expr` has compared.
     is_unknown = has_unknown(x) or has_unknown(y)

@@ -16,13 +16,13 @@ from ekiden.kernels.gpu.vector_access import coordinates
 from ekiden.target import Target
 from ekiden.te.inline import Inliner
 from ekiden.te.prim_func import allocated
-from ekiden.te.range_check import RangeCheck, checks_of, flag, search
+from ekiden.te.range_check import RangeCheck, checks_of, out_of_range_flag, search_violation
 from ekiden.te.statements import replace_buffers
 from ekiden.te.tensor import ProducerLoad, Tensor
 from ekiden.tir.expr import Buffer, BufferLoad
 from ekiden.tir.stmt import IfThenElse, PrimFunc, Stmt, seq
 
-FEW = 16
+MAX_SCALAR_CHECKS = 16
 """So many numbers are looked at one by one; of more, vectors say whether any is wrong."""
 
 
@@ -71,11 +71,13 @@ def _checked(
         return None
     if target.kind.has_threads:
         return _by_threads(check.over(real), element)
-    failure_search = search(check.over(real), element)
-    sizes = [d.value if isinstance(d, IntImm) else FEW + 1 for d in check.values.shape]
+    failure_search = search_violation(check.over(real), element)
+    sizes = [
+        d.value if isinstance(d, IntImm) else MAX_SCALAR_CHECKS + 1 for d in check.values.shape
+    ]
     return (
         failure_search
-        if prod(sizes) <= FEW
+        if prod(sizes) <= MAX_SCALAR_CHECKS
         else _behind_flag(check, failure_search, inputs, buffers, target)
     )
 
@@ -99,7 +101,7 @@ def _behind_flag(
     """Return the search for the wrong index, guarded by a vectorised pass that tells whether there
     is one.
     """
-    wrong = flag(check)
+    wrong = out_of_range_flag(check)
     counted = schedule_default(list(inputs), [wrong], target, "check")
     flag_buffer = Buffer(wrong.name, (const(1),), wrong.dtype, "local")
     real = {own: buffers[t] for own, t in zip(counted.buffers, inputs, strict=False)}

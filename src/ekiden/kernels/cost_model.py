@@ -15,59 +15,59 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from ekiden.kernels.decision import Choice, divisors
-from ekiden.kernels.family import NARROW, Product, narrowed
+from ekiden.kernels.decision import Knob, divisors
+from ekiden.kernels.family import NARROW, Product, clamped_panel
 from ekiden.kernels.micro_kernels.matrix_tiles import BY_DATA, LANES, WORD_BYTES
-from ekiden.kernels.micro_kernels.register_tiles import DYNAMIC_ROWS
+from ekiden.kernels.micro_kernels.register_tiles import MAX_DYNAMIC_ROWS
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target import Cache, Target
 
-LINE = 64
+CACHE_LINE_BYTES = 64
 """Bytes of a cache line."""
-PAGE = 4096
+L1_SET_STRIDE_BYTES = 4096
 """Bytes after which lines fall into the same set of a first-level cache."""
-MOST_VECTORS = 4
+MAX_PANEL_VECTORS = 4
 """Vectors of a panel: more leave rows too few for a tile."""
-MEMORY = 0.05
+MEMORY_OP_CYCLES = 0.05
 """Cycles that a load or a prefetch costs beside multiply-adds that hide it."""
-SLIP = 0.7
+LATENCY_SLIP_CYCLES = 0.7
 """Cycles of a step that is as long as the wait for the sums before it: one that comes a cycle late
 is made up for by nothing (Zen 3: four rows of two vectors take 4.6 to 5.7 cycles, five rows 5)."""
-TAIL = 0.01
+NARROW_PANEL_PENALTY = 0.01
 """Share of the time by which a panel narrower than the others must gain: it is code of its own."""
-MANY_ROWS = 256
+MAX_L2_ROWS = 256
 """Rows of data beyond which a block of them does not stay in a second-level cache."""
-SHARE = 0.75
+USABLE_CACHE_FRACTION = 0.75
 """Share of a cache that what is counted on may take."""
-DISTANCES = (0, 4, 8, 16, 32)
+PREFETCH_DISTANCES = (0, 4, 8, 16, 32)
 """Steps by which a panel is brought to the first cache ahead."""
-HIDDEN = 6
+PREFETCH_LATENCIES = 6
 """Latencies of the cache that a panel is in by which it is brought ahead: that has more to do."""
-AHEAD = 16 * LINE
+MIN_PREFETCH_BYTES = 16 * CACHE_LINE_BYTES
 """Bytes by which a panel is brought ahead at least: narrow panels whose steps are long (products of
 int16) are at the next page, which a processor does not follow to, in a few steps."""
-STREAM = 2 * PAGE
+STREAM_PREFETCH_BYTES = 2 * L1_SET_STRIDE_BYTES
 """Bytes by which what is read once from memory is brought ahead, to the second-level cache: so the
 next page, to which no processor follows by itself, is begun before its first line is waited for."""
-TOUCHED = 8 * LINE
+STREAM_PREFETCH_STRIDE_BYTES = 8 * CACHE_LINE_BYTES
 """Of so many bytes of such a stream one line is asked for; the processor brings those beside it by
 itself. Asked for one by one they fill the few places that a first-level cache has for lines under
 way, and its own requests wait (one row of q4_0 by the weights of 135M, Zen 4, of 32 GB/s: all lines
 2 KB ahead to L1 21, 8 KB ahead to L2 14, none 30, one of eight 34)."""
-QUIET = 3
+L3_LINES_PER_PREFETCH = 3
 """Of so many lines that the third-level cache gives one is of the next panel: others need it."""
-ROOM = 0.6
+USABLE_L3_BANDWIDTH = 0.6
 """Of what the third-level cache gives, what a tile may take in every step: nearer to the limit it
 waits (256 bits on Zen 4, 2/3 of it: 91 percent of the peak, by panels 98; Zen 5, 0.55: 98)."""
-AGAIN = 0.2
+REREAD_L3_BANDWIDTH = 0.2
 """Of what the third-level cache gives, what may come again without blocks of k: those store sums
 and load them, and take twice the code (128x768x3072, a quarter of it on Skylake-SP: 70 percent of
 the peak, with blocks 82; a twentieth on Zen 4: 95 and 93)."""
-LEAST_BLOCK = 192
+MIN_K_BLOCK = 192
 """Steps of k below which a block costs more than it saves: sums are stored and loaded again."""
 
 
-def levels(target: Target) -> tuple[Cache, Cache, Cache]:
+def cache_levels(target: Target) -> tuple[Cache, Cache, Cache]:
     """Return the three cache levels of a target; a missing level is replaced by the one before."""
     first, *more = target.caches
     second = more[0] if more else first
@@ -75,7 +75,7 @@ def levels(target: Target) -> tuple[Cache, Cache, Cache]:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class StepCost:
     """The cost of a step of k: instructions per accumulator, per vector of a panel row, and per row
     of the tile; registers per panel vector, and additional ones for a broadcast and temporaries.
     """
@@ -89,45 +89,54 @@ class Step:
     """Of a tile, where its sums are in registers a column at a time; 0: as many as they hold."""
 
 
-DIRECT = Step(each=1)
+FMA_STEP = StepCost(each=1)
 """An instruction that multiplies and adds."""
-APART = Step(each=2, registers=2)
+MUL_ADD_STEP = StepCost(each=2, registers=2)
 """A product, then a sum."""
-SHUFFLED = Step(each=2, row=1, registers=2)
+SHUFFLED_STEP = StepCost(each=2, row=1, registers=2)
 """The same where a number is loaded, and then brought to all lanes by the units that multiply (Zen
 4 by 128 bits, 128x768x768: tiles of 6x2 reach 56 percent of the peak, of 2x4 67)."""
-PAIRS = Step(each=4, vector=3, columns=2, registers=4)
+WIDENED_PAIRS_STEP = StepCost(each=4, vector=3, columns=2, registers=4)
 """Two sums of two products of int16, of bytes that were widened."""
-HALVES = Step(each=2, vector=2, row=2, columns=2, registers=3)
+WIDENED_HALVES_STEP = StepCost(each=2, vector=2, row=2, columns=2, registers=3)
 """Two sums of two products of int16, of words whose bytes are widened on both sides."""
-FOUR_WORDS = Step(each=2, vector=3, row=2, rows=4)
+FOUR_WORDS = StepCost(each=2, vector=3, row=2, rows=4)
 """Sums over vectors of four steps, which follow each other in a row of the data and in one column
 of the weights: a load and the products for each row and column, weights that are gathered and made
 unsigned, and the sums of data, which all columns share. There are registers for four sums."""
-BYTES = (
-    ("dot4_u8s8", DIRECT),
-    ("madd_s16", PAIRS),
+BYTE_STEPS = (
+    ("dot4_u8s8", FMA_STEP),
+    ("madd_s16", WIDENED_PAIRS_STEP),
     ("helium", FOUR_WORDS),
-    ("smlad", HALVES),
-    ("", Step(each=28, registers=5)),
+    ("smlad", WIDENED_HALVES_STEP),
+    ("", StepCost(each=28, registers=5)),
 )
 """Words of bytes; the last way takes them apart by shifts."""
-STEPS: Mapping[str, tuple[tuple[str, Step], ...]] = {
-    "float32": (("fma", DIRECT), ("madd", DIRECT), ("broadcasts", APART), ("", SHUFFLED)),
-    "uint8": BYTES,
-    "int8": BYTES,
+STEPS_BY_DTYPE: Mapping[str, tuple[tuple[str, StepCost], ...]] = {
+    "float32": (
+        ("fma", FMA_STEP),
+        ("madd", FMA_STEP),
+        ("broadcasts", MUL_ADD_STEP),
+        ("", SHUFFLED_STEP),
+    ),
+    "uint8": BYTE_STEPS,
+    "int8": BYTE_STEPS,
     # a product of bytes, its sums two by two, then a sum; beside a broadcast the ones of the second
-    NARROW: (("dot4_u8s8", DIRECT), ("madd_u8s8", Step(each=3, registers=3)), *BYTES[1:]),
-    "bfloat16": (("dot2_bf16", DIRECT), ("", Step(each=6, registers=5))),
+    NARROW: (
+        ("dot4_u8s8", FMA_STEP),
+        ("madd_u8s8", StepCost(each=3, registers=3)),
+        *BYTE_STEPS[1:],
+    ),
+    "bfloat16": (("dot2_bf16", FMA_STEP), ("", StepCost(each=6, registers=5))),
     # words of two; beside a broadcast the products before they are added
-    "int16": (("dot2_s16", DIRECT), ("", Step(each=2, registers=2))),
+    "int16": (("dot2_s16", FMA_STEP), ("", StepCost(each=2, registers=2))),
 }
 """dtype of data (or NARROW) -> what a step takes with the instruction of a name, the best first."""
 
 
-def step_of(dtype: str, target: Target) -> Step:
+def step_of(dtype: str, target: Target) -> StepCost:
     """Return the cost of a step of k for data of a dtype."""
-    candidates = STEPS.get(dtype, STEPS["float32"])
+    candidates = STEPS_BY_DTYPE.get(dtype, STEPS_BY_DTYPE["float32"])
     return next(step for ability, step in candidates if not ability or target.has(ability))
 
 
@@ -152,7 +161,7 @@ def chains_of(rows: int, vectors: int, target: Target, dtype: str = "float32") -
     """Return the accumulators per sum of a tile: as many as keep the FMA units busy, where
     registers hold them. Separate multiply and add wait for the addition alone.
     """
-    if step_of(dtype, target) is not DIRECT:
+    if step_of(dtype, target) is not FMA_STEP:
         return 1
     sums = rows * vectors
     latency_chains = -(-target.fma_latency * target.fma_units // sums)
@@ -174,8 +183,8 @@ def step_cycles(rows: float, vectors: int, target: Target, dtype: str = "float32
     work = vectors * (rows * step.each + step.vector) + rows * step.row
     multiply = work / target.fma_units
     busy, wait = max(multiply, (rows + vectors) / target.loads), target.fma_latency
-    late = max(0.0, SLIP - abs(busy - wait))
-    return max(busy, wait) + late + MEMORY * memory
+    late = max(0.0, LATENCY_SLIP_CYCLES - abs(busy - wait))
+    return max(busy, wait) + late + MEMORY_OP_CYCLES * memory
 
 
 def hides_prefetches(rows: int, vectors: int, target: Target, dtype: str = "float32") -> bool:
@@ -221,7 +230,7 @@ def _columns_cost(vectors: int, product: Product, target: Target) -> float:
     cost = full_panels * panel_cycles(vectors) + (
         panel_cycles(tail_vectors) if tail_vectors else 0.0
     )
-    return cost * share * (1 + TAIL if tail_vectors else 1.0)
+    return cost * share * (1 + NARROW_PANEL_PENALTY if tail_vectors else 1.0)
 
 
 def tile_rows(vectors: int, product: Product, target: Target) -> int:
@@ -230,7 +239,7 @@ def tile_rows(vectors: int, product: Product, target: Target) -> int:
     """
     rows = most_rows(vectors, target, product.dtype)
     if product.rows is None:
-        return min(rows, DYNAMIC_ROWS)
+        return min(rows, MAX_DYNAMIC_ROWS)
     if product.depth:
         while rows > 1 and is_crowded(rows, product.depth, target):
             rows -= 1
@@ -239,7 +248,7 @@ def tile_rows(vectors: int, product: Product, target: Target) -> int:
 
 def rows_in_set(rows: int, depth: int) -> int:
     """Return how many rows of a tile, `depth` floats apart, map to the same cache sets."""
-    return -(-rows * math.gcd(4 * depth, PAGE) // PAGE)
+    return -(-rows * math.gcd(4 * depth, L1_SET_STRIDE_BYTES) // L1_SET_STRIDE_BYTES)
 
 
 def is_crowded(rows: int, depth: int, target: Target) -> bool:
@@ -259,19 +268,19 @@ def panel_width(product: Product, target: Target) -> int:
     matrix_unit = BY_DATA.get(product.dtype)
     if matrix_unit is not None and target.has(matrix_unit.ability):
         bytes_ = WORD_BYTES * (product.depth or 0) * 2 * LANES
-        return narrowed((4 if 2 * bytes_ <= target.l1 // 2 else 2) * LANES, product, target)
+        return clamped_panel((4 if 2 * bytes_ <= target.l1 // 2 else 2) * LANES, product, target)
     best = min(
-        range(1, MOST_VECTORS + 1),
+        range(1, MAX_PANEL_VECTORS + 1),
         key=lambda v: (round(_columns_cost(v, product, target), 6), -v),
     )
-    return narrowed(best * lanes, product, target)
+    return clamped_panel(best * lanes, product, target)
 
 
-def panel_choice(target: Target) -> Choice:
+def panel_choice(target: Target) -> Knob:
     """Return the knob of panel widths."""
     lanes = target.lanes("float32")
-    widths = tuple(v * lanes for v in range(1, MOST_VECTORS + 1))
-    return Choice("panel", widths, "columns of a panel of packed weights", True)
+    widths = tuple(v * lanes for v in range(1, MAX_PANEL_VECTORS + 1))
+    return Knob("panel", widths, "columns of a panel of packed weights", True)
 
 
 def narrowing_pays(listed: int, depth: int, target: Target) -> bool:
@@ -323,27 +332,27 @@ class Blocking:
         or where L3 feeds a tile as fast as it computes; else "panel"s.
         """
         size = self.product
-        _, second, third = levels(self.target)
+        _, second, third = cache_levels(self.target)
         if size.rows is None or size.columns is None or size.depth is None:
             return "panel"
         if self.tiles == 1 or self.weights <= second.size // 2:
             return "row"
         per_cycle = 4 * self.target.lanes("float32") * self.target.fma_units / self.rows
-        is_fed = per_cycle <= ROOM * third.bandwidth
-        return "row" if size.rows <= MANY_ROWS and is_fed else "panel"
+        is_fed = per_cycle <= USABLE_L3_BANDWIDTH * third.bandwidth
+        return "row" if size.rows <= MAX_L2_ROWS and is_fed else "panel"
 
     def k_block(self, order: str) -> int:
         """Return the steps of k per block, a divisor of the depth; 0 for all at once."""
-        size, second = self.product, levels(self.target)[1]
+        size, second = self.product, cache_levels(self.target)[1]
         if order != "panel" or not size.depth or self.tiles == 1:
             return 0
-        if size.rows is not None and size.rows <= MANY_ROWS:
+        if size.rows is not None and size.rows <= MAX_L2_ROWS:
             if not self.waits_for_more(size.depth):
                 return 0
-            limit = int(SHARE * second.size) // (4 * (size.rows + 2 * self.panel))
+            limit = int(USABLE_CACHE_FRACTION * second.size) // (4 * (size.rows + 2 * self.panel))
         else:  # rows stream by a panel
             limit = second.size // 2 // (4 * self.panel)
-        fitting = next((d for d in divisors(size.depth, LEAST_BLOCK) if d <= limit), 0)
+        fitting = next((d for d in divisors(size.depth, MIN_K_BLOCK) if d <= limit), 0)
         return 0 if fitting == size.depth else fitting
 
     def waits_for_more(self, depth: int) -> bool:
@@ -351,11 +360,11 @@ class Blocking:
         deliver: the rows for every panel, and a panel for every row tile where it does not fit
         L2.
         """
-        _, second, third = levels(self.target)
+        _, second, third = cache_levels(self.target)
         floats = self.rows
-        if 4 * depth * self.panel > SHARE * second.size:
+        if 4 * depth * self.panel > USABLE_CACHE_FRACTION * second.size:
             floats += self.panel
-        return 4 * floats / self.cycles > AGAIN * third.bandwidth
+        return 4 * floats / self.cycles > REREAD_L3_BANDWIDTH * third.bandwidth
 
     def own(self, order: str) -> int:
         """Return the steps by which a tile prefetches its panel into L1.
@@ -365,37 +374,37 @@ class Blocking:
         take load slots from it (Zen 4, one row of 768x768: 30 us without, 37 with them). Words of
         bytes that are widened to int16 leave it too few loads in flight for that.
         """
-        first, second, third = levels(self.target)
+        first, second, third = cache_levels(self.target)
         depth, columns = self.product.depth, self.product.columns
         width = self.panel if order == "panel" else columns
         if depth is not None and width is not None and 4 * depth * width <= first.size // 2:
             return 0
-        if self.tiles == 1 and step_of(self.product.dtype, self.target) is DIRECT:
+        if self.tiles == 1 and step_of(self.product.dtype, self.target) is FMA_STEP:
             return 0
         # unknown tiles may be one or two, which find no panel brought nearer by others
         is_by_panel = order == "panel" and self.tiles is not None
         is_near = is_by_panel or self.weights <= second.size // 2
-        wait = HIDDEN * (second if is_near else third).latency
-        steps = max(wait / self.cycles, AHEAD / (4 * self.panel))
-        return next((d for d in DISTANCES[1:] if d >= steps), DISTANCES[-1])
+        wait = PREFETCH_LATENCIES * (second if is_near else third).latency
+        steps = max(wait / self.cycles, MIN_PREFETCH_BYTES / (4 * self.panel))
+        return next((d for d in PREFETCH_DISTANCES[1:] if d >= steps), PREFETCH_DISTANCES[-1])
 
     def copied_to(self) -> str:
         """Return the cache into which matrix rows are prefetched before they are packed: L1, from
         L2 if that holds the matrix; else L2, since more must be in flight and distant rows share
         few L1 sets (128x768x3072 on Zen 4: 85 percent of the peak, to L2 95).
         """
-        return "first" if self.weights <= levels(self.target)[1].size else "second"
+        return "first" if self.weights <= cache_levels(self.target)[1].size else "second"
 
     def spread(self, order: str) -> int:
         """Return the number of tiles over which the next panel is prefetched to L2, a line per that
         many steps of each; 0 for none. With an unknown number of tiles a line at every step: few
         rows wait for the next panel, and two lines a step exceed L3's bandwidth.
         """
-        third = levels(self.target)[2]
+        third = cache_levels(self.target)[2]
         if order != "panel":
             return 0
-        steps = QUIET * LINE / third.bandwidth / self.cycles
-        enough = (d for d in self.spreads() if d * LINE >= 4 * self.panel * steps)
+        steps = L3_LINES_PER_PREFETCH * CACHE_LINE_BYTES / third.bandwidth / self.cycles
+        enough = (d for d in self.spreads() if d * CACHE_LINE_BYTES >= 4 * self.panel * steps)
         slowest = next(enough, self.spreads()[-1])
         available = self.vectors if self.tiles is None else self.tiles
         return max(d for d in self.spreads() if d <= min(slowest, available))

@@ -26,7 +26,7 @@ _NUMBER = re.compile("[0-9]{1,18}")
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class Knob:
     """Knob of a kernel: its name, every value it may have, and what it means."""
 
     name: str
@@ -53,7 +53,7 @@ class Choice:
             )
 
 
-Space: TypeAlias = tuple[Choice, ...]
+Space: TypeAlias = tuple[Knob, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +105,7 @@ class Decision(Mapping[str, Value]):
         return " ".join(f"{name}={value}" for name, value in self.pairs)
 
 
-def check_fixed(space: Space, fixed: Fixed, of: str) -> None:
+def check_overrides(space: Space, fixed: Fixed, of: str) -> None:
     """Check overrides against a search space.
 
     Knobs that are set early are not checked: they are settled before there is a kernel.
@@ -128,7 +128,7 @@ def check_fixed(space: Space, fixed: Fixed, of: str) -> None:
             rows[name].check(value, of)
 
 
-def steps_down(maximum: int, minimum: int = 1) -> tuple[int, ...]:
+def descending(maximum: int, minimum: int = 1) -> tuple[int, ...]:
     """Return the numbers from `maximum` down to `minimum`."""
     return tuple(range(maximum, minimum - 1, -1))
 

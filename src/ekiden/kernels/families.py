@@ -10,7 +10,7 @@ from ekiden.kernels.decision import Decision, Fixed, Value
 from ekiden.kernels.family import Family
 from ekiden.runtime.errors import CompileError
 
-_HOMES: Mapping[str, str] = {
+_MODULES: Mapping[str, str] = {
     "attention": "attention.scaled_dot_product",
     "paged_attention": "attention.page_attention",
     "recurrent": "recurrent.layers",
@@ -46,24 +46,24 @@ class _Families(Mapping[str, Family]):
     def __getitem__(self, name: str) -> Family:
         """Return the family of a name. Raises KeyError."""
         if name not in _ROWS:
-            module = load_module(f"ekiden.kernels.{_HOMES[name]}")
+            module = load_module(f"ekiden.kernels.{_MODULES[name]}")
             # A module may hold several families: all of them are registered at once.
             rows = getattr(module, "FAMILIES", None) or (module.FAMILY,)
             _ROWS.update({row.name: row for row in rows})
         return _ROWS[name]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(_HOMES)
+        return iter(_MODULES)
 
     def __len__(self) -> int:
-        return len(_HOMES)
+        return len(_MODULES)
 
 
 _ROWS: dict[str, Family] = {}
 FAMILIES: Mapping[str, Family] = _Families()
 
 
-def given_decisions() -> Mapping[str, Fixed]:
+def override_options() -> Mapping[str, Fixed]:
     """Return the overrides of the current PassContext, by family, kernel or node.
 
     Raises:
@@ -84,16 +84,16 @@ def _choices(name: str, value: object) -> Fixed:
     return dict(value)
 
 
-def fixed_for(names: Iterable[str], options: Mapping[str, Fixed] | None = None) -> Fixed:
+def overrides_for(names: Iterable[str], options: Mapping[str, Fixed] | None = None) -> Fixed:
     """Return the overrides that apply to several names; the last name wins."""
     overrides: dict[str, Value] = {}
-    by_name = given_decisions() if options is None else options
+    by_name = override_options() if options is None else options
     for name in names:
         overrides.update(by_name.get(name, {}))
     return overrides
 
 
-def strided(names: Iterable[str]) -> bool:
+def all_write_rows(names: Iterable[str]) -> bool:
     """Return whether kernels of all of some families, at least one, write their results into longer
     rows.
     """
@@ -101,15 +101,15 @@ def strided(names: Iterable[str]) -> bool:
     return bool(rows) and all(row.writes_rows for row in rows)
 
 
-def has_ending(names: Iterable[str], ending: str) -> bool:
+def has_epilogue(names: Iterable[str], ending: str) -> bool:
     """Return whether kernels of some family may end in an epilogue of that name."""
     return any(ending in FAMILIES[name].endings for name in names)
 
 
 __all__ = [
     "FAMILIES",
-    "fixed_for",
-    "given_decisions",
-    "has_ending",
-    "strided",
+    "all_write_rows",
+    "has_epilogue",
+    "override_options",
+    "overrides_for",
 ]

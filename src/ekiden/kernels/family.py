@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from ekiden import te
 from ekiden._lazy import LazyModule
 from ekiden.ir.prim import IntImm
-from ekiden.kernels.decision import Choice, Decision, Fixed, Space, check_fixed
+from ekiden.kernels.decision import Decision, Fixed, Knob, Space, check_overrides
 from ekiden.kernels.stages import has_known_weights
 from ekiden.kernels.steps import Kernel, Scheduled, Steps, program_of, scheduled
 from ekiden.runtime.errors import CompileError, ScheduleError
@@ -37,7 +37,7 @@ Start: TypeAlias = Callable[[Tensors, Kernel, str], PrimFunc]
 """(inputs, what is to be made, name) -> the program before."""
 
 
-def program_of_kernel(inputs: Tensors, kernel: Kernel, name: str) -> PrimFunc:
+def kernel_program(inputs: Tensors, kernel: Kernel, name: str) -> PrimFunc:
     """Return a program with a block for the anchor, and one for its elementwise consumers."""
     return program_of(inputs, list(kernel.outputs), name)
 
@@ -66,17 +66,17 @@ def size_of(dim: object) -> int | None:
     return dim if isinstance(dim, int) else None
 
 
-def no_choices(anchor: te.Tensor, target: Target) -> Space:
+def empty_space(anchor: te.Tensor, target: Target) -> Space:
     """Return the search space of a family without knobs."""
     return ()
 
 
-def decide_nothing(anchor: te.Tensor, target: Target, fixed: Fixed) -> Decision:
+def empty_decision(anchor: te.Tensor, target: Target, fixed: Fixed) -> Decision:
     """Return the decision of a family without knobs."""
     return Decision()
 
 
-def as_they_are(outputs: Sequence[te.Tensor]) -> list[te.Tensor]:
+def all_outputs(outputs: Sequence[te.Tensor]) -> list[te.Tensor]:
     """Return all outputs: all of them follow the anchor."""
     return list(outputs)
 
@@ -111,16 +111,16 @@ class Family:
     build: Build | None = None
     why: str = ""
     by_hand: Callable[[te.Tensor], bool] = lambda anchor: False
-    start: Start = program_of_kernel
+    start: Start = kernel_program
     accepts: Callable[[te.Tensor, Target], bool] = lambda anchor, target: has_known_weights(anchor)
     needs: tuple[str, ...] = ()
     needs_one: tuple[str, ...] = ()
-    space: Callable[[te.Tensor, Target], Space] = no_choices
-    default: Callable[[te.Tensor, Target, Fixed], Decision] = decide_nothing
-    ends: Callable[[Sequence[te.Tensor]], Sequence[te.Tensor]] = as_they_are
+    space: Callable[[te.Tensor, Target], Space] = empty_space
+    default: Callable[[te.Tensor, Target, Fixed], Decision] = empty_decision
+    ends: Callable[[Sequence[te.Tensor]], Sequence[te.Tensor]] = all_outputs
     is_whole: bool = False
     panel: Callable[[Product, Target], int] | None = None
-    panels: Callable[[Target], Choice] | None = None
+    panels: Callable[[Target], Knob] | None = None
     endings: tuple[str, ...] = ()
     writes_rows: bool = False
     keeps_sums: Callable[[Decision], bool] = lambda decision: False
@@ -184,7 +184,7 @@ class Family:
             CompileError: For an override that is no knob, or a value outside its domain.
         """
         if fixed:
-            check_fixed(self.space(anchor, target), fixed, f"'{self.name}'")
+            check_overrides(self.space(anchor, target), fixed, f"'{self.name}'")
         decision = self.default(anchor, target, fixed)
         missing = [
             c.name for c in self.space(anchor, target) if not c.is_early and c.name not in decision
@@ -203,10 +203,10 @@ class Family:
         choice = self.panels(target)
         choice.check(override, f"'{self.name}'")
         assert isinstance(override, int)
-        return narrowed(override, product, target)
+        return clamped_panel(override, product, target)
 
 
-def narrowed(panel: int, product: Product, target: Target) -> int:
+def clamped_panel(panel: int, product: Product, target: Target) -> int:
     """Return the width of a panel, clamped to whole vectors of the columns that there are."""
     lanes = target.lanes("float32")
     return panel if product.columns is None else min(panel, -(-product.columns // lanes) * lanes)

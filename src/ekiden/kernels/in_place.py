@@ -50,7 +50,7 @@ def in_place_inputs(
     for load in post_order(body):
         if isinstance(load, ProducerLoad):
             read.add(load.producer)
-            if not _is_own_place(load, output, axes):
+            if not _is_same_index(load, output, axes):
                 elsewhere.add(load.producer)
     return tuple(n for n, t in enumerate(inputs) if t in read and t not in elsewhere)
 
@@ -75,7 +75,7 @@ def updated_inputs(inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> tuple
     return (inputs.index(data),) if is_alone and data in inputs else ()
 
 
-def _is_own_place(load: ProducerLoad, output: Tensor, axes: Sequence[PrimExpr]) -> bool:
+def _is_same_index(load: ProducerLoad, output: Tensor, axes: Sequence[PrimExpr]) -> bool:
     tensor = load.producer
     if tensor.dtype != output.dtype or len(tensor.shape) != len(output.shape):
         return False

@@ -10,16 +10,16 @@ from ekiden.ir.pass_context import show_product
 from ekiden.ir.prim import is_const
 from ekiden.kernels.checks import with_checks
 from ekiden.kernels.decision import Decision, Fixed
-from ekiden.kernels.families import FAMILIES, fixed_for
+from ekiden.kernels.families import FAMILIES, overrides_for
 from ekiden.kernels.family import Family
 from ekiden.kernels.in_place import in_place_inputs, updated_inputs
-from ekiden.kernels.stages import chosen_stages, is_epilogue, own_outputs, stages_of
+from ekiden.kernels.stages import chosen_stages, distinct_outputs, is_epilogue, stages_of
 from ekiden.kernels.steps import Scheduled, program_of
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target import Target
 from ekiden.tir.stmt import PrimFunc
 
-_NOTHING: Mapping[str, Fixed] = {}
+_NO_OVERRIDES: Mapping[str, Fixed] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class Chosen:
 def choose(
     outputs: list[te.Tensor],
     target: Target,
-    given: Mapping[str, Fixed] = _NOTHING,
+    given: Mapping[str, Fixed] = _NO_OVERRIDES,
     names: tuple[str, ...] = (),
 ) -> Chosen:
     """Select the family and the decision for a group.
@@ -52,15 +52,15 @@ def choose(
     family, anchor = _family_of(outputs, target)
     if anchor is None:
         return Chosen(family, None, Decision())
-    fixed = fixed_for((family.name, *names), given) if given else {}
+    fixed = overrides_for((family.name, *names), given) if given else {}
     return Chosen(family, anchor, family.decide(anchor, target, fixed))
 
 
-def _thread_family_of(outputs: list[te.Tensor], target: Target) -> tuple[Family, te.Tensor | None]:
+def _gpu_family_of(outputs: list[te.Tensor], target: Target) -> tuple[Family, te.Tensor | None]:
     """Select a family for a device of many threads, of a group whose elementwise producers are
     inlined.
     """
-    chosen = chosen_stages(own_outputs(outputs))
+    chosen = chosen_stages(distinct_outputs(outputs))
     anchors = [t for t in stages_of(chosen) if not te.is_injective(t)]
     if len(anchors) == 1 and is_epilogue(anchors[0], chosen):
         for row in FAMILIES.values():
@@ -69,7 +69,7 @@ def _thread_family_of(outputs: list[te.Tensor], target: Target) -> tuple[Family,
     return FAMILIES["threads"], None
 
 
-def _is_alone(outputs: list[te.Tensor]) -> bool:
+def _is_single_operation(outputs: list[te.Tensor]) -> bool:
     """Return whether the kernel is one operation, of nothing but the kernel's inputs."""
     op = outputs[0].op
     operands = op.inputs if isinstance(op, te.ExternOp) else ()
@@ -84,9 +84,9 @@ def _is_empty(tensor: te.Tensor) -> bool:
 
 def _family_of(outputs: list[te.Tensor], target: Target) -> tuple[Family, te.Tensor | None]:
     if target.kind.has_threads:
-        return _thread_family_of(outputs, target)
+        return _gpu_family_of(outputs, target)
     whole_family = FAMILIES.get(outputs[0].op.tag)
-    if whole_family is not None and whole_family.is_whole and _is_alone(outputs):
+    if whole_family is not None and whole_family.is_whole and _is_single_operation(outputs):
         return whole_family, outputs[0]
     for tensor in te.post_order_tensors(outputs):
         row = FAMILIES.get(tensor.op.tag)
@@ -108,7 +108,7 @@ def schedule(
     outputs: list[te.Tensor],
     target: Target,
     name: str,
-    given: Mapping[str, Fixed] = _NOTHING,
+    given: Mapping[str, Fixed] = _NO_OVERRIDES,
     names: tuple[str, ...] = (),
 ) -> PrimFunc:
     """Return the loop program of a group; see `scheduled`.
@@ -129,7 +129,7 @@ def scheduled(
     outputs: list[te.Tensor],
     target: Target,
     name: str,
-    given: Mapping[str, Fixed] = _NOTHING,
+    given: Mapping[str, Fixed] = _NO_OVERRIDES,
     names: tuple[str, ...] = (),
 ) -> Scheduled:
     """Return the loop program of a group, and its schedule.

@@ -54,14 +54,14 @@ def _reads_in_place(anchor: Tensor, output: Tensor, consumers: Sequence[Tensor])
     axes = [a.var for a in op.axis]
     body = Inliner(set(consumers)).expr(op.body[output.value_index])
     return all(
-        _same(index, axis, dim)
+        _is_axis_or_zero(index, axis, dim)
         for load in post_order(body)
         if isinstance(load, ProducerLoad) and load.producer is anchor
         for index, axis, dim in zip(load.indices, axes, anchor.shape, strict=True)
     )
 
 
-def _same(index: PrimExpr, axis: PrimExpr, dim: PrimExpr) -> bool:
+def _is_axis_or_zero(index: PrimExpr, axis: PrimExpr, dim: PrimExpr) -> bool:
     return index is axis or (is_const(index, 0) and isinstance(dim, IntImm) and dim.value == 1)
 
 
@@ -98,7 +98,7 @@ def chosen_stages(outputs: Sequence[Tensor]) -> list[Tensor]:
     return te.inline_injective(outputs, keep)
 
 
-def own_outputs(outputs: Sequence[Tensor]) -> list[Tensor]:
+def distinct_outputs(outputs: Sequence[Tensor]) -> list[Tensor]:
     """Outputs as distinct computations: an input or a repeated tensor among them becomes a copy."""
     visited: set[Tensor] = set()
     results: list[Tensor] = []

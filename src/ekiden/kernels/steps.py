@@ -63,7 +63,9 @@ def program_of(inputs: list[te.Tensor], outputs: list[te.Tensor], name: str) -> 
     return te.create_prim_func([*inputs, *stages], name, extern_blocks=True)
 
 
-def replaced(outputs: Sequence[te.Tensor], old: te.Tensor, new: te.Tensor) -> list[te.Tensor]:
+def replace_computation(
+    outputs: Sequence[te.Tensor], old: te.Tensor, new: te.Tensor
+) -> list[te.Tensor]:
     """Return outputs that use one computation with another in its stead."""
 
     def change(e: PrimExpr) -> PrimExpr:
@@ -83,7 +85,7 @@ def replaced(outputs: Sequence[te.Tensor], old: te.Tensor, new: te.Tensor) -> li
     return results
 
 
-def if_proved(step: Callable[..., None], *arguments: object) -> bool:
+def try_step(step: Callable[..., None], *arguments: object) -> bool:
     """Try a step that only makes loops faster, if the schedule can prove that it keeps the meaning.
 
     Shapes whose sizes are expressions may not be provable. Return whether it was done.
@@ -104,4 +106,12 @@ def scheduled(start: PrimFunc, steps: Steps, kernel: Kernel) -> Scheduled:
     return Scheduled(sch.func, start, sch.trace)
 
 
-__all__ = ["Kernel", "Scheduled", "Steps", "if_proved", "program_of", "replaced", "scheduled"]
+__all__ = [
+    "Kernel",
+    "Scheduled",
+    "Steps",
+    "program_of",
+    "replace_computation",
+    "scheduled",
+    "try_step",
+]

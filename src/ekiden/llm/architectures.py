@@ -49,7 +49,7 @@ GEMMA_NAMES = Names(
     before_mlp="pre_feedforward_layernorm",
     after_mlp="post_feedforward_layernorm",
 )
-NORMED: dict[str, Any] = {"query_norm": "self_attn.q_norm", "key_norm": "self_attn.k_norm"}
+QK_NORM_NAMES: dict[str, Any] = {"query_norm": "self_attn.q_norm", "key_norm": "self_attn.k_norm"}
 NEOX_NAMES = Names(
     embedding="gpt_neox.embed_in.weight",
     norm="gpt_neox.final_layer_norm",
@@ -134,24 +134,29 @@ def _gemma3(config: Mapping[str, Any], count: int) -> tuple[int, ...]:
 _LLAMA_BIASES: Mapping[str, bool | str] = {
     "attention": "attention_bias", "out": "attention_bias", "mlp": "mlp_bias",
 }  # fmt: skip
-_OUTER: Mapping[str, bool | str] = {"attention": "attention_bias", "out": "attention_bias"}
+_ATTENTION_BIASES: Mapping[str, bool | str] = {
+    "attention": "attention_bias",
+    "out": "attention_bias",
+}
 _GEMMA = Architecture(
     norm="rms_one",
     activation=("hidden_activation", "gelu_pytorch_tanh"),
     tied=True,
     scaled_embedding=True,
-    biases=_OUTER,
+    biases=_ATTENTION_BIASES,
 )
 # fmt: off
 ARCHITECTURES: Mapping[str, Architecture] = {
     "LlamaForCausalLM":   Architecture(biases=_LLAMA_BIASES),
     "MistralForCausalLM": Architecture(windows=_everywhere),
     "Qwen2ForCausalLM":   Architecture(biases={"attention": True}, windows=_qwen),
-    "Qwen3ForCausalLM":   Architecture(replace(Names(), **NORMED), windows=_qwen, biases=_OUTER),
+    "Qwen3ForCausalLM":   Architecture(replace(Names(), **QK_NORM_NAMES), windows=_qwen,
+                                       biases=_ATTENTION_BIASES),
     "GemmaForCausalLM":   _GEMMA,
     "Gemma2ForCausalLM":  replace(_GEMMA, names=GEMMA_NAMES, windows=_gemma2,
                                   scale="query_pre_attn_scalar"),
-    "Gemma3ForCausalLM":  replace(_GEMMA, names=replace(GEMMA_NAMES, **NORMED), windows=_gemma3,
+    "Gemma3ForCausalLM":  replace(_GEMMA, names=replace(GEMMA_NAMES, **QK_NORM_NAMES),
+                                  windows=_gemma3,
                                   scale="query_pre_attn_scalar", local_rope=True, base=1e6),
     "Phi3ForCausalLM":    Architecture(Names(attention=("self_attn.qkv_proj",),
                                              up=("mlp.gate_up_proj",)), windows=_everywhere,
@@ -164,7 +169,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
                                        rotary=("partial_rotary_factor", "rotary_pct")),
 }
 # fmt: on
-_DEFAULTS: Mapping[str, Any] = {"attention_bias": {"GPTNeoXForCausalLM": True}}
+_BIAS_DEFAULTS: Mapping[str, Any] = {"attention_bias": {"GPTNeoXForCausalLM": True}}
 ACTIVATIONS = {
     "silu": "silu", "swish": "silu", "gelu": "gelu", "gelu_new": "gelu_tanh", "relu": "relu",
     "gelu_pytorch_tanh": "gelu_tanh", "gelu_fast": "gelu_tanh", "gelu_tanh": "gelu_tanh",
@@ -292,7 +297,7 @@ def _has(config: Mapping[str, Any], name: str, setting: bool | str) -> bool:
     """Return whether a part has a bias, by the row's setting."""
     if isinstance(setting, bool):
         return setting
-    default = _DEFAULTS.get(setting, {}).get(name, False)
+    default = _BIAS_DEFAULTS.get(setting, {}).get(name, False)
     return bool(config.get(setting, default))
 
 

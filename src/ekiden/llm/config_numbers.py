@@ -10,7 +10,7 @@ from ekiden.runtime.errors import ImportModelError
 
 __all__ = ["real", "size", "whole"]
 
-MOST = 1 << 24
+MAX_NUMBER = 1 << 24
 """Of any size: ten million positions are the most that a model was said to have."""
 
 
@@ -25,9 +25,10 @@ def size(config: Mapping[str, Any], key: str) -> int:
 def whole(config: Mapping[str, Any], key: str, default: int, minimum: int = 0) -> int:
     """Return an integer, or `default` if it is missing or 0. Raises ImportModelError."""
     value = config.get(key) or default
-    if type(value) is not int or not minimum <= value <= MOST:
+    if type(value) is not int or not minimum <= value <= MAX_NUMBER:
         raise ImportModelError(
-            f"config: '{key}': a whole number from {minimum} to {MOST} expected, got {value!r}"
+            f"config: '{key}': a whole number from {minimum} to {MAX_NUMBER} expected, got "
+            f"{value!r}"
         )
     return value
 

@@ -25,7 +25,7 @@ from ekiden.ir.module import IRModule
 from ekiden.ir.prim import AnyDim, PrimExpr, SizeVar
 from ekiden.ir.prim import const as dim
 from ekiden.ir.type import TensorType, TupleType
-from ekiden.kernels.attention.page_planes import Plane
+from ekiden.kernels.attention.kv_layout import Plane
 from ekiden.llm.architectures import DecoderConfig
 from ekiden.llm.parts import ACTIVATIONS, Parts, looked_up, product
 from ekiden.llm.rope import Rope
@@ -42,14 +42,14 @@ from ekiden.relay.expr import (
     Var,
     const,
 )
-from ekiden.relay.transform.language.remove_unused_functions import ENTRIES
+from ekiden.relay.transform.language.remove_unused_functions import ENTRIES_ATTRIBUTE
 from ekiden.relay.ty import RefType
 from ekiden.runtime.lazy_dataclass import dataclass
 
 __all__ = ["FORWARD", "Layout", "cache_shape", "decoder_module"]
 
 FORWARD = "forward_step"
-SHOWN = 3
+MAX_SHOWN_NAMES = 3
 """Names of tensors in a message."""
 _LOG = logging.getLogger("ekiden")
 
@@ -129,7 +129,7 @@ class _Builder:
         if config.embedding_scale != 1.0:
             x = op.multiply(x, const(np.float32(config.embedding_scale)))
         x = self.let("embedded", x)
-        rotations = [self._turns(rope, tokens.positions) for rope in config.ropes]
+        rotations = [self._rotations(rope, tokens.positions) for rope in config.ropes]
         state: Var = cache
         for n in range(config.layers):
             x, state = self._layer(n, x, state, tokens, rotations[config.rope_of[n]])
@@ -146,7 +146,7 @@ class _Builder:
             body = Let(variable, value, body)
         return Function((cache, *tokens.variables), body, None)
 
-    def _turns(self, rope: Rope, positions: Var) -> tuple[Var, Var]:
+    def _rotations(self, rope: Rope, positions: Var) -> tuple[Var, Var]:
         """Return the cosines and sines [n, 1, pairs] of the positions."""
         position_column = op.reshape(op.cast(positions, "float32"), (-1, 1, 1))
         angles = op.multiply(position_column, const(np.array(rope.frequencies, np.float32)))
@@ -282,15 +282,15 @@ def decoder_module(
     functions: dict[GlobalVar | str, BaseFunc] = {forward: builder.forward()}
     heads = config.names.head if config.tied else ()
     if unread := [name for name in builder.parts.unread if name not in heads]:
-        more = f" and {len(unread) - SHOWN} more" if len(unread) > SHOWN else ""
+        more = f" and {len(unread) - MAX_SHOWN_NAMES} more" if len(unread) > MAX_SHOWN_NAMES else ""
         _LOG.warning(
             "checkpoint: a decoder %s has no place for %s%s",
-            config.architecture, ", ".join(map(repr, unread[:SHOWN])), more,
+            config.architecture, ", ".join(map(repr, unread[:MAX_SHOWN_NAMES])), more,
         )  # fmt: skip
     functions[GlobalVar(entry)] = _entry(forward, config, layout)
     x = Var("x", TensorType((), "int32"))
     functions[GlobalVar("main")] = Function((x,), x, None)
-    return IRModule(functions).with_attr(ENTRIES, (entry,))
+    return IRModule(functions).with_attr(ENTRIES_ATTRIBUTE, (entry,))
 
 
 def _entry(forward: GlobalVar, config: DecoderConfig, layout: Layout) -> Function:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 __all__ = ["Engine", "Stream", "whole_tokens"]
 
 Ints = NDArray[np.int32]
-SHOWN = 8
+MAX_SHOWN_TOKENS = 8
 """Tokens of a prompt by which an error names a text."""
 RUN_FAILED = "the run failed that was to make the next token"
 
@@ -102,8 +102,8 @@ class Stream:
     @property
     def name(self) -> str:
         """Return a description for errors, by its prompt."""
-        first = ", ".join(map(str, self.prompt[:SHOWN]))
-        if len(self.prompt) <= SHOWN:
+        first = ", ".join(map(str, self.prompt[:MAX_SHOWN_TOKENS]))
+        if len(self.prompt) <= MAX_SHOWN_TOKENS:
             return f"the text after [{first}]"
         return f"the text after [{first}, ...] ({len(self.prompt)} tokens)"
 

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from ekiden.llm.gguf_architectures import architecture_of, config_of, renamed, undone
+from ekiden.llm.gguf_architectures import architecture_of, config_of, renamed, restored
 from ekiden.llm.gguf_file import Entry, GGUFFile, write_gguf
 from ekiden.llm.weights import Weight
 from ekiden.runtime.cached import cached_property
@@ -66,4 +66,4 @@ class GGUFCheckpoint(Mapping[str, Weight]):
         return len(self._names)
 
     def __getitem__(self, name: str) -> Weight:
-        return undone(self._architecture, self.file, self._names[name], name)
+        return restored(self._architecture, self.file, self._names[name], name)

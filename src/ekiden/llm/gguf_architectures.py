@@ -27,7 +27,7 @@ from ekiden.llm.weights import Weight
 from ekiden.runtime.errors import LoadError
 from ekiden.runtime.lazy_dataclass import dataclass
 
-__all__ = ["ARCHITECTURES", "Architecture", "architecture_of", "config_of", "renamed", "undone"]
+__all__ = ["ARCHITECTURES", "Architecture", "architecture_of", "config_of", "renamed", "restored"]
 
 Config = dict[str, object]
 _LOG = logging.getLogger("ekiden")
@@ -54,7 +54,7 @@ class Architecture:
     raised: bool = False
 
 
-KEYS: Mapping[str, str] = {
+COMMON_KEYS: Mapping[str, str] = {
     "context_length": "max_position_embeddings",
     "embedding_length": "hidden_size",
     "block_count": "num_hidden_layers",
@@ -67,21 +67,21 @@ KEYS: Mapping[str, str] = {
     "vocab_size": "vocab_size",
 }
 """Hyperparameters of all: GGUF name behind that of the architecture -> transformers'."""
-LENGTH = "rope.scaling.original_context_length"
-OTHERS = (
+ORIGINAL_LENGTH_KEY = "rope.scaling.original_context_length"
+OTHER_KEYS = (
     "attention.value_length", "rope.dimension_count", "rope.scaling.type", "rope.scaling.factor",
     "rope.scaling.attn_factor", "rope.scaling.yarn_beta_fast", "rope.scaling.yarn_beta_slow",
-    "rope.scaling.finetuned", LENGTH,
+    "rope.scaling.finetuned", ORIGINAL_LENGTH_KEY,
 )  # fmt: skip
 """Further ones that are read, follow from the shapes of tensors, or say nothing of a result."""
-NEEDED = ("hidden_size", "num_hidden_layers", "intermediate_size", "num_attention_heads")
-TOKENS: Mapping[str, str] = {
+REQUIRED_KEYS = ("hidden_size", "num_hidden_layers", "intermediate_size", "num_attention_heads")
+TOKEN_KEYS: Mapping[str, str] = {
     "tokenizer.ggml.bos_token_id": "bos_token_id",
     "tokenizer.ggml.eos_token_id": "eos_token_id",
     "tokenizer.ggml.padding_token_id": "pad_token_id",
 }
 
-_OUTER = {
+_GLOBAL_NAMES = {
     "token_embd": "model.embed_tokens",
     "output_norm": "model.norm",
     "output": "lm_head",
@@ -112,12 +112,12 @@ def _of_layers(
     return {**outer, **{f"blk.{{}}.{k}": f"{prefix}.{{}}.{v}" for k, v in inner.items()}}
 
 
-_LLAMA = _of_layers(_OUTER, "model.layers", _ATTENTION, _MLP, _NORMS)
-_GEMMA = _of_layers(_OUTER, "model.layers", _ATTENTION, _MLP, _FOUR_NORMS)
+_LLAMA = _of_layers(_GLOBAL_NAMES, "model.layers", _ATTENTION, _MLP, _NORMS)
+_GEMMA = _of_layers(_GLOBAL_NAMES, "model.layers", _ATTENTION, _MLP, _FOUR_NORMS)
 _SILU = {"hidden_act": "silu"}
 _GELU = {"hidden_activation": "gelu_pytorch_tanh"}
 _WINDOW = {"attention.sliding_window": "sliding_window"}
-_CAPS = {
+_SOFTCAP_KEYS = {
     "attn_logit_softcapping": "attn_logit_softcapping",
     "final_logit_softcapping": "final_logit_softcapping",
 }
@@ -164,20 +164,21 @@ def _finish_gptneox(config: Config) -> None:
 
 
 # fmt: off
-ROWS = (
+ARCHITECTURE_ROWS = (
     Architecture("llama", "llama", "LlamaForCausalLM", _LLAMA, _SILU, permuted=True),
     Architecture("mistral3", "mistral", "MistralForCausalLM", _LLAMA, _SILU, permuted=True),
     Architecture("qwen2", "qwen2", "Qwen2ForCausalLM", _LLAMA, _SILU),
     Architecture("qwen3", "qwen3", "Qwen3ForCausalLM", _LLAMA, _SILU),
     Architecture("gemma", "gemma", "GemmaForCausalLM", _LLAMA, _GELU, raised=True),
-    Architecture("gemma2", "gemma2", "Gemma2ForCausalLM", _GEMMA, _GELU, {**_WINDOW, **_CAPS},
+    Architecture("gemma2", "gemma2", "Gemma2ForCausalLM", _GEMMA, _GELU, {**_WINDOW,
+        **_SOFTCAP_KEYS},
                  _finish_gemma2, raised=True),
     Architecture("gemma3", "gemma3_text", "Gemma3ForCausalLM", _GEMMA,
                  {**_GELU, "rope_local_base_freq": 10000.0},
-                 {**_WINDOW, **_CAPS, "rope.freq_base_swa": "rope_local_base_freq"},
+                 {**_WINDOW, **_SOFTCAP_KEYS, "rope.freq_base_swa": "rope_local_base_freq"},
                  _finish_gemma3, raised=True),
     Architecture("phi3", "phi3", "Phi3ForCausalLM",
-                 _of_layers(_OUTER, "model.layers", _ATTENTION, _NORMS,
+                 _of_layers(_GLOBAL_NAMES, "model.layers", _ATTENTION, _NORMS,
                             {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj",
                              "ffn_down": "mlp.down_proj"}),
                  _SILU,
@@ -196,7 +197,7 @@ ROWS = (
                  _finish_gptneox, joined=True),
 )
 # fmt: on
-ARCHITECTURES: Mapping[str, Architecture] = {row.name: row for row in ROWS}
+ARCHITECTURES: Mapping[str, Architecture] = {row.name: row for row in ARCHITECTURE_ROWS}
 """By name. Models of Mistral are "llama" in files; those of its third generation have a name."""
 
 
@@ -212,26 +213,26 @@ def architecture_of(path: Path, metadata: Mapping[str, object]) -> Architecture:
     return row
 
 
-_PARTS = re.compile(r"(?P<base>.*?)(?P<end>\.weight|\.bias)?")
-_LAYER = re.compile(r"blk\.(\d+)\.")
+_NAME_PATTERN = re.compile(r"(?P<base>.*?)(?P<end>\.weight|\.bias)?")
+_LAYER_PATTERN = re.compile(r"blk\.(\d+)\.")
 
 
 def renamed(row: Architecture, name: str) -> str:
     """Return a tensor's name in transformers, or its own name if there is none."""
-    match = _PARTS.fullmatch(name)
+    match = _NAME_PATTERN.fullmatch(name)
     assert match is not None
     base, end = match["base"], match["end"] or ""
-    layer = _LAYER.match(base)
-    new_name = row.tensors.get(_LAYER.sub("blk.{}.", base, count=1) if layer else base)
+    layer = _LAYER_PATTERN.match(base)
+    new_name = row.tensors.get(_LAYER_PATTERN.sub("blk.{}.", base, count=1) if layer else base)
     if new_name is None:
         return name
     return (new_name.format(layer[1]) if layer else new_name) + end
 
 
-def undone(row: Architecture, file: GGUFFile, name: str, new: str) -> Weight:
+def restored(row: Architecture, file: GGUFFile, name: str, new: str) -> Weight:
     """Return a tensor in transformers' layout, undoing GGUF's conversions."""
     weight = replace(file[name], name=new)
-    base = _LAYER.sub("", name.removesuffix(".weight").removesuffix(".bias"))
+    base = _LAYER_PATTERN.sub("", name.removesuffix(".weight").removesuffix(".bias"))
     if row.raised and base.endswith("norm"):
         return Weight(new, "float32", weight.shape, weight.values() - np.float32(1))
     if row.permuted and base in ("attn_q", "attn_k"):
@@ -290,18 +291,18 @@ def config_of(row: Architecture, file: GGUFFile) -> Config:
     entries.
     """
     config: Config = {"architectures": [row.model], "model_type": row.model_type, **row.given}
-    for key, name in {**KEYS, **row.keys}.items():
+    for key, name in {**COMMON_KEYS, **row.keys}.items():
         if (value := _value(file, f"{row.name}.{key}")) is not None:
             config[name] = value
-    for key, name in TOKENS.items():
+    for key, name in TOKEN_KEYS.items():
         if key in file.metadata:
             config[name] = _checked(file, key)
-    for key, name in KEYS.items():
-        if name in NEEDED and not isinstance(config.get(name), (int, list)):
+    for key, name in COMMON_KEYS.items():
+        if name in REQUIRED_KEYS and not isinstance(config.get(name), (int, list)):
             raise LoadError(f"{file.path}: entry '{row.name}.{key}': it is not there")
     _complete(row, file, config)
     row.finish(config)
-    known_keys = {f"{row.name}.{key}" for key in (*KEYS, *row.keys, *OTHERS)}
+    known_keys = {f"{row.name}.{key}" for key in (*COMMON_KEYS, *row.keys, *OTHER_KEYS)}
     if ignored := [key_name for key_name in file.metadata if key_name.startswith(f"{row.name}.")
                 and key_name not in known_keys and _says(file.metadata[key_name])]:  # fmt: skip
         _LOG.warning("%s: entries that are not read: %s", file.path, ", ".join(ignored))
@@ -355,7 +356,7 @@ def _rope_scaling(row: Architecture, file: GGUFFile, config: Config) -> Config |
     which has them for short and long texts, without changing the attention factor.
     """
     prefix = f"{row.name}.rope.scaling."
-    original = _value(file, f"{row.name}.{LENGTH}")
+    original = _value(file, f"{row.name}.{ORIGINAL_LENGTH_KEY}")
     if "rope_factors_long.weight" in file and "rope_factors_short.weight" in file:
         long, short = (_factors(file, f"rope_factors_{n}.weight") for n in ("long", "short"))
         scaling: Config = {"rope_type": "longrope", "long_factor": long, "short_factor": short}

@@ -22,7 +22,7 @@ from typing import Any, BinaryIO, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from ekiden.llm.weights import PLAIN, FileBytes, Weight, bytes_of
+from ekiden.llm.weights import PLAIN_DTYPES, FileBytes, Weight, bytes_of
 from ekiden.runtime.errors import LoadError
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.topi.nn.block_formats import BLOCK_FORMATS
@@ -34,26 +34,26 @@ MAGIC = b"GGUF"
 VERSIONS = (2, 3)
 ALIGNMENT = "general.alignment"
 ARCHITECTURE = "general.architecture"
-MOST_AXES = 8
-DEEPEST = 4
+MAX_AXES = 8
+MAX_ARRAY_DEPTH = 4
 """Arrays in arrays."""
-BOOL, STRING, ARRAY = 7, 8, 9
-NUMBERS: Mapping[int, np.dtype[Any]] = {
+BOOL_TYPE, STRING_TYPE, ARRAY_TYPE = 7, 8, 9
+NUMBER_TYPES: Mapping[int, np.dtype[Any]] = {
     0: np.dtype("u1"), 1: np.dtype("i1"), 2: np.dtype("<u2"), 3: np.dtype("<i2"),
-    4: np.dtype("<u4"), 5: np.dtype("<i4"), 6: np.dtype("<f4"), BOOL: np.dtype("?"),
+    4: np.dtype("<u4"), 5: np.dtype("<i4"), 6: np.dtype("<f4"), BOOL_TYPE: np.dtype("?"),
     10: np.dtype("<u8"), 11: np.dtype("<i8"), 12: np.dtype("<f8"),
 }  # fmt: skip
 """Types of entries that have a fixed size."""
 PLAIN_CODES = {0: "float32", 1: "float16", 30: "bfloat16"}
-CODES = {**PLAIN_CODES, **{row.code: row.name for row in BLOCK_FORMATS.values()}}
+FORMAT_BY_CODE = {**PLAIN_CODES, **{row.code: row.name for row in BLOCK_FORMATS.values()}}
 """Types of tensors -> formats."""
-OTHER_TYPES = {
+UNSUPPORTED_FORMATS = {
     9: "q8_1", 15: "q8_k", 16: "iq2_xxs", 17: "iq2_xs", 18: "iq3_xxs", 19: "iq1_s", 20: "iq4_nl",
     21: "iq3_s", 22: "iq2_s", 23: "iq4_xs", 24: "int8", 25: "int16", 26: "int32", 27: "int64",
     28: "float64", 29: "iq1_m", 34: "tq1_0", 35: "tq2_0", 39: "mxfp4", 40: "nvfp4", 41: "q1_0",
 }  # fmt: skip
 """What files call those that are not read, for messages."""
-CODE_OF = {name: code for code, name in CODES.items()}
+CODE_BY_FORMAT = {name: code for code, name in FORMAT_BY_CODE.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,13 +99,13 @@ class _Cursor:
         return value
 
     def u32(self) -> int:
-        return int(self.number(NUMBERS[4]))
+        return int(self.number(NUMBER_TYPES[4]))
 
     def count(self, min_bytes: int, of: str) -> int:
         """Return a count of items of at least `min_bytes` each, checked against the remaining
         bytes.
         """
-        count = int(self.number(NUMBERS[10]))
+        count = int(self.number(NUMBER_TYPES[10]))
         if count * min_bytes > self.left:
             raise self.fail(f"{count} {of} do not fit into the {self.left} bytes that follow")
         return count
@@ -122,11 +122,11 @@ class _Cursor:
         """Return a value of a type code; text need not be UTF-8. Raises what `fail` creates for an
         unknown code.
         """
-        if code in NUMBERS:
-            return self.number(NUMBERS[code])
-        if code == STRING:
+        if code in NUMBER_TYPES:
+            return self.number(NUMBER_TYPES[code])
+        if code == STRING_TYPE:
             return self.string("surrogateescape")
-        if code != ARRAY:
+        if code != ARRAY_TYPE:
             raise self.fail(f"a type from 0 to 12 expected at {self.at - 4}, got {code}")
         return self.array(depth)
 
@@ -135,19 +135,19 @@ class _Cursor:
         what `fail` creates for nesting deeper than MAX_ARRAY_DEPTH, since a tiny file could
         request any depth.
         """
-        if depth == DEEPEST:
-            raise self.fail(f"arrays more than {DEEPEST} deep")
+        if depth == MAX_ARRAY_DEPTH:
+            raise self.fail(f"arrays more than {MAX_ARRAY_DEPTH} deep")
         code = self.u32()
-        if code in NUMBERS:
-            dtype = NUMBERS[code]
+        if code in NUMBER_TYPES:
+            dtype = NUMBER_TYPES[code]
             count = self.count(dtype.itemsize, "values of an array")
             raw = self.take(count * dtype.itemsize)
-            if code == BOOL and raw.max(initial=0) > 1:
+            if code == BOOL_TYPE and raw.max(initial=0) > 1:
                 raise self.fail("0 or 1 expected for truth values")
             return raw.view(dtype)
-        if code not in (STRING, ARRAY):
+        if code not in (STRING_TYPE, ARRAY_TYPE):
             raise self.fail(f"a type from 0 to 12 expected at {self.at - 4}, got {code}")
-        min_bytes = 8 if code == STRING else 12
+        min_bytes = 8 if code == STRING_TYPE else 12
         return [self.value(code, depth + 1) for _ in range(self.count(min_bytes, "values"))]
 
 
@@ -177,11 +177,13 @@ class GGUFFile(Mapping[str, Weight]):
         """
         tensor = self._tensors[name]
         where = f"{self.path}: tensor '{name}'"
-        format = CODES.get(tensor.code)
+        format = FORMAT_BY_CODE.get(tensor.code)
         if format is None:
-            supported = ", ".join(CODES.values())
+            supported = ", ".join(FORMAT_BY_CODE.values())
             unsupported_name = (
-                f" ({OTHER_TYPES[tensor.code]})" if tensor.code in OTHER_TYPES else ""
+                f" ({UNSUPPORTED_FORMATS[tensor.code]})"
+                if tensor.code in UNSUPPORTED_FORMATS
+                else ""
             )
             raise LoadError(f"{where}: type {tensor.code}{unsupported_name} is none of {supported}")
         shape, dtype = _stored(tensor.shape, format, where)
@@ -201,8 +203,8 @@ def _stored(
     shape: tuple[int, ...], format: str, where: str
 ) -> tuple[tuple[int, ...], np.dtype[Any]]:
     """Return the stored shape and dtype of a tensor's data."""
-    if format in PLAIN:
-        return shape, PLAIN[format]
+    if format in PLAIN_DTYPES:
+        return shape, PLAIN_DTYPES[format]
     row = BLOCK_FORMATS[format]
     if not shape or shape[-1] % row.values:
         raise LoadError(f"{where}: shape {shape}: no whole blocks of {row.values} of {format}")
@@ -244,10 +246,10 @@ def _tensors(cursor: _Cursor, count: int) -> dict[str, _Tensor]:
         if name in tensors:
             raise cursor.fail("it is there twice")
         axes = cursor.u32()
-        if axes > MOST_AXES:
-            raise cursor.fail(f"at most {MOST_AXES} axes expected, got {axes}")
+        if axes > MAX_AXES:
+            raise cursor.fail(f"at most {MAX_AXES} axes expected, got {axes}")
         shape = tuple(int(d) for d in cursor.take(8 * axes).view("<u8")[::-1])
-        code, at = cursor.u32(), int(cursor.number(NUMBERS[10]))
+        code, at = cursor.u32(), int(cursor.number(NUMBER_TYPES[10]))
         tensors[name] = _Tensor(shape, code, at)
     return tensors
 
@@ -299,7 +301,7 @@ def write_gguf(
         at = 0
         for tensor in tensors:
             axes = [struct.pack("<Q", extent) for extent in reversed(tensor.shape)]
-            tensor_location = struct.pack("<IQ", CODE_OF[tensor.format], at)
+            tensor_location = struct.pack("<IQ", CODE_BY_FORMAT[tensor.format], at)
             file.write(
                 _text(tensor.name) + struct.pack("<I", len(axes)) + b"".join(axes) + tensor_location
             )
@@ -322,23 +324,23 @@ def _text(text: str) -> bytes:
 def _encoded(name: str, value: object) -> tuple[int, bytes]:
     """Return an entry's type code and bytes."""
     if isinstance(value, str):
-        return STRING, _text(value)
+        return STRING_TYPE, _text(value)
     if isinstance(value, (list, tuple)) and (not value or isinstance(value[0], (str, list, tuple))):
         elements = [_encoded(name, element) for element in value]
-        codes = {code for code, _ in elements} or {STRING}
+        codes = {code for code, _ in elements} or {STRING_TYPE}
         if len(codes) > 1:
             raise ValueError(f"'{name}': values of one type expected, got {value!r}")
-        return ARRAY, struct.pack("<IQ", *codes, len(elements)) + b"".join(
+        return ARRAY_TYPE, struct.pack("<IQ", *codes, len(elements)) + b"".join(
             raw for _, raw in elements
         )
     is_array = isinstance(value, (list, tuple, np.ndarray))
     array = _numbers(name, value)
-    codes_of = {dtype: code for code, dtype in NUMBERS.items()}
+    codes_of = {dtype: code for code, dtype in NUMBER_TYPES.items()}
     code = codes_of.get(array.dtype.newbyteorder("<"))
     if code is None or array.ndim != is_array:
         raise ValueError(f"'{name}': a number, text or a list of them expected, got {value!r}")
-    raw = array.astype(NUMBERS[code]).tobytes()
-    return (ARRAY, struct.pack("<IQ", code, array.size) + raw) if is_array else (code, raw)
+    raw = array.astype(NUMBER_TYPES[code]).tobytes()
+    return (ARRAY_TYPE, struct.pack("<IQ", code, array.size) + raw) if is_array else (code, raw)
 
 
 def _numbers(name: str, value: object) -> NDArray[Any]:

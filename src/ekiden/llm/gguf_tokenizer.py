@@ -23,31 +23,31 @@ from ekiden.llm.gguf import GGUFCheckpoint
 from ekiden.llm.text import Tokenizer, refused_as
 from ekiden.runtime.errors import LoadError
 
-__all__ = ["joins", "tokenizer_of"]
+__all__ = ["merge_pairs", "tokenizer_of"]
 
 Package = Any
 """The package tokenizers, and what is of it: it has no types."""
-BAR = "\u2581"
+SPACE_MARK = "\u2581"
 """A space in tokens of SentencePiece."""
-UNKNOWN, CONTROL, DEFINED = 2, 3, 4
+UNKNOWN_TYPE, CONTROL_TYPE, USER_DEFINED_TYPE = 2, 3, 4
 """Types of tokens: for what has no other, those that only say something about a text, and those
 that stand for themselves before a text is cut. Others are as the kind has them."""
-_WORDS = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-_LATER = (
+_GPT2_PATTERN = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+_LATER_PATTERN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{}"
     r"| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-WORDS: Mapping[str, tuple[str, ...]] = {
-    "gpt-2": (_WORDS,),
-    "smollm": (r"\p{N}", _WORDS),
-    "starcoder": (r"\p{N}", _WORDS),
-    "llama-bpe": (_LATER.format("{1,3}"),),
-    "qwen2": (_LATER.format(""),),
+SPLIT_PATTERNS: Mapping[str, tuple[str, ...]] = {
+    "gpt-2": (_GPT2_PATTERN,),
+    "smollm": (r"\p{N}", _GPT2_PATTERN),
+    "starcoder": (r"\p{N}", _GPT2_PATTERN),
+    "llama-bpe": (_LATER_PATTERN.format("{1,3}"),),
+    "qwen2": (_LATER_PATTERN.format(""),),
 }
 """`ggml.pre` -> the expressions that cut a text, one after the other."""
-WHOLE = ("llama-bpe",)
+WHOLE_WORD_KINDS = ("llama-bpe",)
 """Those of which a word that is a token is not cut."""
-BEGINS = ("llama", "llama-bpe")
+BOS_KINDS = ("llama", "llama-bpe")
 """Kinds, or ways to cut, of which texts begin with a token where the file does not say."""
 
 
@@ -106,7 +106,7 @@ class _Entries:
         return {token: n for n, token in enumerate(self.tokens)}
 
 
-def joins(tokens: Sequence[str], scores: Sequence[float]) -> list[tuple[str, str]]:
+def merge_pairs(tokens: Sequence[str], scores: Sequence[float]) -> list[tuple[str, str]]:
     """Return every pair of tokens that forms a token, the likeliest first; among equals, in token
     order.
     """
@@ -131,9 +131,9 @@ def _bars(package: Package, entries: _Entries, tokenizer: Package) -> Package:
     """Configure a tokenizer to mark spaces, with one before the text."""
     begins = entries.truth("add_space_prefix", True)
     normalizers, decoders = package.normalizers, package.decoders
-    prefix = [normalizers.Prepend(BAR)] if begins else []
-    tokenizer.normalizer = normalizers.Sequence([*prefix, normalizers.Replace(" ", BAR)])
-    decoder_steps = [decoders.Replace(BAR, " "), decoders.ByteFallback(), decoders.Fuse()]
+    prefix = [normalizers.Prepend(SPACE_MARK)] if begins else []
+    tokenizer.normalizer = normalizers.Sequence([*prefix, normalizers.Replace(" ", SPACE_MARK)])
+    decoder_steps = [decoders.Replace(SPACE_MARK, " "), decoders.ByteFallback(), decoders.Fuse()]
     tokenizer.decoder = decoders.Sequence(
         [*decoder_steps, *([decoders.Strip(" ", 1, 0)] if begins else [])]
     )
@@ -144,7 +144,7 @@ def _joined_by_score(package: Package, entries: _Entries) -> Package:
     unknown = entries.token("unknown")
     model = package.models.BPE(
         entries.vocabulary,
-        joins(entries.tokens, entries.numbers("ggml.scores", 0.0)),
+        merge_pairs(entries.tokens, entries.numbers("ggml.scores", 0.0)),
         unk_token=None if unknown is None else entries.tokens[unknown],
         byte_fallback=True,
         fuse_unk=True,
@@ -155,7 +155,7 @@ def _joined_by_score(package: Package, entries: _Entries) -> Package:
 def _joined_by_list(package: Package, entries: _Entries) -> Package | None:
     """Build a BPE tokenizer from a merge list; None for an unknown pre-tokenizer."""
     how = entries.text("ggml.pre", "gpt-2")
-    if how not in WORDS:
+    if how not in SPLIT_PATTERNS:
         return None
     merges = []
     for merge_text in entries.texts("ggml.merges"):
@@ -166,9 +166,9 @@ def _joined_by_list(package: Package, entries: _Entries) -> Package | None:
             )
         merges.append((left_token, right))
     cuts = package.pre_tokenizers
-    model = package.models.BPE(entries.vocabulary, merges, ignore_merges=how in WHOLE)
+    model = package.models.BPE(entries.vocabulary, merges, ignore_merges=how in WHOLE_WORD_KINDS)
     tokenizer = package.Tokenizer(model)
-    splitters = [cuts.Split(package.Regex(pattern), "isolated") for pattern in WORDS[how]]
+    splitters = [cuts.Split(package.Regex(pattern), "isolated") for pattern in SPLIT_PATTERNS[how]]
     letters = cuts.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.pre_tokenizer = cuts.Sequence([*splitters, letters])
     tokenizer.decoder = package.decoders.ByteLevel()
@@ -187,7 +187,7 @@ def _likeliest(package: Package, entries: _Entries) -> Package:
     return tokenizer
 
 
-KINDS: Mapping[str, Callable[[Package, _Entries], Package | None]] = {
+TOKENIZER_BUILDERS: Mapping[str, Callable[[Package, _Entries], Package | None]] = {
     "llama": _joined_by_score,
     "gpt2": _joined_by_list,
     "t5": _likeliest,
@@ -198,7 +198,7 @@ KINDS: Mapping[str, Callable[[Package, _Entries], Package | None]] = {
 def _add_ends(package: Package, entries: _Entries, tokenizer: Package) -> None:
     """Add begin and end tokens to texts, as the file or the tokenizer kind specifies."""
     kind, how = entries.text("ggml.model"), entries.text("ggml.pre")
-    first = entries.truth("add_bos_token", kind in BEGINS or how in BEGINS)
+    first = entries.truth("add_bos_token", kind in BOS_KINDS or how in BOS_KINDS)
     last = entries.truth("add_eos_token", kind == "t5")
     begin = entries.token("bos") if first else None
     end = entries.token("eos") if last else None
@@ -215,17 +215,18 @@ def tokenizer_of(checkpoint: GGUFCheckpoint) -> Tokenizer | None:
     package tokenizers. Raises LoadError for a broken one.
     """
     entry_values = checkpoint.tokenizer
-    if entry_values.get("ggml.model") not in KINDS:
+    if entry_values.get("ggml.model") not in TOKENIZER_BUILDERS:
         return None
     package = import_module("tokenizers")
     entries = _Entries(checkpoint.path, entry_values)
     with refused_as(LoadError, f"{checkpoint.path}: tokenizer"):
-        inner = KINDS[entries.text("ggml.model")](package, entries)
+        inner = TOKENIZER_BUILDERS[entries.text("ggml.model")](package, entries)
         if inner is None:
             return None
         kinds = entries.numbers("ggml.token_type", 1)
-        for kind, add in ((DEFINED, inner.add_tokens), (CONTROL, inner.add_special_tokens),
-                          (UNKNOWN, inner.add_special_tokens)):  # fmt: skip
+        for kind, add in ((USER_DEFINED_TYPE, inner.add_tokens), (CONTROL_TYPE,
+        inner.add_special_tokens),
+                          (UNKNOWN_TYPE, inner.add_special_tokens)):  # fmt: skip
             named = (token for token, n in zip(entries.tokens, kinds, strict=True) if n == kind)
             add([package.AddedToken(token, normalized=False) for token in named])
         _add_ends(package, entries, inner)

@@ -16,11 +16,11 @@ from ekiden.frontend.onnx.regex import RegexError, automaton
 from ekiden.runtime.errors import InputError
 from ekiden.runtime.lazy_dataclass import dataclass
 
-__all__ = ["MOST_BYTES", "Grammar"]
+__all__ = ["MAX_TABLE_BYTES", "Grammar"]
 
-MOST_BYTES = 1 << 30
+MAX_TABLE_BYTES = 1 << 30
 """Of a table."""
-NONE = -1
+NO_MOVE = -1
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,12 +50,12 @@ class Grammar:
             table, kinds, accepts = automaton(pattern)
         except RegexError as error:
             raise InputError(f"grammar: {error}") from error
-        if 4 * len(table) * len(tokens) > MOST_BYTES:
+        if 4 * len(table) * len(tokens) > MAX_TABLE_BYTES:
             raise InputError(
                 f"grammar: pattern {pattern!r} has {len(table)} states, too many for a vocabulary"
                 f" of {len(tokens)} tokens"
             )
-        moves = np.full((len(table), len(tokens)), NONE, np.int32)
+        moves = np.full((len(table), len(tokens)), NO_MOVE, np.int32)
         for number, token in enumerate(tokens):
             if not token:
                 continue
@@ -66,9 +66,9 @@ class Grammar:
         alive = _leads(moves, accepts)
         if not alive[0]:
             raise InputError(f"grammar: no tokens make a text that {pattern!r} matches")
-        moves[(moves < 0) | ~alive[moves]] = NONE
+        moves[(moves < 0) | ~alive[moves]] = NO_MOVE
         for end in ends:
-            moves[:, end] = np.where(accepts, np.arange(len(table)), NONE)
+            moves[:, end] = np.where(accepts, np.arange(len(table)), NO_MOVE)
         return Grammar(pattern, moves, accepts)
 
     def is_over(self, state: int) -> bool:

@@ -14,17 +14,17 @@ from numpy.typing import NDArray
 
 import ekiden
 from ekiden import runtime
-from ekiden.kernels.attention.page_planes import FORMATS
+from ekiden.kernels.attention.kv_layout import CACHE_FORMATS
 from ekiden.llm.architectures import DecoderConfig, read_config
 from ekiden.llm.config_numbers import whole
 from ekiden.llm.decoder import FORWARD, Layout, cache_shape
 from ekiden.llm.engine import Engine, Stream, whole_tokens
 from ekiden.llm.files import find_tokenizer, open_checkpoint
-from ekiden.llm.grammar import MOST_BYTES, Grammar
+from ekiden.llm.grammar import MAX_TABLE_BYTES, Grammar
 from ekiden.llm.program import DECODE, DRAFT, PREFILL, SETTINGS, SPECULATE, Draft, program
 from ekiden.llm.sampling import Sampling
-from ekiden.llm.text import Pieces, Tokenizer
-from ekiden.llm.weights import Checkpoint, OfFiles
+from ekiden.llm.text import Detokenizer, Tokenizer
+from ekiden.llm.weights import Checkpoint, FileBacked
 from ekiden.runtime.errors import InputError
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.runtime.vm import VirtualMachine
@@ -34,7 +34,7 @@ __all__ = ["Model", "Piece", "load"]
 Ints = NDArray[np.int32]
 DEFAULT_CONTEXT = 4096
 """Tokens of a text, where nobody says and the model can have more."""
-PROPOSALS = 4
+DEFAULT_PROPOSALS = 4
 """Of a smaller model at once, where nobody says."""
 
 
@@ -95,7 +95,7 @@ def load(
     layout = _layout(page, cache or _cache_of(opened_checkpoint, decoder), decoder)
     if draft is None and proposals is not None:
         raise InputError("load: 'proposals' are those of a 'draft', which is not given")
-    proposals = PROPOSALS if proposals is None else proposals
+    proposals = DEFAULT_PROPOSALS if proposals is None else proposals
     draft_checkpoint = None if draft is None else _opened(draft)
     small = (
         None
@@ -107,7 +107,7 @@ def load(
     )
     opened: list[object] = [opened_checkpoint, draft_checkpoint]
     for opened_file in opened:
-        if isinstance(opened_file, OfFiles):
+        if isinstance(opened_file, FileBacked):
             opened_file.check()
     _give_back()
     return Model(exe, decoder, layout, context, sequences, Tokenizer.of(tokenizer), small)
@@ -115,9 +115,9 @@ def load(
 
 def _layout(page: int, cache: str, config: DecoderConfig) -> Layout:
     """Return the layout of a cache format. Raises InputError for an impossible one."""
-    if cache not in FORMATS:
-        raise InputError(f"load: 'cache' must be one of {', '.join(FORMATS)}, got {cache!r}")
-    row = FORMATS[cache]
+    if cache not in CACHE_FORMATS:
+        raise InputError(f"load: 'cache' must be one of {', '.join(CACHE_FORMATS)}, got {cache!r}")
+    row = CACHE_FORMATS[cache]
     if type(page) is not int or page < row.quantum or page % row.quantum:
         raise InputError(f"load: 'page' must be a multiple of {row.quantum}, got {page!r}")
     if config.depth % row.quantum:
@@ -367,7 +367,7 @@ class Model:
         compiled = Grammar.of(spec, tokens, self.ends)
         with self._lock:
             self._grammars[spec] = compiled
-            while sum(g.moves.nbytes for g in self._grammars.values()) > MOST_BYTES:
+            while sum(g.moves.nbytes for g in self._grammars.values()) > MAX_TABLE_BYTES:
                 del self._grammars[next(iter(self._grammars))]
         return compiled
 
@@ -411,7 +411,7 @@ class Model:
         return pieces
 
     def _pieces(self, stream: Stream) -> Iterator[Piece]:
-        pieces = Pieces(self.tokenizer, stream.prompt, stream.sampling.stop)
+        pieces = Detokenizer(self.tokenizer, stream.prompt, stream.sampling.stop)
         try:
             for token in stream:
                 text = pieces.add(token)

@@ -18,8 +18,8 @@ from ekiden.runtime.errors import ImportModelError
 
 __all__ = ["ACTIVATIONS", "Parts"]
 
-PLAIN = ("float32", "float16", "bfloat16")
-KNOWN = (
+PLAIN_FORMATS = ("float32", "float16", "bfloat16")
+IGNORED_SUFFIXES = (
     "rotary_emb.inv_freq", "attention.bias", "attention.masked_bias",
     "rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight",
 )  # fmt: skip
@@ -41,7 +41,7 @@ class Parts:
     def unread(self) -> list[str]:
         """Return the tensors that were not used, except redundant ones."""
         unread_names = self._names - self._read
-        return sorted(name for name in unread_names if not name.endswith(KNOWN))
+        return sorted(name for name in unread_names if not name.endswith(IGNORED_SUFFIXES))
 
     def has(self, name: str) -> bool:
         """Return whether a tensor exists."""
@@ -123,13 +123,13 @@ class Parts:
 
 def looked_up(table: Weight, ids: Expr) -> Expr:
     """Look up rows of the embedding table: [n, hidden] of float32."""
-    if table.format in PLAIN:
+    if table.format in PLAIN_FORMATS:
         return op.take(const(_plain(table)), ids, axis=0)
     return op.nn.take_blocks(const(table.data), ids, table.format)
 
 
 def _product(data: Expr, kind: str, weight: NDArray[np.generic]) -> Expr:
-    if kind in PLAIN:
+    if kind in PLAIN_FORMATS:
         return op.nn.dense(data, const(np.ascontiguousarray(weight, np.float32)))
     return op.nn.dense_blocks(data, const(weight), kind)
 
@@ -140,7 +140,7 @@ def product(data: Expr, weight: Weight) -> Expr:
 
 
 def _plain(weight: Weight) -> NDArray[np.float32]:
-    if weight.format in PLAIN:
+    if weight.format in PLAIN_FORMATS:
         return np.ascontiguousarray(weight.data, np.float32)
     return weight.values()
 

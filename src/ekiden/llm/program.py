@@ -31,7 +31,7 @@ from ekiden.llm.architectures import DecoderConfig
 from ekiden.llm.decoder import FORWARD, Layout, cache_shape, decoder_module
 from ekiden.llm.weights import Checkpoint
 from ekiden.relay.parser import parse
-from ekiden.relay.transform.language.remove_unused_functions import ENTRIES
+from ekiden.relay.transform.language.remove_unused_functions import ENTRIES_ATTRIBUTE
 from ekiden.runtime.lazy_dataclass import dataclass
 
 __all__ = ["DECODE", "DRAFT", "PREFILL", "SETTINGS", "SPECULATE", "Draft", "program"]
@@ -40,7 +40,7 @@ PREFILL, DECODE, SPECULATE, DRAFT = "prefill", "decode", "speculate", "draft_ste
 SETTINGS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 """Columns of the settings of a text."""
 
-CHOICE = """
+CHOOSE_SOURCE = """
 def @choose(%logits: Tensor[(k, VOCABULARY), float32], %history: Tensor[(b, w), int32],
             %rows: Tensor[(k), int32], %lengths: Tensor[(k), int32],
             %settings: Tensor[(b, 5), float32], %seeds: Tensor[(b), int64],
@@ -64,7 +64,7 @@ def @choose(%logits: Tensor[(k, VOCABULARY), float32], %history: Tensor[(b, w), 
   }
 }
 """
-LOOP = """
+LOOP_SOURCE = """
 def @loop(%i: int32, %steps: int32, %cache: CACHE, %history: Tensor[(b, w), int32],
           %lengths: Tensor[(b), int32], %states: Tensor[(b), int32], %live: Tensor[(b), bool],
           %rows: Tensor[(b), int32], %tables: Tensor[(b, m), int32],
@@ -90,7 +90,7 @@ def @loop(%i: int32, %steps: int32, %cache: CACHE, %history: Tensor[(b, w), int3
   }
 }
 """
-ENTRY = """
+ENTRY_SOURCE = """
 def @prefill(%state: ref(ANY), %ids: Tensor[(n), int32], %sequences: Tensor[(n), int32],
              %positions: Tensor[(n), int32], %tables: Tensor[(b, m), int32],
              %picks: Tensor[(k), int32], %history: Tensor[(b, w), int32],
@@ -121,7 +121,7 @@ def @decode(%state: ref(ANY), %steps: int32, %history: Tensor[(b, w), int32],
 }
 """
 
-ROUNDS = """
+SPECULATION_SOURCE = """
 def @propose(%i: int32, %count: int32, %cache: DRAFTED, %ids: Tensor[(n), int32],
              %owners: Tensor[(n), int32], %places: Tensor[(n), int32],
              %picks: Tensor[(b), int32], %history: Tensor[(b, w), int32],
@@ -226,7 +226,7 @@ def program(
     entries = [FORWARD, PREFILL, DECODE]
     sizes = cache_shape(config, layout, "p")
     trailing_dims = ", ".join(map(str, sizes[1:]))
-    text = CHOICE + LOOP + ENTRY
+    text = CHOOSE_SOURCE + LOOP_SOURCE + ENTRY_SOURCE
     named = {
         "VOCABULARY": str(config.vocabulary),
         "CACHE": f"Tensor[(p, {trailing_dims}), {layout.dtype}]",
@@ -241,7 +241,7 @@ def program(
             both.update(decoder_part.functions.items())
         module = IRModule(both)
         entries += [DRAFT, SPECULATE]
-        text += ROUNDS
+        text += SPECULATION_SOURCE
         trailing_dims = ", ".join(map(str, cache_shape(draft.config, layout, "p")[1:]))
         named |= {
             "DRAFTED": f"Tensor[(q, {trailing_dims}), {layout.dtype}]",
@@ -250,4 +250,4 @@ def program(
         }
     for name, value in named.items():
         text = text.replace(name, value)
-    return parse(text, "generation", module).with_attr(ENTRIES, tuple(entries))
+    return parse(text, "generation", module).with_attr(ENTRIES_ATTRIBUTE, tuple(entries))

@@ -30,12 +30,12 @@ class Rope:
     interleaved: bool = False
 
 
-LEAST = 1e-30
+MIN_BASE = 1e-30
 """Of the base, which powers divide by."""
 Numbers = NDArray[np.float32]
-Said = Mapping[str, Any]
-Found = tuple[Numbers, float]
-Scaling = Callable[[Numbers, Said, int, float], Found]
+RopeSettings = Mapping[str, Any]
+ScaledRope = tuple[Numbers, float]
+Scaling = Callable[[Numbers, RopeSettings, int, float], ScaledRope]
 """(frequencies, what the configuration says, tokens of the context, base) -> those to turn by, and
 the factor."""
 
@@ -154,11 +154,11 @@ def read_rope(
     by_layers = "full_attention" in settings
     if by_layers:
         settings = _mapping(settings.get("sliding_attention" if is_local else "full_attention"))
-    usual = real(config, "rope_theta", config["rope_theta"], LEAST)
-    usual = real(config, "rotary_emb_base", usual, LEAST)
-    base = real(settings, "rope_theta", usual, LEAST)
+    usual = real(config, "rope_theta", config["rope_theta"], MIN_BASE)
+    usual = real(config, "rotary_emb_base", usual, MIN_BASE)
+    base = real(settings, "rope_theta", usual, MIN_BASE)
     if is_local and not by_layers:
-        base, settings = real(config, "rope_local_base_freq", 10000.0, LEAST), {}
+        base, settings = real(config, "rope_local_base_freq", 10000.0, MIN_BASE), {}
     share = real(settings, "partial_rotary_factor", 1.0 if share is None else share)
     kind = str(settings.get("rope_type", settings.get("type", "default")))
     if kind not in SCALINGS:

@@ -19,19 +19,23 @@ from typing import Any, TypeGuard
 import numpy as np
 from numpy.typing import NDArray
 
-from ekiden.llm.weights import PLAIN, FileBytes, Weight, bytes_of
+from ekiden.llm.weights import PLAIN_DTYPES, FileBytes, Weight, bytes_of
 from ekiden.runtime.cached import cached_property
 from ekiden.runtime.errors import LoadError
 from ekiden.runtime.lazy_dataclass import dataclass
 
 __all__ = ["SafetensorsCheckpoint", "SafetensorsFile", "write_safetensors"]
 
-DTYPES: Mapping[str, str] = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+FORMAT_BY_DTYPE: Mapping[str, str] = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 """dtypes of files -> formats."""
-MOST_HEADER = 100_000_000
+MAX_HEADER_BYTES = 100_000_000
 """Bytes of a header, as the package has it."""
-ONE, INDEX, CONFIG = "model.safetensors", "model.safetensors.index.json", "config.json"
-GENERATION = "generation_config.json"
+SINGLE_FILE, INDEX_FILE, CONFIG_FILE = (
+    "model.safetensors",
+    "model.safetensors.index.json",
+    "config.json",
+)
+GENERATION_FILE = "generation_config.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,14 +75,14 @@ class SafetensorsFile(Mapping[str, Weight]):
     def __getitem__(self, name: str) -> Weight:
         """Return a tensor. Raises KeyError, and LoadError for an unsupported dtype."""
         tensor = self._tensors[name]
-        format = DTYPES.get(tensor.dtype)
+        format = FORMAT_BY_DTYPE.get(tensor.dtype)
         if format is None:
-            supported = ", ".join(DTYPES)
+            supported = ", ".join(FORMAT_BY_DTYPE)
             raise LoadError(
                 f"{self.path}: tensor '{name}': one of {supported} expected, got {tensor.dtype}"
             )
         where = f"{self.path}: tensor '{name}'"
-        size = bytes_of(tensor.shape, PLAIN[format].itemsize, where)
+        size = bytes_of(tensor.shape, PLAIN_DTYPES[format].itemsize, where)
         if size != tensor.end - tensor.begin:
             raise LoadError(
                 f"{where}: {size} bytes expected for shape {list(tensor.shape)} of"
@@ -86,7 +90,9 @@ class SafetensorsFile(Mapping[str, Weight]):
             )
         self._bytes.check()
         raw = self._data[tensor.begin : tensor.end]
-        return Weight(name, format, tensor.shape, raw.view(PLAIN[format]).reshape(tensor.shape))
+        return Weight(
+            name, format, tensor.shape, raw.view(PLAIN_DTYPES[format]).reshape(tensor.shape)
+        )
 
     def check(self) -> None:
         """Raises LoadError if the file has changed since it was opened."""
@@ -98,7 +104,7 @@ def _header(path: Path, data: NDArray[np.uint8]) -> tuple[dict[str, Any], int]:
     if len(data) < 8:
         raise LoadError(f"{path}: no safetensors file: it has fewer than 8 bytes")
     length = int(data[:8].view("<u8")[0])
-    if length > min(MOST_HEADER, len(data) - 8):
+    if length > min(MAX_HEADER_BYTES, len(data) - 8):
         raise LoadError(
             f"{path}: the header: {length} bytes expected, the file has {len(data) - 8} more"
         )
@@ -140,22 +146,22 @@ class SafetensorsCheckpoint(Mapping[str, Weight]):
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
         self._files: dict[str, SafetensorsFile] = {}
-        if (self.path / INDEX).is_file():
+        if (self.path / INDEX_FILE).is_file():
             self._places = self._index()
-        elif (self.path / ONE).is_file():
-            self._places = dict.fromkeys(self._file(ONE), ONE)
+        elif (self.path / SINGLE_FILE).is_file():
+            self._places = dict.fromkeys(self._file(SINGLE_FILE), SINGLE_FILE)
         else:
-            raise LoadError(f"{self.path}: a folder with {ONE} or {INDEX} expected")
+            raise LoadError(f"{self.path}: a folder with {SINGLE_FILE} or {INDEX_FILE} expected")
 
     @cached_property
     def config(self) -> Mapping[str, object]:
         """Return `config.json`, with the end tokens of `generation_config.json` if it exists.
         Raises LoadError.
         """
-        config = self._read(CONFIG)
-        if not (self.path / GENERATION).is_file():
+        config = self._read(CONFIG_FILE)
+        if not (self.path / GENERATION_FILE).is_file():
             return config
-        ends = self._read(GENERATION).get("eos_token_id")
+        ends = self._read(GENERATION_FILE).get("eos_token_id")
         return config if ends is None else {**config, "eos_token_id": ends}
 
     def __iter__(self) -> Iterator[str]:
@@ -168,7 +174,7 @@ class SafetensorsCheckpoint(Mapping[str, Weight]):
         shard = self._places[name]
         file = self._file(shard)
         if name not in file:
-            raise LoadError(f"{file.path}: tensor '{name}': {INDEX} says that it is here")
+            raise LoadError(f"{file.path}: tensor '{name}': {INDEX_FILE} says that it is here")
         return file[name]
 
     def check(self) -> None:
@@ -191,17 +197,17 @@ class SafetensorsCheckpoint(Mapping[str, Weight]):
 
     def _index(self) -> dict[str, str]:
         """Return the file of each tensor. Raises LoadError."""
-        shard_by_tensor = self._read(INDEX).get("weight_map")
+        shard_by_tensor = self._read(INDEX_FILE).get("weight_map")
         if not isinstance(shard_by_tensor, dict) or not all(
             isinstance(p, str) for p in shard_by_tensor.values()
         ):
             raise LoadError(
-                f"{self.path / INDEX}: 'weight_map' with a file for each tensor expected"
+                f"{self.path / INDEX_FILE}: 'weight_map' with a file for each tensor expected"
             )
         for name, shard in shard_by_tensor.items():
             if Path(shard).name != shard:
                 raise LoadError(
-                    f"{self.path / INDEX}: tensor '{name}': a file of the folder expected, got"
+                    f"{self.path / INDEX_FILE}: tensor '{name}': a file of the folder expected, got"
                     f" '{shard}'"
                 )
         return shard_by_tensor
@@ -209,7 +215,7 @@ class SafetensorsCheckpoint(Mapping[str, Weight]):
 
 def write_safetensors(path: str | os.PathLike[str], tensors: Mapping[str, Weight]) -> None:
     """Write plain tensors to a file."""
-    codes = {format: dtype for dtype, format in DTYPES.items()}
+    codes = {format: dtype for dtype, format in FORMAT_BY_DTYPE.items()}
     header: dict[str, object] = {}
     at = 0
     for name, tensor in tensors.items():

@@ -10,7 +10,7 @@ from ekiden.runtime.lazy_dataclass import dataclass
 
 __all__ = ["Sampling"]
 
-MOST = 1e30
+MAX_LOGIT_FACTOR = 1e30
 """Of what multiplies logits, or divides them: products stay numbers in float32."""
 
 
@@ -69,8 +69,8 @@ class Sampling:
     def settings(self) -> tuple[float, ...]:
         """Return the settings as the program takes them (program.SETTINGS)."""
         return (
-            min(self.temperature, MOST), float(self.top_k), self.top_p, self.min_p,
-            min(max(self.repetition_penalty, 1 / MOST), MOST),
+            min(self.temperature, MAX_LOGIT_FACTOR), float(self.top_k), self.top_p, self.min_p,
+            min(max(self.repetition_penalty, 1 / MAX_LOGIT_FACTOR), MAX_LOGIT_FACTOR),
         )  # fmt: skip
 
 

@@ -16,11 +16,11 @@ from ekiden.llm.chat_template import rendered, template_of
 from ekiden.llm.stops import StopFilter
 from ekiden.runtime.errors import EkidenError, InputError, LoadError
 
-__all__ = ["FILE", "Pieces", "Tokenizer", "refused_as"]
+__all__ = ["FILE", "Detokenizer", "Tokenizer", "refused_as"]
 
-BROKEN = "\ufffd"
+REPLACEMENT_CHAR = "\ufffd"
 """What stands for bytes that are no letter yet."""
-CONTEXT = 8
+PROMPT_TAIL = 8
 """Tokens of a prompt on which the look of an answer's first letters may depend."""
 FILE, SETTINGS, TEMPLATE = "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"
 
@@ -125,7 +125,9 @@ def refused_as(kind: type[EkidenError], what: str) -> Iterator[None]:
 
 def _byte_level(name: str) -> bytes:
     """Return the bytes of a token in GPT-2's byte-level alphabet."""
-    return b"".join(bytes([LETTERS[c]]) if c in LETTERS else c.encode() for c in name)
+    return b"".join(
+        bytes([BYTE_LEVEL_CHARS[c]]) if c in BYTE_LEVEL_CHARS else c.encode() for c in name
+    )
 
 
 def _plain_bytes(name: str) -> bytes:
@@ -144,7 +146,7 @@ def _letters() -> dict[str, int]:
     return {chr(b): b for b in shown} | {chr(256 + n): b for n, b in enumerate(unprintable)}
 
 
-LETTERS = _letters()
+BYTE_LEVEL_CHARS = _letters()
 
 
 def _settings(folder: Path) -> dict[str, Any]:
@@ -164,15 +166,15 @@ def _end_of(tokenizer: Tokenizer | None, prompt: Sequence[int]) -> list[int]:
     """Return the last tokens of a prompt, starting at a character boundary: a byte decoder shows
     nothing after half a character.
     """
-    count = CONTEXT
+    count = PROMPT_TAIL
     while tokenizer is not None and count < len(prompt):
-        if not tokenizer.decode(prompt[-count:]).startswith(BROKEN):
+        if not tokenizer.decode(prompt[-count:]).startswith(REPLACEMENT_CHAR):
             break
         count *= 2
     return list(prompt[-count:])
 
 
-class Pieces:
+class Detokenizer:
     """An answer as text while it is generated. Tokens may be parts of characters, and a character's
     form may depend on those before it: a piece is what decoding the last tokens adds. What may
     be th Tokens are parts of letters, and what a letter looks like may depend on those before
@@ -205,10 +207,12 @@ class Pieces:
             return ""
         before = self._tokenizer.decode(self._tokens[self._begin : self._end])
         after = self._tokenizer.decode(self._tokens[self._begin :])
-        if is_last and after.endswith(BROKEN):  # a decoder of bytes may break those before it too
+        if is_last and after.endswith(
+            REPLACEMENT_CHAR
+        ):  # a decoder of bytes may break those before it too
             remainder = self._tokenizer.decode(self._tokens[self._end :])
-            return remainder.rstrip(BROKEN) + BROKEN if remainder else ""
-        if len(after) <= len(before) or after.endswith(BROKEN):
+            return remainder.rstrip(REPLACEMENT_CHAR) + REPLACEMENT_CHAR if remainder else ""
+        if len(after) <= len(before) or after.endswith(REPLACEMENT_CHAR):
             return ""
         self._begin, self._end = self._end, len(self._tokens)
         return after[len(before) :]

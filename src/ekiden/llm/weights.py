@@ -11,14 +11,14 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from ekiden.runtime.artifact.mapped import Files, read_whole
+from ekiden.runtime.artifact.mapped_files import MappedFiles, read_whole
 from ekiden.runtime.errors import LoadError
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.topi.nn.block_formats import BLOCK_FORMATS
 
-__all__ = ["PLAIN", "Checkpoint", "FileBytes", "OfFiles", "Weight", "bytes_of"]
+__all__ = ["PLAIN_DTYPES", "Checkpoint", "FileBacked", "FileBytes", "Weight", "bytes_of"]
 
-PLAIN: Mapping[str, np.dtype[Any]] = {
+PLAIN_DTYPES: Mapping[str, np.dtype[Any]] = {
     "float32": np.dtype("<f4"),
     "float16": np.dtype("<f2"),
     "bfloat16": np.dtype(ml_dtypes.bfloat16),
@@ -26,7 +26,7 @@ PLAIN: Mapping[str, np.dtype[Any]] = {
 """Formats of plain numbers."""
 
 
-MOST_NUMBERS = 1 << 48
+MAX_ELEMENTS = 1 << 48
 """In a tensor, of which one axis may be empty: what NumPy can say the shape of, in any format."""
 
 
@@ -35,8 +35,8 @@ def bytes_of(shape: Sequence[int], size: int, where: str) -> int:
     `where`, for an impossible shape.
     """
     count = math.prod(max(extent, 1) for extent in shape)
-    if count > MOST_NUMBERS:
-        raise LoadError(f"{where}: shape {tuple(shape)}: at most {MOST_NUMBERS} elements expected")
+    if count > MAX_ELEMENTS:
+        raise LoadError(f"{where}: shape {tuple(shape)}: at most {MAX_ELEMENTS} elements expected")
     return 0 if 0 in shape else count * size
 
 
@@ -57,7 +57,7 @@ class Weight:
 
     def values(self) -> NDArray[np.float32]:
         """Return its numbers as float32, decoding blocks."""
-        if self.format in PLAIN:
+        if self.format in PLAIN_DTYPES:
             return np.asarray(self.data, np.float32)
         return BLOCK_FORMATS[self.format].decode(self.data).reshape(self.shape)
 
@@ -66,11 +66,13 @@ class Weight:
         """Encode numbers in a format. Raises ValueError for an unknown format, or rows that are no
         whole number of its blocks.
         """
-        if format in PLAIN:
-            return Weight(name, format, values.shape, np.ascontiguousarray(values, PLAIN[format]))
+        if format in PLAIN_DTYPES:
+            return Weight(
+                name, format, values.shape, np.ascontiguousarray(values, PLAIN_DTYPES[format])
+            )
         row = BLOCK_FORMATS.get(format)
         if row is None:
-            known_formats = ", ".join((*PLAIN, *BLOCK_FORMATS))
+            known_formats = ", ".join((*PLAIN_DTYPES, *BLOCK_FORMATS))
             raise ValueError(f"'{name}': one of {known_formats} expected as format, got '{format}'")
         return Weight(name, format, values.shape, row.encode(np.asarray(values, np.float32)))
 
@@ -84,7 +86,7 @@ class FileBytes:
     """
 
     def __init__(self, path: Path, kind: str) -> None:
-        self._path, self._files = path, Files()
+        self._path, self._files = path, MappedFiles()
         try:
             if path.stat().st_size == 0:
                 raise LoadError(f"{path}: no {kind} file: it is empty")
@@ -120,7 +122,7 @@ class Checkpoint(Protocol):
 
 
 @runtime_checkable
-class OfFiles(Protocol):
+class FileBacked(Protocol):
     """A checkpoint that reads tensors from files on demand."""
 
     def check(self) -> None:

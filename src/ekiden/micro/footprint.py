@@ -19,9 +19,9 @@ from ekiden.micro.stack import Calls
 from ekiden.micro.templates import C_FLAGS, FPUS
 from ekiden.runtime.errors import ExportError
 from ekiden.runtime.lazy_dataclass import dataclass
-from ekiden.target.triple import MICRO
+from ekiden.target.triple import MICROCONTROLLER_ARCHES
 
-NOBITS, ALLOCATED, WRITABLE = 8, 2, 1
+SHT_NOBITS, SHF_ALLOC, SHF_WRITE = 8, 2, 1
 """Of sections in ELF: a kind without content, and flags."""
 
 
@@ -96,7 +96,10 @@ def footprint(program: MicroProgram, cc: str | None = None, cflags: str = "-O2")
         link = ["-nostdlib", "-r", "-Wl,--gc-sections", f"-Wl,-e,{entry}", f"-Wl,-u,{entry}"]
         _run([*words, *link, *objects, "-o", str(linked)])
         graph = Calls.read([source.with_suffix(".ci") for source in sources])
-        if words[0].endswith("gcc") and program.module.target.triple.partition("-")[0] in MICRO:
+        if (
+            words[0].endswith("gcc")
+            and program.module.target.triple.partition("-")[0] in MICROCONTROLLER_ARCHES
+        ):
             graph = graph.with_library(disassembled([*words, *objects, f"-Wl,-e,{entry}"]))
         stack, calls = graph.most("run_arrays")
         return _sums(sections(linked.read_bytes()), stack, calls)
@@ -105,7 +108,7 @@ def footprint(program: MicroProgram, cc: str | None = None, cflags: str = "-O2")
 def _compiler(program: MicroProgram, cc: str | None) -> list[str]:
     """Return the compiler command for a program's target. Raises ExportError."""
     target = program.module.target
-    is_board = target.triple.partition("-")[0] in MICRO
+    is_board = target.triple.partition("-")[0] in MICROCONTROLLER_ARCHES
     words = (cc or ("arm-none-eabi-gcc" if is_board else "cc")).split()
     if shutil.which(words[0]) is None:
         hint = ": apt install gcc-arm-none-eabi libnewlib-arm-none-eabi" if is_board else ""
@@ -128,9 +131,9 @@ def _sums(elf_sections: list[Section], stack: int, calls: tuple[str, ...]) -> Fo
     """Sum the sizes of sections by kind."""
     code = constants = tables = workspace = 0
     for section in elf_sections:
-        if not section.flags & ALLOCATED:
+        if not section.flags & SHF_ALLOC:
             continue
-        if section.kind == NOBITS or section.flags & WRITABLE:
+        if section.kind == SHT_NOBITS or section.flags & SHF_WRITE:
             workspace += section.size
         elif section.name.startswith(".text"):
             code += section.size

@@ -20,14 +20,14 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from ekiden.compiler.export.micro import MicroProgram
-from ekiden.compiler.export.model_library import VERSION, library_files
-from ekiden.micro.footprint import ALLOCATED, NOBITS, WRITABLE, sections
+from ekiden.compiler.export.model_library import MLF_VERSION, library_files
+from ekiden.micro.footprint import SHF_ALLOC, SHF_WRITE, SHT_NOBITS, sections
 from ekiden.micro.templates import (
     C_FLAGS,
-    CONFIG,
+    CONFIG_HEADER,
     FPUS,
+    LINKER_SCRIPT,
     MAKEFILE,
-    SCRIPT,
     TEMPLATES,
     Region,
     Template,
@@ -280,7 +280,7 @@ def _about(files: Mapping[str, bytes], library: object) -> _Library:
     try:
         metadata = json.loads(files["metadata.json"])
         (about,) = metadata["modules"].values()
-        if metadata["version"] != VERSION:
+        if metadata["version"] != MLF_VERSION:
             raise ValueError(f"version {metadata['version']!r:.80}")
         name = _identifier(about["model_name"])
         if f"codegen/host/include/ekiden_{name}.h" not in files:
@@ -297,7 +297,8 @@ def _about(files: Mapping[str, bytes], library: object) -> _Library:
         )
     except (KeyError, ValueError, TypeError, AttributeError, RecursionError) as error:
         raise LoadError(
-            f"read '{library}': a model library of version {VERSION} that Ekiden wrote expected, "
+            f"read '{library}': a model library of version {MLF_VERSION} that Ekiden wrote "
+            "expected, "
             f"with one model: {error!r:.200}"
         ) from error
 
@@ -339,7 +340,7 @@ def _script(regions: Mapping[str, Region], stack: int) -> str:
     if "constants" in regions:
         row, alias = regions["constants"], ""
         constants = f"constants (r) : ORIGIN = {row.origin:#x}, LENGTH = {row.length:#x}"
-    return SCRIPT.format(
+    return LINKER_SCRIPT.format(
         stack=stack, flash=regions["flash"], ram=regions["ram"], constants=constants, alias=alias
     )
 
@@ -356,7 +357,7 @@ def _config(about: _Library, options: Options) -> str:
         pool_pointers = ", ".join(f"ek_pool_{name}" for name in about.pools)
         pools += f"static void *const ek_pools[] = {{{pool_pointers}}};\n"
         table = "ek_pools"
-    return CONFIG.format(
+    return CONFIG_HEADER.format(
         name=about.name,
         pools=pools,
         pool_table=table,
@@ -400,9 +401,9 @@ def _sizes(elf: bytes, text: str) -> Sizes:
     """Sum the sections of a program, and the model's in the linker map."""
     flash = ram = 0
     for elf_section in sections(elf):
-        if elf_section.flags & ALLOCATED:
-            flash += elf_section.size if elf_section.kind != NOBITS else 0
-            ram += elf_section.size if elf_section.flags & WRITABLE else 0
+        if elf_section.flags & SHF_ALLOC:
+            flash += elf_section.size if elf_section.kind != SHT_NOBITS else 0
+            ram += elf_section.size if elf_section.flags & SHF_WRITE else 0
     linked_map = text.partition("\nLinker script and memory map")[
         2
     ]  # before it stands what is left out

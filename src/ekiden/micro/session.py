@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike
 
 from ekiden.rpc.channel import Channel, Stream
 from ekiden.rpc.client import RPCSession, open_session
-from ekiden.rpc.far import RemoteModule, RemoteTensor
+from ekiden.rpc.remote import RemoteModule, RemoteTensor
 from ekiden.runtime import BenchmarkResult, Tensor
 from ekiden.runtime.errors import InputError
 

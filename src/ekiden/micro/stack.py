@@ -15,9 +15,9 @@ from ekiden.runtime.lazy_dataclass import dataclass
 
 _REGISTERS = re.compile(r"\{([^}]*)\}")
 _PUSH = re.compile(r"\t(v?push|stmdb(?:\.w)?\tsp!,)")
-_LOWER = re.compile(r"\tsub(?:w|\.w)?\tsp, (?:sp, )?#(\d+)|\[sp, #-(\d+)\]!")
+_STACK_DECREMENT = re.compile(r"\tsub(?:w|\.w)?\tsp, (?:sp, )?#(\d+)|\[sp, #-(\d+)\]!")
 _CALL = re.compile(r"\t(?:bl|b|b\.w|b\.n)\t[0-9a-f]+ <([\w.$]+)>")
-_UNKNOWN = re.compile(r"\tblx\tr|\t(?:mov|sub|add)[\w.]*\tsp, (?:sp, )?r")
+_UNBOUNDED = re.compile(r"\tblx\tr|\t(?:mov|sub|add)[\w.]*\tsp, (?:sp, )?r")
 """Calls of what a register says, and stacks that grow by it."""
 
 
@@ -88,13 +88,13 @@ def _taken(body: str) -> int | None:
     """Return an upper bound on a function's stack usage from its instructions, as if all of them
     executed; None if it depends on a register, as does an indirect call.
     """
-    if _UNKNOWN.search(body):
+    if _UNBOUNDED.search(body):
         return None
     total = 0
     for line in body.splitlines():
         if _PUSH.search(line) and (registers := _REGISTERS.search(line)):
             total += sum(_bytes_of(register.strip()) for register in registers.group(1).split(","))
-        elif lower := _LOWER.search(line):
+        elif lower := _STACK_DECREMENT.search(line):
             total += int(lower.group(1) or lower.group(2))
     return total
 

@@ -7,9 +7,9 @@ from dataclasses import field
 
 from ekiden.runtime.lazy_dataclass import dataclass
 
-START = "ek_micro_start.c"
-SERVER = ("ek_micro_rpc.c", "ek_micro_rpc.h", "ek_rpc_table.h")
-BOARD = ("ek_micro_board.h",)
+START_SOURCE = "ek_micro_start.c"
+SERVER_SOURCES = ("ek_micro_rpc.c", "ek_micro_rpc.h", "ek_rpc_table.h")
+BOARD_SOURCES = ("ek_micro_board.h",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,13 +60,13 @@ TEMPLATES: dict[str, Template] = {
         Template(
             "host",
             "this machine: a program that serves sessions by its standard input and output",
-            ("ek_micro_host.c", *SERVER),
+            ("ek_micro_host.c", *SERVER_SOURCES),
             cc="cc",
         ),
         Template(
             "qemu-mps2-an500",
             "Arm's board with a Cortex-M7, in QEMU: sessions over its UART",
-            (START, "ek_micro_mps.c", *SERVER, *BOARD),
+            (START_SOURCE, "ek_micro_mps.c", *SERVER_SOURCES, *BOARD_SOURCES),
             machine=f"-mcpu=cortex-m7 -mfpu=fpv5-d16 {_FPU}",
             flags="-DEK_BOARD_MPS2_AN500 -DEK_SEMIHOSTING",
             memories={"flash": Region(0, 4 << 20), "ram": Region(0x20000000, 4 << 20)},
@@ -75,7 +75,7 @@ TEMPLATES: dict[str, Template] = {
         Template(
             "qemu-mps3-an547",
             "Arm's board with a Cortex-M55, in QEMU: sessions over its UART",
-            (START, "ek_micro_mps.c", *SERVER, *BOARD),
+            (START_SOURCE, "ek_micro_mps.c", *SERVER_SOURCES, *BOARD_SOURCES),
             machine=f"-mcpu=cortex-m55 {_FPU}",
             flags="-DEK_BOARD_MPS3_AN547 -DEK_SEMIHOSTING",
             memories={
@@ -88,7 +88,7 @@ TEMPLATES: dict[str, Template] = {
         Template(
             "bare",
             "a Cortex-M of your own: start-up code, a linker's script, a Makefile, your main",
-            (START, "ek_micro_bare.c", "ek_micro_rpc.h", *BOARD),
+            (START_SOURCE, "ek_micro_bare.c", "ek_micro_rpc.h", *BOARD_SOURCES),
             machine="-mcpu={cpu} {fpu}",
             memories={"flash": Region(0, 1 << 20), "ram": Region(0x20000000, 256 << 10)},
             serves=False,
@@ -128,7 +128,7 @@ build/%.o: %.c $(wildcard src/*.h) $(wildcard model/codegen/host/include/*.h)
 clean:
 \trm -rf build
 """
-SCRIPT = """\
+LINKER_SCRIPT = """\
 /* Where things lie on the board. */
 ENTRY(ek_reset)
 MEMORY {{
@@ -170,7 +170,7 @@ SECTIONS {{
   ASSERT(end + {stack:#x} <= ek_stack_top, "there is no room for the stack")
 }}
 """
-CONFIG = """\
+CONFIG_HEADER = """\
 /* Which model the program has, and the memory that it gives it. Made with the project. */
 #ifndef EK_MICRO_CONFIG_H_
 #define EK_MICRO_CONFIG_H_
@@ -188,4 +188,4 @@ static uint8_t ek_heap[{heap}] __attribute__((aligned(16), section(".bss.noinit.
 #endif /* EK_MICRO_CONFIG_H_ */
 """
 
-__all__ = ["CONFIG", "FPUS", "MAKEFILE", "SCRIPT", "TEMPLATES", "Region", "Template"]
+__all__ = ["CONFIG_HEADER", "FPUS", "LINKER_SCRIPT", "MAKEFILE", "TEMPLATES", "Region", "Template"]

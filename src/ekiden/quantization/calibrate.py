@@ -19,18 +19,18 @@ from ekiden.quantization.ranges import Histogram
 from ekiden.runtime.errors import InputError
 from ekiden.runtime.lazy_dataclass import dataclass
 
-__all__ = ["Compile", "Feeds", "Observed", "observe", "read_feeds", "tensors_of"]
+__all__ = ["Feeds", "ModelCompiler", "TensorStats", "observe", "read_feeds", "tensors_of"]
 
-ROWS = 32
+MAX_BATCH = 32
 """The most samples of a run, where the model takes any number."""
 Feeds = Sequence[Mapping[str, Array]]
 """Inputs of runs, by name."""
-Compile = Callable[[onnx.ModelProto], Callable[[Mapping[str, Array]], Sequence[Array]]]
+ModelCompiler = Callable[[onnx.ModelProto], Callable[[Mapping[str, Array]], Sequence[Array]]]
 """From a model to what runs it: inputs by name to outputs in order."""
 
 
 @dataclass(slots=True)
-class Observed:
+class TensorStats:
     """Statistics of a tensor over the calibration data."""
 
     seen: Histogram
@@ -55,7 +55,7 @@ def read_feeds(model: onnx.ModelProto, data: object) -> list[dict[str, Array]]:
     if isinstance(data, np.ndarray) and len(ports) == 1:
         data = {next(iter(ports)): data}
     if isinstance(data, Mapping):
-        return _cut(ports, _feed(ports, data))
+        return _split_samples(ports, _feed(ports, data))
     if not isinstance(data, Iterable):
         raise InputError("calibrate: arrays by the names of the inputs expected")
     feeds = [_feed(ports, run) for run in data]
@@ -64,7 +64,7 @@ def read_feeds(model: onnx.ModelProto, data: object) -> list[dict[str, Array]]:
     return feeds
 
 
-def _cut(
+def _split_samples(
     ports: Mapping[str, onnx.ValueInfoProto], arrays: dict[str, Array]
 ) -> list[dict[str, Array]]:
     """Split samples into runs; a single run if the inputs' first dimensions differ."""
@@ -75,7 +75,7 @@ def _cut(
     count = next(iter(sizes))[0]
     if len(fixed) != 1:
         return [arrays]
-    step = next(iter(fixed)) or min(count, ROWS)
+    step = next(iter(fixed)) or min(count, MAX_BATCH)
     if count % step and next(iter(fixed)):
         raise InputError(f"calibrate: the model takes {step} samples a run, there are {count}")
     return [
@@ -118,8 +118,8 @@ def with_outputs(model: onnx.ModelProto, names: Iterable[str]) -> onnx.ModelProt
 
 
 def observe(
-    model: onnx.ModelProto, tensors: Mapping[str, int], feeds: Feeds, compile: Compile
-) -> dict[str, Observed]:
+    model: onnx.ModelProto, tensors: Mapping[str, int], feeds: Feeds, compile: ModelCompiler
+) -> dict[str, TensorStats]:
     """Collect statistics of tensors over all runs.
     Args:
         model: The float model.
@@ -131,11 +131,11 @@ def observe(
     inputs = {i.name for i in model.graph.input}
     computed = [name for name in tensors if name not in inputs]
     run = compile(with_outputs(model, computed)) if computed else None
-    stats: dict[str, Observed] = {}
+    stats: dict[str, TensorStats] = {}
     counts: dict[str, int] = {}
     for values in _values(run, computed, tensors, feeds):
         for name, value in values.items():
-            _look(stats, counts, name, value, tensors[name])
+            _update_stats(stats, counts, name, value, tensors[name])
     for values in _values(run, computed, tensors, feeds):
         for name, value in values.items():
             stats[name].seen.add(value)
@@ -143,7 +143,7 @@ def observe(
 
 
 def tensors_of(
-    model: onnx.ModelProto, names: Set[str], feeds: Feeds, compile: Compile
+    model: onnx.ModelProto, names: Set[str], feeds: Feeds, compile: ModelCompiler
 ) -> Iterator[dict[str, Array]]:
     """Yield the named tensors of a model for each run."""
     inputs = {i.name for i in model.graph.input}
@@ -164,8 +164,8 @@ def _values(
         yield inputs | (dict(zip(computed, run(feed), strict=True)) if run is not None else {})
 
 
-def _look(
-    stats: dict[str, Observed], counts: dict[str, int], name: str, value: Array, axis: int
+def _update_stats(
+    stats: dict[str, TensorStats], counts: dict[str, int], name: str, value: Array, axis: int
 ) -> None:
     """Update the statistics of a tensor, all but its histogram. Raises InputError for values that
     are not finite.
@@ -177,7 +177,7 @@ def _look(
     low, high = float(value.min()), float(value.max())
     before = stats.get(name)
     if before is None:
-        stats[name] = Observed(Histogram(low, high), largest, total / len(flat), value)
+        stats[name] = TensorStats(Histogram(low, high), largest, total / len(flat), value)
         counts[name] = len(flat)
         return
     before.seen.low, before.seen.high = min(before.seen.low, low), max(before.seen.high, high)

@@ -13,19 +13,19 @@ import numpy as np
 import onnx
 
 from ekiden.ir.op import Array
-from ekiden.quantization.calibrate import Compile, Feeds, Observed, tensors_of
+from ekiden.quantization.calibrate import Feeds, ModelCompiler, TensorStats, tensors_of
 from ekiden.quantization.layers import Layer, attributes
 from ekiden.runtime.errors import InputError
 
 __all__ = ["add_grams", "rows_of"]
 
-WINDOWS = 4096
+MAX_WINDOWS = 4096
 """The most windows of a convolution that one run adds, taken evenly."""
 
 
 def add_grams(
-    model: onnx.ModelProto, layers: Sequence[Layer], feeds: Feeds, compile: Compile,
-    stats: Mapping[str, Observed],
+    model: onnx.ModelProto, layers: Sequence[Layer], feeds: Feeds, compile: ModelCompiler,
+    stats: Mapping[str, TensorStats],
 ) -> None:  # fmt: skip
     """Accumulate the Gram matrix of each layer's input in the statistics of its data tensor, by the
     layer's name.
@@ -75,7 +75,7 @@ def _windows(layer: Layer, data: Array) -> Array:
     patches = patches.reshape(batch, groups, channels // groups, *sizes, *kernel)
     order = (1, 0, *range(3, 3 + count), 2, *range(3 + count, 3 + 2 * count))
     rows = patches.transpose(order).reshape(groups, -1, layer.weight[0].size)
-    step = max(1, rows.shape[1] // WINDOWS)
+    step = max(1, rows.shape[1] // MAX_WINDOWS)
     return rows[:, ::step]
 
 

@@ -17,17 +17,17 @@ import numpy as np
 import onnx
 
 from ekiden.ir.op import Array
-from ekiden.quantization.calibrate import Compile, Feeds, Observed
+from ekiden.quantization.calibrate import Feeds, ModelCompiler, TensorStats
 from ekiden.quantization.layers import Layer
 from ekiden.quantization.plan import KINDS, LayerPlan, QuantPlan, Recipe
 from ekiden.quantization.rewrite import alone, beside, rewrite
-from ekiden.runtime.profile.timing import least_in_turns
+from ekiden.runtime.profile.timing import min_times_interleaved
 
-__all__ = ["first_plan", "judged", "signal_to_noise", "timed_whole"]
+__all__ = ["first_plan", "measure_plan", "signal_to_noise", "timed_whole"]
 
-MEASURED = 0.02
+MIN_TIMING_S = 0.02
 """Seconds that the runs of a layer take with each, at least, to be timed."""
-ROWS = 64
+MAX_TIMED_ROWS = 64
 """The most of a layer's inputs to time it on."""
 
 
@@ -66,13 +66,13 @@ def first_plan(layers: Sequence[Layer], recipe: Recipe) -> QuantPlan:
     return QuantPlan(recipe, tuple(rows))
 
 
-def judged(
+def measure_plan(
     model: onnx.ModelProto,
     layers: Sequence[Layer],
     plan: QuantPlan,
-    stats: Mapping[str, Observed],
+    stats: Mapping[str, TensorStats],
     feeds: Feeds,
-    compile: Compile,
+    compile: ModelCompiler,
 ) -> QuantPlan:
     """Return the plan updated by measurements: a layer whose error is too large, or that is not
     faster where that is required, stays in floats.
@@ -95,9 +95,9 @@ def _ratios(
     model: onnx.ModelProto,
     layers: Sequence[Layer],
     plan: QuantPlan,
-    stats: Mapping[str, Observed],
+    stats: Mapping[str, TensorStats],
     feeds: Feeds,
-    compile: Compile,
+    compile: ModelCompiler,
 ) -> dict[str, float]:
     """Return the signal-to-noise ratio of each layer's own result, with unquantized inputs."""
     compared_model, rows = beside(model, layers, plan, stats)
@@ -120,25 +120,29 @@ def timed_whole(
     quantised_model: onnx.ModelProto,
     plan: QuantPlan,
     feeds: Feeds,
-    compile: Compile,
+    compile: ModelCompiler,
 ) -> QuantPlan:
     """Return the plan with the times of both whole models: a layer that is faster by itself may
     still have to quantize or repack its neighbours' results.
     """
     runs = [partial(compile(candidate), feeds[0]) for candidate in (model, quantised_model)]
-    before, after = least_in_turns(runs, MEASURED)
+    before, after = min_times_interleaved(runs, MIN_TIMING_S)
     return plan.measured(before * 1e6, after * 1e6)
 
 
 def _timed(
-    layer: Layer, row: LayerPlan, recipe: Recipe, stats: Mapping[str, Observed], compile: Compile
+    layer: Layer,
+    row: LayerPlan,
+    recipe: Recipe,
+    stats: Mapping[str, TensorStats],
+    compile: ModelCompiler,
 ) -> LayerPlan:
     """Time a layer by itself, including the quantization of its input."""
-    data = stats[layer.data].sample[:ROWS]
+    data = stats[layer.data].sample[:MAX_TIMED_ROWS]
     floats = alone(layer, data)
     plan = QuantPlan(recipe, (row,))
     runs = [compile(candidate) for candidate in (floats, rewrite(floats, [layer], plan, stats))]
     feed = {layer.data: data}
-    before, after = least_in_turns([partial(run, feed) for run in runs], MEASURED)
+    before, after = min_times_interleaved([partial(run, feed) for run in runs], MIN_TIMING_S)
     timed_row = replace(row, float_us=before * 1e6, quantised_us=after * 1e6)
     return timed_row if after < before else timed_row.left_alone("not faster")

@@ -29,12 +29,14 @@ class Kind:
 
 
 # fmt: off
-_PRODUCTS = ("Conv", "Gemm", "MatMul")
+_PRODUCT_OPERATORS = ("Conv", "Gemm", "MatMul")
 KINDS = {row.name: row for row in (
     #    name       activation  bits     operators           meaning
-    Kind("static",  "data",     (8,),    _PRODUCTS,          "ranges from calibration data"),
+    Kind("static",  "data",     (8,),    _PRODUCT_OPERATORS,
+         "ranges from calibration data"),
     Kind("dynamic", "run",      (8,),    ("Gemm", "MatMul"), "ranges of each run's own inputs"),
-    Kind("weight",  "",         (8, 4),  _PRODUCTS,          "weights alone; inputs stay floats"),
+    Kind("weight",  "",         (8, 4),  _PRODUCT_OPERATORS,
+         "weights alone; inputs stay floats"),
 )}
 # fmt: on
 
@@ -209,8 +211,8 @@ class QuantPlan:
 
     def __str__(self) -> str:
         """Format the plan as a table."""
-        rows = [_HEADS, *self._rows()]
-        widths = [max(len(row[at]) for row in rows) for at in range(len(_HEADS))]
+        rows = [_COLUMN_NAMES, *self._rows()]
+        widths = [max(len(row[at]) for row in rows) for at in range(len(_COLUMN_NAMES))]
         lines = ("  ".join(t.ljust(w) for t, w in zip(row, widths, strict=True)) for row in rows)
         count = sum(row_plan.kind != "float" for row_plan in self.layers)
         last = f"{count} of {len(self.layers)} layers quantised"
@@ -221,10 +223,10 @@ class QuantPlan:
         return "\n".join([*(line.rstrip() for line in lines), last])
 
     def _repr_html_(self) -> str:
-        return table(_HEADS, self._rows(), "")
+        return table(_COLUMN_NAMES, self._rows(), "")
 
 
-_HEADS = ("layer", "operator", "kind", "snr dB", "float us", "quantised us", "why")
+_COLUMN_NAMES = ("layer", "operator", "kind", "snr dB", "float us", "quantised us", "why")
 
 
 def _number(value: float | None) -> str:

@@ -19,14 +19,14 @@ __all__ = ["METHODS", "Histogram", "Method", "scale_and_point"]
 
 BINS = 2048
 LEVELS = 256
-CUTS = 96
+SEARCH_STEPS = 96
 """Ranges that a search tries."""
-OF_BIN = 64
+MIN_BIN_COUNT = 64
 """Values in a bin on average, where distributions are compared."""
-ATOM = 4
+ATOM_FACTOR = 4
 """How many times as many values as in the bins around it, half of them at least, a bin has that
 stands for one value."""
-MIDDLE = 0.9999
+KEPT_SHARE = 0.9999
 """The share of values that the method "percentile" keeps."""
 
 
@@ -59,8 +59,8 @@ def _minmax(histogram: Histogram) -> tuple[float, float]:
 def _percentile(histogram: Histogram) -> tuple[float, float]:
     """Return the range that keeps the middle share of values."""
     share = np.cumsum(histogram.counts) / max(histogram.counts.sum(), 1.0)
-    first = int(np.searchsorted(share, (1.0 - MIDDLE) / 2))
-    last = int(np.searchsorted(share, 1.0 - (1.0 - MIDDLE) / 2))
+    first = int(np.searchsorted(share, (1.0 - KEPT_SHARE) / 2))
+    last = int(np.searchsorted(share, 1.0 - (1.0 - KEPT_SHARE) / 2))
     width = (histogram.high - histogram.low) / BINS
     return histogram.low + width * first, histogram.low + width * (min(last, BINS - 1) + 1)
 
@@ -72,7 +72,7 @@ def _search(loss: Callable[[Histogram, float, float], float]) -> Callable[..., t
         """Return (low, high) of the fraction of the range with the least loss, of SEARCH_STEPS from
         all of it to a tenth.
         """
-        shares = np.linspace(1.0, 0.1, CUTS)
+        shares = np.linspace(1.0, 0.1, SEARCH_STEPS)
         losses = [
             loss(histogram, histogram.low * share, histogram.high * share) for share in shares
         ]
@@ -98,7 +98,7 @@ def _divergence(histogram: Histogram, low: float, high: float) -> float:
     many elements, such as the exact 0 of Relu, are ignored.
     """
     merged = BINS
-    while merged > LEVELS and histogram.counts.sum() < merged * OF_BIN:
+    while merged > LEVELS and histogram.counts.sum() < merged * MIN_BIN_COUNT:
         merged //= 2
     counts = _without_atoms(histogram.counts.reshape(merged, -1).sum(axis=1))
     x = histogram.centres.reshape(merged, -1).mean(axis=1)
@@ -127,7 +127,7 @@ def _without_atoms(counts: Array) -> Array:
     near = BINS // LEVELS
     around = np.lib.stride_tricks.sliding_window_view(np.pad(counts, near, "edge"), 2 * near + 1)
     usual = np.median(around, axis=1)
-    return np.asarray(np.where(usual > 0, np.minimum(counts, ATOM * usual), counts))
+    return np.asarray(np.where(usual > 0, np.minimum(counts, ATOM_FACTOR * usual), counts))
 
 
 @dataclass(frozen=True, slots=True)

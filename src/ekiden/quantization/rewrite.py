@@ -12,7 +12,7 @@ from onnx import helper, numpy_helper, version_converter
 
 from ekiden.frontend.onnx.load import names_read, sorted_nodes, subgraphs
 from ekiden.ir.op import Array
-from ekiden.quantization.calibrate import Observed
+from ekiden.quantization.calibrate import TensorStats
 from ekiden.quantization.layers import Layer
 from ekiden.quantization.plan import QuantPlan, Recipe
 from ekiden.quantization.ranges import METHODS, scale_and_point
@@ -21,7 +21,7 @@ from ekiden.runtime.errors import InputError
 
 __all__ = ["beside", "rewrite", "smoothed", "upgraded"]
 
-OPSET, OPSET_BLOCKS = 13, 21
+PER_CHANNEL_OPSET, BLOCKED_OPSET = 13, 21
 """The first with a scale for each channel, and the first with blocks and 4 bits."""
 
 
@@ -29,7 +29,7 @@ def upgraded(model: onnx.ModelProto, recipe: Recipe) -> onnx.ModelProto:
     """Return the model at an opset that supports the recipe. Raises InputError if ONNX cannot
     convert it.
     """
-    needed = OPSET_BLOCKS if bool(recipe.group) != (recipe.bits == 4) else OPSET
+    needed = BLOCKED_OPSET if bool(recipe.group) != (recipe.bits == 4) else PER_CHANNEL_OPSET
     has = next(
         (opset.version for opset in model.opset_import if opset.domain in ("", "ai.onnx")), 1
     )
@@ -41,7 +41,7 @@ def upgraded(model: onnx.ModelProto, recipe: Recipe) -> onnx.ModelProto:
         except Exception as error:  # of ONNX, of any class
             reason = str(error).partition("\n")[0]
             raise InputError(f"quantize: opset {has} cannot become {needed}: {reason}") from None
-    converted.ir_version = max(converted.ir_version, 10 if needed == OPSET_BLOCKS else 7)
+    converted.ir_version = max(converted.ir_version, 10 if needed == BLOCKED_OPSET else 7)
     return converted
 
 
@@ -49,7 +49,7 @@ def rewrite(
     model: onnx.ModelProto,
     layers: Sequence[Layer],
     plan: QuantPlan,
-    stats: Mapping[str, Observed],
+    stats: Mapping[str, TensorStats],
 ) -> onnx.ModelProto:
     """Return the model with the planned layers quantized."""
     return _Writer(model, layers, plan, stats).whole()
@@ -59,7 +59,7 @@ def beside(
     model: onnx.ModelProto,
     layers: Sequence[Layer],
     plan: QuantPlan,
-    stats: Mapping[str, Observed],
+    stats: Mapping[str, TensorStats],
 ) -> tuple[onnx.ModelProto, list[tuple[str, str, str]]]:
     """Return the float model with a quantized copy beside each planned layer, on the same inputs,
     and for each layer its name, its float result and its quantized result, which are the
@@ -76,7 +76,7 @@ class _Writer:
         model: onnx.ModelProto,
         layers: Sequence[Layer],
         plan: QuantPlan,
-        stats: Mapping[str, Observed],
+        stats: Mapping[str, TensorStats],
     ) -> None:
         self._made = onnx.ModelProto()
         self._made.CopyFrom(model)
@@ -300,7 +300,7 @@ def _all_names(graph: onnx.GraphProto) -> set[str]:
     return names
 
 
-def smooth_factor(layer: Layer, stats: Observed, recipe: Recipe) -> Array:
+def smooth_factor(layer: Layer, stats: TensorStats, recipe: Recipe) -> Array:
     """Return s for each channel: max |x| ** alpha / max |w| ** (1 - alpha) (SmoothQuant),
     or AWQ's.
     """
@@ -313,7 +313,10 @@ def smooth_factor(layer: Layer, stats: Observed, recipe: Recipe) -> Array:
 
 
 def smoothed(
-    model: onnx.ModelProto, layers: Sequence[Layer], stats: Mapping[str, Observed], recipe: Recipe
+    model: onnx.ModelProto,
+    layers: Sequence[Layer],
+    stats: Mapping[str, TensorStats],
+    recipe: Recipe,
 ) -> onnx.ModelProto:
     """Return an equivalent float model with part of each product's input range moved into its
     weight: inputs are divided by s per channel, weights multiplied. Convolutions and skipped

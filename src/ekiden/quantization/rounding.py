@@ -21,11 +21,11 @@ __all__ = ["ROUNDINGS", "Rounding", "squared_error"]
 
 DAMPING = 0.01
 """Of the mean of G's diagonal, added to it: what data do not say is not made up."""
-MOVES = 2
+MAX_MOVES_PER_COLUMN = 2
 """Of the columns of a row: how many moves it makes at most."""
-Ends = tuple[int, int]
+LevelRange = tuple[int, int]
 """The least and the largest integer."""
-BLOCK = 128
+COLUMN_BLOCK = 128
 """Columns whose error goes to those behind them in one product."""
 
 
@@ -34,7 +34,7 @@ def squared_error(error: Array, gram: Array) -> float:
     return float(np.einsum("ij,jk,ik->", error, gram, error, optimize=True))
 
 
-def _nearest(weight: Array, scale: Array, ends: Ends, gram: Array | None) -> Array:
+def _nearest(weight: Array, scale: Array, ends: LevelRange, gram: Array | None) -> Array:
     return np.asarray(np.clip(np.round(weight / scale), *ends))
 
 
@@ -43,7 +43,7 @@ def _damped(gram: Array) -> Array:
     return gram + np.eye(len(gram)) * (DAMPING * mean)
 
 
-def _gptq(weight: Array, scale: Array, ends: Ends, gram: Array | None) -> Array:
+def _gptq(weight: Array, scale: Array, ends: LevelRange, gram: Array | None) -> Array:
     """Round by GPTQ: propagate each column's error to the columns not rounded yet."""
     assert gram is not None, "a recipe of this rounding has data"
     order = np.argsort(-np.diagonal(gram), kind="stable")  # what costs most is rounded first
@@ -52,8 +52,8 @@ def _gptq(weight: Array, scale: Array, ends: Ends, gram: Array | None) -> Array:
     remaining, scale = weight[:, order].astype(np.float64), scale[:, order]
     levels = np.empty_like(remaining)
     columns = remaining.shape[1]
-    for start in range(0, columns, BLOCK):
-        end = min(start + BLOCK, columns)
+    for start in range(0, columns, COLUMN_BLOCK):
+        end = min(start + COLUMN_BLOCK, columns)
         errors = np.empty((len(remaining), end - start))
         for at in range(start, end):
             step = scale[:, at]
@@ -67,7 +67,7 @@ def _gptq(weight: Array, scale: Array, ends: Ends, gram: Array | None) -> Array:
     return back
 
 
-def _learned(weight: Array, scale: Array, ends: Ends, gram: Array | None) -> Array:
+def _learned(weight: Array, scale: Array, ends: LevelRange, gram: Array | None) -> Array:
     """Improve GPTQ's levels by single-step moves that reduce the error."""
     levels = _gptq(weight, scale, ends, gram)
     assert gram is not None, "a recipe of this rounding has data"
@@ -75,7 +75,7 @@ def _learned(weight: Array, scale: Array, ends: Ends, gram: Array | None) -> Arr
     own = np.diagonal(cost) * scale**2
     slope = (levels * scale - weight) @ cost
     rows = np.arange(len(levels))
-    for _ in range(MOVES * levels.shape[1]):
+    for _ in range(MAX_MOVES_PER_COLUMN * levels.shape[1]):
         direction = np.where(slope * scale > 0, -1.0, 1.0)
         gain = 2 * direction * scale * slope + own
         gain[(levels + direction < ends[0]) | (levels + direction > ends[1])] = 0.0
@@ -95,7 +95,7 @@ class Rounding:
     """A method of rounding a weight [rows, columns] with steps `scale` to integers in a range."""
 
     name: str
-    levels: Callable[[Array, Array, Ends, Array | None], Array]
+    levels: Callable[[Array, Array, LevelRange, Array | None], Array]
     needs_data: bool
     meaning: str
 

@@ -10,17 +10,17 @@ import numpy as np
 from ekiden.ir.op import Array
 from ekiden.quantization.layers import Layer
 from ekiden.quantization.plan import Recipe
-from ekiden.quantization.rounding import ROUNDINGS, Ends, squared_error
+from ekiden.quantization.rounding import ROUNDINGS, LevelRange, squared_error
 from ekiden.runtime.lazy_dataclass import dataclass
 
 __all__ = ["Integers", "aware_factor", "bias_shift", "integers_of", "nibbles_of"]
 
-NIBBLES: Ends = (-8, 7)
-LEAST = 0.05
+INT4_RANGE: LevelRange = (-8, 7)
+MIN_INPUT_SHARE = 0.05
 """Of the mean size of inputs: one that the data hardly reach is not taken for smaller."""
-POWERS = np.linspace(0.0, 1.0, 11)
+AWQ_EXPONENTS = np.linspace(0.0, 1.0, 11)
 """Of the size of inputs: how much steps follow it, as AWQ tries."""
-SHARES = np.linspace(1.0, 0.5, 32)
+RANGE_SHARES = np.linspace(1.0, 0.5, 32)
 """Of the largest element: the ranges that the method "mse" tries for each scale."""
 
 
@@ -62,7 +62,7 @@ def nibbles_of(layer: Layer, recipe: Recipe, gram: Array | None = None) -> tuple
     scale = _signed_scale(blocks, recipe.method)
     steps = np.repeat(scale.squeeze(2), recipe.group, axis=1)[:, :columns]
     levels_2d = np.zeros((rows, groups * recipe.group))
-    levels_2d[:, :columns] = _levels(weight, steps, NIBBLES, recipe, gram)
+    levels_2d[:, :columns] = _levels(weight, steps, INT4_RANGE, recipe, gram)
     levels = (levels_2d.reshape(blocks.shape) + 8).astype(np.uint8)
     return levels[..., ::2] | (levels[..., 1::2] << 4), scale.squeeze(2)
 
@@ -94,7 +94,9 @@ def integers_of(layer: Layer, recipe: Recipe, gram: Array | None = None) -> Inte
     )
 
 
-def _of_layer(layer: Layer, steps: Array, ends: Ends, recipe: Recipe, gram: Array | None) -> Array:
+def _of_layer(
+    layer: Layer, steps: Array, ends: LevelRange, recipe: Recipe, gram: Array | None
+) -> Array:
     """Return the integers of a weight, given each element's step."""
     matrix, scale = (_as_rows(layer, matrix_source) for matrix_source in (layer.weight, steps))
     levels = _levels(matrix, scale, ends, recipe, gram)
@@ -108,7 +110,9 @@ def _as_rows(layer: Layer, array: Array) -> Array:
     return moved.reshape(len(moved), -1)
 
 
-def _levels(matrix: Array, scale: Array, ends: Ends, recipe: Recipe, gram: Array | None) -> Array:
+def _levels(
+    matrix: Array, scale: Array, ends: LevelRange, recipe: Recipe, gram: Array | None
+) -> Array:
     """Return the integers of rows; for grouped convolutions, each group by its own data."""
     levels = ROUNDINGS[recipe.rounding].levels
     if gram is None:
@@ -124,10 +128,10 @@ def aware_factor(layer: Layer, recipe: Recipe, gram: Array) -> Array:
     """
     (cost,) = gram
     size = np.sqrt(np.diagonal(cost))
-    size = np.maximum(size, LEAST * float(size.mean()) or 1.0)
+    size = np.maximum(size, MIN_INPUT_SHARE * float(size.mean()) or 1.0)
     plain = replace(recipe, rounding="nearest")
     best, best_error = np.ones(len(size), np.float32), np.inf
-    for power in POWERS:
+    for power in AWQ_EXPONENTS:
         factor = size**power
         factor = (factor / np.sqrt(factor.max() * factor.min())).astype(np.float32)
         shape = [1, 1]
@@ -158,16 +162,16 @@ def _signed_scale(blocks: Array, method: str) -> Array:
     `_scale`.
     """
     at = np.abs(blocks).argmax(axis=-1, keepdims=True)
-    full_scale = np.take_along_axis(blocks, at, -1) / np.float32(NIBBLES[0])
+    full_scale = np.take_along_axis(blocks, at, -1) / np.float32(INT4_RANGE[0])
     full_scale = np.where(
         np.abs(full_scale) > np.finfo(np.float32).tiny, full_scale, np.float32(1.0)
     )
     if method != "mse":
         return np.asarray(full_scale, np.float32)
     best, best_error = full_scale, np.full(full_scale.shape, np.inf)
-    for share in SHARES:
+    for share in RANGE_SHARES:
         scale = full_scale * share
-        rounded = np.clip(np.round(blocks / scale), *NIBBLES) * scale
+        rounded = np.clip(np.round(blocks / scale), *INT4_RANGE) * scale
         error = ((blocks - rounded) ** 2).sum(axis=-1, keepdims=True)
         best, best_error = np.where(error < best_error, scale, best), np.minimum(error, best_error)
     return np.asarray(best, np.float32)
@@ -184,7 +188,7 @@ def _scale(weight: Array, axes: tuple[int, ...], max_level: int, method: str) ->
     if method != "mse":
         return (largest / max_level).astype(np.float32)
     best, best_error = largest / max_level, np.full(largest.shape, np.inf)
-    for share in SHARES:
+    for share in RANGE_SHARES:
         scale = largest * share / max_level
         rounded = np.clip(np.round(weight / scale), -max_level, max_level) * scale
         error = ((weight - rounded) ** 2).sum(axis=axes, keepdims=True)

@@ -33,10 +33,10 @@ _WORDS = re.compile(
 def to_html(value: RelayExpr | IRModule) -> str:
     """Return a module or expression as an HTML fragment that needs nothing else."""
     text = astext(value, show_meta_data=False)
-    return styled("".join(_parts(text))) + _picture(value)
+    return styled("".join(_sections(text))) + _picture(value)
 
 
-def _parts(text: str) -> Iterator[str]:
+def _sections(text: str) -> Iterator[str]:
     """Yield the coloured text; definitions fold.
 
     A definition begins with a line that ends with "{" and ends with "}" at the margin; a type

@@ -52,7 +52,7 @@ from ekiden.relay.metadata import write_metadata
 from ekiden.relay.print_scopes import Block, Scopes
 from ekiden.relay.visitor import free_vars
 from ekiden.target.virtual_device import PARAM_PLACES, VirtualDevice
-from ekiden.tir.printer import HEADER
+from ekiden.tir.printer import SCRIPT_HEADER
 from ekiden.tir.printer import astext as loops_text
 from ekiden.tir.stmt import PrimFunc
 
@@ -171,7 +171,7 @@ class _Printer:
         only named.
         """
         if isinstance(function, PrimFunc):
-            lines = loops_text(function).removeprefix(f"{HEADER}\n").strip("\n").split("\n")
+            lines = loops_text(function).removeprefix(f"{SCRIPT_HEADER}\n").strip("\n").split("\n")
             return [f"prim_func @{quote_name(name.name_hint)} {{", *_indent(lines), "}"]
         if not isinstance(function, Function):
             return [f"/* @{quote_name(name.name_hint)}: {type(function).__name__} */"]

@@ -18,7 +18,7 @@ from ekiden.ir.transform import Pass, PassContext, Sequential
 from ekiden.quantization.relay.annotate import annotate
 from ekiden.quantization.relay.calibrate import ranges, with_steps
 from ekiden.quantization.relay.config import (
-    MODES,
+    CALIBRATE_MODES,
     QAnnotateKind,
     QConfig,
     current_qconfig,
@@ -119,7 +119,7 @@ def calibrate(dataset: Dataset | None = None) -> Callable[[IRModule, object], IR
     def transform(module: IRModule, context: object = None) -> IRModule:
         """Return the module with steps; the context is not used."""
         config = current_qconfig()
-        if not MODES[config.calibrate_mode]:
+        if not CALIBRATE_MODES[config.calibrate_mode]:
             return with_steps(module, config, {})
         if not samples:
             raise InputError(f"relay.quantize: '{config.calibrate_mode}' needs a dataset")

@@ -11,8 +11,15 @@ from __future__ import annotations
 from ekiden.runtime.lazy_dataclass import dataclass
 
 __all__ = [
-    "CALLS", "DEVICE_IOCTLS", "FALLBACKS", "FOLDER_VARIABLES", "GROUPS", "KEPT_VARIABLES",
-    "OWN_PROCESS", "Call", "Test",
+    "CALLS",
+    "CALL_GROUPS",
+    "DEVICE_IOCTLS",
+    "FALLBACKS",
+    "FOLDER_VARIABLES",
+    "KEPT_VARIABLES",
+    "OWN_PROCESS",
+    "Call",
+    "Test",
 ]  # fmt: skip
 
 OWN_PROCESS = "OWN_PROCESS"
@@ -74,8 +81,8 @@ _CLONE = (
     Test(0, ("0",), mask=f"~{_THREAD_FLAGS}"),
     Test(0, ("CLONE_THREAD",), mask="CLONE_THREAD"),
 )
-_OWN = (Test(0, (OWN_PROCESS,)),)
-_OWN_THREAD = (Test(0, ("0",)),)
+_OWN_PROCESS_TEST = (Test(0, (OWN_PROCESS,)),)
+_OWN_THREAD_TEST = (Test(0, ("0",)),)
 
 _MEMORY = "mmap mmap2 munmap mremap mprotect madvise brk mincore msync membarrier get_mempolicy"
 _THREADS = (
@@ -103,7 +110,7 @@ _FILES = (
     " fsync fdatasync fadvise64 arm_fadvise64_64 rename renameat renameat2 unlink unlinkat umask"
 )
 _CONNECTION = "recv recvfrom recvmsg send shutdown getsockname getpeername getsockopt"
-_ABOUT = (
+_IDENTITY = (
     "getpid getppid getuid getuid32 geteuid geteuid32 getgid getgid32 getegid getegid32 getpgrp"
     " uname sysinfo getrandom getrusage getrlimit ugetrlimit"
 )
@@ -114,18 +121,21 @@ def _all(names: str) -> tuple[Call, ...]:
     return tuple(Call(name) for name in names.split())
 
 
-GROUPS: dict[str, tuple[Call, ...]] = {
+CALL_GROUPS: dict[str, tuple[Call, ...]] = {
     "memory": _all(_MEMORY),
     "threads": (
         *_all(_THREADS),
         Call("clone", _CLONE, "a thread of the session, never a process or a namespace"),
-        Call("sched_setaffinity", _OWN_THREAD, "the calling thread alone"),
+        Call("sched_setaffinity", _OWN_THREAD_TEST, "the calling thread alone"),
         Call("arch_prctl", _ARCH_PRCTL, "thread-local storage, and matrix registers"),
         Call("prctl", _PRCTL, "names of threads and of memory; never the death signal"),
     ),
     "signals": (
         *_all(_SIGNALS),
-        *(Call(name, _OWN, "to itself") for name in ("kill", "tgkill", "rt_tgsigqueueinfo")),
+        *(
+            Call(name, _OWN_PROCESS_TEST, "to itself")
+            for name in ("kill", "tgkill", "rt_tgsigqueueinfo")
+        ),
     ),
     "time": _all(_TIME),
     "descriptors": (
@@ -143,13 +153,13 @@ GROUPS: dict[str, tuple[Call, ...]] = {
         Call("sendto", _null(4), "no address: to the client alone"),
     ),
     "about itself": (
-        *_all(_ABOUT),
-        Call("prlimit64", (*_OWN_THREAD, *_null(2)), "reads its own limits"),
+        *_all(_IDENTITY),
+        Call("prlimit64", (*_OWN_THREAD_TEST, *_null(2)), "reads its own limits"),
     ),
 }
 """Calls by what they are for."""
 
-CALLS = tuple(call for group in GROUPS.values() for call in group)
+CALLS = tuple(call for group in CALL_GROUPS.values() for call in group)
 """All of them, in the order in which the filter looks."""
 
 FALLBACKS = ("clone3", "openat2", "preadv2", "pwritev2")

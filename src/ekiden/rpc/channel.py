@@ -11,12 +11,12 @@ from contextlib import suppress
 from typing import Protocol
 
 from ekiden.rpc.errors import RPCError, RPCSessionTimeoutError
-from ekiden.rpc.messages import HEADER, HELLO_LIMIT, LENT, Kind
+from ekiden.rpc.messages import HEADER, HELLO_LIMIT, RETURN_PREFIX_BYTES, Kind
 from ekiden.rpc.wire import read_head
 
 __all__ = ["Channel", "Pipes", "Stream"]
 
-AHEAD = 4 << 10
+READ_AHEAD_BYTES = 4 << 10
 """Bytes that are read with a head, before its frame's size is known: most frames are whole then."""
 
 
@@ -77,7 +77,7 @@ class Channel:
     the stream can be given to someone else.
     """
 
-    def __init__(self, stream: Stream, ahead: int = AHEAD) -> None:
+    def __init__(self, stream: Stream, ahead: int = READ_AHEAD_BYTES) -> None:
         self.stream = stream
         self._ahead = ahead
         self.limit = HELLO_LIMIT
@@ -85,7 +85,7 @@ class Channel:
         self.is_open = True
         self.is_placed = False
         """Whether the bytes of the last frame went to the place that was given for them."""
-        self._data = memoryview(bytearray(2 * AHEAD))
+        self._data = memoryview(bytearray(2 * READ_AHEAD_BYTES))
         self._begin = self._end = 0
         """Where what has been read and not been given out lies in the data."""
         self._owner = os.getpid()
@@ -117,9 +117,11 @@ class Channel:
                 self._fill(HEADER, until)
             kind, size = read_head(self._data, self.limit, self._begin)
             is_return = buffer is not None and kind is Kind.RETURN
-            self.is_placed = is_return and buffer is not None and size == LENT + len(buffer)
+            self.is_placed = (
+                is_return and buffer is not None and size == RETURN_PREFIX_BYTES + len(buffer)
+            )
             if self.is_placed:
-                size = LENT
+                size = RETURN_PREFIX_BYTES
             if self._end - self._begin < HEADER + size:
                 self._fill(HEADER + size, until)
             begin = self._begin + HEADER

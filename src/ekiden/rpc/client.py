@@ -24,9 +24,16 @@ from typing import Self, cast, overload
 from ekiden.rpc.channel import Channel, Pipes
 from ekiden.rpc.endpoint import Endpoint, Request
 from ekiden.rpc.errors import RPCError
-from ekiden.rpc.far import PIECE, FarThings, Progress, RemoteDevice, RemoteFunction, RemoteModule
 from ekiden.rpc.keys import Key, client_socket
 from ekiden.rpc.messages import Kind
+from ekiden.rpc.remote import (
+    CHUNK_BYTES,
+    Progress,
+    RemoteDevice,
+    RemoteFunction,
+    RemoteModule,
+    SessionProxies,
+)
 from ekiden.rpc.services import hear, serve
 from ekiden.runtime import device
 from ekiden.runtime.files import PathName, named
@@ -35,7 +42,7 @@ __all__ = ["LocalSession", "PopenSession", "RPCSession", "connect"]
 
 _HELLO_SECONDS = 20.0
 """How long the other side may take to say HELLO: it may have to start first."""
-_LONGEST = (2**32 - 1) // 1000
+_MAX_TIMEOUT_S = (2**32 - 1) // 1000
 """Seconds of a session whose end can be said in milliseconds."""
 _numbers = itertools.count()
 
@@ -85,12 +92,12 @@ class RPCSession:
             if size == 0:  # or a pipe, or one of those in /proc: known when it has been read
                 self.upload(file.readall(), name, progress)
             else:
-                self._upload(_pieces_of(file, size, self._step), size, name, progress)
+                self._upload(_chunks_of(file, size, self._step), size, name, progress)
 
     @property
     def _step(self) -> int:
         """Return the bytes of a chunk of a file."""
-        return min(self._endpoint.peer_limit - 1024, PIECE)
+        return min(self._endpoint.peer_limit - 1024, CHUNK_BYTES)
 
     def _upload(
         self, pieces: Iterable[memoryview], size: int, name: str, progress: Progress | None
@@ -149,7 +156,7 @@ class RPCSession:
             raise ValueError(
                 f"download '{path}': room for {size} bytes expected, got {len(buffer)}"
             )
-        step = min(self._endpoint.channel.limit - 1024, PIECE)
+        step = min(self._endpoint.channel.limit - 1024, CHUNK_BYTES)
 
         def ask(at: int, size: int) -> Request:
             return Kind.DOWNLOAD, (path, at, size)
@@ -224,7 +231,7 @@ def open_session(
     channel: Channel, key: str, timeout: float, constructor: Sequence[object] = ()
 ) -> Endpoint:
     """Exchange HELLO messages."""
-    far = FarThings()
+    far = SessionProxies()
     endpoint = Endpoint(channel, far)
     far.endpoint = weakref.ref(endpoint)
     begun = time.monotonic()  # before the other side begins to count: it may end the session first
@@ -254,9 +261,10 @@ def connect(
     constructor = session_constructor_args or ()
     if not isinstance(constructor, (list, tuple)):
         raise TypeError(f"connect: a list of arguments expected, got {constructor!r}")
-    if not 0 <= session_timeout <= _LONGEST:
+    if not 0 <= session_timeout <= _MAX_TIMEOUT_S:
         raise ValueError(
-            f"connect: session_timeout: 0 to {_LONGEST} seconds expected, got {session_timeout!r}"
+            f"connect: session_timeout: 0 to {_MAX_TIMEOUT_S} seconds expected, got "
+            f"{session_timeout!r}"
         )
     channel = dial(url, port, credentials)
     return RPCSession(open_session(channel, key, session_timeout, constructor))
@@ -297,7 +305,7 @@ def _opened(path: PathName) -> FileIO:
         return open(path, "rb", buffering=0)
 
 
-def _pieces_of(file: FileIO, size: int, step: int) -> Iterator[memoryview]:
+def _chunks_of(file: FileIO, size: int, step: int) -> Iterator[memoryview]:
     """Yield the first `size` bytes of a file, or all it has, in chunks valid until the next one.
     Raises OSError.
     """
@@ -356,8 +364,8 @@ def _command(binary: PathName | bytes | bytearray | Sequence[str]) -> list[str]:
     return list(binary)
 
 
-class _Keep:
+class _ProcessLifetime:
     """A weak-referenceable object that lives as long as the process."""
 
 
-_KEEP = _Keep()
+_KEEP = _ProcessLifetime()

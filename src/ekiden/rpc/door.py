@@ -24,7 +24,7 @@ from ekiden.rpc.keys import Key, server_socket
 from ekiden.rpc.services import hear
 from ekiden.runtime.lazy_dataclass import dataclass
 
-__all__ = ["Door", "Guest", "relay", "run_in_thread"]
+__all__ = ["ConnectionGreeter", "GreetedClient", "relay", "run_in_thread"]
 
 _log = logging.getLogger("ekiden.rpc")
 MAX_GREETED = 64
@@ -36,7 +36,7 @@ RELAY_BYTES = 1 << 18
 
 
 @dataclass(eq=False, slots=True)
-class Guest:
+class GreetedClient:
     """A client whose first message has been received."""
 
     endpoint: Endpoint
@@ -68,7 +68,7 @@ class _Greeting:
     ends: float | None
 
 
-class Door:
+class ConnectionGreeter:
     """Performs handshakes with new connections. `wake` becomes readable when `take` has something
     to return.
     """
@@ -77,7 +77,7 @@ class Door:
         self._secret = secret
         self._greetings: dict[int, _Greeting] = {}
         self._lock = threading.Lock()
-        self._heard: deque[Guest] = deque()
+        self._heard: deque[GreetedClient] = deque()
         self.wake, self._news = os.pipe()
         os.set_blocking(self._news, False)
         os.set_blocking(self.wake, False)
@@ -92,7 +92,7 @@ class Door:
             bounded = [g for g in self._greetings.values() if g.ends is not None]
             self._greetings[id(greeting)] = greeting
         if len(bounded) >= MAX_GREETED:
-            _cut(bounded[0].connection)
+            _shut_down(bounded[0].connection)
         run_in_thread(lambda: self._greet(greeting, is_known))
 
     def _greet(self, greeting: _Greeting, is_known: bool) -> None:
@@ -108,7 +108,7 @@ class Door:
             endpoint, milliseconds, key, constructor = hear(stream, seconds)
             stream.settimeout(None)
             heard_at = time.monotonic()
-            guest = Guest(endpoint, stream, milliseconds / 1000, key, constructor, heard_at)
+            guest = GreetedClient(endpoint, stream, milliseconds / 1000, key, constructor, heard_at)
             self._heard.append(guest)
         except (RPCError, OSError, ValueError) as error:
             _log.info("%s", error)
@@ -124,7 +124,7 @@ class Door:
         with suppress(BlockingIOError):  # it is already
             os.write(self._news, b"!")
 
-    def take(self) -> list[Guest]:
+    def take(self) -> list[GreetedClient]:
         """Return the clients whose handshake completed since the last call."""
         with suppress(BlockingIOError):
             os.read(self.wake, 4096)
@@ -143,10 +143,10 @@ class Door:
                 g for g in self._greetings.values() if g.ends is not None and g.ends < current_time
             ]
         for greeting in late:
-            _cut(greeting.connection)
+            _shut_down(greeting.connection)
 
 
-def _cut(connection: socket.socket) -> None:
+def _shut_down(connection: socket.socket) -> None:
     """Shut down a connection that another thread is blocked on."""
     with suppress(OSError):
         connection.shutdown(socket.SHUT_RDWR)

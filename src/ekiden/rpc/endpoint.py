@@ -34,17 +34,17 @@ from ekiden.rpc.messages import (
 from ekiden.rpc.wire import check_lent, read_body, write_parts
 from ekiden.runtime import kind_of_error
 
-__all__ = ["Endpoint", "Far", "Progress", "Request"]
+__all__ = ["Endpoint", "Progress", "RemoteProxies", "Request"]
 
 Request = tuple[Kind, tuple[object, ...]]
 """A message and its fields."""
 Progress = Callable[[int, int], object]
 """Called with the bytes that have crossed, and all there are."""
-WINDOW = 4
+MAX_PIPELINED = 4
 """Requests that wait for answers where many are sent: one under way each way, one at each end."""
 
 
-class Far(Protocol):
+class RemoteProxies(Protocol):
     """Mapping between handles of the other side and their proxies here."""
 
     def appear(self, tag: Tag, handle: int, about: object) -> object:
@@ -63,7 +63,7 @@ class Endpoint:
     calls.
     """
 
-    def __init__(self, channel: Channel, far: Far | None = None) -> None:
+    def __init__(self, channel: Channel, far: RemoteProxies | None = None) -> None:
         self.channel = channel
         self.far = far
         self.peer_limit = HELLO_LIMIT
@@ -142,7 +142,7 @@ class Endpoint:
             self._begin()
             try:
                 for kind, fields in requests:
-                    if self._waiting == WINDOW:
+                    if self._waiting == MAX_PIPELINED:
                         take(self._next(buffer()))
                     self._send(kind, fields)
                     self._waiting += 1

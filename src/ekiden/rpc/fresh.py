@@ -21,13 +21,21 @@ from typing import NoReturn
 from ekiden.rpc.errors import RPCError
 from ekiden.runtime.fresh_python import fresh_python
 
-__all__ = ["FIRST_DESCRIPTOR", "Background", "has_parent", "run", "start", "task_file", "words"]
+__all__ = [
+    "FIRST_DESCRIPTOR",
+    "Background",
+    "has_parent",
+    "run",
+    "start",
+    "task_command",
+    "task_file",
+]
 
 FIRST_DESCRIPTOR = 4
 """Of those that a program is given: 3 is the file of its task."""
-_ABOVE = 64
+_MIN_PARKED_DESCRIPTOR = 64
 """Descriptors are moved here before they get the numbers of a program, which others may have."""
-_BOOT = "from ekiden.rpc.fresh import run; run(int(sys.argv[1]))"
+_BOOTSTRAP = "from ekiden.rpc.fresh import run; run(int(sys.argv[1]))"
 
 
 class Background:
@@ -75,10 +83,10 @@ def task_file(entry: str, *arguments: object) -> int:
         return os.dup(file.fileno())
 
 
-def words(task: int) -> list[str]:
+def task_command(task: int) -> list[str]:
     """Return the command line of a program that runs the task in that descriptor."""
     try:
-        return fresh_python(_BOOT, str(task))
+        return fresh_python(_BOOTSTRAP, str(task))
     except OSError as error:
         text = f"rpc: {error}; servers and sessions are programs of their own"
         raise RPCError(text) from error
@@ -93,7 +101,7 @@ def start(entry: str, arguments: Sequence[object], descriptors: Sequence[int] = 
         task = task_file(entry, *arguments)
         opened.callback(os.close, task)
         for number in (task, *descriptors):
-            moved.append(fcntl.fcntl(number, fcntl.F_DUPFD_CLOEXEC, _ABOVE))
+            moved.append(fcntl.fcntl(number, fcntl.F_DUPFD_CLOEXEC, _MIN_PARKED_DESCRIPTOR))
             opened.callback(os.close, moved[-1])
         nothing = os.open(os.devnull, os.O_RDONLY)
         opened.callback(os.close, nothing)
@@ -102,7 +110,7 @@ def start(entry: str, arguments: Sequence[object], descriptors: Sequence[int] = 
             (os.POSIX_SPAWN_DUP2, number, FIRST_DESCRIPTOR - 1 + at)
             for at, number in enumerate(moved)
         ]
-        command = words(FIRST_DESCRIPTOR - 1)
+        command = task_command(FIRST_DESCRIPTOR - 1)
         return os.posix_spawn(
             command[0], command, os.environ, file_actions=actions, setsigmask=(),
             setsigdef=(signal.SIGTERM, signal.SIGINT),

@@ -26,8 +26,8 @@ from ekiden.runtime.lazy_dataclass import dataclass
 __all__ = ["Key", "client_socket", "is_loopback", "make_key", "server_socket"]
 
 _BEGIN, _END = "-----BEGIN EKIDEN RPC SECRET-----", "-----END EKIDEN RPC SECRET-----"
-_TOKEN = 32
-_SECONDS = 10.0
+_TOKEN_BYTES = 32
+_HANDSHAKE_LIMIT_S = 10.0
 """How long a handshake may take."""
 
 
@@ -104,19 +104,19 @@ def make_key(path: PathName) -> None:
 
 def client_socket(plain: socket.socket, key: Key) -> ssl.SSLSocket:
     """Secure a connection with TLS, as the client."""
-    return _proved(plain, key, ssl.PROTOCOL_TLS_CLIENT, b"client", b"server")
+    return _authenticated(plain, key, ssl.PROTOCOL_TLS_CLIENT, b"client", b"server")
 
 
 def server_socket(plain: socket.socket, key: Key) -> ssl.SSLSocket:
     """Secure a connection with TLS, as the server."""
-    return _proved(plain, key, ssl.PROTOCOL_TLS_SERVER, b"server", b"client")
+    return _authenticated(plain, key, ssl.PROTOCOL_TLS_SERVER, b"server", b"client")
 
 
-def _proved(
+def _authenticated(
     plain: socket.socket, key: Key, method: ssl._SSLMethod, mine: bytes, theirs: bytes
 ) -> ssl.SSLSocket:
     """Perform the TLS handshake and exchange tokens. A peer that fails learns nothing more."""
-    plain.settimeout(_SECONDS)
+    plain.settimeout(_HANDSHAKE_LIMIT_S)
     try:
         stream = key.context(method).wrap_socket(plain, server_side=mine == b"server")
     except OSError as error:
@@ -124,7 +124,7 @@ def _proved(
         raise RPCError(f"rpc: no TLS with the other side: {error}") from error
     try:
         stream.sendall(key.token(stream, mine))
-        peer_token = _all(stream, _TOKEN)
+        peer_token = _receive_all(stream, _TOKEN_BYTES)
     except OSError as error:
         stream.close()
         raise RPCError(f"rpc: the other side does not take this key: {error}") from error
@@ -134,7 +134,7 @@ def _proved(
     return stream
 
 
-def _all(stream: ssl.SSLSocket, size: int) -> bytes:
+def _receive_all(stream: ssl.SSLSocket, size: int) -> bytes:
     """Receive exactly `size` bytes, or fewer at the end of the stream."""
     received = b""
     while len(received) < size and (piece := stream.recv(size - len(received))):

@@ -15,7 +15,7 @@ MAGIC = 0x0043_5052_4B45_8901
 VERSION = 1
 HEADER = 8
 """Bytes before the body of a frame: u32 size of the body, u8 message, three zeros."""
-LENT = 5
+RETURN_PREFIX_BYTES = 5
 """Bytes of a RETURN before the bytes that it returns: their tag, and how many they are."""
 HELLO_LIMIT = 64 << 10
 """Bytes of a body before the other side's limit is known."""

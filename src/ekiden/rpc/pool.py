@@ -17,7 +17,7 @@ from ekiden.rpc.fresh import FIRST_DESCRIPTOR, Background, has_parent, start
 from ekiden.rpc.keys import Key
 from ekiden.rpc.messages import HEADER, HELLO_LIMIT, MAGIC, VERSION, Kind
 from ekiden.rpc.server import listen
-from ekiden.rpc.wire import Plain, read_body, read_head, write_body
+from ekiden.rpc.wire import NoHandles, read_body, read_head, write_body
 from ekiden.runtime.files import PathName
 
 __all__ = ["Hub", "Peer"]
@@ -54,11 +54,11 @@ class Peer:
 
     async def _read(self) -> tuple[Kind, list[object]]:
         kind, size = read_head(await self.reader.readexactly(HEADER), HELLO_LIMIT)
-        return kind, read_body(kind, await self.reader.readexactly(size), Plain())
+        return kind, read_body(kind, await self.reader.readexactly(size), NoHandles())
 
     async def send(self, kind: Kind, *fields: object) -> None:
         """Send a message."""
-        self.writer.write(write_body(kind, fields, Plain()))
+        self.writer.write(write_body(kind, fields, NoHandles()))
         await self.writer.drain()
 
     async def hear_hello(self) -> None:

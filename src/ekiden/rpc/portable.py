@@ -23,7 +23,7 @@ from ekiden.rpc.errors import RPCError
 
 __all__ = ["pack_function", "unpack_function"]
 
-_namespaces: dict[int, dict[str, object]] = {}
+_globals_by_id: dict[int, dict[str, object]] = {}
 """Globals of functions by the number that they had where they come from."""
 
 
@@ -117,7 +117,7 @@ def _content(cell: CellType) -> tuple[object, ...]:
 def _make_function(code: bytes, namespace: int) -> FunctionType:
     """Create a function without its globals and closure contents."""
     content = marshal.loads(code)
-    values = _namespaces.setdefault(namespace, {"__builtins__": __builtins__})
+    values = _globals_by_id.setdefault(namespace, {"__builtins__": __builtins__})
     return FunctionType(content, values, closure=tuple(CellType() for _ in content.co_freevars))
 
 

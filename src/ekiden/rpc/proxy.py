@@ -71,7 +71,7 @@ def meet(
     port = listener.getsockname()[1]
     if web is not None:
         start_web(web, (host, port))
-    return _Meeting((host, port), tracker, credentials).serve
+    return _Matchmaker((host, port), tracker, credentials).serve
 
 
 def _listen_to_pages(host: str, port: int, credentials: PathName | None) -> socket.socket:
@@ -93,7 +93,7 @@ class _Waiting:
     taken: asyncio.Future[Peer]
 
 
-class _Meeting:
+class _Matchmaker:
     """Matches clients with waiting servers."""
 
     def __init__(

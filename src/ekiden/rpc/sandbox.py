@@ -19,7 +19,7 @@ from ekiden.rpc.errors import RPCError
 from ekiden.runtime import close_sandbox, library_path, sandbox_lack, start_session
 from ekiden.runtime.lazy_dataclass import dataclass
 
-__all__ = ["Limits", "Walls", "close_walls", "die_with_parent", "missing", "start_behind_walls"]
+__all__ = ["Limits", "SandboxState", "close_walls", "die_with_parent", "missing", "start_sandboxed"]
 
 DAY_SECONDS = 86_400.0
 MAX_LANDLOCK_VARIABLE = "EKIDEN_RPC_MAX_LANDLOCK"
@@ -53,7 +53,7 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
-class Walls:
+class SandboxState:
     """The isolation a session's process was started with, as the bits of `start_session`."""
 
     bits: int = 0
@@ -77,14 +77,14 @@ def missing() -> str:
     return sandbox_lack()
 
 
-def start_behind_walls(
+def start_sandboxed(
     command: Sequence[str],
     folder: str,
     descriptors: Sequence[int],
     output: int,
     libraries: Sequence[str] = (),
     has_sandbox: bool = True,
-) -> tuple[int, Walls]:
+) -> tuple[int, SandboxState]:
     """Start a session's process, whose folder is the only one it can write: its process, and what
     it is behind. Raises RPCError where a wall cannot be built.
 
@@ -105,7 +105,7 @@ def start_behind_walls(
     )
     if pid < 0:
         raise RPCError(f"rpc: a session cannot be started: {wrong}")
-    return pid, Walls(bits)
+    return pid, SandboxState(bits)
 
 
 def close_walls(limits: Limits, walls: int) -> None:

@@ -23,7 +23,7 @@ from functools import partial
 from typing import NoReturn
 
 from ekiden.rpc.client import dial, open_session
-from ekiden.rpc.door import Door, Guest, relay, run_in_thread
+from ekiden.rpc.door import ConnectionGreeter, GreetedClient, relay, run_in_thread
 from ekiden.rpc.endpoint import Endpoint
 from ekiden.rpc.errors import RPCError
 from ekiden.rpc.folders import remove_stale_folders
@@ -34,7 +34,7 @@ from ekiden.rpc.portable import pack_function
 from ekiden.rpc.sandbox import Limits, missing
 from ekiden.rpc.session import Task
 from ekiden.rpc.spares import Program, start_program
-from ekiden.rpc.wire import Plain, write_body
+from ekiden.rpc.wire import NoHandles, write_body
 from ekiden.runtime import registered_callables
 from ekiden.runtime.errors import InputError
 from ekiden.runtime.files import PathName
@@ -43,20 +43,20 @@ from ekiden.runtime.lazy_dataclass import dataclass
 __all__ = ["Background", "Limits", "Server", "listen", "serve_program"]
 
 _log = logging.getLogger("ekiden.rpc")
-_ANSWER_SECONDS = 20.0
+_TRACKER_LIMIT_S = 20.0
 """How long a tracker may take to answer."""
-_AGAIN = 6.0
+_TRACKER_REFRESH_S = 6.0
 """How often a free server tells its tracker so: a client may have been lost that was to come."""
-_GRACE = 1.0
+_DISCONNECT_GRACE_S = 1.0
 """How long a session may go on when its client has gone."""
-_TICK = 1.0
+_POLL_INTERVAL_S = 1.0
 """How often a server looks whether who started it is still there, and for its tracker."""
-_WATCH = 0.25
+_USAGE_INTERVAL_S = 0.25
 """How often it looks at what its sessions use, while there are any."""
-SPARES = 2
+SPARE_PROGRAMS = 2
 """Programs that are ready before a client comes, of a server that has had one: the next may come
 while another program starts. Before the first client there is one."""
-_AFTER_FAILURE = 1.0
+_RETRY_DELAY_S = 1.0
 """Seconds before another program is started where one has failed, unless a client comes."""
 
 
@@ -202,7 +202,7 @@ def serve_program(options: Options, has_listener: bool) -> None:
     if options.is_silent:
         _log.setLevel(logging.ERROR)
     remove_stale_folders()
-    _Loop(listener, options).run()
+    _ServerLoop(listener, options).run()
 
 
 @dataclass(eq=False, slots=True)
@@ -210,21 +210,21 @@ class _Session:
     """A running session: its program, and its client, whose connection ends with `guest`."""
 
     program: Program
-    guest: Guest
+    guest: GreetedClient
     ends: float
     gone: float | None = None
     """When the client was found to have gone."""
 
 
-class _Loop:
+class _ServerLoop:
     """The event loop of a server: accepts connections, starts and monitors sessions, and keeps its
     tracker informed.
     """
 
     def __init__(self, listener: socket.socket | None, options: Options) -> None:
         self.listener, self.options, self.limits = listener, options, options.task.limits
-        self.door = Door(options.secret)
-        self.waiting: list[Guest] = []
+        self.door = ConnectionGreeter(options.secret)
+        self.waiting: list[GreetedClient] = []
         self.spares: dict[int, Program] = {}
         self.sessions: dict[int, _Session] = {}
         self.relays = 0
@@ -250,7 +250,7 @@ class _Loop:
             self._end()
 
     @property
-    def _most(self) -> int:
+    def _session_limit(self) -> int:
         """Return the maximum number of concurrent sessions."""
         return 1 if self.options.tracker is not None else self.limits.sessions
 
@@ -264,13 +264,15 @@ class _Loop:
         for program in programs:
             program.kill()
         for program in programs:
-            program.bury()
+            program.clean_up()
         os._exit(0)
 
     def _start_spares(self) -> None:
         """Start programs for waiting clients and for the next ones."""
-        room = self._most - len(self.sessions) - self.relays
-        target_count = min(room, max(SPARES if self._has_had_client else 1, len(self.waiting)))
+        room = self._session_limit - len(self.sessions) - self.relays
+        target_count = min(
+            room, max(SPARE_PROGRAMS if self._has_had_client else 1, len(self.waiting))
+        )
         if not self.waiting and time.monotonic() < self._rests_until:
             return
         while len(self.spares) < target_count:
@@ -289,13 +291,13 @@ class _Loop:
         for guest in self.waiting:
             guest.refuse(f"rpc: no session: {reason}")
         self.waiting.clear()
-        self._rests_until = time.monotonic() + _AFTER_FAILURE
+        self._rests_until = time.monotonic() + _RETRY_DELAY_S
 
     def _wait(self) -> None:
         """Wait for the next event: a client, a program, the end of a session, of time."""
         actions: dict[int, Callable[[], object]] = {self.door.wake: self._take_guests}
         poll = select.poll()
-        if self.listener is not None and len(self.waiting) < self._most:
+        if self.listener is not None and len(self.waiting) < self._session_limit:
             actions[self.listener.fileno()] = self._accept
         for spare in self.spares.values():
             self._add_program(actions, spare)
@@ -311,7 +313,7 @@ class _Loop:
             if session.gone is None:
                 actions[session.guest.stream.fileno()] = partial(_note_gone, session)
                 poll.register(session.guest.stream, select.POLLRDHUP)
-        seconds = _WATCH if self.sessions or self.door.is_busy else _TICK
+        seconds = _USAGE_INTERVAL_S if self.sessions or self.door.is_busy else _POLL_INTERVAL_S
         for number, _ in poll.poll(seconds * 1000):
             actions[number]()
         self._seat()
@@ -337,7 +339,7 @@ class _Loop:
         for guest in self.door.take():
             if guest.key not in (expected_key, f"client:{expected_key}"):
                 guest.refuse(f"rpc: the key {guest.key!r} is not that of this server")
-            elif guest.constructor and self.relays + len(self.sessions) < self._most:
+            elif guest.constructor and self.relays + len(self.sessions) < self._session_limit:
                 self.relays += 1
                 run_in_thread(partial(self._relay, guest))
             elif guest.constructor:
@@ -358,13 +360,13 @@ class _Loop:
         """Assign waiting clients to ready programs."""
         for guest in list(self.waiting):
             ready = next((p for p in self.spares.values() if p.is_ready), None)
-            if ready is None or len(self.sessions) + self.relays >= self._most:
+            if ready is None or len(self.sessions) + self.relays >= self._session_limit:
                 return
             self.waiting.remove(guest)
             del self.spares[ready.process]
             self._begin(guest, ready)
 
-    def _begin(self, guest: Guest, program: Program) -> None:
+    def _begin(self, guest: GreetedClient, program: Program) -> None:
         """Begin a session: the program receives the connection, or one end of a socket pair whose
         other end this process bridges to TLS, so that no session has the key in its memory.
         """
@@ -392,12 +394,12 @@ class _Loop:
         self.spares.pop(program.process, None)
         session = self.sessions.pop(program.process, None)
         is_lost = session is None and not program.is_ready and program.control is not None
-        program.bury()
+        program.clean_up()
         if session is not None:
             session.guest.endpoint.close()
             self._is_put = False
         elif is_lost:
-            self._rests_until = time.monotonic() + _AFTER_FAILURE
+            self._rests_until = time.monotonic() + _RETRY_DELAY_S
 
     def _watch(self) -> None:
         """End sessions whose client has gone, whose time is up, or that exceed a limit."""
@@ -407,7 +409,7 @@ class _Loop:
             reason = session.program.excess()
             if current_time > session.ends:
                 reason = "its time is over"
-            elif session.gone is not None and current_time > session.gone + _GRACE:
+            elif session.gone is not None and current_time > session.gone + _DISCONNECT_GRACE_S:
                 reason = "its client has gone"
             if reason:
                 _log.info("session %d ends: %s", session.program.pid, reason)
@@ -419,11 +421,11 @@ class _Loop:
         """
         if self.options.tracker is None or self.options.proxy is not None:
             return
-        if self._tracker is not None and _has_ended(self._tracker):
+        if self._tracker is not None and _has_disconnected(self._tracker):
             self._tracker = None
         is_known = self._is_put and self._tracker is not None
         is_taken = bool(self.sessions or self.relays or self.waiting)
-        if is_taken or (is_known and time.monotonic() < self._put_at + _AGAIN):
+        if is_taken or (is_known and time.monotonic() < self._put_at + _TRACKER_REFRESH_S):
             return
         assert self.listener is not None
         try:
@@ -434,7 +436,7 @@ class _Loop:
                 self._match = secrets.token_hex(8)
             port = self.listener.getsockname()[1]
             where = (self.options.task.key, self.options.address, port, self._match)
-            self._tracker.request(Kind.PUT, *where, seconds=_ANSWER_SECONDS)
+            self._tracker.request(Kind.PUT, *where, seconds=_TRACKER_LIMIT_S)
             self._is_put, self._put_at = True, time.monotonic()
         except RPCError as error:
             _log.info("no tracker: %s", error)
@@ -447,14 +449,14 @@ class _Loop:
             channel = dial(*self.options.proxy, self.options.credentials)
             key = f"server:{self.options.task.key}"
             hello_fields = (MAGIC, VERSION, HELLO_LIMIT, 0, key, ())
-            channel.send(write_body(Kind.HELLO, hello_fields, Plain()))
+            channel.send(write_body(Kind.HELLO, hello_fields, NoHandles()))
         except RPCError as error:
             _log.info("no proxy: %s", error)
             return
         assert isinstance(channel.stream, socket.socket)
         self.door.greet(channel.stream, is_known=True)
 
-    def _relay(self, guest: Guest) -> None:
+    def _relay(self, guest: GreetedClient) -> None:
         """Connect to another server, which serves the session, and forward frames unchanged."""
         try:
             upstream = _other_server(guest, self.options.credentials)
@@ -476,7 +478,7 @@ def _note_gone(session: _Session) -> None:
     session.gone = time.monotonic()
 
 
-def _has_ended(endpoint: Endpoint) -> bool:
+def _has_disconnected(endpoint: Endpoint) -> bool:
     """Return whether the other side of an idle connection has closed it."""
     stream = endpoint.channel.stream
     assert isinstance(stream, socket.socket)
@@ -491,7 +493,7 @@ def _pass_on(stream: socket.socket, session: socket.socket) -> None:
         stream.shutdown(socket.SHUT_RDWR)
 
 
-def _other_server(guest: Guest, credentials: str | None) -> Endpoint:
+def _other_server(guest: GreetedClient, credentials: str | None) -> Endpoint:
     """Open a session with the server a client asks for."""
     name, *arguments = guest.constructor
     if name != "rpc.Connect" or len(arguments) not in (2, 3, 4):

@@ -30,11 +30,11 @@ def hear(stream: Stream, seconds: float | None = None) -> tuple[Endpoint, int, s
 
 def serve(stream: int, peer_limit: int, folder: Path, key: str) -> None:
     """Answer HELLO on a descriptor, and serve until the session ends."""
-    functions = _by_tvms_names(folder)
+    functions = _tvm_functions(folder)
     serve_session(stream, os.fsencode(folder), key.encode(), FRAME_LIMIT, peer_limit, functions)
 
 
-def _by_tvms_names(folder: Path) -> dict[str, Callable[..., object]]:
+def _tvm_functions(folder: Path) -> dict[str, Callable[..., object]]:
     """Return the functions of a session under TVM's names; all others are the process's."""
 
     def path(name: str) -> Path:

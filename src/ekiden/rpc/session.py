@@ -20,15 +20,15 @@ from ekiden.rpc.services import serve
 from ekiden.runtime import device, load_module, memory_limit, register_func
 from ekiden.runtime.lazy_dataclass import dataclass
 
-__all__ = ["FAILED", "NUMBER", "READY", "Task", "run_session"]
+__all__ = ["FAILED", "NUMBER_FORMAT", "READY", "Task", "run_session"]
 
 READY, FAILED = b"ready", b"failed:"
 """What the program says when it waits for a client, or why it does not."""
-NUMBER = struct.Struct("<I")
+NUMBER_FORMAT = struct.Struct("<I")
 """What the program is told: first its walls, then with the connection the largest message that the
 client takes."""
 _CONTROL = 3
-_DRIVERS = ("cuda", "opencl", "vulkan", "rocm", "metal")
+_DRIVER_NAMES = ("cuda", "opencl", "vulkan", "rocm", "metal")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,15 +52,15 @@ def run_session(task: Task) -> None:
     """Prepare, wait for a client, and serve it until the session ends."""
     control = socket.socket(fileno=_CONTROL)
     try:
-        _get_ready(task, *NUMBER.unpack(control.recv(NUMBER.size)))
+        _get_ready(task, *NUMBER_FORMAT.unpack(control.recv(NUMBER_FORMAT.size)))
     except BaseException as error:
         control.send(FAILED + f"{type(error).__name__}: {error}".encode()[:4000])
         raise
     control.send(READY)
-    data, numbers, _, _ = socket.recv_fds(control, NUMBER.size, 1)
+    data, numbers, _, _ = socket.recv_fds(control, NUMBER_FORMAT.size, 1)
     control.close()
     if data and numbers:
-        serve(numbers[0], NUMBER.unpack(data)[0], Path(task.folder), task.key)
+        serve(numbers[0], NUMBER_FORMAT.unpack(data)[0], Path(task.folder), task.key)
 
 
 def _get_ready(task: Task, walls: int) -> None:
@@ -78,7 +78,7 @@ def _get_ready(task: Task, walls: int) -> None:
         unpack_function(task.prepare)()
     os.environ["EKIDEN_CACHE_DIR"] = task.folder
     if task.has_sandbox:
-        for name in _DRIVERS:  # what they open, they could not open later
+        for name in _DRIVER_NAMES:  # what they open, they could not open later
             with suppress(Exception):
                 _ = device(name, 0).exist
         for leftover in Path(task.folder).iterdir():  # by a driver: a client finds an empty folder

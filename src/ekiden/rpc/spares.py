@@ -16,15 +16,15 @@ from dataclasses import replace
 from pathlib import Path
 
 from ekiden.rpc.folders import SessionFolder
-from ekiden.rpc.fresh import FIRST_DESCRIPTOR, task_file, words
-from ekiden.rpc.sandbox import Limits, start_behind_walls
-from ekiden.rpc.session import FAILED, NUMBER, READY, Task
+from ekiden.rpc.fresh import FIRST_DESCRIPTOR, task_command, task_file
+from ekiden.rpc.sandbox import Limits, start_sandboxed
+from ekiden.rpc.session import FAILED, NUMBER_FORMAT, READY, Task
 from ekiden.runtime.lazy_dataclass import dataclass
 
 __all__ = ["Program", "start_program"]
 
 _log = logging.getLogger("ekiden.rpc")
-LOGGED_BYTES = 64 << 10
+MAX_LOGGED_BYTES = 64 << 10
 """Most that is logged of what a session prints; the rest is read and dropped."""
 _BLOCK_BYTES = 512
 """Unit of `st_blocks`."""
@@ -62,7 +62,7 @@ class Program:
         assert self.control is not None
         control, self.control = self.control, None
         with control:
-            socket.send_fds(control, [NUMBER.pack(peer_limit)], [connection.fileno()])
+            socket.send_fds(control, [NUMBER_FORMAT.pack(peer_limit)], [connection.fileno()])
 
     def take_output(self) -> bool:
         """Log its output, escaped since a terminal would interpret it. Return False at its end."""
@@ -72,7 +72,7 @@ class Program:
         if not data:
             os.close(self.output)
             self.output = -1
-        log_budget = LOGGED_BYTES - self.logged
+        log_budget = MAX_LOGGED_BYTES - self.logged
         self.logged += len(data)
         for line in data[: max(log_budget, 0)].decode(errors="replace").splitlines():
             _log.info("session %d: %s", self.pid, line.encode("unicode_escape").decode())
@@ -91,7 +91,7 @@ class Program:
         with suppress(ProcessLookupError):
             signal.pidfd_send_signal(self.process, signal.SIGKILL)
 
-    def bury(self) -> None:
+    def clean_up(self) -> None:
         """Wait for its end, and clean up after it; `process` is negative then."""
         with suppress(ChildProcessError):
             os.waitpid(self.pid, 0)
@@ -113,8 +113,8 @@ def start_program(template: Task) -> Program:
     try:
         task = task_file("ekiden.rpc.session:run_session", replace(template, folder=folder.path))
         descriptors = (other_end.fileno(), task)
-        pid, walls = start_behind_walls(
-            words(FIRST_DESCRIPTOR), folder.path, descriptors, output, template.libraries,
+        pid, walls = start_sandboxed(
+            task_command(FIRST_DESCRIPTOR), folder.path, descriptors, output, template.libraries,
             template.has_sandbox,
         )  # fmt: skip
     except BaseException:
@@ -127,7 +127,7 @@ def start_program(template: Task) -> Program:
         os.close(output)
         if task >= 0:
             os.close(task)
-    own_end.send(NUMBER.pack(walls.bits))
+    own_end.send(NUMBER_FORMAT.pack(walls.bits))
     return Program(pid, os.pidfd_open(pid), own_end, source, folder, template.limits)
 
 

@@ -30,7 +30,7 @@ from ekiden.runtime.lazy_dataclass import dataclass
 __all__ = ["Tracker", "TrackerSession", "connect_tracker"]
 
 Result = TypeVar("Result")
-LOST_SECONDS = 5.0
+CONNECT_LIMIT_S = 5.0
 """How long a client that was given a device may take to connect to it."""
 
 
@@ -58,12 +58,12 @@ class Tracker(Hub):
         credentials: PathName | None = None,
     ) -> None:
         where = (host, port, port_end)
-        super().__init__("rpc.Tracker", where, credentials, "ekiden.rpc.tracker:keep_books")
+        super().__init__("rpc.Tracker", where, credentials, "ekiden.rpc.tracker:serve_registry")
 
 
-def keep_books(listener: socket.socket) -> Callable[[Peer], Awaitable[None]]:
+def serve_registry(listener: socket.socket) -> Callable[[Peer], Awaitable[None]]:
     """Return the handler of a tracker's clients and devices."""
-    return _Books().serve
+    return _DeviceRegistry().serve
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ class _Device:
     owner: Peer
 
 
-class _Books:
+class _DeviceRegistry:
     """The free devices and the pending requests."""
 
     def __init__(self) -> None:
@@ -129,7 +129,11 @@ class _Books:
         if mine is None or device in self.free[device.key]:
             return
         begin = self.taken.get(device.match)
-        if begin is not None and device.match in mine and time.monotonic() < begin + LOST_SECONDS:
+        if (
+            begin is not None
+            and device.match in mine
+            and time.monotonic() < begin + CONNECT_LIMIT_S
+        ):
             return
         if device.match in mine:  # elsewhere before, or never connected to
             self._drop(mine[device.match])

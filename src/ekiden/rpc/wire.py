@@ -11,7 +11,7 @@ from typing import Protocol
 import numpy as np
 
 from ekiden.rpc.errors import FrameError
-from ekiden.rpc.messages import DEPTH_LIMIT, LENT, MESSAGES, Kind, Tag
+from ekiden.rpc.messages import DEPTH_LIMIT, MESSAGES, RETURN_PREFIX_BYTES, Kind, Tag
 from ekiden.runtime import ADT, DataType, Device, Module, PackedFunc, Shape
 from ekiden.runtime.binding._core import Object
 
@@ -21,8 +21,8 @@ __all__ = [
 ]  # fmt: skip
 
 _HEAD, _READ_HEAD = struct.Struct("<IB3x"), struct.Struct("<IBBH")
-_LEAST = {int(row.kind): (row.kind, row.least) for row in MESSAGES.values()}
-_LEAST_TAIL = 16 << 10
+_MIN_SIZES = {int(row.kind): (row.kind, row.least) for row in MESSAGES.values()}
+_MIN_TAIL_BYTES = 16 << 10
 """Bytes from which on a field is sent from where it lies."""
 _U32, _U64, _I64 = struct.Struct("<I"), struct.Struct("<Q"), struct.Struct("<q")
 _F64, _TYPE, _DTYPE = struct.Struct("<d"), struct.Struct("<iiBBHI"), struct.Struct("<BBH")
@@ -30,7 +30,7 @@ _DEVICE, _ADT = struct.Struct("<ii"), struct.Struct("<iI")
 _TAGGED = {form: struct.Struct(f"<B{form.format[1:]}") for form in (_U32, _U64, _I64, _F64)}
 MAX_RANK = 64
 _NAMES = ("int", "uint", "float", "handle", "bfloat", "complex", "bool")
-_SMALL = {
+_SPECIAL_DTYPES = {
     (DataType(name).type_code, DataType(name).bits): name
     for name in (
         "bool float8_e3m4 float8_e4m3 float8_e4m3b11fnuz float8_e4m3fn float8_e4m3fnuz float8_e5m2"
@@ -64,7 +64,7 @@ class Handles(Protocol):
         """Return a proxy of a remote object."""
 
 
-class Plain:
+class NoHandles:
     """A side without objects, such as a tracker."""
 
     def export(self, value: object) -> int:
@@ -108,7 +108,7 @@ class Writer:
 
     def last(self, value: Bytes) -> None:
         """Write the last field of a message, keeping large bytes in place."""
-        if len(value) < _LEAST_TAIL:
+        if len(value) < _MIN_TAIL_BYTES:
             self.blob(value)
         else:
             self.number(_U32, len(value))
@@ -139,7 +139,7 @@ class Writer:
         """
         if depth > DEPTH_LIMIT:
             raise ValueError(f"rpc: more than {DEPTH_LIMIT} containers inside each other")
-        write = _EXACT.get(type(item))
+        write = _WRITER_BY_TYPE.get(type(item))
         if write is None:
             write = self._rare(item)
         write(self, item, depth)
@@ -148,7 +148,7 @@ class Writer:
         """Return the writer of an item of an uncommon class. Raises TypeError."""
         if self._handles.handle_of(item) is not None:
             return Writer._yours
-        for cls, write in _VALUES:
+        for cls, write in _VALUE_WRITERS:
             if isinstance(item, cls):
                 return write
         is_thing = isinstance(item, (Object, Module)) and not isinstance(item, PackedFunc)
@@ -224,7 +224,7 @@ class Writer:
         self._tagged(Tag.FUNCTION, _U64, self._handles.export(item))
 
 
-_VALUES: tuple[tuple[type | tuple[type, ...], Callable[..., None]], ...] = (
+_VALUE_WRITERS: tuple[tuple[type | tuple[type, ...], Callable[..., None]], ...] = (
     (type(None), Writer._none),
     (bool, Writer._bool),
     (int, Writer._int),
@@ -240,7 +240,7 @@ _VALUES: tuple[tuple[type | tuple[type, ...], Callable[..., None]], ...] = (
     (dict, Writer._map),
 )
 """Class -> how it is written; a class stands before those it is derived from."""
-_EXACT = {cls: write for cls, write in _VALUES if isinstance(cls, type)}
+_WRITER_BY_TYPE = {cls: write for cls, write in _VALUE_WRITERS if isinstance(cls, type)}
 
 
 def _several_handles(writer: Writer, value: Sequence[int]) -> None:
@@ -249,7 +249,7 @@ def _several_handles(writer: Writer, value: Sequence[int]) -> None:
         writer.number(_U64, handle)
 
 
-_WRITE: dict[str, Callable[..., None]] = {
+_FIELD_WRITERS: dict[str, Callable[..., None]] = {
     "u": lambda w, v: w.number(_U32, v),
     "q": lambda w, v: w.number(_U64, v),
     "i": lambda w, v: w.number(_I64, v),
@@ -349,7 +349,7 @@ class Reader:
         if depth > DEPTH_LIMIT:
             raise FrameError(f"rpc: more than {DEPTH_LIMIT} containers inside each other")
         tag = self._data[self._skip(1)]
-        read = _READ_VALUE.get(tag)
+        read = _VALUE_READERS.get(tag)
         if read is None:
             raise FrameError(f"rpc: a kind of value expected, got {tag}")
         return read(self, depth)
@@ -405,7 +405,7 @@ def _nothing(reader: Reader) -> None:
     """Return the description of a function or module: there is none."""
 
 
-_READ_VALUE: dict[int, Callable[[Reader, int], object]] = {
+_VALUE_READERS: dict[int, Callable[[Reader, int], object]] = {
     Tag.NONE: lambda r, depth: None,
     Tag.INT: lambda r, depth: r.number(_I64),
     Tag.BOOL: Reader.truth,
@@ -425,7 +425,7 @@ _READ_VALUE: dict[int, Callable[[Reader, int], object]] = {
     Tag.ADT: Reader.fields_of_adt,
 }
 
-_READ: dict[str, Callable[[Reader], object]] = {
+_FIELD_READERS: dict[str, Callable[[Reader], object]] = {
     "u": lambda r: r.number(_U32),
     "q": lambda r: r.number(_U64),
     "i": lambda r: r.number(_I64),
@@ -441,7 +441,7 @@ _READ: dict[str, Callable[[Reader], object]] = {
 
 def _dtype_name(code: int, bits: int, lanes: int) -> str:
     """Return the name of a dtype from its code, bits and lanes. Raises FrameError."""
-    name = _SMALL.get((code, bits), "")
+    name = _SPECIAL_DTYPES.get((code, bits), "")
     if not name and (code >= len(_NAMES) or _NAMES[code] == "handle"):
         raise FrameError(f"rpc: a dtype expected, got code {code}, {bits} bits")
     name = name or f"{_NAMES[code]}{bits}"
@@ -459,7 +459,7 @@ def write_parts(
     """
     writer = Writer(handles)
     for letter, value in zip(MESSAGES[kind].fields, fields, strict=True):
-        _WRITE[letter](writer, value)
+        _FIELD_WRITERS[letter](writer, value)
     size = len(writer.data) - _HEAD.size + (0 if writer.tail is None else len(writer.tail))
     _HEAD.pack_into(writer.data, 0, size, kind)
     return writer.data, writer.tail
@@ -474,7 +474,7 @@ def write_body(kind: Kind, fields: Sequence[object], handles: Handles) -> bytear
 def read_body(kind: Kind, data: Bytes, handles: Handles, lends: bool = False) -> list[object]:
     """Parse the fields of a message. With `lends`, bytes are views of it. Raises FrameError."""
     reader = Reader(data, handles, lends)
-    fields = [_READ[letter](reader) for letter in MESSAGES[kind].fields]
+    fields = [_FIELD_READERS[letter](reader) for letter in MESSAGES[kind].fields]
     if reader.left:
         raise FrameError(f"rpc: {kind.name} has {reader.left} bytes too many")
     return fields
@@ -485,7 +485,7 @@ def check_lent(head: Bytes, buffer: Sized | None) -> None:
     has.
     """
     size = -1 if buffer is None else len(buffer)
-    if head[0] != Tag.BYTES or int.from_bytes(head[1:LENT], "little") != size:
+    if head[0] != Tag.BYTES or int.from_bytes(head[1:RETURN_PREFIX_BYTES], "little") != size:
         raise FrameError(f"rpc: {size} bytes expected, got a frame as long that begins otherwise")
 
 
@@ -494,7 +494,7 @@ def read_head(data: Bytes, limit: int, begin: int = 0) -> tuple[Kind, int]:
     unknown message, or a body that is too short or exceeds the limit.
     """
     size, number, zero, zeros = _READ_HEAD.unpack_from(data, begin)
-    kind, min_size = _LEAST.get(number, (None, 0))
+    kind, min_size = _MIN_SIZES.get(number, (None, 0))
     if kind is None or zero or zeros:
         head = bytes(data[begin : begin + _HEAD.size])
         raise FrameError(f"rpc: a message expected, got the bytes {head.hex()}")

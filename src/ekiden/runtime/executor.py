@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 import numpy as np
 
 from ekiden._lazy import LazyModule
-from ekiden.runtime.artifact.metadata import ANY_OBJECT, read_metadata, tensor_infos
+from ekiden.runtime.artifact.metadata import OBJECT_DTYPE, read_metadata, tensor_infos
 from ekiden.runtime.binding._core import (
     Device,
     Executable,
@@ -32,14 +32,14 @@ from ekiden.runtime.name_transforms import sanitize_name
 from ekiden.runtime.profile.timing import BenchmarkResult
 
 if TYPE_CHECKING:
-    from ekiden.runtime.executable import placing
+    from ekiden.runtime.executable import output_buffers
 else:
-    placing = LazyModule("ekiden.runtime.executable.placing")
+    output_buffers = LazyModule("ekiden.runtime.executable.output_buffers")
 
 Devices = Device | Sequence[Device]
 
 
-class FarProgram(Protocol):
+class RemoteModule(Protocol):
     """Module of another machine (ekiden.rpc)."""
 
     def __getitem__(self, name: str) -> Any: ...  # noqa: ANN401 - a function of the other side
@@ -60,7 +60,7 @@ class FarProgram(Protocol):
         """Measure a function, as a local module does."""
 
 
-Program = Module | FarProgram
+ExecutorModule = Module | RemoteModule
 
 
 class AotModule:
@@ -71,7 +71,7 @@ class AotModule:
     sent, what is asked for crosses when its elements are.
     """
 
-    def __init__(self, module: Program) -> None:
+    def __init__(self, module: ExecutorModule) -> None:
         self.module = module
         metadata = read_metadata(str(module["get_metadata"]()), "executor", None)
         self._inputs, self._outputs = tensor_infos(metadata, "executor")
@@ -130,12 +130,12 @@ class AotModule:
         self._run_into(self._direct_places())
         for index, tensor in self._results.items():
             result = self._get_output(index)
-            if not (isinstance(result, Tensor) and placing.is_same(result, tensor)):
+            if not (isinstance(result, Tensor) and output_buffers.is_same(result, tensor)):
                 self._get_output(index, tensor)
 
     def get_num_outputs(self) -> int:
         """Return the number of outputs; nested tuples count by their fields, after a run."""
-        if any(info.dtype == ANY_OBJECT for info in self._outputs):
+        if any(info.dtype == OBJECT_DTYPE for info in self._outputs):
             count = self.module["get_num_outputs"]()
             assert isinstance(count, int)
             return count
@@ -197,7 +197,7 @@ class AotModule:
             t if t is not None and t.device == cpu() else None for t in destinations
         ]
         values = [self.module["get_input"](i) for i in range(len(self._names))]
-        return placing.direct_places(self._sites, host_destinations, values)
+        return output_buffers.direct_buffers(self._sites, host_destinations, values)
 
     def _result_sites(self) -> Sequence[int | None]:
         """Return the instructions that allocate the outputs; none on another machine."""
@@ -205,7 +205,7 @@ class AotModule:
             return ()
         exe = self.module["get_executable"]()
         assert isinstance(exe, Executable)
-        return placing.result_sites(exe, self.get_num_outputs())
+        return output_buffers.result_sites(exe, self.get_num_outputs())
 
     def __getitem__(self, key: str) -> object:
         """Return a function of the module."""

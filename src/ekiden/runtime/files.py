@@ -132,7 +132,7 @@ def write_whole(
             _write_through(target, write)
 
 
-WRITABLE = stat.S_IWGRP | stat.S_IWOTH
+GROUP_OTHER_WRITE = stat.S_IWGRP | stat.S_IWOTH
 """Permissions by which others than the owner may write."""
 
 
@@ -147,7 +147,7 @@ def make_own_folder(folder: PathName) -> None:
         path = os.path.dirname(path)
     for parent in reversed(missing):
         with suppress(FileExistsError):
-            os.mkdir(parent, 0o777 & ~WRITABLE)
+            os.mkdir(parent, 0o777 & ~GROUP_OTHER_WRITE)
 
 
 def expect_trusted(path: PathName, layer: PathName | None = None) -> None:
@@ -161,7 +161,7 @@ def expect_trusted(path: PathName, layer: PathName | None = None) -> None:
     owners = {os.geteuid(), 0} | (set() if layer is None else {os.stat(layer).st_uid})
     for name in (path, os.path.dirname(os.path.abspath(path))):
         state = os.stat(name)
-        is_shared = bool(state.st_mode & WRITABLE) and not state.st_mode & stat.S_ISVTX
+        is_shared = bool(state.st_mode & GROUP_OTHER_WRITE) and not state.st_mode & stat.S_ISVTX
         if state.st_uid not in owners or is_shared:
             raise PermissionError(
                 f"read '{os.fspath(path)}': others than you may have written it: '{name!s}' has"
@@ -211,17 +211,17 @@ def shrink(folder: PathName, limit: int) -> tuple[int, int]:
     return count, freed
 
 
-UNFINISHED = re.compile(r"\..+\.[0-9a-f]{8}")
+PARTIAL_NAME = re.compile(r"\..+\.[0-9a-f]{8}")
 """Names of files that `write_whole` has not finished."""
-GIVEN_UP = 3600.0
+PARTIAL_EXPIRY_S = 3600.0
 """Seconds without a change after which nobody writes such a file any more."""
 
 
 def _remove_unfinished(folder: PathName) -> None:
     """Remove the partial files of interrupted processes (SIGKILL, power loss)."""
-    before = time.time() - GIVEN_UP
+    before = time.time() - PARTIAL_EXPIRY_S
     for at, _, names in os.walk(folder):
-        for path in (os.path.join(at, n) for n in names if UNFINISHED.fullmatch(n)):
+        for path in (os.path.join(at, n) for n in names if PARTIAL_NAME.fullmatch(n)):
             with suppress(OSError):
                 if os.stat(path).st_mtime < before:
                     os.unlink(path)
@@ -262,7 +262,7 @@ def _replace(
     is_owners: bool,
 ) -> None:
     """Write a file that replaces `previous`, with its permissions."""
-    allowed = ~WRITABLE if is_owners else ~stat.S_IWOTH
+    allowed = ~GROUP_OTHER_WRITE if is_owners else ~stat.S_IWOTH
 
     def create(name: str, flags: int) -> int:
         return os.open(name, flags, 0o666 & allowed)

@@ -28,11 +28,11 @@ else:
 
 __all__ = ["Lock", "before_fork", "hold_at_forks"]
 
-PATIENCE = 1000
+MAX_IDLE_POLLS = 1000
 """Polls before a fork gives up on other threads' imports while none of them ends and none begins:
 they may be waiting for the one that forks. Counted, not timed, so that a suspended process does not
 time out."""
-_PAUSE = 0.001
+_POLL_INTERVAL_S = 0.001
 """Seconds between two looks."""
 _holder: int | None = None
 """The thread of this process, that which holds the lock of all imports, that is forking."""
@@ -75,17 +75,17 @@ def _hold() -> None:
     """
     global _holder
     last_owners: list[tuple[str, int]] = []
-    remaining_polls = PATIENCE
+    remaining_polls = MAX_IDLE_POLLS
     imp.acquire_lock()
     while foreign_imports := _imported_elsewhere():
         owners = module_owners()
         imp.release_lock()  # which they need to end
         if owners != last_owners:
-            last_owners, remaining_polls = owners, PATIENCE
+            last_owners, remaining_polls = owners, MAX_IDLE_POLLS
         elif (remaining_polls := remaining_polls - 1) < 0:
             names = ", ".join(foreign_imports)
             raise BlockingIOError(errno.EAGAIN, f"no fork while another thread imports {names}")
-        time.sleep(_PAUSE)
+        time.sleep(_POLL_INTERVAL_S)
         imp.acquire_lock()
     _holder = threading.get_ident()
 

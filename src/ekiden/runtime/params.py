@@ -21,7 +21,7 @@ from typing import cast
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ekiden.runtime.artifact import mapped
+from ekiden.runtime.artifact import mapped_files
 from ekiden.runtime.binding._core import DataType, Tensor, empty, tensor
 from ekiden.runtime.errors import LoadError
 from ekiden.runtime.files import File, Writer, write_to
@@ -52,11 +52,11 @@ FORMAT_NAMES = {
 }
 """Our name of a dtype -> the format's; dtypes that are not here have none."""
 DTYPE_NAMES = {name: dtype for dtype, name in FORMAT_NAMES.items()}
-MAX_HEADER = 100_000_000
+MAX_HEADER_BYTES = 100_000_000
 """Bytes of the longest header; the format's own limit."""
 MAX_RANK = 64
 """Dimensions of a tensor of ours."""
-ALIGNMENT = 64
+DATA_ALIGNMENT_BYTES = 64
 """Where the elements begin in what we write; the format asks for 8."""
 
 Params = Mapping[str, Tensor | ArrayLike]
@@ -85,7 +85,7 @@ def _write(file: Writer, params: Params, metadata: Mapping[str, str] | None) -> 
             "data_offsets": [begin, end],
         }
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
-    text += b" " * (-(len(text) + 8) % ALIGNMENT)
+    text += b" " * (-(len(text) + 8) % DATA_ALIGNMENT_BYTES)
     file.write(len(text).to_bytes(8, "little") + text)
     for name in order:
         file.write(_bytes_of(tensors[name]).data)
@@ -123,7 +123,7 @@ def map_params(path: str | PathLike[str]) -> dict[str, Tensor]:
     """
     with open(path, "rb") as file:
         size = os.fstat(file.fileno()).st_size
-        data = mapped.guarded(file.fileno(), size) if size else None
+        data = mapped_files.guarded_map(file.fileno(), size) if size else None
     return load_params(path) if data is None else _read(_bytes_of(data), str(path))
 
 
@@ -154,7 +154,7 @@ def _read(data: _Bytes, where: str) -> dict[str, Tensor]:
 
 def _split(data: _Bytes, where: str) -> tuple[dict[str, object], _Bytes]:
     size = int.from_bytes(data[:8].tobytes(), "little")
-    if len(data) < 8 or size > min(len(data) - 8, MAX_HEADER):
+    if len(data) < 8 or size > min(len(data) - 8, MAX_HEADER_BYTES):
         raise LoadError(
             f"load parameters from {where!r}: expected a header of at most {len(data) - 8} bytes, "
             f"got {size}"

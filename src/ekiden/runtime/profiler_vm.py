@@ -6,7 +6,7 @@ machine = VirtualMachineProfiler(executable, ekiden.cpu()) print(machine.profile
 from __future__ import annotations
 
 from ekiden.runtime.errors import UnsupportedError
-from ekiden.runtime.executable.remote_program import FarExecutable
+from ekiden.runtime.executable.remote_program import RemoteExecutable
 from ekiden.runtime.profile.report import Report, profile
 from ekiden.runtime.vm import VirtualMachine
 
@@ -34,7 +34,7 @@ class VirtualMachineProfiler(VirtualMachine):
             raise ValueError("profile: collectors are not known here; None expected")
         if args or kwargs:
             self.set_input(func_name, *args, **kwargs)
-        if isinstance(self.module, FarExecutable):
+        if isinstance(self.module, RemoteExecutable):
             raise UnsupportedError("profile: the program runs on another machine")
         return profile(self.module, func_name, self._collected(func_name))
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 Array: TypeAlias = "npt.NDArray[Any]"
 
-END = 255
+TEXT_END = 255
 """The byte behind a text."""
 
 
@@ -26,7 +26,7 @@ def encode(texts: object, width: int | None = None) -> Array:
     strings = np.asarray(texts, object)
     raw = [_bytes(t) for t in strings.ravel()]
     wide = max([1, *map(len, raw)]) if width is None else width
-    padded = np.full((len(raw), wide), END, np.uint8)
+    padded = np.full((len(raw), wide), TEXT_END, np.uint8)
     sizes = np.fromiter(map(len, raw), np.int64, len(raw))
     padded[np.arange(wide) < sizes[:, None]] = np.frombuffer(b"".join(raw), np.uint8)
     return padded.reshape(*strings.shape, wide)
@@ -43,7 +43,7 @@ def _bytes(text: object) -> bytes:
 def decode(data: Array) -> Array:
     """Decode bytes to an object array of str."""
     rows = np.ascontiguousarray(data).reshape(math.prod(data.shape[:-1]), data.shape[-1])
-    ends = np.concatenate([rows == END, np.ones((len(rows), 1), np.bool_)], axis=1).argmax(1)
+    ends = np.concatenate([rows == TEXT_END, np.ones((len(rows), 1), np.bool_)], axis=1).argmax(1)
     decoded = np.empty(len(rows), object)
     for i, (row, end) in enumerate(zip(rows, ends, strict=True)):
         decoded[i] = row[:end].tobytes().decode(errors="replace")
@@ -52,4 +52,4 @@ def decode(data: Array) -> Array:
 
 def sorted_texts(texts: Iterable[str]) -> list[str]:
     """Texts in the order of their padded bytes: one that continues another comes before it."""
-    return sorted(texts, key=lambda t: t.encode() + bytes([END]))
+    return sorted(texts, key=lambda t: t.encode() + bytes([TEXT_END]))

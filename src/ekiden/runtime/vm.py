@@ -16,25 +16,30 @@ from ekiden.runtime.artifact.metadata import tensor_infos
 from ekiden.runtime.binding._core import Executable, Module, Object, Tensor, cpu, tensor, wait_for
 from ekiden.runtime.binding._core import VirtualMachine as Machine
 from ekiden.runtime.cached import cached_property
-from ekiden.runtime.debug.stepping import Place, Stepper
+from ekiden.runtime.debug.debugger import Place, Stepper
 from ekiden.runtime.devices.named import check_devices
 from ekiden.runtime.errors import InputError, UnsupportedError
-from ekiden.runtime.executable.callers import executor_of
-from ekiden.runtime.executable.placing import direct_places, invoke_into, is_same, result_sites
-from ekiden.runtime.executable.remote_program import FarExecutable, far_executable
+from ekiden.runtime.executable.output_buffers import (
+    direct_buffers,
+    invoke_into,
+    is_same,
+    result_sites,
+)
+from ekiden.runtime.executable.remote_program import RemoteExecutable, remote_executable
+from ekiden.runtime.executable.vm_pool import executor_of
 from ekiden.runtime.profile.timing import BenchmarkResult, Evaluator
 
 _NUMBERS = {bool: "bool", int: "int32", float: "float32"}
 
 
-ALLOCATORS = (None, 1, 2, "naive", "pooled")
+TVM_ALLOCATORS = (None, 1, 2, "naive", "pooled")
 """What TVM calls its allocators, and numbers them."""
 
 
 def _check_allocator(memory_cfg: object) -> None:
     kinds = memory_cfg.values() if isinstance(memory_cfg, dict) else (memory_cfg,)
     for kind in kinds:
-        if kind not in ALLOCATORS:
+        if kind not in TVM_ALLOCATORS:
             raise InputError(
                 f"VirtualMachine: expected the allocator 'naive' or 'pooled', got {kind!r}"
             )
@@ -72,9 +77,9 @@ class VirtualMachine:
         self._inputs: dict[str, dict[int, object]] = {}
         self._outputs: object = None
         self._wanted: dict[str, Sequence[Tensor]] = {}
-        self.module: Executable | FarExecutable
-        self._machine: Machine | FarExecutable
-        if (far := far_executable(raw, device)) is not None:
+        self.module: Executable | RemoteExecutable
+        self._machine: Machine | RemoteExecutable
+        if (far := remote_executable(raw, device)) is not None:
             self.module = self._machine = far
             return
         if isinstance(raw, Module) and "get_executable" in raw:
@@ -155,9 +160,11 @@ class VirtualMachine:
         self, func_name: str, destinations: Sequence[Tensor], args: Sequence[object]
     ) -> Sequence[object]:
         """Return the output buffers that kernels can write directly."""
-        if isinstance(self.module, FarExecutable) or any(t.device != cpu() for t in destinations):
+        if isinstance(self.module, RemoteExecutable) or any(
+            t.device != cpu() for t in destinations
+        ):
             return ()
-        return direct_places(
+        return direct_buffers(
             result_sites(self.module, len(destinations), func_name), destinations, args
         )
 
@@ -214,7 +221,7 @@ class VirtualMachine:
         if kwargs:
             self.set_input(func_name, *args, **kwargs)
         arguments = self._collected(func_name) if kwargs else [_argument(a) for a in args]
-        if isinstance(self.module, FarExecutable):
+        if isinstance(self.module, RemoteExecutable):
             return self.module.benchmark(
                 func_name, tuple(arguments), number=number, repeat=repeat,
                 min_repeat_ms=min_repeat_ms or 0,
@@ -245,7 +252,7 @@ class VirtualMachine:
         """Return the debugger, whose methods the next ones abbreviate. Raises UnsupportedError for
         a program on another machine.
         """
-        if isinstance(self.module, FarExecutable):
+        if isinstance(self.module, RemoteExecutable):
             raise UnsupportedError("step: the program runs on another machine")
         return Stepper(self.module)
 

@@ -30,18 +30,18 @@ from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.serve.datatypes import Array
 from ekiden.serve.reasons import refusal
 
-__all__ = ["Arrivals", "Batcher", "Run", "Runners", "Work"]
+__all__ = ["Arrivals", "Batcher", "RunFunction", "Runners", "Work"]
 
 _log = logging.getLogger(__name__)
 
 Key = tuple[tuple[int, ...], ...]
-Run = Callable[[Sequence[Array], float], list[Array]]
+RunFunction = Callable[[Sequence[Array], float], list[Array]]
 """A run of a program: arrays, and the seconds it may take."""
-LAST = 2**63
+DEFAULT_PRIORITY = 2**63
 """The priority of what says none."""
-MOMENT = 0.0003
+INLINE_RUN_LIMIT_S = 0.0003
 """The seconds of a run that the event loop makes itself."""
-PATIENCE = 0.02
+INLINE_RUN_TIMEOUT_S = 0.02
 """The seconds after which such a run is ended after all, and made again by a thread."""
 
 
@@ -53,7 +53,7 @@ class Work:
     future: asyncio.Future[list[Array]]
     deadline: float
     """By `time.monotonic`."""
-    run: Run
+    run: RunFunction
     key: Key | None = None
     """Work of one key can be run together; None: alone."""
     rows: int = 1
@@ -69,7 +69,7 @@ class Work:
         return sum(array.nbytes for array in self.arrays)
 
 
-class Costs:
+class RunCosts:
     """Measured run times of a program, one for each power of two of the input size. A slow run
     counts at once, and decays.
     """
@@ -85,7 +85,7 @@ class Costs:
 
     def is_brief(self, size: int) -> bool:
         """Return whether a run is expected to be brief; false if none was measured."""
-        return self._seconds.get(size.bit_length(), PATIENCE) <= MOMENT
+        return self._seconds.get(size.bit_length(), INLINE_RUN_TIMEOUT_S) <= INLINE_RUN_LIMIT_S
 
 
 class Arrivals:
@@ -224,7 +224,7 @@ class Batcher:
         self._count = 0
         self._instances = instances
         self._smoothed = 0.01
-        self._costs = Costs()
+        self._costs = RunCosts()
 
     @property
     def waiting(self) -> int:
@@ -242,7 +242,7 @@ class Batcher:
             if len(self._heap) >= self._bound:
                 raise RequestError(f"{self._bound} requests wait already", "busy", self.estimate())
             self._count += 1
-            heapq.heappush(self._heap, (priority or LAST, self._count, work))
+            heapq.heappush(self._heap, (priority or DEFAULT_PRIORITY, self._count, work))
             self._size += work.size
             if not is_last:
                 self._place()
@@ -384,8 +384,8 @@ def run_at_once(batch: Sequence[Work]) -> list[tuple[Work, object]]:
     run too long for the loop.
     """
     if len(batch) > 1:
-        return list(zip(batch, _together(batch, PATIENCE), strict=True))
-    return [(batch[0], _alone(batch[0], PATIENCE))]
+        return list(zip(batch, _together(batch, INLINE_RUN_TIMEOUT_S), strict=True))
+    return [(batch[0], _alone(batch[0], INLINE_RUN_TIMEOUT_S))]
 
 
 def _together(batch: Sequence[Work], time_limit: float = math.inf) -> list[list[Array]]:

@@ -15,7 +15,7 @@ from starlette.types import Scope
 from ekiden.runtime.errors import RequestError
 from ekiden.serve.config import ServerConfig
 
-__all__ = ["Browsers", "refuse_forms", "require_json"]
+__all__ = ["OriginChecker", "refuse_forms", "require_json"]
 
 Headers = dict[bytes, bytes]
 REMEMBERED_HOSTS = 256
@@ -28,7 +28,7 @@ FORM_TYPES = frozenset({
 CORS-safelisted values)."""
 
 
-class Browsers:
+class OriginChecker:
     """Checks of a request's host and origin before anything else is processed."""
 
     def __init__(self, config: ServerConfig) -> None:

@@ -31,9 +31,9 @@ __all__ = ["ChatRequest", "ChatRoutes", "read_chat"]
 ROLES = ("system", "developer", "user", "assistant", "tool")
 MAX_STOP_LETTERS = 1024
 """Of a text that stops an answer: what is held back is compared with each of its beginnings."""
-_IGNORED = frozenset({"user", "metadata", "store", "stream_options", "service_tier"})
+_IGNORED_KEYS = frozenset({"user", "metadata", "store", "stream_options", "service_tier"})
 """What says nothing about the answer."""
-_NEUTRAL: dict[str, tuple[object, ...]] = {
+_NEUTRAL_VALUES: dict[str, tuple[object, ...]] = {
     "n": (1,),
     "logprobs": (False,),
     "frequency_penalty": (0,),
@@ -61,12 +61,12 @@ def read_chat(fields: dict[str, Any]) -> ChatRequest:
     """Parse a request body. Raises RequestError for what is invalid or unsupported."""
     known_keys = {
         "model", "messages", "stream", "max_tokens", "max_completion_tokens", "temperature",
-        "top_p", "seed", "stop", *_IGNORED, *_NEUTRAL,
+        "top_p", "seed", "stop", *_IGNORED_KEYS, *_NEUTRAL_VALUES,
     }  # fmt: skip
     for key, value in fields.items():
         if key not in known_keys:
             raise RequestError(f"'{key[:64]}' is not supported")
-        if key in _NEUTRAL and value is not None and value not in _NEUTRAL[key]:
+        if key in _NEUTRAL_VALUES and value is not None and value not in _NEUTRAL_VALUES[key]:
             raise RequestError(f"'{key}': this value is not supported")
     model, messages = fields.get("model"), fields.get("messages")
     if not isinstance(model, str):

@@ -155,7 +155,7 @@ class ModelConfig:
 
 LEVELS = ("debug", "info", "warning", "error")
 Config = TypeVar("Config")
-_LEAST = {
+_MINIMUMS = {
     "body_bytes": 1, "text_bytes": 1, "grpc_bytes": 1, "answer_bytes": 1, "held_bytes": 1,
     "body_seconds": 0.01, "idle_seconds": 0.01, "connections": 1, "instances": 1,
     "queue": 1, "seconds": 0.001, "sequences": 1, "rows": 1, "most": 1,
@@ -238,7 +238,7 @@ def _value(default: object, kind: object, value: object, where: str) -> object:
     if type(value) is not kind:
         raise ServeError(f"{where}: {kind.__name__} expected, got {value!r}")
     if isinstance(value, (int, float)) and kind is not bool:
-        minimum = _LEAST.get(where.rpartition(" ")[2], 0)
+        minimum = _MINIMUMS.get(where.rpartition(" ")[2], 0)
         if not minimum <= value < 2**63:
             raise ServeError(f"{where}: a number from {minimum} on expected, got {value!r}")
     return value

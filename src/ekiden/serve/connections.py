@@ -16,16 +16,16 @@ from ekiden.serve.batcher import Arrivals
 from ekiden.serve.config import Limits
 from ekiden.serve.metrics import Metrics
 
-__all__ = ["ABORT", "EndingWithClient", "connection_class", "has_body"]
+__all__ = ["ABORT_KEY", "EndingWithClient", "connection_class", "has_body"]
 
-ABORT = "ekiden.abort"
+ABORT_KEY = "ekiden.abort"
 """Where a request's scope has what ends its connection at once."""
-CYCLE = "ekiden.cycle"
+CYCLE_KEY = "ekiden.cycle"
 """Where it has the request as uvicorn keeps it, of which `has_body` asks: by a weak reference, as
 that has the scope itself."""
-TASK = "ekiden.connection"
+CONNECTION_KEY = "ekiden.connection"
 """Where it has its connection, by a weak reference, whose end ends the task that answers it."""
-HEAD_BYTES = 64 << 10
+MAX_HEAD_BYTES = 64 << 10
 """The most bytes of a request's line and headers; the parser itself would take any number."""
 
 
@@ -39,7 +39,7 @@ def connection_class(
 
 def has_body(scope: Scope) -> bool:
     """Return whether a request's body has arrived completely."""
-    cycle = scope[CYCLE]()
+    cycle = scope[CYCLE_KEY]()
     return cycle is not None and not cycle.more_body
 
 
@@ -55,7 +55,7 @@ class EndingWithClient:
     __slots__ = ("_connection", "_cycle")
 
     def __init__(self, scope: Scope) -> None:
-        self._connection, self._cycle = scope[TASK](), scope[CYCLE]()
+        self._connection, self._cycle = scope[CONNECTION_KEY](), scope[CYCLE_KEY]()
 
     def __enter__(self) -> None:
         if self._connection is None or self._cycle is None or self._cycle.disconnected:
@@ -111,7 +111,7 @@ class Connection(HttpToolsProtocol):
             self._head = 0
         else:
             self._head += len(data)
-            if self._head > HEAD_BYTES and not self.transport.is_closing():
+            if self._head > MAX_HEAD_BYTES and not self.transport.is_closing():
                 self.send_400_response("Headers too large.")
 
     def on_headers_complete(self) -> None:
@@ -123,9 +123,9 @@ class Connection(HttpToolsProtocol):
         super().on_headers_complete()
         if self.cycle is not before:  # a request that the application is asked for
             self.arrivals.come()
-        self.scope[ABORT] = self.transport.abort  # type: ignore[literal-required]  # ours
-        self.scope[CYCLE] = ref(self.cycle)  # type: ignore[literal-required]
-        self.scope[TASK] = self._self  # type: ignore[literal-required]
+        self.scope[ABORT_KEY] = self.transport.abort  # type: ignore[literal-required]  # ours
+        self.scope[CYCLE_KEY] = ref(self.cycle)  # type: ignore[literal-required]
+        self.scope[CONNECTION_KEY] = self._self  # type: ignore[literal-required]
 
     def on_message_complete(self) -> None:
         """Note that the body is complete."""

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from ml_dtypes import bfloat16
 
-from ekiden.runtime.artifact.metadata import TEXT
+from ekiden.runtime.artifact.metadata import STRING_DTYPE
 from ekiden.runtime.errors import RequestError
 from ekiden.runtime.lazy_dataclass import dataclass
 
@@ -35,37 +35,37 @@ class Datatype:
     @property
     def is_text(self) -> bool:
         """Return whether elements are strings of any length."""
-        return self.dtype == TEXT
+        return self.dtype == STRING_DTYPE
 
 
-_NONE, _BOOL, _INT = frozenset[type](), frozenset({bool}), frozenset({int})
-_FLOAT, _TEXT = frozenset({int, float}), frozenset({str})
+_NO_JSON_TYPES, _BOOL_TYPES, _INT_TYPES = frozenset[type](), frozenset({bool}), frozenset({int})
+_FLOAT_TYPES, _TEXT_TYPES = frozenset({int, float}), frozenset({str})
 # fmt: off
 DATATYPES = (
     #        name      dtype       numpy                 contents           JSON
-    Datatype("BOOL",   "bool",     np.dtype(np.bool_),   "bool_contents",   _BOOL),
-    Datatype("UINT8",  "uint8",    np.dtype(np.uint8),   "uint_contents",   _INT),
-    Datatype("UINT16", "uint16",   np.dtype(np.uint16),  "uint_contents",   _INT),
-    Datatype("UINT32", "uint32",   np.dtype(np.uint32),  "uint_contents",   _INT),
-    Datatype("UINT64", "uint64",   np.dtype(np.uint64),  "uint64_contents", _INT),
-    Datatype("INT8",   "int8",     np.dtype(np.int8),    "int_contents",    _INT),
-    Datatype("INT16",  "int16",    np.dtype(np.int16),   "int_contents",    _INT),
-    Datatype("INT32",  "int32",    np.dtype(np.int32),   "int_contents",    _INT),
-    Datatype("INT64",  "int64",    np.dtype(np.int64),   "int64_contents",  _INT),
-    Datatype("FP16",   "float16",  np.dtype(np.float16), "",                _FLOAT),
-    Datatype("BF16",   "bfloat16", np.dtype(bfloat16),   "",                _NONE),
-    Datatype("FP32",   "float32",  np.dtype(np.float32), "fp32_contents",   _FLOAT),
-    Datatype("FP64",   "float64",  np.dtype(np.float64), "fp64_contents",   _FLOAT),
-    Datatype("BYTES",  TEXT,       np.dtype(object),     "bytes_contents",  _TEXT),
+    Datatype("BOOL",   "bool",     np.dtype(np.bool_),   "bool_contents",   _BOOL_TYPES),
+    Datatype("UINT8",  "uint8",    np.dtype(np.uint8),   "uint_contents",   _INT_TYPES),
+    Datatype("UINT16", "uint16",   np.dtype(np.uint16),  "uint_contents",   _INT_TYPES),
+    Datatype("UINT32", "uint32",   np.dtype(np.uint32),  "uint_contents",   _INT_TYPES),
+    Datatype("UINT64", "uint64",   np.dtype(np.uint64),  "uint64_contents", _INT_TYPES),
+    Datatype("INT8",   "int8",     np.dtype(np.int8),    "int_contents",    _INT_TYPES),
+    Datatype("INT16",  "int16",    np.dtype(np.int16),   "int_contents",    _INT_TYPES),
+    Datatype("INT32",  "int32",    np.dtype(np.int32),   "int_contents",    _INT_TYPES),
+    Datatype("INT64",  "int64",    np.dtype(np.int64),   "int64_contents",  _INT_TYPES),
+    Datatype("FP16",   "float16",  np.dtype(np.float16), "",                _FLOAT_TYPES),
+    Datatype("BF16",   "bfloat16", np.dtype(bfloat16),   "",                _NO_JSON_TYPES),
+    Datatype("FP32",   "float32",  np.dtype(np.float32), "fp32_contents",   _FLOAT_TYPES),
+    Datatype("FP64",   "float64",  np.dtype(np.float64), "fp64_contents",   _FLOAT_TYPES),
+    Datatype("BYTES",  STRING_DTYPE,       np.dtype(object),     "bytes_contents",  _TEXT_TYPES),
 )
 # fmt: on
-BY_NAME = {row.name: row for row in DATATYPES}
-BY_DTYPE = {row.dtype: row for row in DATATYPES}
-LARGEST = 2**31 - 1
+DATATYPE_BY_NAME = {row.name: row for row in DATATYPES}
+DATATYPE_BY_DTYPE = {row.dtype: row for row in DATATYPES}
+MAX_ELEMENTS = 2**31 - 1
 """The most elements that a tensor of a request may have."""
 MAX_TEXTS = 1 << 20
 """The most texts of a tensor: each is an object of 50 bytes and more."""
-TEXT_BYTES = 8
+TEXT_OVERHEAD_BYTES = 8
 """Bytes of memory that an element of a tensor of texts takes beside its text."""
 
 
@@ -74,12 +74,12 @@ def element_count(name: str, shape: Sequence[int]) -> int:
     invalid one.
     """
     for size in shape:
-        if type(size) is not int or not 0 <= size <= LARGEST:
-            raise RequestError(f"input '{name}': shape: sizes from 0 to {LARGEST} expected")
+        if type(size) is not int or not 0 <= size <= MAX_ELEMENTS:
+            raise RequestError(f"input '{name}': shape: sizes from 0 to {MAX_ELEMENTS} expected")
     count = math.prod(shape)
-    if len(shape) > 32 or count > LARGEST:
+    if len(shape) > 32 or count > MAX_ELEMENTS:
         raise RequestError(
-            f"input '{name}': shape: at most 32 dimensions and {LARGEST} elements expected"
+            f"input '{name}': shape: at most 32 dimensions and {MAX_ELEMENTS} elements expected"
         )
     return count
 
@@ -142,7 +142,7 @@ def from_raw(name: str, kind: Datatype, shape: Sequence[int], data: bytes | memo
     if len(data) != expected:
         raise RequestError(f"input '{name}': {expected} bytes expected, got {len(data)}")
     array = np.frombuffer(data, kind.numpy)
-    if kind.values == _BOOL and (np.frombuffer(data, np.uint8) > 1).any():
+    if kind.values == _BOOL_TYPES and (np.frombuffer(data, np.uint8) > 1).any():
         raise RequestError(f"input '{name}': bytes 0 and 1 expected for BOOL")
     return array.reshape(tuple(shape))
 
@@ -152,7 +152,7 @@ def tensor_bytes(name: str, kind: Datatype, shape: Sequence[int]) -> int:
     count = element_count(name, shape)
     if kind.is_text and count > MAX_TEXTS:
         raise RequestError(f"input '{name}': at most {MAX_TEXTS} texts expected", "too_large")
-    return count * (TEXT_BYTES if kind.is_text else kind.numpy.itemsize)
+    return count * (TEXT_OVERHEAD_BYTES if kind.is_text else kind.numpy.itemsize)
 
 
 def to_raw(kind: Datatype, array: Array) -> bytes | memoryview:

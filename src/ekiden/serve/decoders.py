@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from ekiden import llm
 from ekiden.llm.loop import EngineLoop, Update
-from ekiden.llm.text import Pieces, Tokenizer
+from ekiden.llm.text import Detokenizer, Tokenizer
 from ekiden.runtime.errors import LoadError, RequestError, RunError
 from ekiden.serve.text import Message, Piece, Sampling
 
@@ -20,7 +20,7 @@ class DecoderAnswer:
 
     def __init__(self, loop: EngineLoop, tokenizer: Tokenizer, stream: llm.Stream) -> None:
         self._loop, self._stream = loop, stream
-        self._texts = Pieces(tokenizer, stream.prompt, stream.sampling.stop)
+        self._texts = Detokenizer(tokenizer, stream.prompt, stream.sampling.stop)
         self.prompt = len(stream.prompt)
 
     def start(self, deadline: float, deliver: Callable[[Update], None]) -> None:

@@ -25,13 +25,13 @@ from ekiden.serve.requests import (
     check_answer,
     too_large_answer,
 )
-from ekiden.serve.sequences import Live
+from ekiden.serve.sequences import ActiveSequence
 from ekiden.serve.signature import Port
 from ekiden.serve.traces import Tracer
 
 __all__ = ["EXTENSIONS", "Engine"]
 
-READERS = 2
+READER_THREADS = 2
 """Threads that read and write long messages: more would take turns at Python's lock, and the event
 loop with them."""
 EXTENSIONS = ["binary_tensor_data", "model_repository", "sequence"]
@@ -55,7 +55,7 @@ class Engine:
         self._idle = asyncio.Event()
         self._idle.set()
         self._held = 0
-        self._readers = ThreadPoolExecutor(READERS, "read")
+        self._readers = ThreadPoolExecutor(READER_THREADS, "read")
 
     def hold_bytes(self, count: int) -> None:
         """Count bytes of an arriving request, until `release_bytes`."""
@@ -292,24 +292,24 @@ class Engine:
             model.sequences.end(step.id, live)
         return self._response(request, version, outputs)
 
-    def _live(self, model: Model, version: str, step: SequenceStep) -> Live:
+    def _live(self, model: Model, version: str, step: SequenceStep) -> ActiveSequence:
         if not step.start:
             return model.sequences.get(step.id)
         return self.begin(model, model.get(version), step.id)
 
-    def begin(self, model: Model, version: Version, name: int | str) -> Live:
+    def begin(self, model: Model, version: Version, name: int | str) -> ActiveSequence:
         """Begin a sequence. Raises RequestError for a stateless model."""
         make = version.program.make_session
         if make is None:
             raise RequestError(f"model '{model.name}' keeps no state: it has no sequences")
 
-        def live() -> Live:
+        def live() -> ActiveSequence:
             """Open a session of the program and hold its version, which stays loaded while
             sequences use it.
             """
             session = make()
             version.hold()
-            return Live(session, version)
+            return ActiveSequence(session, version)
 
         return model.sequences.begin(name, live)
 

@@ -25,7 +25,7 @@ __all__ = ["Generation"]
 Result = TypeVar("Result")
 
 
-class Source(Protocol):
+class PieceSource(Protocol):
     """The source of an answer's pieces."""
 
     prompt: int
@@ -117,7 +117,7 @@ class Generation:
         self._sampling = sampling
         self._started = time.perf_counter()
         self._deadline = time.monotonic() + version.config.seconds
-        self._source: Source | None = None
+        self._source: PieceSource | None = None
         self._is_open = False
         self._outcome = "ok"
         self.prompt = self.completion = 0

@@ -21,7 +21,7 @@ from google.protobuf.message import DecodeError, Message  # type: ignore[import-
 
 from ekiden.runtime.errors import RequestError
 from ekiden.serve.datatypes import (
-    BY_NAME,
+    DATATYPE_BY_NAME,
     Array,
     Datatype,
     element_count,
@@ -31,10 +31,10 @@ from ekiden.serve.datatypes import (
     to_raw,
 )
 from ekiden.serve.grpc_scan import Contents, field_head, is_brief_message, split_request
-from ekiden.serve.requests import Asked, InferRequest, InferResponse, read_parameters
+from ekiden.serve.requests import InferRequest, InferResponse, RequestedOutput, read_parameters
 
 __all__ = [
-    "FILE",
+    "FILE_DESCRIPTOR",
     "METHODS",
     "SERVICE",
     "Proto",
@@ -52,7 +52,7 @@ _TENSOR_DATA = f"{_TENSOR} parameters:map<InferParameter>=4 contents:InferTensor
 _VERSION = "name:string=1 version:string=2"
 _CONTROL = "repository_name:string=1 model_name:string=2 parameters:map<ModelRepositoryParameter>=3"
 
-MESSAGES = {
+MESSAGE_FIELDS = {
     "ServerLiveRequest": "",
     "ServerLiveResponse": "live:bool=1",
     "ServerReadyRequest": "",
@@ -114,7 +114,7 @@ def _file() -> descriptor_pb2.FileDescriptorProto:
         name="ekiden/inference.proto", package="inference", syntax="proto3"
     )
     descriptors: dict[str, descriptor_pb2.DescriptorProto] = {}
-    for path, text in MESSAGES.items():
+    for path, text in MESSAGE_FIELDS.items():
         outer, _, name = path.rpartition(".")
         holder = descriptors[outer].nested_type if outer else file_proto.message_type
         descriptors[path] = descriptor = holder.add(name=name)
@@ -150,28 +150,30 @@ def _add_field(
         field.type = _SCALARS[kind]
     else:
         nested = f"{path}.{kind}"
-        type_name = nested if nested in MESSAGES else kind
+        type_name = nested if nested in MESSAGE_FIELDS else kind
         field.type, field.type_name = _Field.TYPE_MESSAGE, f".inference.{type_name}"
 
 
-FILE = _file()
-_POOL = descriptor_pool.DescriptorPool()
-_POOL.Add(FILE)
-_CLASSES = {
-    name: message_factory.GetMessageClass(_POOL.FindMessageTypeByName(f"inference.{name}"))
-    for name in MESSAGES
+FILE_DESCRIPTOR = _file()
+_DESCRIPTOR_POOL = descriptor_pool.DescriptorPool()
+_DESCRIPTOR_POOL.Add(FILE_DESCRIPTOR)
+_MESSAGE_CLASSES = {
+    name: message_factory.GetMessageClass(
+        _DESCRIPTOR_POOL.FindMessageTypeByName(f"inference.{name}")
+    )
+    for name in MESSAGE_FIELDS
 }
 
 
 def message(name: str, /, **values: object) -> Proto:
     """Create a message of a type in the table."""
-    return _CLASSES[name](**values)
+    return _MESSAGE_CLASSES[name](**values)
 
 
 def parse(name: str, data: bytes) -> Proto:
     """Parse bytes as a message. Raises RequestError if they are invalid."""
     try:
-        return _CLASSES[name].FromString(data)
+        return _MESSAGE_CLASSES[name].FromString(data)
     except DecodeError:
         raise RequestError(f"the message is no {name}") from None
 
@@ -206,9 +208,9 @@ def read_request(
             raise RequestError(f"input '{row.name}': it is there twice")
         if row.parameters:
             raise RequestError(f"input '{row.name}': no parameters expected")
-        kind = BY_NAME.get(row.datatype)
+        kind = DATATYPE_BY_NAME.get(row.datatype)
         if kind is None:
-            known_types = ", ".join(BY_NAME)
+            known_types = ", ".join(DATATYPE_BY_NAME)
             raise RequestError(f"input '{row.name}': datatype: one of {known_types} expected")
         shape = list(row.shape)
         max_bytes -= tensor_bytes(row.name, kind, shape)
@@ -222,7 +224,7 @@ def read_request(
             raise RequestError(f"input '{row.name}': contents or raw contents expected, got both")
         else:
             request.inputs[row.name] = from_raw(row.name, kind, shape, raw[at])
-    request.outputs = tuple(Asked(_output_name(row), True) for row in proto.outputs)
+    request.outputs = tuple(RequestedOutput(_output_name(row), True) for row in proto.outputs)
     return request
 
 

@@ -26,10 +26,10 @@ MAX_SKELETON_BYTES = 128 << 10
 """Bytes of a request beside its tensors."""
 PIECE_BYTES = 64 << 10
 """Bytes of numbers that are decoded in one step."""
-VARINT, FIXED64, LENGTH, FIXED32 = 0, 1, 2, 5
-INPUTS, RAW_CONTENTS, CONTENTS = 5, 7, 5
+WIRE_VARINT, WIRE_FIXED64, WIRE_LENGTH, WIRE_FIXED32 = 0, 1, 2, 5
+INPUTS_FIELD, RAW_CONTENTS_FIELD, CONTENTS_FIELD = 5, 7, 5
 """Numbers of fields: of a request, and of an input."""
-FIELDS = {
+CONTENTS_FIELDS = {
     1: "bool_contents", 2: "int_contents", 3: "int64_contents", 4: "uint_contents",
     5: "uint64_contents", 6: "fp32_contents", 7: "fp64_contents", 8: "bytes_contents",
 }  # fmt: skip
@@ -65,12 +65,12 @@ def fields_of(data: memoryview) -> Iterator[Field]:
         begin = at
         tag, at = read_varint(data, at)
         kind = tag & 7
-        if kind == LENGTH:
+        if kind == WIRE_LENGTH:
             size, at = read_varint(data, at)
-        elif kind == VARINT:
+        elif kind == WIRE_VARINT:
             size = read_varint(data, at)[1] - at
         else:
-            size = {FIXED64: 8, FIXED32: 4}.get(kind, -1)
+            size = {WIRE_FIXED64: 8, WIRE_FIXED32: 4}.get(kind, -1)
         if tag >> 3 == 0 or size < 0 or at + size > len(data):
             raise RequestError("the message is no ModelInferRequest")
         yield tag >> 3, kind, begin, at, at + size
@@ -91,7 +91,7 @@ class Contents:
         payloads = []
         limit = MAX_TEXTS if kind.is_text else MAX_FIELDS
         for number, wire, _, begin, end in fields_of(self._data):
-            if FIELDS.get(number) != kind.field or wire != LENGTH:
+            if CONTENTS_FIELDS.get(number) != kind.field or wire != WIRE_LENGTH:
                 raise RequestError(f"input '{name}': {kind.field} alone expected for {kind.name}")
             payloads.append(self._data[begin:end])
             if len(payloads) > limit:
@@ -174,12 +174,12 @@ def split_request(data: bytes) -> tuple[bytes, list[memoryview], list[Contents |
     size = fields = 0
     for number, kind, begin, start, end in fields_of(view):
         fields += 1
-        if number == RAW_CONTENTS and kind == LENGTH:
+        if number == RAW_CONTENTS_FIELD and kind == WIRE_LENGTH:
             raw.append(view[start:end])
-        elif number == INPUTS and kind == LENGTH:
+        elif number == INPUTS_FIELD and kind == WIRE_LENGTH:
             input_skeleton, values, count = _split_input(view[start:end], MAX_FIELDS - fields)
             contents.append(values)
-            skeleton.append(field_bytes(INPUTS, input_skeleton))
+            skeleton.append(field_bytes(INPUTS_FIELD, input_skeleton))
             fields += count
         elif end - begin <= MAX_SKELETON_BYTES:
             skeleton.append(bytes(view[begin:end]))
@@ -198,7 +198,7 @@ def _split_input(data: memoryview, max_fields: int) -> tuple[bytes, Contents | N
     size = count = 0
     for number, kind, begin, start, end in fields_of(data):
         count += 1
-        if number == CONTENTS and kind == LENGTH:
+        if number == CONTENTS_FIELD and kind == WIRE_LENGTH:
             if contents is not None:
                 raise RequestError("the message has an input with two contents")
             contents = Contents(data[start:end])
@@ -221,7 +221,7 @@ def varint(value: int) -> bytes:
 
 def field_head(number: int, size: int) -> bytes:
     """Return the prefix of a length-delimited field."""
-    return varint(number << 3 | LENGTH) + varint(size)
+    return varint(number << 3 | WIRE_LENGTH) + varint(size)
 
 
 def field_bytes(number: int, value: bytes) -> bytes:

@@ -27,13 +27,13 @@ from ekiden.serve.http_messages import is_brief_answer
 from ekiden.serve.reasons import REASONS, refusal
 from ekiden.serve.requests import InferRequest
 from ekiden.serve.security import Tokens
-from ekiden.serve.traces import PARENT
+from ekiden.serve.traces import PARENT_CONTEXT
 
 __all__ = ["start_grpc"]
 
 OPEN_METHODS = frozenset({"ServerLive", "ServerReady"})
 """What is answered without a token."""
-INFER_RESPONSE = 2
+INFER_RESPONSE_FIELD = 2
 """The number of that field of a ModelStreamInferResponse."""
 Context: TypeAlias = Any
 """grpc has no types."""
@@ -84,7 +84,7 @@ class Service:
         """Check the token, and keep the parent of spans. Raises RequestError."""
         metadata = dict(context.invocation_metadata() or ())
         self._tokens.check(_authorization(context))
-        PARENT.set(str(metadata.get("traceparent", "")))
+        PARENT_CONTEXT.set(str(metadata.get("traceparent", "")))
 
     async def _abort(self, context: Context, error: RequestError) -> None:
         row = REASONS[error.reason]
@@ -128,7 +128,7 @@ class Service:
             await self._abort(context, error)
         async for data in requests:
             try:
-                yield field_bytes(INFER_RESPONSE, await self._infer(data, context))
+                yield field_bytes(INFER_RESPONSE_FIELD, await self._infer(data, context))
             except RequestError as error:
                 error_answer = message("ModelStreamInferResponse", error_message=str(error))
                 yield error_answer.SerializeToString()

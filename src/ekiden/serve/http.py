@@ -12,9 +12,9 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from ekiden.runtime.errors import RequestError
-from ekiden.serve.browsers import Browsers, refuse_forms, require_json
+from ekiden.serve.browsers import OriginChecker, refuse_forms, require_json
 from ekiden.serve.chat import ChatRoutes
-from ekiden.serve.connections import ABORT, EndingWithClient, has_body
+from ekiden.serve.connections import ABORT_KEY, EndingWithClient, has_body
 from ekiden.serve.engine import Engine
 from ekiden.serve.http_messages import (
     HEADER_LENGTH,
@@ -27,26 +27,26 @@ from ekiden.serve.json_scan import read_json
 from ekiden.serve.metrics import CONTENT_TYPE
 from ekiden.serve.reasons import REASONS, refusal
 from ekiden.serve.requests import InferRequest
-from ekiden.serve.routes import READ, Route, Routes
+from ekiden.serve.routes import READ_METHODS, Route, Routes
 from ekiden.serve.security import Tokens
-from ekiden.serve.traces import PARENT
+from ekiden.serve.traces import PARENT_CONTEXT
 
 __all__ = ["Application", "json_response", "read_body"]
 
 OPEN_PATHS = frozenset({"/v2/health/live", "/v2/health/ready"})
 """What is answered without a token: a machine that asks whether the server lives has none."""
-BINARY = "application/octet-stream"
-CONTROL_BYTES = 64 << 10
+BINARY_TYPE = "application/octet-stream"
+MAX_CONTROL_BYTES = 64 << 10
 """The most bytes of a request to load, unload or list."""
-SENT_BYTES = 256 << 10
+SEND_CHUNK_BYTES = 256 << 10
 """Bytes of an answer that are given to the connection at once."""
-HELD = "ekiden.held"
+HELD_KEY = "ekiden.held"
 """Where a request's scope has the bytes that it counts in `Engine.hold_bytes`."""
-HEADERS = "ekiden.headers"
+HEADERS_KEY = "ekiden.headers"
 """Where a request's scope has its headers by their names, both as bytes."""
 _HEADER_LENGTH = HEADER_LENGTH.encode()
-_NAMED = "/v2/models/{model}"
-_VERSIONED = _NAMED + "/versions/{version}"
+_MODEL_PATH = "/v2/models/{model}"
+_VERSION_PATH = _MODEL_PATH + "/versions/{version}"
 
 
 def json_response(value: object, status: int = 200) -> Response:
@@ -61,7 +61,7 @@ async def read_body(
     RequestError if it is too large or too slow, what `hold` raises, and ClientDisconnect if the
     client has gone.
     """
-    headers = request.scope[HEADERS]
+    headers = request.scope[HEADERS_KEY]
     if headers.get(b"content-encoding", b"identity") != b"identity":
         raise RequestError("content-encoding: none expected", "media")
     length = headers.get(b"content-length", b"0")
@@ -106,8 +106,8 @@ class PiecesResponse(Response):
         await send(start)
         for piece in self._pieces:
             view = memoryview(piece)
-            for at in range(0, len(view), SENT_BYTES):
-                send_chunk = view[at : at + SENT_BYTES]
+            for at in range(0, len(view), SEND_CHUNK_BYTES):
+                send_chunk = view[at : at + SEND_CHUNK_BYTES]
                 await send({"type": "http.response.body", "body": send_chunk, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
@@ -118,23 +118,30 @@ class Application:
     def __init__(self, engine: Engine, tokens: Tokens) -> None:
         self._engine, self._tokens = engine, tokens
         self._limits = engine.config.limits
-        self._browsers = Browsers(engine.config)
+        self._browsers = OriginChecker(engine.config)
         chat = ChatRoutes(engine, self._text_body)
         self._routes = Routes([*self._rows(), *chat.routes()])
 
     def _rows(self) -> list[Route]:
         control = "/v2/repository"
         return [
-            *(Route(f"{at}/infer", self.infer, methods=("POST",)) for at in (_NAMED, _VERSIONED)),
-            *(Route(f"{at}/ready", self.model_ready) for at in (_NAMED, _VERSIONED)),
-            *(Route(at, self.model) for at in (_NAMED, _VERSIONED)),
+            *(
+                Route(f"{at}/infer", self.infer, methods=("POST",))
+                for at in (_MODEL_PATH, _VERSION_PATH)
+            ),
+            *(Route(f"{at}/ready", self.model_ready) for at in (_MODEL_PATH, _VERSION_PATH)),
+            *(Route(at, self.model) for at in (_MODEL_PATH, _VERSION_PATH)),
             Route("/v2", self.server),
             Route("/v2/health/live", self.live),
             Route("/v2/health/ready", self.ready),
             Route(f"{control}/index", self.index, methods=("POST",)),
             Route(f"{control}/models/{{model}}/load", self.load, methods=("POST",)),
             Route(f"{control}/models/{{model}}/unload", self.unload, methods=("POST",)),
-            Route(f"{_NAMED}/sequences/{{sequence}}", self.sequence, methods=(*READ, "PUT")),
+            Route(
+                f"{_MODEL_PATH}/sequences/{{sequence}}",
+                self.sequence,
+                methods=(*READ_METHODS, "PUT"),
+            ),
             Route("/metrics", self.metrics),
         ]
 
@@ -146,13 +153,13 @@ class Application:
             return
         self._engine.arrivals.begin()
         guarded = GuardedSend(send, self._limits.body_seconds)
-        headers = scope[HEADERS] = dict(scope["headers"])
+        headers = scope[HEADERS_KEY] = dict(scope["headers"])
         try:
             if scope["path"] not in OPEN_PATHS:
                 self._browsers.check(scope, headers)
                 self._tokens.check(headers.get(b"authorization", b""))
             if b"traceparent" in headers:
-                PARENT.set(headers[b"traceparent"].decode("latin-1"))
+                PARENT_CONTEXT.set(headers[b"traceparent"].decode("latin-1"))
             endpoint, scope["path_params"] = self._routes.find(scope["method"], scope["path"])
             response = await endpoint(Request(scope, receive))
             await response(scope, receive, guarded)
@@ -163,13 +170,13 @@ class Application:
         except ClientDisconnect:  # nobody is left to be answered
             pass
         except SlowReaderError:
-            scope[ABORT]()
+            scope[ABORT_KEY]()
         except Exception as error:  # of our own making: the client is told that much
             self._engine.log.failure("", error)
             await self._refuse(refusal(error), scope, guarded)
         finally:
-            if HELD in scope:
-                self._engine.release_bytes(scope[HELD])
+            if HELD_KEY in scope:
+                self._engine.release_bytes(scope[HELD_KEY])
 
     async def _refuse(self, error: RequestError, scope: Scope, send: GuardedSend) -> None:
         if send.has_begun:
@@ -182,7 +189,7 @@ class Application:
 
         def hold(count: int) -> None:
             self._engine.hold_bytes(count)
-            request.scope[HELD] = request.scope.get(HELD, 0) + count
+            request.scope[HELD_KEY] = request.scope.get(HELD_KEY, 0) + count
 
         limits = self._limits
         return await read_body(request, max_bytes or limits.body_bytes, limits.body_seconds, hold)
@@ -195,7 +202,7 @@ class Application:
         engine = self._engine
         infer_request = await self._read_infer(request)
         if infer_request.parameters.sequence is not None:  # which goes on, whoever has gone
-            refuse_forms(request.scope[HEADERS])
+            refuse_forms(request.scope[HEADERS_KEY])
             response = await engine.infer(infer_request)
         else:
             with EndingWithClient(request.scope):
@@ -206,17 +213,17 @@ class Application:
         else:
             pieces, length = await engine.off_loop(lambda: write_response(infer_request, response))
         headers = {} if length is None else {HEADER_LENGTH: str(length)}
-        kind = "application/json" if length is None else BINARY
-        if len(pieces) == 1 and len(pieces[0]) <= SENT_BYTES:
+        kind = "application/json" if length is None else BINARY_TYPE
+        if len(pieces) == 1 and len(pieces[0]) <= SEND_CHUNK_BYTES:
             return Response(pieces[0], media_type=kind, headers=headers or None)
-        if sum(map(len, pieces)) > SENT_BYTES:
+        if sum(map(len, pieces)) > SEND_CHUNK_BYTES:
             return PiecesResponse(pieces, kind, headers)
         return Response(b"".join(pieces), media_type=kind, headers=headers)
 
     async def _read_infer(self, request: Request) -> InferRequest:
         """Parse the request of a body, dropping all other references to it."""
         body = await self._body(request)
-        header = request.scope[HEADERS].get(_HEADER_LENGTH, b"").decode("latin-1")
+        header = request.scope[HEADERS_KEY].get(_HEADER_LENGTH, b"").decode("latin-1")
         model, version = request.path_params["model"], request.path_params.get("version", "")
 
         def read() -> InferRequest:
@@ -253,7 +260,7 @@ class Application:
 
     async def index(self, request: Request) -> Response:
         """List every version of every model with its state."""
-        body = await self._body(request, CONTROL_BYTES)
+        body = await self._body(request, MAX_CONTROL_BYTES)
         fields = read_json(body) if body else {}
         ready = fields.get("ready", False)
         if not isinstance(ready, bool) or set(fields) - {"ready"}:
@@ -262,14 +269,14 @@ class Application:
 
     async def load(self, request: Request) -> Response:
         """Load a model, or what is new of it."""
-        self._check_control(request, await self._body(request, CONTROL_BYTES), {})
+        self._check_control(request, await self._body(request, MAX_CONTROL_BYTES), {})
         await self._engine.repository.load(request.path_params["model"])
         return json_response({})
 
     async def unload(self, request: Request) -> Response:
         """Unload a model."""
         self._check_control(
-            request, await self._body(request, CONTROL_BYTES), {"unload_dependents": False}
+            request, await self._body(request, MAX_CONTROL_BYTES), {"unload_dependents": False}
         )
         await self._engine.repository.unload(request.path_params["model"])
         return json_response({})
@@ -281,7 +288,7 @@ class Application:
         without preflight, and for unsupported parameters.
         """
         self._tokens.check_control(request.headers.get("authorization", "").encode("latin-1"))
-        require_json(request.scope[HEADERS])
+        require_json(request.scope[HEADERS_KEY])
         parameters = read_json(body).get("parameters", {}) if body else {}
         if not isinstance(parameters, dict) or not all(
             key in allowed and allowed[key] is value for key, value in parameters.items()
@@ -295,7 +302,7 @@ class Application:
         names = request.path_params
         if request.method in ("GET", "HEAD"):
             data = await self._engine.save_sequence(names["model"], names["sequence"])
-            return Response(data, media_type=BINARY)
+            return Response(data, media_type=BINARY_TYPE)
         body = await self._body(request)
         await self._engine.restore_sequence(names["model"], names["sequence"], bytes(body))
         return json_response({})

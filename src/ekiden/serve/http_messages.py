@@ -8,7 +8,7 @@ import orjson
 
 from ekiden.runtime.errors import RequestError
 from ekiden.serve.datatypes import (
-    BY_NAME,
+    DATATYPE_BY_NAME,
     Array,
     Datatype,
     from_json,
@@ -19,7 +19,13 @@ from ekiden.serve.datatypes import (
 )
 from ekiden.serve.json_scan import PIECE_BYTES, LongArrays, load_bounded, parse_object
 from ekiden.serve.json_tensors import LONG_TENSOR, json_pieces, tensor_of
-from ekiden.serve.requests import Asked, InferRequest, InferResponse, read_parameters, read_shape
+from ekiden.serve.requests import (
+    InferRequest,
+    InferResponse,
+    RequestedOutput,
+    read_parameters,
+    read_shape,
+)
 
 __all__ = ["HEADER_LENGTH", "is_brief", "is_brief_answer", "read_request", "write_response"]
 
@@ -60,7 +66,9 @@ def read_request(
     )
     if "outputs" in fields:
         outputs = _objects(fields, "outputs")
-        request.outputs = tuple(_asked(row, request.parameters.binary) for row in outputs)
+        request.outputs = tuple(
+            _requested_output(row, request.parameters.binary) for row in outputs
+        )
     return request
 
 
@@ -78,9 +86,9 @@ def _read_inputs(
         name, datatype = _text(row, "name"), _text(row, "datatype")
         if name in request.inputs:
             raise RequestError(f"input '{name}': it is there twice")
-        kind = BY_NAME.get(datatype)
+        kind = DATATYPE_BY_NAME.get(datatype)
         if kind is None:
-            known_types = ", ".join(BY_NAME)
+            known_types = ", ".join(DATATYPE_BY_NAME)
             raise RequestError(f"input '{name}': datatype: one of {known_types} expected")
         shape = read_shape(name, row.get("shape"))
         if not is_short:  # a short body has no more values than a few thousand
@@ -129,7 +137,7 @@ def _binary_size(name: str, row: dict[str, Any]) -> int | None:
     return size
 
 
-def _asked(row: dict[str, Any], binary: bool) -> Asked:
+def _requested_output(row: dict[str, Any], binary: bool) -> RequestedOutput:
     """Parse a requested output. Raises RequestError."""
     name = _text(row, "name")
     parameters = _object(row, "parameters")
@@ -138,7 +146,7 @@ def _asked(row: dict[str, Any], binary: bool) -> Asked:
     chosen = parameters.get("binary_data", binary)
     if not isinstance(chosen, bool):
         raise RequestError(f"output '{name}': binary_data: true or false expected")
-    return Asked(name, chosen)
+    return RequestedOutput(name, chosen)
 
 
 def _text(row: dict[str, Any], key: str) -> str:

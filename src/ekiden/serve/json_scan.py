@@ -44,7 +44,7 @@ MAX_SKELETON_BYTES = 1 << 20
 TENSOR_DEPTH = 4
 """Brackets around the values of a tensor: the request, its inputs, the input, its data."""
 _ESCAPED = re.compile(rb"\\.", re.DOTALL)
-_QUOTE, _COMMA, _BACKSLASH = b'",\\'
+_QUOTE_BYTE, _COMMA, _BACKSLASH = b'",\\'
 _OPEN_LIST, _CLOSE_LIST, _OPEN_OBJECT, _CLOSE_OBJECT = b"[]{}"
 
 
@@ -74,7 +74,7 @@ def marks_of(piece: bytes, texts: TextState) -> Marks:
         masked = _ESCAPED.sub(b"  ", masked)
     texts.is_escaped = masked.endswith(b"\\")
     codes = np.frombuffer(masked, np.uint8)
-    inside = np.cumsum(codes == _QUOTE, dtype=np.int64)
+    inside = np.cumsum(codes == _QUOTE_BYTE, dtype=np.int64)
     inside += texts.is_inside
     inside &= 1
     texts.is_inside = int(inside[-1]) if len(inside) else texts.is_inside

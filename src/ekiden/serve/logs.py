@@ -59,7 +59,7 @@ class Log:
         )
 
 
-class Forward(logging.Handler):
+class LogForwarder(logging.Handler):
     """A handler that forwards library logs: only the logger and severity, not the message."""
 
     def __init__(self, log: Log) -> None:

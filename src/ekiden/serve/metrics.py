@@ -24,11 +24,11 @@ from ekiden.runtime.devices.memory import memory_stats
 __all__ = ["CONTENT_TYPE", "Metrics"]
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-_SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30)
-_ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+_SECONDS_BOUNDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30)
+_ROWS_BOUNDS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 
-class Spread:
+class Histogram:
     """A histogram of values by model."""
 
     def __init__(self, name: str, meaning: str, bounds: tuple[float, ...]) -> None:
@@ -62,10 +62,10 @@ class Metrics:
         self.connections = 0
         """Of HTTP, open."""
         self._requests: Counter[tuple[str, str]] = Counter()
-        self._seconds = Spread(
-            "ekiden_request_seconds", "From the parsed request to its outputs", _SECONDS
+        self._seconds = Histogram(
+            "ekiden_request_seconds", "From the parsed request to its outputs", _SECONDS_BOUNDS
         )
-        self._rows = Spread("ekiden_run_rows", "Rows of a run", _ROWS)
+        self._rows = Histogram("ekiden_run_rows", "Rows of a run", _ROWS_BOUNDS)
         self._run_seconds: dict[str, float] = {}
         self._tokens: Counter[str] = Counter()
         self._waiting: dict[str, tuple[Callable[[], int], Callable[[], int]]] = {}

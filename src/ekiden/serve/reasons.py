@@ -52,7 +52,7 @@ REASONS = {row.name: row for row in (
 )}
 # fmt: on
 
-_OF_CLASS: tuple[tuple[type[Exception], str], ...] = (
+_REASON_BY_CLASS: tuple[tuple[type[Exception], str], ...] = (
     (InputError, "malformed"),
     (MemoryLimitError, "memory"),
     (RunLimitError, "deadline"),
@@ -70,7 +70,7 @@ def refusal(error: BaseException) -> RequestError:
     """
     if isinstance(error, RequestError):
         return error
-    reason = next((name for kind, name in _OF_CLASS if isinstance(error, kind)), "failed")
+    reason = next((name for kind, name in _REASON_BY_CLASS if isinstance(error, kind)), "failed")
     retry = 1.0 if reason == "memory" else 0.0
     shows = isinstance(error, EkidenError) and reason != "failed"
     return RequestError(str(error) if shows else "the server failed", reason, retry)

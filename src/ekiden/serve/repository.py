@@ -23,18 +23,24 @@ from ekiden.frontend.table import is_model_file
 from ekiden.runtime.errors import EkidenError, LoadError, RequestError
 from ekiden.runtime.executable.executable import Executable
 from ekiden.runtime.lazy_dataclass import dataclass
-from ekiden.serve.batcher import Batcher, Run, Runners, Work
+from ekiden.serve.batcher import Batcher, RunFunction, Runners, Work
 from ekiden.serve.config import ModelConfig, read_model_config
 from ekiden.serve.datatypes import Array
 from ekiden.serve.decoders import open_decoder
-from ekiden.serve.sequences import Live, SequenceTable, Session, session_maker
-from ekiden.serve.signature import ROWS, Signature, output_arrays, read_signature, runs_rows_apart
+from ekiden.serve.sequences import ActiveSequence, SequenceTable, Session, session_maker
+from ekiden.serve.signature import (
+    TRIAL_ROWS,
+    Signature,
+    has_independent_rows,
+    output_arrays,
+    read_signature,
+)
 from ekiden.serve.text import TextEngine, TextModel, find_text_model
 
 __all__ = ["Model", "Repository", "State", "Version"]
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
-KNOWN_SHAPES = 256
+MAX_KNOWN_SHAPES = 256
 """Shapes of inputs whose outputs' bytes are remembered."""
 
 
@@ -95,7 +101,7 @@ class Version:
         size = self._answer_sizes.get(shapes)
         if size is None:
             size = self.signature.least_output_bytes(arrays)
-            if len(self._answer_sizes) < KNOWN_SHAPES:
+            if len(self._answer_sizes) < MAX_KNOWN_SHAPES:
                 self._answer_sizes[shapes] = size
         return size
 
@@ -127,7 +133,7 @@ class Version:
         *,
         deadline: float,
         priority: int = 0,
-        run: Run | None = None,
+        run: RunFunction | None = None,
         is_last: bool = False,
     ) -> list[Array]:
         """Return the outputs of a run, alone or batched.
@@ -209,7 +215,7 @@ class Model:
         self.sequences = new_table
 
 
-def _release(live: Live) -> None:
+def _release(live: ActiveSequence) -> None:
     assert isinstance(live.version, Version)
     live.version.release()
 
@@ -461,7 +467,9 @@ def read_program(path: Path, config: ModelConfig) -> Program:
     full_signature = read_signature(executable, str(path))
     signature, maker = session_maker(executable, full_signature, config.sequences.state, str(path))
     if signature.batch and (
-        maker is not None or not config.batching.enabled or not _is_apart(executable, signature)
+        maker is not None
+        or not config.batching.enabled
+        or not _has_independent_rows(executable, signature)
     ):
         signature = Signature(signature.inputs, signature.outputs)
     return Program(executable, signature, maker)
@@ -476,15 +484,15 @@ def _open(path: Path) -> Executable:
         raise LoadError(f"load '{path}': {(error.strerror or '').lower()}") from None
 
 
-def _is_apart(executable: Executable, signature: Signature) -> bool:
+def _has_independent_rows(executable: Executable, signature: Signature) -> bool:
     """Return whether batch rows are independent, tested on rows that differ; false if no inputs can
     be generated.
     """
     if any(port.datatype.is_text for port in signature.inputs):
         return False
     try:
-        sample_inputs = random_inputs(executable, {signature.batch: ROWS})
+        sample_inputs = random_inputs(executable, {signature.batch: TRIAL_ROWS})
     except EkidenError:
         return False
     feeds = [sample_inputs[port.name] for port in signature.inputs]
-    return runs_rows_apart(executable, signature, feeds)
+    return has_independent_rows(executable, signature, feeds)

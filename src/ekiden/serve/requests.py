@@ -7,14 +7,14 @@ from dataclasses import field
 
 from ekiden.runtime.errors import RequestError
 from ekiden.runtime.lazy_dataclass import dataclass
-from ekiden.serve.datatypes import LARGEST, Array
+from ekiden.serve.datatypes import MAX_ELEMENTS, Array
 from ekiden.serve.signature import Signature
 
 __all__ = [
-    "Asked",
     "InferRequest",
     "InferResponse",
     "Parameters",
+    "RequestedOutput",
     "SequenceStep",
     "check_answer",
     "read_parameters",
@@ -47,7 +47,7 @@ class Parameters:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class RequestedOutput:
     """A requested output."""
 
     name: str
@@ -64,7 +64,7 @@ class InferRequest:
     inputs: dict[str, Array] = field(default_factory=dict)
     datatypes: dict[str, str] = field(default_factory=dict)
     """Input -> what the request says its datatype is."""
-    outputs: tuple[Asked, ...] = ()
+    outputs: tuple[RequestedOutput, ...] = ()
     """Those asked for; none: all."""
     parameters: Parameters = Parameters()
 
@@ -138,8 +138,8 @@ def too_large_answer(size: int, max_bytes: int) -> RequestError:
     )
 
 
-_SEQUENCE = frozenset({"sequence_id", "sequence_start", "sequence_end"})
-_KNOWN = frozenset({"priority", "timeout", "binary_data_output", *_SEQUENCE})
+_SEQUENCE_PARAMETERS = frozenset({"sequence_id", "sequence_start", "sequence_end"})
+_KNOWN_PARAMETERS = frozenset({"priority", "timeout", "binary_data_output", *_SEQUENCE_PARAMETERS})
 
 
 def read_parameters(values: Mapping[str, object]) -> Parameters:
@@ -148,9 +148,9 @@ def read_parameters(values: Mapping[str, object]) -> Parameters:
     for unknown names or invalid values.
     """
     if not values:
-        return _NONE
-    if unknown := [name for name in values if name not in _KNOWN]:
-        known_names = ", ".join(sorted(_KNOWN))
+        return _NO_PARAMETERS
+    if unknown := [name for name in values if name not in _KNOWN_PARAMETERS]:
+        known_names = ", ".join(sorted(_KNOWN_PARAMETERS))
         raise RequestError(f"no parameter is named '{unknown[0][:64]}'; there are {known_names}")
     timeout = _integer(values, "timeout")
     return Parameters(
@@ -161,7 +161,7 @@ def read_parameters(values: Mapping[str, object]) -> Parameters:
     )
 
 
-_NONE = Parameters()
+_NO_PARAMETERS = Parameters()
 
 
 def _integer(values: Mapping[str, object], name: str) -> int:
@@ -198,6 +198,10 @@ def _sequence(values: Mapping[str, object]) -> SequenceStep | None:
 
 def read_shape(name: str, shape: object) -> list[int]:
     """Validate the shape of an input. Raises RequestError."""
-    if not isinstance(shape, list) or not all(type(s) is int and 0 <= s <= LARGEST for s in shape):
-        raise RequestError(f"input '{name}': shape: a list of sizes from 0 to {LARGEST} expected")
+    if not isinstance(shape, list) or not all(
+        type(s) is int and 0 <= s <= MAX_ELEMENTS for s in shape
+    ):
+        raise RequestError(
+            f"input '{name}': shape: a list of sizes from 0 to {MAX_ELEMENTS} expected"
+        )
     return shape

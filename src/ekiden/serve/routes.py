@@ -10,10 +10,10 @@ from starlette.responses import Response
 from ekiden.runtime.errors import RequestError
 from ekiden.runtime.lazy_dataclass import dataclass
 
-__all__ = ["READ", "Route", "Routes"]
+__all__ = ["READ_METHODS", "Route", "Routes"]
 
 Endpoint = Callable[[Request], Awaitable[Response]]
-READ = ("GET", "HEAD")
+READ_METHODS = ("GET", "HEAD")
 """Who may read may ask for the head alone."""
 
 
@@ -25,7 +25,7 @@ class Route:
 
     path: str
     endpoint: Endpoint
-    methods: tuple[str, ...] = READ
+    methods: tuple[str, ...] = READ_METHODS
 
 
 class Routes:
@@ -43,7 +43,7 @@ class Routes:
         """
         segments = path.removesuffix("/").split("/")
         for pattern, route in self._by_length.get(len(segments), ()):
-            names = _named(pattern, segments)
+            names = _match_segments(pattern, segments)
             if names is not None:
                 if method not in route.methods:
                     raise RequestError("method not allowed", "method")
@@ -51,7 +51,7 @@ class Routes:
         raise RequestError("not found", "unknown")
 
 
-def _named(pattern: list[str], segments: list[str]) -> dict[str, str] | None:
+def _match_segments(pattern: list[str], segments: list[str]) -> dict[str, str] | None:
     """Return the segments that a pattern names; None if the others differ."""
     names: dict[str, str] = {}
     for expected, segment in zip(pattern, segments, strict=True):

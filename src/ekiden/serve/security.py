@@ -11,9 +11,9 @@ from pathlib import Path
 from ekiden.runtime.errors import RequestError, ServeError
 from ekiden.serve.config import ServerConfig
 
-__all__ = ["Tokens", "check_exposure", "opened", "tls_context"]
+__all__ = ["Tokens", "check_exposure", "exposure_warnings", "tls_context"]
 
-LEAST_LENGTH = 16
+MIN_TOKEN_LENGTH = 16
 """Letters of the shortest token."""
 
 
@@ -63,8 +63,8 @@ def _read(path: str) -> list[bytes]:
         lines = Path(path).read_bytes().split()
     except OSError as error:
         raise ServeError(f"tokens '{path}': {(error.strerror or '').lower()}") from None
-    if not lines or min(map(len, lines)) < LEAST_LENGTH:
-        raise ServeError(f"tokens '{path}': tokens of at least {LEAST_LENGTH} letters expected")
+    if not lines or min(map(len, lines)) < MIN_TOKEN_LENGTH:
+        raise ServeError(f"tokens '{path}': tokens of at least {MIN_TOKEN_LENGTH} letters expected")
     return [hashlib.sha256(line).digest() for line in lines]
 
 
@@ -93,7 +93,7 @@ def check_exposure(config: ServerConfig) -> None:
         raise ServeError("allow_control: not beside tokens: give a control_token_file alone")
 
 
-def opened(config: ServerConfig) -> str:
+def exposure_warnings(config: ServerConfig) -> str:
     """Return what a server allows everyone who can reach it; empty where it asks for a token or a
     certificate, or only this machine reaches it.
     """

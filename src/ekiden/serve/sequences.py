@@ -22,7 +22,7 @@ from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.serve.datatypes import Array
 from ekiden.serve.signature import Port, Signature, output_arrays
 
-__all__ = ["Live", "SequenceTable", "Session", "session_maker"]
+__all__ = ["ActiveSequence", "SequenceTable", "Session", "session_maker"]
 
 
 class Session(Protocol):
@@ -38,7 +38,7 @@ class Session(Protocol):
         """Continue from a saved state."""
 
 
-class KeptSession:
+class StatefulSession:
     """A session of a program that keeps its own state."""
 
     def __init__(self, executable: Executable) -> None:
@@ -114,7 +114,7 @@ def session_maker(
     Raises ServeError if pairs name no input or output, or do not match.
     """
     if not pairs:
-        maker = (lambda: KeptSession(executable)) if executable.state else None
+        maker = (lambda: StatefulSession(executable)) if executable.state else None
         return signature, maker
     inputs = {port.name: port for port in signature.inputs}
     outputs = {port.name: port for port in signature.outputs}
@@ -131,7 +131,7 @@ def session_maker(
 
 
 @dataclass(slots=True)
-class Live:
+class ActiveSequence:
     """A sequence that has begun."""
 
     session: Session
@@ -157,10 +157,12 @@ class Live:
 class SequenceTable:
     """The sequences of one model by name."""
 
-    def __init__(self, max_count: int, idle_seconds: float, on_end: Callable[[Live], None]) -> None:
+    def __init__(
+        self, max_count: int, idle_seconds: float, on_end: Callable[[ActiveSequence], None]
+    ) -> None:
         """Create a table; `on_end` is called with each sequence that ends or expires."""
         self._most, self._idle, self._on_end = max_count, idle_seconds, on_end
-        self._found: dict[int | str, Live] = {}
+        self._found: dict[int | str, ActiveSequence] = {}
 
     def __len__(self) -> int:
         return len(self._found)
@@ -169,11 +171,11 @@ class SequenceTable:
         """Move all sequences here from another table."""
         self._found, source._found = source._found, {}
 
-    def items(self) -> list[tuple[int | str, Live]]:
+    def items(self) -> list[tuple[int | str, ActiveSequence]]:
         """Return all sequences by name."""
         return list(self._found.items())
 
-    def get(self, name: int | str) -> Live:
+    def get(self, name: int | str) -> ActiveSequence:
         """Return an active sequence. Raises RequestError if it has not begun or has expired."""
         sequence = self._found.get(name)
         if sequence is None:
@@ -181,7 +183,7 @@ class SequenceTable:
         sequence.last = time.monotonic()
         return sequence
 
-    def begin(self, name: int | str, make: Callable[[], Live]) -> Live:
+    def begin(self, name: int | str, make: Callable[[], ActiveSequence]) -> ActiveSequence:
         """Begin a sequence, replacing one of the same name. Raises RequestError if there are too
         many.
         """
@@ -192,7 +194,7 @@ class SequenceTable:
         self._found[name] = sequence = make()
         return sequence
 
-    def end(self, name: int | str, only: Live | None = None) -> None:
+    def end(self, name: int | str, only: ActiveSequence | None = None) -> None:
         """End a sequence, if it exists; with `only`, just this one."""
         sequence = self._found.get(name)
         if sequence is not None and only in (None, sequence):

@@ -24,15 +24,15 @@ from ekiden.serve.connections import connection_class
 from ekiden.serve.engine import Engine
 from ekiden.serve.grpc_service import start_grpc
 from ekiden.serve.http import Application
-from ekiden.serve.logs import Forward
-from ekiden.serve.security import Tokens, check_exposure, opened, tls_context
+from ekiden.serve.logs import LogForwarder
+from ekiden.serve.security import Tokens, check_exposure, exposure_warnings, tls_context
 from ekiden.serve.text import TextModel
 
 __all__ = ["Server"]
 
-SWITCH_SECONDS = 0.0005
+SWITCH_INTERVAL_S = 0.0005
 """How long one thread may keep Python's lock: the default, 5 ms, is longer than most runs."""
-GARBAGE = (50_000, 20, 50)
+GC_THRESHOLDS = (50_000, 20, 50)
 """New objects until the first look for garbage, and looks until the next deeper one."""
 
 
@@ -70,7 +70,7 @@ class Server:
     def run(self) -> None:
         """Serve until SIGTERM or SIGINT, and then until requests in flight have ended."""
         self._has_process = True
-        sys.setswitchinterval(SWITCH_SECONDS)
+        sys.setswitchinterval(SWITCH_INTERVAL_S)
         raise_file_limit()
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
             runner.run(self._run_until_signal())
@@ -93,7 +93,7 @@ class Server:
 
     async def _serve(self, stop: asyncio.Event, started: asyncio.Event | None) -> None:
         engine = self.engine = Engine(self.folder, self.config)
-        logging.getLogger("uvicorn").handlers[:] = [Forward(engine.log)]
+        logging.getLogger("uvicorn").handlers[:] = [LogForwarder(engine.log)]
         logging.getLogger("uvicorn").propagate = False
         listener = _listen(self.config.host, self.config.port)
         self.port = listener.getsockname()[1]
@@ -105,7 +105,7 @@ class Server:
             "info", "listening", host=self.config.host, port=self.port,
             grpc_port=self.grpc_port,
         )  # fmt: skip
-        if what := opened(self.config):
+        if what := exposure_warnings(self.config):
             engine.log.write("warning", "open", host=self.config.host, what=what)
         waiting = asyncio.ensure_future(stop.wait())
         polling.add_done_callback(lambda done: _has_failed(done) and waiting.cancel())
@@ -163,7 +163,7 @@ class Server:
                 await engine.repository.load(name)
         engine.has_started = True
         if self._has_process:
-            look_less_for_garbage()
+            reduce_gc()
         engine.log.write("info", "started", models=len(engine.repository.models))
         while self.config.poll_seconds:
             await asyncio.sleep(self.config.poll_seconds)
@@ -222,13 +222,13 @@ def _listen(host: str, port: int) -> socket.socket:
     return listener
 
 
-def look_less_for_garbage() -> None:
+def reduce_gc() -> None:
     """Exclude everything loaded so far from garbage collection, and collect rarely: requests leave
     next to no cycles, and a look at all objects is a pause of milliseconds for those under way.
     """
     gc.collect()
     gc.freeze()
-    gc.set_threshold(*GARBAGE)
+    gc.set_threshold(*GC_THRESHOLDS)
 
 
 def raise_file_limit() -> None:

@@ -14,9 +14,16 @@ from ekiden import runtime
 from ekiden.runtime.artifact.metadata import ANY_SHAPE, TensorInfo
 from ekiden.runtime.errors import EkidenError, LoadError, RequestError
 from ekiden.runtime.lazy_dataclass import dataclass
-from ekiden.serve.datatypes import BY_DTYPE, Array, Datatype
+from ekiden.serve.datatypes import DATATYPE_BY_DTYPE, Array, Datatype
 
-__all__ = ["Port", "Program", "Signature", "output_arrays", "read_signature", "runs_rows_apart"]
+__all__ = [
+    "Port",
+    "Program",
+    "Signature",
+    "has_independent_rows",
+    "output_arrays",
+    "read_signature",
+]
 
 
 class Program(Protocol):
@@ -123,7 +130,7 @@ def read_signature(program: Program, source: str) -> Signature:
 
 
 def _port(info: TensorInfo, source: str) -> Port:
-    datatype = BY_DTYPE.get(info.dtype)
+    datatype = DATATYPE_BY_DTYPE.get(info.dtype)
     if datatype is None:
         raise LoadError(f"serve '{source}': '{info.name}' is of {info.dtype}: tensors expected")
     if info.shape == ANY_SHAPE:
@@ -148,11 +155,11 @@ def _batch_symbol(inputs: Sequence[Port], outputs: Sequence[Port]) -> str:
     return first if shared else ""
 
 
-ROWS = 3
+TRIAL_ROWS = 3
 """Of the inputs that a program is tried on."""
 
 
-def runs_rows_apart(program: Program, signature: Signature, feeds: Sequence[Array]) -> bool:
+def has_independent_rows(program: Program, signature: Signature, feeds: Sequence[Array]) -> bool:
     """Return whether a batched run gives the same results as runs of single rows. The signature
     cannot tell: subtracting a batch mean, for example, keeps all shapes. So the program is run
     on `feeds` of TRIAL_ROWS rows. Results must agree up to rounding, which differs between
@@ -160,7 +167,7 @@ def runs_rows_apart(program: Program, signature: Signature, feeds: Sequence[Arra
     """
     try:
         batched = output_arrays(program(*feeds))
-        for row in range(ROWS):
+        for row in range(TRIAL_ROWS):
             alone = output_arrays(program(*(np.ascontiguousarray(f[row : row + 1]) for f in feeds)))
             pairs = zip(signature.outputs, batched, alone, strict=True)
             if not all(_agree(port, a[row : row + 1], b) for port, a, b in pairs):

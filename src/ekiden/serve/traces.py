@@ -9,9 +9,9 @@ from typing import Any
 
 from ekiden.runtime.errors import ServeError
 
-__all__ = ["PARENT", "Tracer"]
+__all__ = ["PARENT_CONTEXT", "Tracer"]
 
-PARENT: ContextVar[str] = ContextVar("PARENT", default="")
+PARENT_CONTEXT: ContextVar[str] = ContextVar("PARENT_CONTEXT", default="")
 """The `traceparent` of the request under way; empty where it has none."""
 
 
@@ -35,7 +35,7 @@ class Tracer:
         """Return a context manager that opens a span, within the client's span if it sent one."""
         if self._tracer is None:
             return nullcontext()
-        context = self._format.extract({"traceparent": PARENT.get()})
+        context = self._format.extract({"traceparent": PARENT_CONTEXT.get()})
         span_context: AbstractContextManager[object] = self._tracer.start_as_current_span(
             name, context=context, kind=self._trace.SpanKind.SERVER,
             attributes={"ekiden.model": model}, record_exception=False,

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from ekiden.target.tags import TAGS
 from ekiden.target.target import Target, TargetLike
 
-Words = str | Sequence[str] | None
+OptionText = str | Sequence[str] | None
 """Options, in one text or several."""
 
 _ARM64, _ARM32 = "-mtriple=aarch64-linux-gnu", "-mtriple=armv7a-linux-gnueabihf"
 _ANDROID = "-mtriple=aarch64-linux-android"
 # fmt: off
-ARM: dict[str, str] = {
+ARM_BOARDS: dict[str, str] = {
     "pixel2":    f"-model=snapdragon835 {_ANDROID}",
     "mate10":    f"-model=kirin970 {_ANDROID}",
     "mate10pro": f"-model=kirin970 {_ANDROID}",
@@ -29,7 +29,7 @@ ARM: dict[str, str] = {
     "stm32mp1":  f"-model=stm32mp1 {_ARM32} -mcpu=cortex-a7",
 }
 """Board -> its options."""
-RISCV: dict[str, str] = {
+RISCV_BOARDS: dict[str, str] = {
     "sifive-e31": "-mtriple=riscv32-linux-gnu -mcpu=sifive-e31",
     "sifive-e76": "-mtriple=riscv32-linux-gnu -mcpu=sifive-e76",
     "sifive-u54": "-mtriple=riscv64-linux-gnu -mcpu=sifive-u54 -mabi=lp64d",
@@ -39,49 +39,49 @@ RISCV: dict[str, str] = {
 # fmt: on
 
 
-def _target(first: str, options: Words) -> Target:
+def _target(first: str, options: OptionText) -> Target:
     """Build a target from its kind and options; the caller's options come before the defaults."""
     words = options.split() if isinstance(options, str) else list(options or ())
     return Target(" ".join((first, *words)))
 
 
-def cuda(model: str = "unknown", arch: str | None = None, options: Words = None) -> Target:
+def cuda(model: str = "unknown", arch: str | None = None, options: OptionText = None) -> Target:
     """Return a target for an NVIDIA GPU; `arch` is like "sm_80"."""
     return _target(f"cuda -model={model}" + (f" -arch={arch}" if arch else ""), options)
 
 
-def rocm(model: str = "unknown", options: Words = None) -> Target:
+def rocm(model: str = "unknown", options: OptionText = None) -> Target:
     """Return a target for an AMD GPU."""
     return _target(f"rocm -model={model}", options)
 
 
-def mali(model: str = "unknown", options: Words = None) -> Target:
+def mali(model: str = "unknown", options: OptionText = None) -> Target:
     """Return a target for an Arm Mali GPU."""
     return _target(f"opencl -device=mali -model={model}", options)
 
 
-def bifrost(model: str = "unknown", options: Words = None) -> Target:
+def bifrost(model: str = "unknown", options: OptionText = None) -> Target:
     """Return a target for an Arm GPU of the Bifrost architecture."""
     return _target(f"opencl -device=bifrost -model={model}", options)
 
 
-def intel_graphics(model: str = "unknown", options: Words = None) -> Target:
+def intel_graphics(model: str = "unknown", options: OptionText = None) -> Target:
     """Return a target for an Intel GPU."""
     first = f"opencl -device=intel_graphics -model={model} -thread_warp_size=16"
     return _target(first, options)
 
 
-def arm_cpu(model: str = "unknown", options: Words = None) -> Target:
+def arm_cpu(model: str = "unknown", options: OptionText = None) -> Target:
     """Return a target for an Arm board (ARM_BOARDS lists the known models); an unknown model is
     assumed to be 64-bit.
     """
-    board_options = ARM.get(model, f"-model={model} {_ARM64}")
+    board_options = ARM_BOARDS.get(model, f"-model={model} {_ARM64}")
     return _target(f"llvm -device=arm_cpu {board_options}", options)
 
 
-def riscv_cpu(model: str = "sifive-u54", options: Words = None) -> Target:
+def riscv_cpu(model: str = "sifive-u54", options: OptionText = None) -> Target:
     """Return a target for a RISC-V processor (RISCV_BOARDS lists the known models)."""
-    board_options = RISCV.get(model, "-mtriple=riscv64-linux-gnu")
+    board_options = RISCV_BOARDS.get(model, "-mtriple=riscv64-linux-gnu")
     return _target(f"llvm -device=arm_cpu -model={model} {board_options}", options)
 
 

@@ -30,10 +30,10 @@ try:
 except RuntimeError as error:
     sys.exit(UNKNOWN if "unknown intrinsic" in str(error) else 0)
 """
-_UNKNOWN = 3
+_UNKNOWN_INTRINSIC_STATUS = 3
 """The exit status of a process that parsed a call, where LLVM has no intrinsic of that name."""
 _PARSE_LIMIT_S = 60.0
-_intrinsics: list[str] = []
+_intrinsic_names: list[str] = []
 """The names of intrinsics that have a number: the first has 1."""
 
 
@@ -65,18 +65,18 @@ def llvm_lookup_intrinsic_id(name: str) -> int:
     if not _INTRINSIC_NAME.fullmatch(name):
         return 0
     llvm_version_major()
-    command = fresh_python(_PARSE_CALL.replace("UNKNOWN", str(_UNKNOWN)), name)
+    command = fresh_python(_PARSE_CALL.replace("UNKNOWN", str(_UNKNOWN_INTRINSIC_STATUS)), name)
     parsing = subprocess.run(command, capture_output=True, timeout=_PARSE_LIMIT_S, check=False)
-    if parsing.returncode == _UNKNOWN:
+    if parsing.returncode == _UNKNOWN_INTRINSIC_STATUS:
         return 0
-    _intrinsics.append(name)
-    return len(_intrinsics)
+    _intrinsic_names.append(name)
+    return len(_intrinsic_names)
 
 
 def llvm_get_intrinsic_name(intrin_id: int) -> str:
     """Return the name of an intrinsic by the number that `llvm_lookup_intrinsic_id` returned, ""
     for another number."""
-    return _intrinsics[intrin_id - 1] if 0 < intrin_id <= len(_intrinsics) else ""
+    return _intrinsic_names[intrin_id - 1] if 0 < intrin_id <= len(_intrinsic_names) else ""
 
 
 def llvm_get_system_triple() -> str:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 
 from ekiden.runtime.debug.shown import shown
 from ekiden.runtime.errors import CompileError
-from ekiden.target.facts import OPTIONS, SAME
+from ekiden.target.facts import OPTION_ALIASES, OPTIONS
 from ekiden.target.kinds import KINDS, TargetKind
 from ekiden.target.tags import TAGS
 
@@ -86,7 +86,7 @@ def _checked(config: Config) -> Config:
     kind = _kind(config["kind"], config["kind"])
     checked: Config = {"kind": kind}
     for written, value in config.items():
-        name = SAME.get(written, written) if kind.is_cpu else written
+        name = OPTION_ALIASES.get(written, written) if kind.is_cpu else written
         if name == "kind" or value is None or (name == "tag" and not value):
             continue
         allowed = (*OPTIONS, *kind.option_table) if kind.is_cpu else tuple(kind.option_table)

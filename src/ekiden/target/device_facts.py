@@ -9,7 +9,7 @@ from ekiden.runtime import Device, get_global_func
 from ekiden.runtime.errors import DeviceError
 
 # fmt: off
-ASKED: Mapping[str, int] = {
+DEVICE_ATTRIBUTES: Mapping[str, int] = {
     "max_num_threads":              5,
     "max_shared_memory_per_block":  6,
     "cores":                        7,
@@ -19,8 +19,8 @@ ASKED: Mapping[str, int] = {
 }
 # fmt: on
 """Option -> number of ek_device_attribute in runtime.h."""
-MAY_BE_0 = frozenset(("local_memory",))
-VERSION = 3
+ZERO_ALLOWED = frozenset(("local_memory",))
+VERSION_ATTRIBUTE = 3
 """The number of the version of the language of a device's code: of NVIDIA's, the architecture."""
 
 
@@ -31,11 +31,11 @@ def device_facts(device_type: int, number: int) -> Mapping[str, object]:
     """
     query = get_global_func("ek.device.attribute")
     device = Device(device_type, number)
-    values = {name: _number(query, device, which) for name, which in ASKED.items()}
+    values = {name: _number(query, device, which) for name, which in DEVICE_ATTRIBUTES.items()}
     if not any(values.values()):
         return {}
-    facts: dict[str, object] = {n: v for n, v in values.items() if v or n in MAY_BE_0}
-    version = str(query(device, VERSION))
+    facts: dict[str, object] = {n: v for n, v in values.items() if v or n in ZERO_ALLOWED}
+    version = str(query(device, VERSION_ATTRIBUTE))
     return facts | ({"arch": version} if version.startswith("sm_") else {})
 
 

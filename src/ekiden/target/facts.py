@@ -16,7 +16,7 @@ from ekiden.target.features import (
     ARCHITECTURES,
     ARM,
     ARMV7,
-    BASE,
+    BASELINE_FEATURES,
     CORTEX_M,
     FEATURES,
     RISCV,
@@ -27,8 +27,8 @@ from ekiden.target.features import (
     vector_registers,
 )
 from ekiden.target.processors import (
-    GENERIC,
-    IN_32_BITS,
+    ARMV7_EXTRA_FEATURE,
+    GENERIC_PROCESSORS,
     PROCESSORS,
     Cache,
     Core,
@@ -37,12 +37,12 @@ from ekiden.target.processors import (
 )
 from ekiden.target.triple import TRIPLES, architecture_of, normalize_triple
 
-Given = Mapping[str, object]
+OptionValues = Mapping[str, object]
 """Options by their names in text. Values are texts, numbers and lists."""
 
 
 @dataclass(frozen=True, slots=True)
-class Machine:
+class MachineFacts:
     """The processor facts of a target before overrides."""
 
     processor: str
@@ -54,14 +54,14 @@ class Machine:
 
 
 @functools.cache
-def host() -> Machine:
+def host() -> MachineFacts:
     """Return the facts of this machine."""
     info, arch = probe.read_cpuinfo(), probe.architecture()
     present = probe.features_of(probe.own_flags(arch), arch)
     processor, core = probe.processor_of(info, arch, present)
     extra = probe.extra_features(processor, present)
     data_caches = probe.caches(core, is_guest="hypervisor" in info.get("flags", ""))
-    return Machine(processor.name, arch, extra, core, data_caches)
+    return MachineFacts(processor.name, arch, extra, core, data_caches)
 
 
 def host_cores() -> int:
@@ -71,14 +71,14 @@ def host_cores() -> int:
     return os.cpu_count() or 1
 
 
-def _row(processor: Processor) -> Machine:
+def _row(processor: Processor) -> MachineFacts:
     """Return the machine facts of a processor in the table."""
-    return Machine(
+    return MachineFacts(
         processor.name, processor.architecture, (), processor.core, processor.core.caches
     )
 
 
-OTHER_NAMES = {
+PROCESSOR_ALIASES = {
     "core-avx2": "haswell",
     "core-avx-i": "ivybridge",
     "corei7-avx": "sandybridge",
@@ -91,28 +91,32 @@ def processor_named(name: str, arch: str | None = None) -> Processor:
     """Look up a processor by its name or an LLVM alias; for Armv7, a 64-bit processor is returned
     with its 32-bit features. Raises CompileError listing the known names.
     """
-    name = OTHER_NAMES.get(name, name)
+    name = PROCESSOR_ALIASES.get(name, name)
     if name not in PROCESSORS:
         names = ", ".join(PROCESSORS)
         raise CompileError(f"target: unknown processor {name!r}; there are native, {names}")
     row = PROCESSORS[name]
     if arch == ARMV7 and row.architecture == ARM and name.startswith("cortex-a"):
-        return replace(row, architecture=ARMV7, features=(IN_32_BITS,))
+        return replace(row, architecture=ARMV7, features=(ARMV7_EXTRA_FEATURE,))
     return row
 
 
-def _machine(options: Given, triple: str | None) -> Machine:
+def _machine(options: OptionValues, triple: str | None) -> MachineFacts:
     """Return the machine that -mcpu, -mtriple and -mtune select."""
     arch = architecture_of(triple) if triple else None
     name = str(options.get("mcpu", "native" if arch in (None, host().architecture) else "generic"))
     if arch is not None and arch not in ARCHITECTURES:
         stranger = "generic" if name == "native" else name
-        return replace(_row(PROCESSORS[GENERIC[X86]]), processor=stranger, architecture=arch)
+        return replace(
+            _row(PROCESSORS[GENERIC_PROCESSORS[X86]]), processor=stranger, architecture=arch
+        )
     if name == "native":
         machine = host()
     else:
         target_arch = arch or host().architecture
-        machine = _row(processor_named(GENERIC[target_arch] if name == "generic" else name, arch))
+        machine = _row(
+            processor_named(GENERIC_PROCESSORS[target_arch] if name == "generic" else name, arch)
+        )
     if arch not in (None, machine.architecture):
         what = f"processor {machine.processor!r} is {machine.architecture}"
         raise CompileError(f"target: {what}, the triple {triple!r} is not")
@@ -123,7 +127,7 @@ def _machine(options: Given, triple: str | None) -> Machine:
     return replace(machine, core=tuned.core, caches=tuned.caches)
 
 
-def resolve(options: Given, base_cores: int | None = None) -> dict[str, object]:
+def resolve(options: OptionValues, base_cores: int | None = None) -> dict[str, object]:
     """Return the fields of a target by name. Raises CompileError for invalid values."""
     triple = normalize_triple(str(options["mtriple"])) if options.get("mtriple") else None
     machine = _machine(options, triple)
@@ -163,7 +167,7 @@ def _check_width(bits: int, own: int, processor: str, *, is_scalable: bool) -> N
         )
 
 
-def _triple_of(machine: Machine) -> str:
+def _triple_of(machine: MachineFacts) -> str:
     row = PROCESSORS.get(machine.processor)
     return row.triple if row is not None and row.triple else TRIPLES[machine.architecture]
 
@@ -191,8 +195,12 @@ def _features(value: object, arch: str) -> tuple[str, ...]:
     listed = value.split(",") if isinstance(value, str) else value
     assert isinstance(listed, Sequence)
     names = [str(entry).strip().removeprefix("+") for entry in listed]
-    names = [n for n in names if n and n.removeprefix("-") not in BASE.get(arch, ())] + [
-        _taken_away(n, arch) for n in names if n.startswith("-") and n[1:] in BASE.get(arch, ())
+    names = [
+        n for n in names if n and n.removeprefix("-") not in BASELINE_FEATURES.get(arch, ())
+    ] + [
+        _taken_away(n, arch)
+        for n in names
+        if n.startswith("-") and n[1:] in BASELINE_FEATURES.get(arch, ())
     ]
     both = [n for n in names if f"-{n}" in names]
     if both:
@@ -210,7 +218,7 @@ def _taken_away(name: str, arch: str) -> str:
     raise CompileError(f"target: {name[1:]!r} is part of every {arch} and cannot be taken away")
 
 
-def _number(name: str, options: Given, default: int, minimum: int = 1) -> int:
+def _number(name: str, options: OptionValues, default: int, minimum: int = 1) -> int:
     """Parse a numeric option of at least `minimum`. Raises CompileError."""
     text = str(options.get(name, default))
     if not (text.isascii() and text.isdigit()):
@@ -221,18 +229,18 @@ def _number(name: str, options: Given, default: int, minimum: int = 1) -> int:
 
 
 # fmt: off
-_CACHE_PARTS: tuple[Callable[[str], float], ...] = (
+_CACHE_FIELD_PARSERS: tuple[Callable[[str], float], ...] = (
     lambda text: _bytes(text), int, int, int, float, int,   # as the fields of Cache
 )
 # fmt: on
-_UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+_SIZE_SUFFIXES = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
 def _bytes(text: str) -> int:
-    return int(text[:-1]) * _UNITS[text[-1]] if text[-1:] in _UNITS else int(text)
+    return int(text[:-1]) * _SIZE_SUFFIXES[text[-1]] if text[-1:] in _SIZE_SUFFIXES else int(text)
 
 
-def _caches(options: Given, base_caches: Sequence[Cache], first: float) -> tuple[Cache, ...]:
+def _caches(options: OptionValues, base_caches: Sequence[Cache], first: float) -> tuple[Cache, ...]:
     """Return the cache levels with -l1=, -l2= and -l3= applied. L1 bandwidth matches the load units
     unless specified; a level of zero bytes ends the list.
     """
@@ -248,7 +256,7 @@ def _caches(options: Given, base_caches: Sequence[Cache], first: float) -> tuple
     return tuple(levels)
 
 
-def _check_levels(options: Given, count: int) -> None:
+def _check_levels(options: OptionValues, count: int) -> None:
     """Raises CompileError for a processor without an L1 cache, which no kernel model supports, and
     for a level that is specified behind a missing one.
     """
@@ -265,9 +273,14 @@ def _cache(name: str, text: str, row: Cache) -> Cache:
     cache_fields, values = text.split(":"), list(astuple(row))
     try:
         values[: len(cache_fields)] = [
-            read(field_text) for read, field_text in zip(_CACHE_PARTS, cache_fields, strict=False)
+            read(field_text)
+            for read, field_text in zip(_CACHE_FIELD_PARSERS, cache_fields, strict=False)
         ]
-        valid = len(cache_fields) <= len(_CACHE_PARTS) and min(values[1:]) > 0 and values[0] >= 0
+        valid = (
+            len(cache_fields) <= len(_CACHE_FIELD_PARSERS)
+            and min(values[1:]) > 0
+            and values[0] >= 0
+        )
     except ValueError:
         valid = False
     if not valid:
@@ -279,7 +292,15 @@ def _cache(name: str, text: str, row: Cache) -> Cache:
 OPTIONS = ("mtriple", "mcpu", "mtune", "mattr", "vector-bits", "registers", "cores",
            "l1", "l2", "l3", "fma-units", "fma-latency", "loads")  # fmt: skip
 """The names of facts in text. -mtune= is another processor's core and caches."""
-SAME = {"num-cores": "cores"}
+OPTION_ALIASES = {"num-cores": "cores"}
 """TVM's names -> ours."""
 
-__all__ = ["OPTIONS", "SAME", "Given", "Machine", "all_features", "host", "resolve"]
+__all__ = [
+    "OPTIONS",
+    "OPTION_ALIASES",
+    "MachineFacts",
+    "OptionValues",
+    "all_features",
+    "host",
+    "resolve",
+]

@@ -35,7 +35,7 @@ class Feature:
     """Features that it brings with it."""
 
 
-WORDS: dict[str, tuple[str, ...]] = {
+DETECTION_WORDS: dict[str, tuple[str, ...]] = {
     X86: ("1.ecx", "7.ebx", "7.ecx", "7.edx", "7.1.eax", "7.1.edx", "80000001.ecx"),
     ARM: ("hwcap", "hwcap.high", "hwcap2"),
     RISCV: ("hwcap",),
@@ -120,7 +120,7 @@ _WASM = [
     Feature("simd128",      WASM, "simd128",      ("features", 0)),
     Feature("relaxed-simd", WASM, "relaxed_simd", ("features", 1), implies=("simd128",)),
 ]
-_SILENT = {
+_FLAGLESS_FEATURES = {
     X86: "mmx sse sse2 fxsr cx8 cx16 cmov 64bit sahf crc32 prfchw aes vaes vpclmulqdq sha adx"
          " prefer-256-bit prefer-128-bit",
     ARM: "neon fp-armv8 crc lse aes sha2 rcpc perfmon ras",
@@ -131,7 +131,7 @@ _SILENT = {
     CORTEX_M: "dsp vfp4d16sp fp-armv8d16sp fp64 mve mve.fp",
 }
 # fmt: on
-BASE: dict[str, frozenset[str]] = {
+BASELINE_FEATURES: dict[str, frozenset[str]] = {
     X86: frozenset("mmx sse sse2 fxsr cx8 cmov 64bit".split()),
     ARM: frozenset("neon fp-armv8".split()),
     RISCV: frozenset("m a f d c zicsr zifencei".split()),
@@ -151,7 +151,11 @@ FEATURES: dict[tuple[str, str], Feature] = {
         *_RISCV,
         *_ARMV7,
         *_WASM,
-        *(Feature(name, arch) for arch, names in _SILENT.items() for name in names.split()),
+        *(
+            Feature(name, arch)
+            for arch, names in _FLAGLESS_FEATURES.items()
+            for name in names.split()
+        ),
     )
 }
 """By architecture and LLVM's name."""
@@ -169,16 +173,16 @@ def closure(architecture: str, names: Iterable[str]) -> frozenset[str]:
     """Apply feature names in the order of "+x" and "-x", with everything they imply; removing a
     feature also removes those that depend on it. A name without a sign is added.
     """
-    enabled: set[str] = set(BASE[architecture])
+    enabled: set[str] = set(BASELINE_FEATURES[architecture])
     for name in names:
         if not name.startswith("-"):
-            enabled |= _brought(architecture, name.removeprefix("+"))
+            enabled |= _implied_features(architecture, name.removeprefix("+"))
         else:
-            enabled = {f for f in enabled if name[1:] not in _brought(architecture, f)}
+            enabled = {f for f in enabled if name[1:] not in _implied_features(architecture, f)}
     return frozenset(enabled)
 
 
-def _brought(architecture: str, name: str) -> set[str]:
+def _implied_features(architecture: str, name: str) -> set[str]:
     """Return a feature and everything it implies; chains are at most five long."""
     implied, waiting = set[str](), [name]
     while waiting:
@@ -189,12 +193,12 @@ def _brought(architecture: str, name: str) -> set[str]:
     return implied
 
 
-_Ways = tuple[str, ...]
+_Alternatives = tuple[str, ...]
 """Ways to have an ability: features, of which all are needed, in one text; the first that is there
 counts."""
 
 # fmt: off
-ABILITIES: dict[str, dict[str, _Ways]] = {
+ABILITIES: dict[str, dict[str, _Alternatives]] = {
     # what kernels ask for: architecture -> features
     "fma":         {X86: ("fma",),                  ARM: ("",),          RISCV: ("",),
                     ARMV7: ("vfp4",),               CORTEX_M: ("vfp4d16sp",)},
@@ -253,20 +257,22 @@ some lanes.
 # fmt: on
 
 
-UNUSED = frozenset("amx_fp16 fma_fp16 sve sve2".split())
+UNUSED_ABILITIES = frozenset("amx_fp16 fma_fp16 sve sve2".split())
 """Abilities that no code generator has code for."""
 
 
-def idle(architecture: str) -> frozenset[str]:
+def unused_features(architecture: str) -> frozenset[str]:
     """Return the features that serve only unused abilities: generated code is compiled without them
     and does not require them.
     """
     serving: dict[bool, set[str]] = {True: set(), False: set()}
     for ability, alternatives in ABILITIES.items():
         for name in " ".join(alternatives.get(architecture, ())).split():
-            serving[ability in UNUSED] |= _brought(architecture, name)
+            serving[ability in UNUSED_ABILITIES] |= _implied_features(architecture, name)
     alone = serving[True] - serving[False]
-    return frozenset(f for f in names_of(architecture) if alone & _brought(architecture, f))
+    return frozenset(
+        f for f in names_of(architecture) if alone & _implied_features(architecture, f)
+    )
 
 
 def has_any(features: frozenset[str], alternatives: Iterable[str]) -> bool:

@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from dataclasses import field
 
 from ekiden.runtime.lazy_dataclass import dataclass
-from ekiden.target.features import UNUSED
+from ekiden.target.features import UNUSED_ABILITIES
 
 CPU = 1
 """DLPack's number of processors."""
-MOST_ARGUMENTS = 63
+MAX_KERNEL_ARGUMENTS = 63
 """Of a kernel of a device: what the runtime hands on, and what OpenCL grants at least."""
 OptionType = type[int] | type[bool] | type[str] | type[list[str]]
 
@@ -68,7 +68,9 @@ class TargetKind:
 
     def can_use(self, ability: str) -> bool:
         """Return whether the generator emits code for an ability."""
-        return ability not in UNUSED and (self.abilities is None or ability in self.abilities)
+        return ability not in UNUSED_ABILITIES and (
+            self.abilities is None or ability in self.abilities
+        )
 
     @property
     def is_cpu(self) -> bool:
@@ -78,7 +80,7 @@ class TargetKind:
     @property
     def option_table(self) -> dict[str, Option]:
         """Return the options besides the processor facts."""
-        return {**LABELS, **self.own_options}
+        return {**LABEL_OPTIONS, **self.own_options}
 
     @property
     def options(self) -> dict[str, str]:
@@ -92,7 +94,7 @@ class TargetKind:
 
 
 # fmt: off
-LABELS: dict[str, Option] = {
+LABEL_OPTIONS: dict[str, Option] = {
     "keys":   Option(list[str], None),
     "device": Option(str,       None),
     "model":  Option(str,       None),
@@ -100,7 +102,7 @@ LABELS: dict[str, Option] = {
     "libs":   Option(list[str]),
 }
 """Of all kinds. They say what a target is called, but for libraries, which nothing here calls."""
-_CODE: dict[str, Option] = {
+_CODE_OPTIONS: dict[str, Option] = {
     "bounds":       Option(str, ("", "check")),
     "mabi":         Option(str, ("lp64d",)),
     "mfloat-abi":   Option(str, ("hard",)),
@@ -119,7 +121,7 @@ _CODE: dict[str, Option] = {
     "constants-byte-alignment": Option(int, (64,)),
     "workspace-byte-alignment": Option(int, (64,)),
 }
-_GPU: dict[str, Option] = {
+_GPU_OPTIONS: dict[str, Option] = {
     "arch":    Option(str, None),
     "mcpu":    Option(str),
     "mtriple": Option(str),
@@ -137,57 +139,67 @@ _GPU: dict[str, Option] = {
     "from_device":                 Option(int, None),
     "system-lib":                  Option(bool, None),
 }
-_WARPS_OF_1 = {**_GPU, "max_num_threads": Option(int, None, 256, 1),
+_UNKNOWN_GPU_OPTIONS = {**_GPU_OPTIONS, "max_num_threads": Option(int, None, 256, 1),
                "thread_warp_size": Option(int, None, 1, 1), "vector-bits": Option(int, None, 32, 8)}
 """A device of which nothing is known computes with one number at a time."""
-_CUDA = {**_GPU, "cores": Option(int, None, 1),
+_CUDA_OPTIONS = {**_GPU_OPTIONS, "cores": Option(int, None, 1),
          "arch": Option(str, None, form=r"sm_([5-9]\d|1\d\d)[af]?",
                         expected="an architecture from 'sm_50' on, as 'sm_80' or 'sm_90a'")}
-_SPIRV = {f"spirv64{version}": "spirv" for version in ("", *(f"v1.{n}" for n in range(5)))}
+_SPIRV_TRIPLES = {f"spirv64{version}": "spirv" for version in ("", *(f"v1.{n}" for n in range(5)))}
 """LLVM's triples of SPIR-V for OpenCL -> the format of the code. One without a version is the
 oldest, which every driver of SPIR-V takes."""
-_OPENCL = {**_WARPS_OF_1, "cores": Option(int, None, 1, 1), "local_memory": Option(int, None, 1),
-           "mtriple": Option(str, tuple(_SPIRV), usual="-unknown-unknown")}
+_OPENCL_OPTIONS = {**_UNKNOWN_GPU_OPTIONS, "cores": Option(int, None, 1, 1),
+                   "local_memory": Option(int, None, 1),
+           "mtriple": Option(str, tuple(_SPIRV_TRIPLES), usual="-unknown-unknown")}
 
-_VULKAN = {**_WARPS_OF_1, "cores": Option(int, None, 1, 1), "local_memory": Option(int, None, 1)}
+_VULKAN_OPTIONS = {**_UNKNOWN_GPU_OPTIONS, "cores": Option(int, None, 1, 1),
+                   "local_memory": Option(int, None, 1)}
 
-_OF_C = frozenset(("fma", "rounding", "float16",    # what compilers find by themselves
+_C_ABILITIES = frozenset(("fma", "rounding", "float16",    # what compilers find by themselves
                    "flush_subnormals",
                    "smlad", "helium"))              # by name, in words that compilers know
 
-_OF_THREADS = frozenset(("fma", "rounding"))     # functions of the languages of devices
-_DOTS = ("dot4_s8s8", "dot4_u8u8", "dot4_u8s8")
-_OF_OPENCL = _OF_THREADS | {"near_memory"}       # of a thread no lane is known
-_OF_VULKAN = frozenset(("rounding",))            # what it calls fma may round twice
-_OF_METAL = _OF_THREADS | {"warp_shuffles"}
-_OF_PTX = _OF_OPENCL | _OF_METAL | {*_DOTS}
-_OF_CUDA = _OF_PTX | {"tensor_cores"}
-_NVIDIA = {"tensor_cores": 80, **dict.fromkeys(_DOTS, 61)}
-_NVPTX = {**_NVIDIA, "warp_shuffles": 70}        # LLVM's PTX of older ones knows no shfl.sync
+_THREAD_ABILITIES = frozenset(("fma", "rounding"))     # functions of the languages of devices
+_DOT_ABILITIES = ("dot4_s8s8", "dot4_u8u8", "dot4_u8s8")
+_OPENCL_ABILITIES = _THREAD_ABILITIES | {"near_memory"}       # of a thread no lane is known
+_VULKAN_ABILITIES = frozenset(("rounding",))            # what it calls fma may round twice
+_METAL_ABILITIES = _THREAD_ABILITIES | {"warp_shuffles"}
+_PTX_ABILITIES = _OPENCL_ABILITIES | _METAL_ABILITIES | {*_DOT_ABILITIES}
+_CUDA_ABILITIES = _PTX_ABILITIES | {"tensor_cores"}
+_NVIDIA_MIN_ARCH = {"tensor_cores": 80, **dict.fromkeys(_DOT_ABILITIES, 61)}
+# LLVM's PTX of older ones knows no shfl.sync
+_NVPTX_MIN_ARCH = {**_NVIDIA_MIN_ARCH, "warp_shuffles": 70}
 
 KINDS: dict[str, TargetKind] = {each.name: each for each in (
     #          name  device  keys              generator
-    TargetKind("llvm",      1, ("cpu",),              True, abilities=None, own_options=_CODE),
-    TargetKind("c",         1, ("cpu",),              True, abilities=_OF_C, own_options=_CODE),
-    TargetKind("cuda",      2, ("cuda", "gpu"),       True,  _OF_CUDA,    True, _CUDA,
-               _NVIDIA, block_memory=48 << 10, asks_device=True),
-    TargetKind("nvptx",     2, ("cuda", "gpu"),       True,  _OF_PTX,     True, _CUDA,
-               _NVPTX, 75, block_memory=48 << 10, asks_device=True),
-    TargetKind("opencl",    4, ("opencl", "gpu"),     True,  _OF_OPENCL,  True, _OPENCL,
-               block_memory=32 << 10, triples=_SPIRV, asks_device=True),
-    TargetKind("vulkan",    7, ("vulkan", "gpu"),     True,  _OF_VULKAN,  True, _VULKAN,
+    TargetKind("llvm",      1, ("cpu",),              True, abilities=None,
+               own_options=_CODE_OPTIONS),
+    TargetKind("c",         1, ("cpu",),              True, abilities=_C_ABILITIES,
+               own_options=_CODE_OPTIONS),
+    TargetKind("cuda",      2, ("cuda", "gpu"),       True,  _CUDA_ABILITIES,    True,
+               _CUDA_OPTIONS,
+               _NVIDIA_MIN_ARCH, block_memory=48 << 10, asks_device=True),
+    TargetKind("nvptx",     2, ("cuda", "gpu"),       True,  _PTX_ABILITIES,     True,
+               _CUDA_OPTIONS,
+               _NVPTX_MIN_ARCH, 75, block_memory=48 << 10, asks_device=True),
+    TargetKind("opencl",    4, ("opencl", "gpu"),     True,  _OPENCL_ABILITIES,  True,
+               _OPENCL_OPTIONS,
+               block_memory=32 << 10, triples=_SPIRV_TRIPLES, asks_device=True),
+    TargetKind("vulkan",    7, ("vulkan", "gpu"),     True,  _VULKAN_ABILITIES,  True,
+               _VULKAN_OPTIONS,
                asks_device=True),
-    TargetKind("metal",     8, ("metal", "gpu"),      True,  _OF_METAL,   True, _GPU,
+    TargetKind("metal",     8, ("metal", "gpu"),      True,  _METAL_ABILITIES,   True, _GPU_OPTIONS,
                block_memory=32 << 10),
-    TargetKind("rocm",     10, ("rocm", "gpu"),       False, _OF_THREADS, True, _GPU),
-    TargetKind("webgpu",   15, ("webgpu", "gpu"),     True,  _OF_THREADS, True, _WARPS_OF_1),
-    TargetKind("hexagon",  16, ("hexagon", "cpu"),    own_options=_GPU),
+    TargetKind("rocm",     10, ("rocm", "gpu"),       False, _THREAD_ABILITIES, True, _GPU_OPTIONS),
+    TargetKind("webgpu",   15, ("webgpu", "gpu"),     True,  _THREAD_ABILITIES, True,
+               _UNKNOWN_GPU_OPTIONS),
+    TargetKind("hexagon",  16, ("hexagon", "cpu"),    own_options=_GPU_OPTIONS),
 )}
 # fmt: on
 """By name."""
 
 
-def generators() -> str:
+def supported_kinds() -> str:
     """Return the kinds that code can be generated for, formatted for messages."""
     names = [repr(k.name) for k in KINDS.values() if k.has_generator]
     return f"{', '.join(names[:-1])} and {names[-1]}"

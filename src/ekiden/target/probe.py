@@ -13,18 +13,26 @@ from ekiden.runtime import get_global_func
 from ekiden.runtime.files import PathName
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target.features import ARM, ARMV7, BY_FLAG, RISCV, X86, closure
-from ekiden.target.processors import GENERIC, MODELS, PARTS, PROCESSORS, Cache, Core, Processor
+from ekiden.target.processors import (
+    ARM_PARTS,
+    GENERIC_PROCESSORS,
+    PROCESSORS,
+    X86_MODELS,
+    Cache,
+    Core,
+    Processor,
+)
 
-_MACHINES = {"aarch64": ARM, "arm64": ARM, "riscv64": RISCV, "armv7l": ARMV7}
-CACHES = "/sys/devices/system/cpu/cpu0/cache"
-TRUSTED = 4
+_UNAME_ARCHITECTURES = {"aarch64": ARM, "arm64": ARM, "riscv64": RISCV, "armv7l": ARMV7}
+CACHE_DIR = "/sys/devices/system/cpu/cpu0/cache"
+MAX_CACHE_RATIO = 4
 """A cache of more than so many times what its processor has for each core is the hypervisor's,
 which shows a guest of two cores all 480 MB of a socket."""
 
 
 def architecture() -> str:
     """Return the architecture of this machine."""
-    return _MACHINES.get(os.uname().machine.lower(), X86)
+    return _UNAME_ARCHITECTURES.get(os.uname().machine.lower(), X86)
 
 
 def read_cpuinfo(text: str | None = None) -> dict[str, str]:
@@ -57,13 +65,13 @@ def _named(info: dict[str, str], arch: str) -> Processor | None:
     """Identify the processor by its vendor, family and model."""
     if arch == X86:
         family, model = int(info.get("cpu family", 0)), int(info.get("model", 0))
-        model_ranges = MODELS.get((info.get("vendor_id", ""), family), ())
+        model_ranges = X86_MODELS.get((info.get("vendor_id", ""), family), ())
         name = next((name for first, last, name in model_ranges if first <= model <= last), None)
     else:
         made_by, part_number = (
             int(info.get(f"CPU {key}", "0"), 16) for key in ("implementer", "part")
         )
-        name = PARTS.get((made_by, part_number))
+        name = ARM_PARTS.get((made_by, part_number))
     return PROCESSORS.get(name or "")
 
 
@@ -76,7 +84,7 @@ def _candidates(info: dict[str, str], arch: str) -> list[Processor]:
         for p in PROCESSORS.values()
         if p.architecture == arch
         and (
-            p.name.startswith((GENERIC[arch], "generic"))
+            p.name.startswith((GENERIC_PROCESSORS[arch], "generic"))
             or (is_amd and p.name.startswith("znver"))
             or (is_intel and not p.name.startswith("znver"))
         )
@@ -99,29 +107,29 @@ def processor_of(
     rows = _candidates(info, arch) + ([named] if named else [])
     fitting = [p for p in rows if closure(arch, p.features) <= present]
     best = max(fitting, key=rank)
-    is_level = best.name.startswith((GENERIC[arch], "generic"))
+    is_level = best.name.startswith((GENERIC_PROCESSORS[arch], "generic"))
     return best, named.core if named is not None and is_level else best.core
 
 
-def caches(core: Core, is_guest: bool, folder: PathName = CACHES) -> tuple[Cache, ...]:
+def caches(core: Core, is_guest: bool, folder: PathName = CACHE_DIR) -> tuple[Cache, ...]:
     """Return the data caches the system reports, as far as they are plausible for that core; in a
     guest each cache is shared by at least as many cores as on the host machine.
     """
     rows = core.caches
-    shown = _shown(folder)
+    shown = _reported_caches(folder)
     alone = shown[1].sharers if 1 in shown else 1
     levels = []
     for level in range(1, max(len(rows), *shown, 0) + 1):
         row = rows[level - 1] if level <= len(rows) else None
         if level in shown:
-            levels.append(_reasonable(shown[level], row, alone, is_guest))
+            levels.append(_plausible_cache(shown[level], row, alone, is_guest))
         elif row is not None:
             levels.append(row)
     return tuple(levels)
 
 
 @dataclass(frozen=True, slots=True)
-class _Shown:
+class _ReportedCache:
     """A cache as reported in /sys; `sharers` counts hardware threads."""
 
     size: int
@@ -130,14 +138,17 @@ class _Shown:
     sharers: int
 
 
-def _reasonable(shown: _Shown, row: Cache | None, alone: int, is_guest: bool) -> Cache:
+def _plausible_cache(shown: _ReportedCache, row: Cache | None, alone: int, is_guest: bool) -> Cache:
     """Return the reported cache where it is plausible, else the table's; speeds always come from
     the table.
     """
     row = row or Cache(shown.size, 16, 64, 1, 8.0, 60)
     sharers = max(1, shown.sharers // alone)
     share = shown.size // (max(sharers, row.shared_by) if is_guest else sharers)
-    if shown.size <= 0 or not row.share <= TRUSTED * share <= TRUSTED**2 * row.share:
+    if (
+        shown.size <= 0
+        or not row.share <= MAX_CACHE_RATIO * share <= MAX_CACHE_RATIO**2 * row.share
+    ):
         return row
     return replace(
         row,
@@ -148,9 +159,9 @@ def _reasonable(shown: _Shown, row: Cache | None, alone: int, is_guest: bool) ->
     )
 
 
-def _shown(folder: PathName) -> dict[int, _Shown]:
+def _reported_caches(folder: PathName) -> dict[int, _ReportedCache]:
     """Return the first core's data caches by level, as /sys reports them."""
-    by_level: dict[int, _Shown] = {}
+    by_level: dict[int, _ReportedCache] = {}
     names = os.listdir(folder) if os.path.isdir(folder) else ()
     for index in sorted(name for name in names if name.startswith("index")):
         about = partial(_read, folder, index)
@@ -160,7 +171,9 @@ def _shown(folder: PathName) -> dict[int, _Shown]:
                 _number(about(name)) for name in ("ways_of_associativity", "coherency_line_size")
             )
             sharers = _count(about("shared_cpu_list"))
-            by_level[int(level)] = _Shown(_number(about("size")), associativity, line, sharers)
+            by_level[int(level)] = _ReportedCache(
+                _number(about("size")), associativity, line, sharers
+            )
     return by_level
 
 

@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target.features import ARM, ARMV7, CORTEX_M, RISCV, WASM, X86
 
-KB = 1 << 10
+KIB = 1 << 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +144,7 @@ def _numbers(text: str) -> tuple[int, ...]:
 def _cache(text: str) -> Cache:
     """Parse a cache column of the table."""
     kb, associativity, speed, wait, cores = _numbers(text)
-    return Cache(kb * KB * cores, associativity, 64, cores, speed, wait)
+    return Cache(kb * KIB * cores, associativity, 64, cores, speed, wait)
 
 
 def _core(row: str) -> tuple[str, Core]:
@@ -261,7 +261,7 @@ _ROWS: Mapping[str, tuple[tuple[str, str, str], ...]] = {
     ),
 }
 # fmt: on
-_BARE: Mapping[str, str] = {
+_BARE_METAL_TRIPLES: Mapping[str, str] = {
     "cortex-m3": "thumbv7m-unknown-none-eabi",
     "cortex-m4": "thumbv7em-unknown-none-eabihf",
     "cortex-m7": "thumbv7em-unknown-none-eabihf",
@@ -269,15 +269,17 @@ _BARE: Mapping[str, str] = {
     "cortex-m55": "thumbv8.1m.main-unknown-none-eabihf",
 }
 """Processors without a system -> their triples."""
-IN_32_BITS = "crc"
+ARMV7_EXTRA_FEATURE = "crc"
 """What 64-bit processors of Arm (`cortex-a...`) have where they run code for Armv7."""
 PROCESSORS: dict[str, Processor] = {
-    name: Processor(name, architecture, tuple(features.split()), CORES[core], _BARE.get(name, ""))
+    name: Processor(
+        name, architecture, tuple(features.split()), CORES[core], _BARE_METAL_TRIPLES.get(name, "")
+    )
     for architecture, rows in _ROWS.items()
     for name, core, features in rows
 }
 """By LLVM's name."""
-GENERIC: dict[str, str] = {
+GENERIC_PROCESSORS: dict[str, str] = {
     X86: "x86-64",
     ARM: "generic",
     RISCV: "generic-rv64",
@@ -287,7 +289,7 @@ GENERIC: dict[str, str] = {
 }
 """Architecture -> the processor whose code runs on all of it; "generic" in a target's text."""
 
-MODELS: dict[tuple[str, int], tuple[tuple[int, int, str], ...]] = {
+X86_MODELS: dict[tuple[str, int], tuple[tuple[int, int, str], ...]] = {
     # (vendor, family): (first model, last model, LLVM's name)
     ("AuthenticAMD", 26): ((0x00, 0xFF, "znver5"),),
     ("AuthenticAMD", 25): (
@@ -326,7 +328,7 @@ MODELS: dict[tuple[str, int], tuple[tuple[int, int, str], ...]] = {
 }
 """What x86-64 processors say of themselves. Hypervisors show what they like: `probe` believes a row
 only where its features are there, and no other has more of those that are."""
-PARTS: dict[tuple[int, int], str] = {
+ARM_PARTS: dict[tuple[int, int], str] = {
     (0x41, 0xC05): "cortex-a5",
     (0x41, 0xC07): "cortex-a7",
     (0x41, 0xC09): "cortex-a9",

@@ -29,7 +29,7 @@ def _aws(size: str, cores: int) -> dict[str, object]:
 
 _LINUX_ARM = "aarch64-unknown-linux-gnu"
 # fmt: off
-_ARCHITECTURES = {
+_CUDA_TAGS = {
     "sm_50": "nvidia/tesla-m60",
     "sm_53": "nvidia/jetson-nano",
     "sm_60": "nvidia/tesla-p100",
@@ -43,17 +43,18 @@ _ARCHITECTURES = {
     "sm_89": "nvidia/geforce-rtx-4090",
     "sm_90a": "nvidia/nvidia-h100",
 }
-_AWS = {"xlarge": 2, "2xlarge": 4, "4xlarge": 8, "9xlarge": 18, "12xlarge": 24, "18xlarge": 36,
+_AWS_CORES = {"xlarge": 2, "2xlarge": 4, "4xlarge": 8, "9xlarge": 18, "12xlarge": 24,
+              "18xlarge": 36,
         "24xlarge": 48}
 TAGS: dict[str, dict[str, object]] = {
-    **{tag: _cuda(arch) for arch, tags in _ARCHITECTURES.items() for tag in tags.split()},
+    **{tag: _cuda(arch) for arch, tags in _CUDA_TAGS.items() for tag in tags.split()},
     "raspberry-pi/3b-aarch64": _llvm(_LINUX_ARM, "cortex-a53", 4),
     "raspberry-pi/4b-aarch64": _llvm(_LINUX_ARM, "cortex-a72", 4),
     "raspberry-pi/5-aarch64":  _llvm(_LINUX_ARM, "cortex-a76", 4),
     "aws/cpu/graviton2":       _llvm(_LINUX_ARM, "neoverse-n1", 64),
     "aws/cpu/graviton3":       _llvm(_LINUX_ARM, "neoverse-v1", 64),
     "aws/cpu/graviton4":       _llvm(_LINUX_ARM, "neoverse-v2", 96),
-    **{f"aws/cpu/c5.{size}": _aws(size, cores) for size, cores in _AWS.items()},
+    **{f"aws/cpu/c5.{size}": _aws(size, cores) for size, cores in _AWS_CORES.items()},
     "apple/m1-gpu": {"kind": "metal", "max_threads_per_block": 1024, "thread_warp_size": 32,
                      "max_shared_memory_per_block": 32768},
 }

@@ -26,13 +26,13 @@ from ekiden.runtime.errors import CompileError
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target import facts as target_facts
 from ekiden.target.config import Config, read_config, written
-from ekiden.target.device_facts import ASKED, device_facts
-from ekiden.target.features import ABILITIES, FEATURES, has_any, idle
-from ekiden.target.kinds import KINDS, MOST_ARGUMENTS, TargetKind, generators
+from ekiden.target.device_facts import DEVICE_ATTRIBUTES, device_facts
+from ekiden.target.features import ABILITIES, FEATURES, has_any, unused_features
+from ekiden.target.kinds import KINDS, MAX_KERNEL_ARGUMENTS, TargetKind, supported_kinds
 from ekiden.target.processors import PROCESSORS, Cache
 from ekiden.target.triple import TRIPLES, architecture_of, is_supported
 
-WIDEST_BITS = 512
+MAX_VECTOR_BITS = 512
 TargetLike: TypeAlias = "str | Mapping[str, object] | Target"
 """What names a target: text, JSON, a tag, a dictionary, or itself."""
 
@@ -186,7 +186,7 @@ class Target:
         """Return the features, by LLVM's names, that it has but no code generator uses: they are
         disabled when its code is compiled.
         """
-        return idle(self.architecture) & self._all_features()
+        return unused_features(self.architecture) & self._all_features()
 
     def _flags(self, features: frozenset[str]) -> tuple[str, ...]:
         """Return the sorted /proc/cpuinfo flags of features."""
@@ -207,7 +207,7 @@ class Target:
         if not self.kind.has_generator:
             raise CompileError(
                 f"{what}: there is no code generator for target kind {self.kind.name!r}; "
-                f"there are {generators()}"
+                f"there are {supported_kinds()}"
             )
         if self.kind.is_cpu and not is_supported(self.triple):
             supported = ", ".join(TRIPLES.values())
@@ -245,7 +245,7 @@ class Target:
 
     def __str__(self) -> str:
         """Return the text form, with every fact."""
-        words = [f"-{name}={written(value)}" for name, value in self._said().items()]
+        words = [f"-{name}={written(value)}" for name, value in self._text_options().items()]
         if self.host_target is not None:
             words.append(f"-host={written(str(self.host_target))}")
         return " ".join((self.kind.name, *words))
@@ -266,16 +266,16 @@ class Target:
     def __hash__(self) -> int:
         """Return the hash of its text form, so that the text finds it in a dictionary."""
         facts = _facts(self)
-        cached = _HASHES.get(facts)
+        cached = _HASH_CACHE.get(facts)
         if cached is None:
-            cached = _HASHES[facts] = hash(str(self))
+            cached = _HASH_CACHE[facts] = hash(str(self))
         return cached
 
     def __repr__(self) -> str:
         """Return a Python expression that constructs it."""
         return f"Target({str(self)!r})"
 
-    def _said(self) -> dict[str, object]:
+    def _text_options(self) -> dict[str, object]:
         """Return facts and options by their names in text."""
         options: dict[str, object] = {}
         if self.kind.is_cpu:
@@ -299,7 +299,7 @@ class Target:
         hidden = ("keys", "tag")
         return {
             name: list(value) if isinstance(value, tuple) else value
-            for name, value in self._said().items()
+            for name, value in self._text_options().items()
             if name not in hidden
         }
 
@@ -396,7 +396,7 @@ class Target:
         if not self.kind.has_threads:
             return 0
         said = self.max_function_args
-        return max(2, (min(said, MOST_ARGUMENTS) if said > 0 else MOST_ARGUMENTS) // 2)
+        return max(2, (min(said, MAX_KERNEL_ARGUMENTS) if said > 0 else MAX_KERNEL_ARGUMENTS) // 2)
 
     def get_target_device_type(self) -> int:
         """Return DLPack's device type number."""
@@ -418,7 +418,7 @@ class Target:
         """Return the target of the innermost `with`. Raises ValueError if there is none and
         `allow_none` is false.
         """
-        entered = ENTERED.get()
+        entered = TARGET_STACK.get()
         if not entered and not allow_none:
             raise ValueError("target: there is no current target; `with Target(...):` sets one")
         return entered[-1] if entered else None
@@ -430,18 +430,18 @@ class Target:
 
     def __enter__(self) -> Target:
         """Make it the current target, the default of `compile` and `build`."""
-        ENTERED.set((*ENTERED.get(), self))
+        TARGET_STACK.set((*TARGET_STACK.get(), self))
         return self
 
     def __exit__(self, *_: object) -> None:
         """Restore the enclosing target."""
-        ENTERED.set(ENTERED.get()[:-1])
+        TARGET_STACK.set(TARGET_STACK.get()[:-1])
 
 
 if not TYPE_CHECKING:
     Target.host = _Host()
 
-ENTERED: ContextVar[tuple[Target, ...]] = ContextVar("entered targets", default=())
+TARGET_STACK: ContextVar[tuple[Target, ...]] = ContextVar("entered targets", default=())
 """Those that this thread of control is inside of."""
 
 
@@ -452,7 +452,7 @@ def target_or_current(target: TargetLike | None = None) -> Target:
 
 _facts = attrgetter(*(f.name for f in fields(Target)))
 """What makes one target another: all its fields."""
-_HASHES: dict[tuple[object, ...], int] = {}
+_HASH_CACHE: dict[tuple[object, ...], int] = {}
 """Facts -> the hash of a target's text, which takes longer to write than to find here."""
 
 
@@ -476,7 +476,7 @@ def _from_config(config: Config) -> dict[str, Any]:
     host = config.get("host")
     defaults = {n: o.default for n, o in kind.option_table.items() if o.default is not None}
     specified = {n: config[n] for n in kind.option_table if n in config}
-    options = defaults | _of_device(kind, specified) | specified
+    options = defaults | _device_options(kind, specified) | specified
     if kind.asks_device:
         options.pop("from_device", None)
         values["cores"] = int(str(options["cores"]))
@@ -501,12 +501,12 @@ def _all_keys(kind: TargetKind, options: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(dict.fromkeys((*options.get("keys", ()), *own, *kind.default_keys)))
 
 
-def _of_device(kind: TargetKind, specified: Mapping[str, object]) -> dict[str, object]:
+def _device_options(kind: TargetKind, specified: Mapping[str, object]) -> dict[str, object]:
     """Return options queried from a device of this machine: the first one, or number `from_device`;
     none if the target is labelled as another device, or specifies everything. Raises
     CompileError if there is no such device.
     """
-    queried_options = [name for name in ASKED if name in kind.option_table]
+    queried_options = [name for name in DEVICE_ATTRIBUTES if name in kind.option_table]
     is_known = (
         all(name in specified for name in queried_options)
         or "device" in specified
@@ -526,7 +526,7 @@ def _of_device(kind: TargetKind, specified: Mapping[str, object]) -> dict[str, o
 
 def _vectors(bits: int) -> dict[str, object]:
     """Return a device's vector facts: the widest vectors have more registers."""
-    return {"vector_bits": bits, "registers": 32 if bits >= WIDEST_BITS else 16}
+    return {"vector_bits": bits, "registers": 32 if bits >= MAX_VECTOR_BITS else 16}
 
 
 def _without_facts() -> dict[str, object]:

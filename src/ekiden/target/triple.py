@@ -8,8 +8,18 @@ from __future__ import annotations
 
 from ekiden.target.features import ARM, ARMV7, CORTEX_M, RISCV, WASM, X86
 
-SYSTEMS = ("linux", "none", "windows", "darwin", "macosx", "macos", "ios", "freebsd", "wasi")
-_SAME = {
+SYSTEM_PREFIXES = (
+    "linux",
+    "none",
+    "windows",
+    "darwin",
+    "macosx",
+    "macos",
+    "ios",
+    "freebsd",
+    "wasi",
+)
+_ARCH_ALIASES = {
     "amd64": "x86_64",
     "x64": "x86_64",
     "arm64": "aarch64",
@@ -24,9 +34,16 @@ TRIPLES: dict[str, str] = {
     WASM: "wasm32-unknown-unknown",
 }
 """Architecture -> the triple of its code."""
-MICRO = ("thumbv6m", "thumbv7m", "thumbv7em", "thumbv8m.base", "thumbv8m.main", "thumbv8.1m.main")
+MICROCONTROLLER_ARCHES = (
+    "thumbv6m",
+    "thumbv7m",
+    "thumbv7em",
+    "thumbv8m.base",
+    "thumbv8m.main",
+    "thumbv8.1m.main",
+)
 """The first words of triples of microcontrollers, for which there is C without the runtime."""
-_BY_NAME = {triple.partition("-")[0]: arch for arch, triple in TRIPLES.items()}
+_ARCH_BY_TRIPLE_WORD = {triple.partition("-")[0]: arch for arch, triple in TRIPLES.items()}
 
 
 def normalize_triple(text: str) -> str:
@@ -36,10 +53,10 @@ def normalize_triple(text: str) -> str:
     machine, *components = text.split("-")
     if architecture_of(machine) == WASM and components in ([], ["unknown"]):
         return TRIPLES[WASM]
-    if not components or components[0].startswith(SYSTEMS):
+    if not components or components[0].startswith(SYSTEM_PREFIXES):
         components.insert(0, "unknown")
     vendor, system, *environment = [*components, "linux"] if len(components) == 1 else components
-    machine = _SAME.get(machine, machine)
+    machine = _ARCH_ALIASES.get(machine, machine)
     usual = TRIPLES.get(architecture_of(machine), "gnu").rpartition("-")[2]
     environment_text = "-".join(environment) or (usual if system == "linux" else "")
     return "-".join(filter(None, (machine, vendor, system, environment_text)))
@@ -50,7 +67,11 @@ def architecture_of(triple: str) -> str:
     component.
     """
     machine = triple.partition("-")[0]
-    return CORTEX_M if machine in MICRO else _BY_NAME.get(machine, machine)
+    return (
+        CORTEX_M
+        if machine in MICROCONTROLLER_ARCHES
+        else _ARCH_BY_TRIPLE_WORD.get(machine, machine)
+    )
 
 
 def is_supported(triple: str) -> bool:
@@ -58,9 +79,18 @@ def is_supported(triple: str) -> bool:
     (Armv7 only with the hard-float ABI), or WebAssembly without a system.
     """
     machine, _, system, environment, *_ = [*triple.split("-"), "", "", ""]
-    if _BY_NAME.get(machine) == ARMV7 and not environment.endswith("eabihf"):
+    if _ARCH_BY_TRIPLE_WORD.get(machine) == ARMV7 and not environment.endswith("eabihf"):
         return False
-    return machine in _BY_NAME and system == TRIPLES[_BY_NAME[machine]].split("-")[2]
+    return (
+        machine in _ARCH_BY_TRIPLE_WORD
+        and system == TRIPLES[_ARCH_BY_TRIPLE_WORD[machine]].split("-")[2]
+    )
 
 
-__all__ = ["MICRO", "TRIPLES", "architecture_of", "is_supported", "normalize_triple"]
+__all__ = [
+    "MICROCONTROLLER_ARCHES",
+    "TRIPLES",
+    "architecture_of",
+    "is_supported",
+    "normalize_triple",
+]

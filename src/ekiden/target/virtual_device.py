@@ -23,13 +23,13 @@ CPU = 1
 """DLPack's number for the kind of device that the host is."""
 
 
-class Where(NamedTuple):
+class DeviceMemory(NamedTuple):
     """A device and one of its memories; the scope is "" if unspecified."""
 
     device: Device
     scope: str = ""
 
-    def joined(self, other: Where) -> Where | None:
+    def joined(self, other: DeviceMemory) -> DeviceMemory | None:
         """Return the placement that satisfies both; None if devices or memories differ."""
         if self.device != other.device or (self.scope and other.scope not in ("", self.scope)):
             return None
@@ -71,9 +71,9 @@ class VirtualDevice(Node):
         return Device(self.device_type, self.virtual_device_id)
 
     @property
-    def where(self) -> Where:
+    def where(self) -> DeviceMemory:
         """Return the device and memory that distinguish it."""
-        return Where(self.device, "" if self.memory_scope == "global" else self.memory_scope)
+        return DeviceMemory(self.device, "" if self.memory_scope == "global" else self.memory_scope)
 
     @property
     def device_type_int(self) -> int:
@@ -174,7 +174,7 @@ Targets: TypeAlias = (
 targets. None is the current target, and this machine where there is none."""
 
 
-BOUNDS = ("", "check")
+BOUNDS_MODES = ("", "check")
 """What code does about accesses outside of a buffer: nothing, or say which one it was."""
 
 
@@ -182,8 +182,8 @@ def with_bounds(targets: Targets, bounds: str) -> Targets:
     """Return targets whose code checks every buffer access if `bounds` is "check". Raises
     CompileError for another mode.
     """
-    if bounds not in BOUNDS:
-        allowed = " or ".join(map(repr, BOUNDS))
+    if bounds not in BOUNDS_MODES:
+        allowed = " or ".join(map(repr, BOUNDS_MODES))
         raise CompileError(f"compile: bounds must be {allowed}, got {bounds!r}")
     if not bounds:
         return targets
@@ -197,7 +197,7 @@ def with_bounds(targets: Targets, bounds: str) -> Targets:
     return checked_targets
 
 
-def with_asked_bounds(target: Target) -> Target:
+def with_context_bounds(target: Target) -> Target:
     """Return a target whose code checks accesses if the PassContext requests it. Raises
     CompileError for a kind that cannot.
     """
@@ -336,7 +336,7 @@ def _usable(target_like: TargetLike, host: TargetLike | None) -> Target:
     if host is not None and target.host_target is None:
         target = target.with_host(host)
     target.check_usable("compile")
-    return with_asked_bounds(target)
+    return with_context_bounds(target)
 
 
 def _check_variants(variants: Sequence[Target]) -> None:

@@ -47,11 +47,11 @@ from ekiden.tir.stmt import IterVar
 
 # Reverse mode: with g = dL/dy the adjoint of y = f(x1, x2, ...), that of xk gets g * df/dxk, and
 # what is read in several places gets the sum. A rule may use y where that is cheaper (tanh, exp).
-Rule = Callable[[Sequence[PrimExpr], PrimExpr, PrimExpr], Sequence[PrimExpr | None]]
+AdjointRule = Callable[[Sequence[PrimExpr], PrimExpr, PrimExpr], Sequence[PrimExpr | None]]
 """(arguments, value, adjoint of the value) -> adjoints of the arguments, None where it is 0."""
 
 
-def _one(slope: Callable[[PrimExpr, PrimExpr], PrimExpr]) -> Rule:
+def _one(slope: Callable[[PrimExpr, PrimExpr], PrimExpr]) -> AdjointRule:
     """Return the rule of a unary function from its derivative at x, where its value is y."""
     return lambda args, y, g: [g * slope(args[0], y)]
 
@@ -74,7 +74,7 @@ def _power(args: Sequence[PrimExpr], y: PrimExpr, g: PrimExpr) -> Sequence[PrimE
 
 
 # fmt: off
-_INTRINSICS: dict[str, Rule] = {
+_INTRINSICS: dict[str, AdjointRule] = {
     "exp":     _one(lambda x, y: y),
     "log":     _one(lambda x, y: 1.0 / x),
     "log1p":   _one(lambda x, y: 1.0 / (x + 1.0)),
@@ -106,7 +106,7 @@ _INTRINSICS: dict[str, Rule] = {
     **dict.fromkeys(("floor", "ceil", "round", "trunc", "nearbyint", "isnan", "isinf",
                      "isfinite"), _flat),
 }
-_NODES: dict[type[PrimExpr], Rule] = {
+_NODES: dict[type[PrimExpr], AdjointRule] = {
     Add:    lambda a, y, g: [g, g],
     Sub:    lambda a, y, g: [g, g * -1.0],
     Mul:    lambda a, y, g: [g * a[1], g * a[0]],
@@ -152,7 +152,7 @@ def adjoints(body: PrimExpr, seed: PrimExpr) -> dict[ProducerLoad, PrimExpr]:
     return loads
 
 
-def _rule(e: PrimExpr) -> Rule:
+def _rule(e: PrimExpr) -> AdjointRule:
     rule = _INTRINSICS.get(e.op) if isinstance(e, Intrinsic) else _NODES.get(type(e))
     if rule is None:
         name = e.op if isinstance(e, Intrinsic) else type(e).__name__
@@ -337,7 +337,7 @@ def _axis(name: str, extent: PrimExpr) -> ReduceAxis:
     return ReduceAxis(name, "int64", extent)
 
 
-Free = Mapping[Var, tuple[PrimExpr, PrimExpr]]
+FreeRanges = Mapping[Var, tuple[PrimExpr, PrimExpr]]
 
 
 def _inverse(
@@ -345,7 +345,7 @@ def _inverse(
     points: Sequence[Var],
     shape: Sequence[PrimExpr],
     steps: Mapping[Var, PrimExpr],
-) -> tuple[list[PrimExpr], dict[Var, PrimExpr], Free]:
+) -> tuple[list[PrimExpr], dict[Var, PrimExpr], FreeRanges]:
     """Solve for the iterations that read a point: (conditions, iteration variables, the free
     variables with first value and extent).
     """

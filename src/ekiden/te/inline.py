@@ -10,7 +10,7 @@ from ekiden.ir.prim_visitor import post_order, rewrite
 from ekiden.te.reducer import Reduce
 from ekiden.te.tensor import ComputeOp, ExternOp, ProducerLoad, Tensor
 
-MAX_DEPTH = 32
+MAX_INLINE_DEPTH = 32
 """How deep substitutions nest: each level takes five frames of Python's stack."""
 
 
@@ -43,13 +43,13 @@ def is_injective(tensor: Tensor) -> bool:
     return isinstance(op, ComputeOp) and not isinstance(op.body[0], Reduce)
 
 
-STORED = "stored"
+STORED_ATTR = "stored"
 """The attribute of a computation whose elements are stored, not made again where they are read."""
 
 
 def is_stored(tensor: Tensor) -> bool:
     """Return whether a computation must be stored, not recomputed by its readers."""
-    return isinstance(tensor.op, ComputeOp) and bool(tensor.op.attrs.get(STORED))
+    return isinstance(tensor.op, ComputeOp) and bool(tensor.op.attrs.get(STORED_ATTR))
 
 
 class Inliner:
@@ -65,7 +65,7 @@ class Inliner:
         self._flat: dict[Tensor, PrimExpr] = {}
         self._depths: dict[Tensor, int] = {}
         self._analyzer = Analyzer()
-        if len(chosen) > MAX_DEPTH:
+        if len(chosen) > MAX_INLINE_DEPTH:
             for tensor in post_order_tensors(chosen):
                 if tensor in chosen:
                     self._prepare(tensor)
@@ -86,7 +86,7 @@ class Inliner:
         depth = 1 + max(
             (self._depths.get(load.producer, 0) for load in tensor_loads(op)), default=0
         )
-        if depth > MAX_DEPTH:
+        if depth > MAX_INLINE_DEPTH:
             self._flat[tensor] = self.expr(op.body[tensor.value_index])
             depth = 0
         self._depths[tensor] = depth

@@ -10,12 +10,12 @@ from ekiden.ir.prim import IntImm, PrimExpr, Var, const
 from ekiden.ir.prim_visitor import rewrite
 from ekiden.ir.prim_visitor import substitute as substitute_expr
 from ekiden.te.inline import Inliner, post_order_tensors
-from ekiden.te.range_check import RangeCheck, checks_of, search
+from ekiden.te.range_check import RangeCheck, checks_of, search_violation
 from ekiden.te.reducer import Reduce
 from ekiden.te.statements import rename_blocks, replace_buffers
 from ekiden.te.tensor import ComputeOp, ExternOp, PlaceholderOp, ProducerLoad, Tensor
 from ekiden.tir.expr import Buffer, BufferLoad
-from ekiden.tir.reduction import COMMUTATIVE
+from ekiden.tir.reduction import COMMUTATIVE_ANNOTATION
 from ekiden.tir.stmt import (
     Allocate,
     Block,
@@ -105,7 +105,7 @@ def stage_block(op: ComputeOp, outputs: Sequence[Tensor], buffers: BufferMap) ->
     plain: dict[Var, PrimExpr] = dict(zip(op.reduce_axis, reduced, strict=True))
     # Schedules know the operators of the built-in reducers; of others the reducer gives its word.
     own = isinstance(first, Reduce) and not first.kind
-    notes = {COMMUTATIVE: 1} if own else None
+    notes = {COMMUTATIVE_ANNOTATION: 1} if own else None
     block = Block(buffers.block_name(op.name), iters, substitute(update, plain), init, notes)
     loops = tuple(Var(i.var.name) for i in iters)
     nest: Stmt = BlockRealize(loops, const(True), block)
@@ -254,7 +254,7 @@ def _search(check: RangeCheck, buffers: BufferMap, result: Sequence[PrimExpr]) -
     def real(value: PrimExpr) -> PrimExpr:
         return buffers.loads(inliner.expr(value))
 
-    loops = search(check.over(real), lambda at: real(check.values[at]))
+    loops = search_violation(check.over(real), lambda at: real(check.values[at]))
     for extent in result:
         if not (isinstance(extent, IntImm) and extent.value > 0):
             loops = IfThenElse(extent > 0, loops)

@@ -31,11 +31,11 @@ from ekiden.te import reducer
 from ekiden.te.tensor import Operation, Tensor, compute
 from ekiden.tir.stmt import AssertStmt, For, ForKind, Stmt
 
-CHECKS = "checks"
+CHECKS_ATTR = "checks"
 """The attribute of a computation: its checks."""
-KIND = "IndexRangeError"
+RANGE_ERROR = "IndexRangeError"
 """The error of a check of indices."""
-NUMERIC = "LinAlgError"
+NUMERIC_ERROR = "LinAlgError"
 """The error of a check of what a decomposition says of its matrices."""
 _SITE: ContextVar[int | None] = ContextVar("site", default=None)
 
@@ -57,7 +57,7 @@ class RangeCheck(Node):
     bound: str = ""
     shown: tuple[PrimExpr, ...] = ()
     site: int | None = None
-    kind: str = KIND
+    kind: str = RANGE_ERROR
     problem: str = ""
 
     def holds(self, value: PrimExpr) -> PrimExpr:
@@ -119,7 +119,9 @@ def range_check(
 def info_check(subject: str, info: Tensor, problem: str) -> RangeCheck:
     """Return a check of a decomposition's status for each of its matrices: 0 is success."""
     low, high = const(0, "int64"), const(1, "int64")
-    return RangeCheck(subject, info, low, high, site=_SITE.get(), kind=NUMERIC, problem=problem)
+    return RangeCheck(
+        subject, info, low, high, site=_SITE.get(), kind=NUMERIC_ERROR, problem=problem
+    )
 
 
 def index_check(
@@ -179,12 +181,12 @@ def from_either_end(index: PrimExpr, size: PrimExpr) -> PrimExpr:
 
 def checks_of(op: Operation) -> tuple[RangeCheck, ...]:
     """Return the checks of a computation."""
-    checks = op.attrs.get(CHECKS, ())
+    checks = op.attrs.get(CHECKS_ATTR, ())
     assert isinstance(checks, tuple)
     return checks
 
 
-def flag(check: RangeCheck) -> Tensor:
+def out_of_range_flag(check: RangeCheck) -> Tensor:
     """Return a tensor of rank 0 that is above 0 where any value is out of range."""
     values = check.values
     axes = [reducer.reduce_axis((0, d), f"at{n}") for n, d in enumerate(values.shape)]
@@ -196,7 +198,7 @@ def flag(check: RangeCheck) -> Tensor:
     )
 
 
-def search(check: RangeCheck, element: Callable[[Sequence[PrimExpr]], PrimExpr]) -> Stmt:
+def search_violation(check: RangeCheck, element: Callable[[Sequence[PrimExpr]], PrimExpr]) -> Stmt:
     """Return loops that fail at the first out-of-range value. `element` gives the value at a
     position.
     """

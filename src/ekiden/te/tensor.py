@@ -26,7 +26,7 @@ from ekiden.te.reducer import Reduce, ReduceAxis
 from ekiden.te.statements import replace_buffers
 from ekiden.tir.expr import Buffer, BufferLoad
 from ekiden.tir.stmt import BufferStore, Evaluate, IterKind, IterVar, PrimFunc, Stmt
-from ekiden.tir.transform.numbers_as_tensors import numbers_as_tensors
+from ekiden.tir.transform.scalars_as_tensors import numbers_as_tensors
 from ekiden.tir.visitor import all_expressions, substitute, walk
 
 
@@ -99,14 +99,14 @@ class ComputeOp(Operation):
     @property
     def input_tensors(self) -> list[Tensor]:
         """Return the tensors that it reads, each once, in order of appearance."""
-        producers = _READ.get(self)
+        producers = _INPUTS_CACHE.get(self)
         if producers is None:
             loads = (e for e in post_order(*self.body) if isinstance(e, ProducerLoad))
-            producers = _READ[self] = tuple(dict.fromkeys(e.producer for e in loads))
+            producers = _INPUTS_CACHE[self] = tuple(dict.fromkeys(e.producer for e in loads))
         return list(producers)
 
 
-_READ: WeakKeyDictionary[ComputeOp, tuple[Tensor, ...]] = WeakKeyDictionary()
+_INPUTS_CACHE: WeakKeyDictionary[ComputeOp, tuple[Tensor, ...]] = WeakKeyDictionary()
 """What computations read: asked for each time that a graph is walked."""
 
 
@@ -136,7 +136,7 @@ class ExternOp(Operation):
         return list(self.inputs)
 
 
-OPERATORS: dict[str, Callable[..., Tensor]] = {}
+TENSOR_OPERATORS: dict[str, Callable[..., Tensor]] = {}
 """What Python's operators on whole tensors mean, by name of topi's function: topi fills it in."""
 
 
@@ -145,9 +145,13 @@ def _operator(name: str, reflected: bool = False) -> Callable[[Tensor, object], 
         """Apply the operator of ekiden.topi, which registers it on import. Raises TypeError before
         that.
         """
-        if name not in OPERATORS:
+        if name not in TENSOR_OPERATORS:
             raise TypeError(f"arithmetic on tensors ({name} of {self.name!r}): import ekiden.topi")
-        return OPERATORS[name](operand, self) if reflected else OPERATORS[name](self, operand)
+        return (
+            TENSOR_OPERATORS[name](operand, self)
+            if reflected
+            else TENSOR_OPERATORS[name](self, operand)
+        )
 
     return apply
 
@@ -242,11 +246,11 @@ class Tensor(Node):
     __gt__, __ge__ = _operator("greater"), _operator("greater_equal")
 
     def __neg__(self) -> Tensor:
-        return OPERATORS["negative"](self)
+        return TENSOR_OPERATORS["negative"](self)
 
     def astype(self, dtype: str) -> Tensor:
         """Convert each element, as topi.cast."""
-        return OPERATORS["cast"](self, dtype)
+        return TENSOR_OPERATORS["cast"](self, dtype)
 
 
 def _is_fraction(index: object) -> bool:

@@ -70,7 +70,7 @@ class IntrinsicCall(InstructionCall):
             old.var: new.var for old, new in zip(self.op.axis, axis[-own:], strict=True)
         }
         for region, source in zip(self.regions, self.inputs, strict=True):
-            _check_part(name, region, source)
+            _check_region(name, region, source)
         sums = tuple(ReduceAxis(a.name, a.dtype, a.extent) for a in self.op.reduce_axis)
         at.update(zip(self.op.reduce_axis, sums, strict=True))
         sources = self._sources(at)
@@ -98,7 +98,7 @@ class IntrinsicCall(InstructionCall):
         return [rewrite(substitute(s, at), read) for s in sources]
 
 
-def _check_part(name: str, region: TensorRegion, source: Tensor) -> None:
+def _check_region(name: str, region: TensorRegion, source: Tensor) -> None:
     """Raises ValueError if a region's shape differs from that of the input it is bound to."""
     tensor, slices = region.tensor, []
     if len(region.indices) != tensor.ndim:

@@ -24,7 +24,7 @@ from ekiden.tir.stmt import Block, Evaluate, PrimFunc, Stmt
 from ekiden.tir.tensor_intrin import TensorIntrin as LoopIntrin
 from ekiden.tir.visitor import walk
 
-Part = Stmt | PrimExpr | None
+IntrinBody = Stmt | PrimExpr | None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -71,7 +71,7 @@ class TensorIntrin:
 
 def decl_tensor_intrin(
     op: Operation,
-    fcompute: Callable[..., Part | Sequence[Part]],
+    fcompute: Callable[..., IntrinBody | Sequence[IntrinBody]],
     name: str = "tensor_intrin",
     binds: Mapping[Tensor, Buffer] | None = None,
     scalar_params: Sequence[Var] | None = None,
@@ -100,18 +100,20 @@ def decl_tensor_intrin(
         for t in tensors
     ]
     statements = fcompute(buffers[: len(inputs)], buffers[len(inputs) :])
-    bodies: list[Part] = list(statements) if isinstance(statements, (tuple, list)) else [statements]  # type: ignore[list-item]
+    if not isinstance(statements, (tuple, list)):
+        statements = [statements]  # type: ignore[list-item]
+    bodies: list[IntrinBody] = list(statements)
     bodies += [None] * (3 - len(bodies))
     body, init, update = (Evaluate(p) if isinstance(p, PrimExpr) else p for p in bodies)
     return TensorIntrin(name, op, tuple(inputs), tuple(buffers), (), body, init, update)
 
 
-_COUNT = itertools.count()
+_intrin_ids = itertools.count()
 
 
 def _register(intrin: TensorIntrin, desc: PrimFunc, impl: Stmt, params: Sequence[Buffer]) -> str:
     """Register the instruction in `tir.TensorIntrin` under a unique name."""
-    name = f"{intrin.name}.{next(_COUNT)}"
+    name = f"{intrin.name}.{next(_intrin_ids)}"
     LoopIntrin.register(name, desc, PrimFunc(tuple(params), impl, {"global_symbol": name}))
     return name
 

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ekiden import runtime
-from ekiden.backend.crt.emit import FLAGS, emit_files, prefix_of
+from ekiden.backend.crt.emit import COMPILER_FLAGS_NOTE, emit_files, prefix_of
 from ekiden.codegen.c.compiler import find_compiler
 from ekiden.compiler.export.micro import MicroProgram
 from ekiden.frontend.tflite.relay import from_tflite
@@ -39,7 +39,7 @@ from ekiden.target import TargetLike
 Array = NDArray[Any]
 AOT_SUCCESS_TOKEN = "AOT_TEST_SUCCESS"
 AOT_FAILURE_TOKEN = "AOT_TEST_FAILURE"
-SHOWN = 20
+MAX_SHOWN_ELEMENTS = 20
 """Elements that differ, of those that a message lists."""
 
 
@@ -161,7 +161,7 @@ def _library(programs: Sequence[MicroProgram], folder: Path) -> Path:
             if file.suffix == ".c":
                 sources[file] = None
     library = folder / "models.so"
-    flags = [word for word in FLAGS.rstrip(".").split() if word.startswith("-")]
+    flags = [word for word in COMPILER_FLAGS_NOTE.rstrip(".").split() if word.startswith("-")]
     command = [find_compiler(), "-std=c99", "-O1", "-shared", "-fPIC", *flags]
     command += [f"-I{folder / 'include'}", *map(str, sources), "-lm", "-o", str(library)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -238,7 +238,7 @@ def _mismatch(
         return text
     rows = [
         f"Element [{', '.join(map(str, at))}]: {a[tuple(at)]:f}, {b[tuple(at)]:f}"
-        for at in np.argwhere(off)[:SHOWN].tolist()
+        for at in np.argwhere(off)[:MAX_SHOWN_ELEMENTS].tolist()
     ]
     return "\n".join([text, "Actual, Reference", *rows])
 

@@ -112,13 +112,13 @@ def _flops(root: Stmt) -> float:
         own = sum(_operations(e) for e in _values(s))
         inside = [flops_by_stmt[id(child)] for child in sub_statements(s)]
         if isinstance(s, For):
-            flops_by_stmt[id(s)] = _turns(s, analyzer) * sum(inside)
+            flops_by_stmt[id(s)] = _max_trip_count(s, analyzer) * sum(inside)
         else:
             flops_by_stmt[id(s)] = own + (max(inside) if isinstance(s, IfThenElse) else sum(inside))
     return flops_by_stmt[id(root)]
 
 
-def _turns(loop: For, analyzer: Analyzer) -> float:
+def _max_trip_count(loop: For, analyzer: Analyzer) -> float:
     high = analyzer.const_int_bound(loop.extent)[1]
     if high == float("inf"):
         raise ScheduleError(f"flops: loop {loop.loop_var.name!r} has the extent {loop.extent}")

@@ -42,10 +42,10 @@ def call_c(name: str, result: str, kinds: Sequence[str], *args: object) -> objec
         raise RunError(f"call_extern: no C function {name!r} is loaded") from None
     function.restype = _TYPES[result]
     function.argtypes = [_TYPES[kind] for kind in kinds]
-    return function(*map(_given, args))
+    return function(*map(_ctypes_argument, args))
 
 
-def _given(value: object) -> object:
+def _ctypes_argument(value: object) -> object:
     """Return an argument as ctypes takes it."""
     if isinstance(value, np.ndarray) and value.ndim:
         return value.ctypes.data

@@ -28,16 +28,16 @@ class Contents:
     has_small_types: bool
 
 
-_FOUND: WeakKeyDictionary[Stmt, Contents] = WeakKeyDictionary()
+_CONTENTS_CACHE: WeakKeyDictionary[Stmt, Contents] = WeakKeyDictionary()
 
 
 def contents(root: Stmt) -> Contents:
     """Return what a statement contains, cached by object: a pass that changes nothing returns the
     object it was passed, whose entry stays valid.
     """
-    cached = _FOUND.get(root)
+    cached = _CONTENTS_CACHE.get(root)
     if cached is None:
-        cached = _FOUND[root] = _contents(root)
+        cached = _CONTENTS_CACHE[root] = _contents(root)
     return cached
 
 
@@ -61,7 +61,7 @@ def _contents(root: Stmt) -> Contents:
     return Contents(kinds, frozenset(intrinsics), frozenset(elements), has_vectors, has_small)
 
 
-_INSIDE: WeakKeyDictionary[Stmt, frozenset[Buffer]] = WeakKeyDictionary()
+_BUFFERS_CACHE: WeakKeyDictionary[Stmt, frozenset[Buffer]] = WeakKeyDictionary()
 
 
 def buffers_inside(root: Stmt) -> frozenset[Buffer]:
@@ -76,12 +76,12 @@ def buffers_inside(root: Stmt) -> frozenset[Buffer]:
         stmt = stack[-1]
         # Post-order on an explicit stack: a statement stays on it until its children are cached, so
         # deep nests do not recurse.
-        unknown = [s for s in sub_statements(stmt) if s not in _INSIDE]
+        unknown = [s for s in sub_statements(stmt) if s not in _BUFFERS_CACHE]
         if unknown:
             stack += unknown
             continue
-        _INSIDE[stack.pop()] = _buffers_inside(stmt)
-    return _INSIDE[root]
+        _BUFFERS_CACHE[stack.pop()] = _buffers_inside(stmt)
+    return _BUFFERS_CACHE[root]
 
 
 def _buffers_inside(stmt: Stmt) -> frozenset[Buffer]:
@@ -96,6 +96,6 @@ def _buffers_inside(stmt: Stmt) -> frozenset[Buffer]:
         own.add(stmt.buffer)
     elif isinstance(stmt, DeclBuffer):
         own.add(stmt.source)
-    inside = [_INSIDE[s] for s in sub_statements(stmt)]
+    inside = [_BUFFERS_CACHE[s] for s in sub_statements(stmt)]
     largest = max(inside, key=len, default=frozenset[Buffer]())
     return largest if largest.issuperset(own.union(*inside)) else largest.union(own, *inside)

@@ -89,19 +89,19 @@ class BijectiveLayout:
 
     def forward_index(self, index: Sequence[ExprLike]) -> tuple[PrimExpr, ...]:
         """Return the target-layout indices of a source-layout element."""
-        return _moved(self.src_layout, self.dst_layout, index, is_shape=False)
+        return _transform_layout(self.src_layout, self.dst_layout, index, is_shape=False)
 
     def backward_index(self, index: Sequence[ExprLike]) -> tuple[PrimExpr, ...]:
         """Return the source-layout indices of a target-layout element."""
-        return _moved(self.dst_layout, self.src_layout, index, is_shape=False)
+        return _transform_layout(self.dst_layout, self.src_layout, index, is_shape=False)
 
     def forward_shape(self, shape: Sequence[ExprLike]) -> tuple[PrimExpr, ...]:
         """Return the target-layout shape of a source-layout shape."""
-        return _moved(self.src_layout, self.dst_layout, shape, is_shape=True)
+        return _transform_layout(self.src_layout, self.dst_layout, shape, is_shape=True)
 
     def backward_shape(self, shape: Sequence[ExprLike]) -> tuple[PrimExpr, ...]:
         """Return the source-layout shape of a target-layout shape."""
-        return _moved(self.dst_layout, self.src_layout, shape, is_shape=True)
+        return _transform_layout(self.dst_layout, self.src_layout, shape, is_shape=True)
 
 
 def bijective_layout(src_layout: str | Layout, dst_layout: str | Layout) -> BijectiveLayout | None:
@@ -115,7 +115,7 @@ def bijective_layout(src_layout: str | Layout, dst_layout: str | Layout) -> Bije
     return BijectiveLayout(source, target)
 
 
-def _moved(
+def _transform_layout(
     source: Layout, target: Layout, index_or_shape: Sequence[ExprLike], *, is_shape: bool
 ) -> tuple[PrimExpr, ...]:
     """Return indices, or extents, of a source layout's axes as those of a target layout."""

@@ -19,7 +19,7 @@ from ekiden.tir.stmt import Allocate, Block, DeclBuffer, For, LetStmt, PrimFunc,
 from ekiden.tir.visitor import StmtMutator, rename, walk, with_body
 
 
-def bound(stmt: Stmt) -> tuple[Var | Buffer, ...]:
+def bound_by(stmt: Stmt) -> tuple[Var | Buffer, ...]:
     """Return the variables or buffers that a statement itself binds."""
     match stmt:
         case For():
@@ -37,10 +37,10 @@ def bound(stmt: Stmt) -> tuple[Var | Buffer, ...]:
 def bindings(root: Stmt) -> Iterator[Var | Buffer]:
     """Yield everything bound inside a statement, in program order."""
     for s in walk(root):
-        yield from bound(s)
+        yield from bound_by(s)
 
 
-class _Distinct(StmtMutator):
+class _AlphaRenamer(StmtMutator):
     """A mutator that renames what was bound before; outer bindings keep their names.
 
     It needs one walk: names are looked up where they are used; substituting per binding would
@@ -60,8 +60,8 @@ class _Distinct(StmtMutator):
     @contextmanager
     def _renamed(self, stmt: Stmt) -> Iterator[None]:
         """Bind fresh names, inside the context, for what a statement rebinds."""
-        rebound = [candidate for candidate in bound(stmt) if candidate in self._seen]
-        self._seen.update(bound(stmt))
+        rebound = [candidate for candidate in bound_by(stmt) if candidate in self._seen]
+        self._seen.update(bound_by(stmt))
         outer = [(name, self._table(name).get(name)) for name in rebound]
         for binding in rebound:
             self._enter(binding, replace(binding))
@@ -153,7 +153,7 @@ def distinct(func: PrimFunc) -> PrimFunc:
     bound_so_far: set[Var | Buffer] = set()
     for binding in bindings(func.body):
         if binding in bound_so_far:
-            return with_body(func, _Distinct().visit(func.body))
+            return with_body(func, _AlphaRenamer().visit(func.body))
         bound_so_far.add(binding)
     return func
 
@@ -175,7 +175,7 @@ def renew_defs(func: PrimFunc) -> PrimFunc:
         )
         for b in func.buffers
     }
-    renaming = _Distinct()
+    renaming = _AlphaRenamer()
     renaming.note(bindings(func.body))
     body = renaming.visit(rename(func.body, values, buffers))
     params = tuple(buffers[p] if isinstance(p, Buffer) else values[p] for p in func.params)

@@ -25,12 +25,12 @@ from ekiden.ir.prim import (
 from ekiden.runtime.errors import ExpressionError
 from ekiden.runtime.lazy_dataclass import dataclass
 
-FRAGMENTS = ("wmma.matrix_a", "wmma.matrix_b", "wmma.accumulator")
+FRAGMENT_SCOPES = ("wmma.matrix_a", "wmma.matrix_b", "wmma.accumulator")
 """Matrices that the threads of a warp hold together, which calls alone read and write."""
-LATE_SCOPES = ("shared", "shared.dyn", *FRAGMENTS)
+LATE_SCOPES = ("shared", "shared.dyn", *FRAGMENT_SCOPES)
 """Whose buffers lie as passes decide, also where calls are handed parts of them: those ask by
 region_offset and region_stride."""
-SCOPES = ("global", "local", "register", "shared", "shared.dyn", "warp", *FRAGMENTS)
+MEMORY_SCOPES = ("global", "local", "register", "shared", "shared.dyn", "warp", *FRAGMENT_SCOPES)
 """Where a buffer may be."""
 
 
@@ -136,11 +136,11 @@ class Buffer(Node):
         return total
 
     @property
-    def bytes(self) -> Bytes:
+    def bytes(self) -> ByteView:
         """Return the uint8 view of a small-type buffer, indexed by byte: lowered programs access it
         so.
         """
-        return Bytes(self)
+        return ByteView(self)
 
     __iter__ = None  # else Python would ask for elements 0, 1, ... without an end
 
@@ -150,7 +150,7 @@ class Buffer(Node):
 
 
 @dataclass(frozen=True, slots=True)
-class Bytes:
+class ByteView:
     """A buffer of a small type, seen as uint8."""
 
     buffer: Buffer
@@ -362,9 +362,9 @@ EqualOp = NotEqualOp = Comparison
 """TVM's names of what `==` and `!=` give."""
 
 __all__ = [
-    "FRAGMENTS",
+    "FRAGMENT_SCOPES",
     "LATE_SCOPES",
-    "SCOPES",
+    "MEMORY_SCOPES",
     "Broadcast",
     "Buffer",
     "BufferAddress",

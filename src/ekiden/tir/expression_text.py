@@ -47,11 +47,11 @@ from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.tir.expr import Broadcast, Buffer, BufferAddress, BufferLoad, Ramp, VectorReduce
 from ekiden.tir.regions import BufferRegion
 
-_LONG = 100
+_SHARED_TEXT_LIMIT = 100
 """A sub-expression used twice is named when its text is longer than this."""
-_LONGEST = 1000
+_TEXT_LIMIT = 1000
 """So is any whose text is longer than this."""
-_DEEPEST = 40
+_MAX_BRACKET_DEPTH = 40
 """And any with more brackets inside each other than this; Python's parser takes 200."""
 
 # fmt: off
@@ -62,17 +62,17 @@ _INFIX: dict[type[BinaryExpr], tuple[str, int]] = {
     Mul: ("*", 6), Div: ("/", 6), FloorDiv: ("//", 6), FloorMod: ("%", 6),
 }
 # fmt: on
-_NOT, _ATOM = 3, 9
+_NOT_PRECEDENCE, _ATOM_PRECEDENCE = 3, 9
 _CALLS: dict[type[BinaryExpr], str] = {Min: "min", Max: "max"}
 RESERVED = frozenset(("T", "I", "pass", "range", *keyword.kwlist))
 
 
 @dataclass(frozen=True, slots=True)
-class _Text:
+class _PrintedExpr:
     """The text of an expression with its operator precedence and its depth of nested brackets."""
 
     text: str
-    level: int = _ATOM
+    level: int = _ATOM_PRECEDENCE
     depth: int = 0
 
     def at(self, level: int) -> str:
@@ -102,7 +102,7 @@ def constant_text(e: IntImm | FloatImm) -> str:
     return text if plain or text.startswith("T.") else f"T.{e.dtype}({text})"
 
 
-class Names:
+class NameScope:
     """A table of unique names of the variables and buffers in scope."""
 
     def __init__(self) -> None:
@@ -155,12 +155,12 @@ class Names:
                 self._counts[clean] = min(self._counts[clean], number)
 
 
-class Expressions:
+class ExpressionPrinter:
     """A printer of expressions; lines that name long shared sub-expressions are collected in
     `before`.
     """
 
-    def __init__(self, names: Names) -> None:
+    def __init__(self, names: NameScope) -> None:
         self.names = names
         self.before: list[str] = []
         """Lines that must stand above the statement being written."""
@@ -175,22 +175,22 @@ class Expressions:
         # An expression of up to 30 nodes never exceeds the limit of shared text by much; the count
         # of uses is skipped.
         shared = _used_twice(order) if len(order) > 30 else frozenset()
-        printed_by_id: dict[int, _Text] = {}
+        printed_by_id: dict[int, _PrintedExpr] = {}
         for sub_expr in order:
             name_in_scope = self.names.known(sub_expr)
             if name_in_scope is not None:
-                printed_by_id[id(sub_expr)] = _Text(name_in_scope)
+                printed_by_id[id(sub_expr)] = _PrintedExpr(name_in_scope)
                 continue
             printed = self._node(sub_expr, printed_by_id)
             size = len(printed.text)
             if sub_expr is not e and (
-                size > _LONGEST
-                or printed.depth > _DEEPEST
-                or (size > _LONG and id(sub_expr) in shared)
+                size > _TEXT_LIMIT
+                or printed.depth > _MAX_BRACKET_DEPTH
+                or (size > _SHARED_TEXT_LIMIT and id(sub_expr) in shared)
             ):
                 name = self.names.make(sub_expr, "t")
                 self.before.append(f"{name} = T.meta_var({printed.text})")
-                printed = _Text(name)
+                printed = _PrintedExpr(name)
             printed_by_id[id(sub_expr)] = printed
         return printed_by_id[id(e)].at(level)
 
@@ -215,47 +215,55 @@ class Expressions:
         is_plain = isinstance(e, (IntImm, FloatImm)) and e.dtype == dtype
         return _literal(e) if is_plain else self.text(e)  # type: ignore[arg-type]
 
-    def _node(self, e: PrimExpr, printed_by_id: Mapping[int, _Text]) -> _Text:
+    def _node(self, e: PrimExpr, printed_by_id: Mapping[int, _PrintedExpr]) -> _PrintedExpr:
         match e:
             case Var():
-                return _Text(self.names.of(e))
+                return _PrintedExpr(self.names.of(e))
             case IntImm() | FloatImm():
-                return _Text(constant_text(e))
+                return _PrintedExpr(constant_text(e))
             case BinaryExpr():
                 return self._binary(e, printed_by_id)
             case Not():
                 inner = printed_by_id[id(e.a)]
                 if is_const(e.a):
-                    return _Text(f"T.Not({inner.text})")
-                return _Text(f"not {inner.at(_NOT)}", _NOT, inner.depth + 1)
+                    return _PrintedExpr(f"T.Not({inner.text})")
+                return _PrintedExpr(
+                    f"not {inner.at(_NOT_PRECEDENCE)}", _NOT_PRECEDENCE, inner.depth + 1
+                )
             case BufferLoad():
                 indices_or_operands = [printed_by_id[id(i)] for i in e.indices]
                 inside = ", ".join([p.text for p in indices_or_operands]) or "()"
                 owner = self._owner(e.buffer, e.dtype)
-                return _Text(f"{owner}[{inside}]", _ATOM, _deepest(indices_or_operands))
+                return _PrintedExpr(
+                    f"{owner}[{inside}]", _ATOM_PRECEDENCE, _nesting_depth(indices_or_operands)
+                )
             case _:
                 indices_or_operands = [printed_by_id[id(c)] for c in children(e)]
-                return _Text(
+                return _PrintedExpr(
                     self._call(e, [p.text for p in indices_or_operands]),
-                    _ATOM,
-                    _deepest(indices_or_operands),
+                    _ATOM_PRECEDENCE,
+                    _nesting_depth(indices_or_operands),
                 )
 
-    def _binary(self, e: BinaryExpr, printed_by_id: Mapping[int, _Text]) -> _Text:
+    def _binary(self, e: BinaryExpr, printed_by_id: Mapping[int, _PrintedExpr]) -> _PrintedExpr:
         a, b = printed_by_id[id(e.a)], printed_by_id[id(e.b)]
         depth = max(a.depth, b.depth) + 1
         kind = type(e)
         if kind in _CALLS:
-            return _Text(f"T.{_CALLS[kind]}({a.text}, {b.text})", _ATOM, depth)
+            return _PrintedExpr(f"T.{_CALLS[kind]}({a.text}, {b.text})", _ATOM_PRECEDENCE, depth)
         if (is_const(e.a) and is_const(e.b)) or (kind is Div and not dt.is_float(e.dtype)):
             name = "truncdiv" if kind is Div else kind.__name__
-            return _Text(f"T.{name}({a.text}, {b.text})", _ATOM, depth)
+            return _PrintedExpr(f"T.{name}({a.text}, {b.text})", _ATOM_PRECEDENCE, depth)
         symbol, level = _INFIX[kind]
         left_level = level + 1 if level == 4 else level
-        first = self._beside(e.a, a, e.b, left_level)
-        return _Text(f"{first} {symbol} {self._beside(e.b, b, e.a, level + 1)}", level, depth)
+        first = self._operand_text(e.a, a, e.b, left_level)
+        return _PrintedExpr(
+            f"{first} {symbol} {self._operand_text(e.b, b, e.a, level + 1)}", level, depth
+        )
 
-    def _beside(self, e: PrimExpr, printed: _Text, sibling: PrimExpr, level: int) -> str:
+    def _operand_text(
+        self, e: PrimExpr, printed: _PrintedExpr, sibling: PrimExpr, level: int
+    ) -> str:
         """Return an operand's text; a number next to an operand of its dtype needs no dtype of its
         own.
         """
@@ -337,7 +345,7 @@ class Expressions:
         return f"{self.names.of(r.buffer)}[{', '.join(axis_texts) or '()'}]"
 
 
-def _deepest(printed: Sequence[_Text]) -> int:
+def _nesting_depth(printed: Sequence[_PrintedExpr]) -> int:
     return max((p.depth for p in printed), default=0) + 1
 
 
@@ -354,6 +362,6 @@ def expression_text(expr: PrimExpr) -> str:
     """Return the text of a standalone expression, for messages; named sub-expressions are on lines
     above it.
     """
-    exprs = Expressions(Names())
+    exprs = ExpressionPrinter(NameScope())
     text = exprs.text(expr)
     return "\n".join([*exprs.before, text])

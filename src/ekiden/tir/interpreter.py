@@ -59,7 +59,7 @@ Index: TypeAlias = Array | int
 _REDUCE = {"sum": np.sum, "max": np.max, "min": np.min, "prod": np.prod}
 
 
-class _Runtime:
+class _InterpreterRuntime:
     """The functions that the generated source calls."""
 
     @staticmethod
@@ -118,7 +118,7 @@ def _check(array: Array, index: Index, name: str) -> None:
         )
 
 
-class _Source:
+class _PythonEmitter:
     """An emitter that writes statements as Python lines."""
 
     def __init__(self, functions: Mapping[str, PrimFunc]) -> None:
@@ -126,7 +126,7 @@ class _Source:
         self.lines: list[str] = []
         self.depth = 0
         self.names: dict[object, str] = {}
-        self.values: dict[str, object] = {"np": np, "rt": _Runtime, "reduce": _REDUCE}
+        self.values: dict[str, object] = {"np": np, "rt": _InterpreterRuntime, "reduce": _REDUCE}
 
     def called(self, name: str, *arrays: Array) -> int:
         """Run another function of the module."""
@@ -314,16 +314,16 @@ class _Source:
 
     def lanewise(self, e: Intrinsic, mask: str) -> str:
         """Return a per-lane conditional: each side is evaluated only in the lanes that chose it."""
-        masked = _Masked(self)
+        masked = _MaskedPrinter(self)
         yes = masked.under(e.args[1], mask)
         no = masked.under(e.args[2], f"np.logical_not({mask})")
         return f"np.where({mask}, {yes}, {no})"
 
 
-class _Masked:
+class _MaskedPrinter:
     """Text of an expression whose vector loads happen under a mask."""
 
-    def __init__(self, source: _Source) -> None:
+    def __init__(self, source: _PythonEmitter) -> None:
         self._source = source
 
     def under(self, e: PrimExpr, mask: str) -> str:
@@ -368,10 +368,10 @@ def _masked_load(array: Array, index: Array, mask: Array, name: str) -> Array:
     return out
 
 
-Given: TypeAlias = Array | int | float
+Argument: TypeAlias = Array | int | float
 
 
-def _bind(func: PrimFunc, arrays: Sequence[Given]) -> dict[Var, Any]:
+def _bind(func: PrimFunc, arrays: Sequence[Argument]) -> dict[Var, Any]:
     """Return the values of scalar parameters and of symbolic sizes."""
     pairs = list(zip(func.params, arrays, strict=True))
     numbers = {p: v for p, v in pairs if isinstance(p, Var)}
@@ -385,13 +385,13 @@ def _bind(func: PrimFunc, arrays: Sequence[Given]) -> dict[Var, Any]:
     return values
 
 
-def run(func: PrimFunc, *arrays: Given, functions: Mapping[str, PrimFunc] | None = None) -> None:
+def run(func: PrimFunc, *arrays: Argument, functions: Mapping[str, PrimFunc] | None = None) -> None:
     """Run a lowered function on contiguous arrays and numbers; outputs are written in place.
 
     `functions` are those it may call by name, lowered too. Raises IndexError where the program
     would access memory outside a buffer.
     """
-    source = _Source(functions or {})
+    source = _PythonEmitter(functions or {})
     sizes = _bind(func, arrays)
     for var, size in sizes.items():
         source.values[source.name(var)] = size

@@ -67,12 +67,12 @@ def call_packed(*args: Argument) -> PrimExpr:
     return Intrinsic("call_packed", tuple(map(_argument, args)), "int32")
 
 
-NO_VALUE = "handle"
+VOID_DTYPE = "handle"
 """The dtype of calls without a value, as in TVM, where programs write "" or "void"."""
 
 
 def _result(dtype: str) -> str:
-    return NO_VALUE if dtype in ("", "void") else dtype
+    return VOID_DTYPE if dtype in ("", "void") else dtype
 
 
 def call_extern(dtype: str, func_name: str, *args: Argument) -> PrimExpr:
@@ -160,7 +160,7 @@ def _named(op: str) -> Callable[..., PrimExpr]:
     row = INTRINSICS[op]
 
     def apply(*args: ExprLike) -> PrimExpr:
-        return _call(op, *beside(args))
+        return _call(op, *unify_operands(args))
 
     apply.__name__ = apply.__qualname__ = op
     count = "scalar expressions" if row.arity != 1 else "a scalar expression"
@@ -168,7 +168,7 @@ def _named(op: str) -> Callable[..., PrimExpr]:
     return apply
 
 
-def beside(values: Sequence[ExprLike]) -> list[PrimExpr]:
+def unify_operands(values: Sequence[ExprLike]) -> list[PrimExpr]:
     """Convert values to expressions; Python numbers take the dtype of the first expression, but a
     float among integers is float32 and makes the other numbers so.
     """
@@ -266,7 +266,7 @@ def _half(op: str, dtype: str, vec: PrimExpr) -> PrimExpr:
     return Intrinsic(op, (vec,), dtype)
 
 
-def _of_threads(op: str) -> Callable[..., PrimExpr]:
+def _gpu_builtin(op: str) -> Callable[..., PrimExpr]:
     """Return the constructor of a GPU builtin call; programs may contain it, code generators reject
     it.
     """
@@ -279,7 +279,7 @@ def _of_threads(op: str) -> Callable[..., PrimExpr]:
     return apply
 
 
-def _typed_of_threads(op: str) -> Callable[..., PrimExpr]:
+def _typed_gpu_builtin(op: str) -> Callable[..., PrimExpr]:
     """Return the constructor of a GPU builtin call whose first argument is the result dtype."""
 
     def apply(dtype: str, *args: Argument) -> PrimExpr:
@@ -291,19 +291,19 @@ def _typed_of_threads(op: str) -> Callable[..., PrimExpr]:
 
 
 tvm_fill_fragment, tvm_load_matrix_sync, tvm_store_matrix_sync = map(
-    _of_threads, "tvm_fill_fragment tvm_load_matrix_sync tvm_store_matrix_sync".split()
+    _gpu_builtin, "tvm_fill_fragment tvm_load_matrix_sync tvm_store_matrix_sync".split()
 )
 tvm_mma_sync, tvm_bmma_sync, tvm_thread_allreduce, create_barriers = map(
-    _of_threads, "tvm_mma_sync tvm_bmma_sync tvm_thread_allreduce create_barriers".split()
+    _gpu_builtin, "tvm_mma_sync tvm_bmma_sync tvm_thread_allreduce create_barriers".split()
 )
 ptx_commit_group, ptx_wait_group, ptx_cp_async_barrier, ptx_wait_barrier = map(
-    _of_threads, "ptx_commit_group ptx_wait_group ptx_cp_async_barrier ptx_wait_barrier".split()
+    _gpu_builtin, "ptx_commit_group ptx_wait_group ptx_cp_async_barrier ptx_wait_barrier".split()
 )
-ptx_init_barrier_thread_count = _of_threads("ptx_init_barrier_thread_count")
-ptx_arrive_barrier = _of_threads("ptx_arrive_barrier")
-ptx_arrive_barrier_expect_tx = _of_threads("ptx_arrive_barrier_expect_tx")
+ptx_init_barrier_thread_count = _gpu_builtin("ptx_init_barrier_thread_count")
+ptx_arrive_barrier = _gpu_builtin("ptx_arrive_barrier")
+ptx_arrive_barrier_expect_tx = _gpu_builtin("ptx_arrive_barrier_expect_tx")
 ptx_mma, ptx_mma_sp, ptx_ldmatrix, mma_store, mma_fill, ptx_cp_async, ptx_cp_async_bulk = map(
-    _typed_of_threads,
+    _typed_gpu_builtin,
     "ptx_mma ptx_mma_sp ptx_ldmatrix mma_store mma_fill ptx_cp_async ptx_cp_async_bulk".split(),
 )
 
@@ -348,15 +348,15 @@ def reinterpret(dtype: str, value: ExprLike) -> PrimExpr:
 
 def all(*args: PrimExpr) -> PrimExpr:
     """Return the conjunction of conditions. Raises ValueError when there is none."""
-    return _joined("all", _both, args)
+    return _fold_conditions("all", _both, args)
 
 
 def any(*args: PrimExpr) -> PrimExpr:
     """Return the disjunction of conditions. Raises ValueError when there is none."""
-    return _joined("any", lambda a, b: binary(Or, a, b), args)
+    return _fold_conditions("any", lambda a, b: binary(Or, a, b), args)
 
 
-def _joined(
+def _fold_conditions(
     name: str, join: Callable[[PrimExpr, PrimExpr], PrimExpr], conditions: tuple[PrimExpr, ...]
 ) -> PrimExpr:
     if not conditions:
@@ -394,7 +394,7 @@ def truncdiv(a: ExprLike, b: ExprLike) -> PrimExpr:
 
 def truncmod(a: ExprLike, b: ExprLike) -> PrimExpr:
     """Return the remainder of `truncdiv`, which has the sign of a."""
-    dividend, divisor = beside((a, b))
+    dividend, divisor = unify_operands((a, b))
     return binary(Sub, dividend, binary(Mul, binary(Div, dividend, divisor), divisor))
 
 
@@ -415,7 +415,7 @@ def floormod(a: ExprLike, b: ExprLike) -> PrimExpr:
 
 def ceildiv(a: ExprLike, b: ExprLike) -> PrimExpr:
     """Return the integer quotient, rounded up."""
-    dividend, divisor = beside((a, b))
+    dividend, divisor = unify_operands((a, b))
     return binary(FloorDiv, dividend + divisor - 1, divisor)
 
 

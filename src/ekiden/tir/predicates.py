@@ -50,10 +50,10 @@ def init_conditions(realize: BlockRealize) -> list[PrimExpr]:
     Those are the block's, except that a reduced iterator is below its extent: that one masks
     reduction steps, not points. An empty reduction is initialised, too.
     """
-    return [c for c in conditions(realize.predicate) if not _is_end_of_sum(c, realize)]
+    return [c for c in conditions(realize.predicate) if not _bounds_reduction(c, realize)]
 
 
-def _is_end_of_sum(condition: PrimExpr, realize: BlockRealize) -> bool:
+def _bounds_reduction(condition: PrimExpr, realize: BlockRealize) -> bool:
     if not isinstance(condition, LT):
         return False
     values = dict(zip((i.var for i in realize.block.iter_vars), realize.iter_values, strict=True))

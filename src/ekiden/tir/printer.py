@@ -15,7 +15,7 @@ from ekiden.ir.prim_visitor import free_vars
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target import Target
 from ekiden.tir.expr import Buffer
-from ekiden.tir.expression_text import RESERVED, Expressions, Names, quoted
+from ekiden.tir.expression_text import RESERVED, ExpressionPrinter, NameScope, quoted
 from ekiden.tir.regions import BufferRegion, block_regions
 from ekiden.tir.stmt import (
     Allocate,
@@ -38,30 +38,30 @@ from ekiden.tir.stmt import (
     While,
 )
 
-HEADER = "# from ekiden.script import tir as T"
-_AXES = {IterKind.SPATIAL: "spatial", IterKind.REDUCE: "reduce", IterKind.OPAQUE: "opaque"}
-_KINDS = {**{k: k.value for k in ForKind}, ForKind.UNROLLED: "unroll"}
+SCRIPT_HEADER = "# from ekiden.script import tir as T"
+_AXIS_NAMES = {IterKind.SPATIAL: "spatial", IterKind.REDUCE: "reduce", IterKind.OPAQUE: "opaque"}
+_LOOP_NAMES = {**{k: k.value for k in ForKind}, ForKind.UNROLLED: "unroll"}
 
 
 @dataclass(frozen=True, slots=True)
-class _Line:
+class _PendingLine:
     """A line that is waiting on the printer's stack."""
 
     text: str
     indent: int
 
 
-_LEAVE = object()
-_Task = tuple[Stmt, int, bool] | _Line | object
+_LEAVE_SCOPE = object()
+_Task = tuple[Stmt, int, bool] | _PendingLine | object
 """A statement with its indentation and whether it ends its block; a line; or a scope's end."""
 
 
-class _Printer:
+class _StmtPrinter:
     """A printer of statements with an explicit stack, so that depth does not recurse."""
 
     def __init__(self) -> None:
-        self.names = Names()
-        self.exprs = Expressions(self.names)
+        self.names = NameScope()
+        self.exprs = ExpressionPrinter(self.names)
         self.lines: list[str] = []
         self.line_of: dict[Stmt, int] = {}
         self._stack: list[_Task] = []
@@ -83,7 +83,7 @@ class _Printer:
             task = stack.pop()
             if isinstance(task, tuple):
                 self._statement(*task)
-            elif isinstance(task, _Line):
+            elif isinstance(task, _PendingLine):
                 self.put(task.text, task.indent)
             else:
                 self.names.leave()
@@ -93,7 +93,7 @@ class _Printer:
         scope.
         """
         self.names.enter()
-        self._stack.append(_LEAVE)
+        self._stack.append(_LEAVE_SCOPE)
         self._stack.append((body, indent, True))
 
     def _statement(self, s: Stmt, indent: int, last: bool) -> None:
@@ -226,9 +226,9 @@ class _Printer:
     def _branch(self, s: IfThenElse, indent: int) -> None:
         self._opened(s, f"if {self.exprs.text(s.condition)}:", indent)
         if s.else_case is not None:
-            self._stack.append(_LEAVE)
+            self._stack.append(_LEAVE_SCOPE)
             self._stack.append((s.else_case, indent + 1, True))
-            self._stack.append(_Line("else:", indent))
+            self._stack.append(_PendingLine("else:", indent))
             self.names.enter()
         self._inside(s.then_case, indent + 1)
 
@@ -265,7 +265,7 @@ class _Printer:
             bounds = f"{low}, extent={extent}"
         if s.kind is ForKind.SERIAL and not more and "extent=" not in bounds:
             return f"range({bounds})"
-        return f"T.{_KINDS[s.kind]}({bounds}{more})"
+        return f"T.{_LOOP_NAMES[s.kind]}({bounds}{more})"
 
     # Blocks.
 
@@ -274,7 +274,7 @@ class _Printer:
         self._opened(s, f"with T.block({quoted(b.name)}):", indent)
         self.line_of.setdefault(b, len(self.lines))
         self.names.enter()
-        self._stack.append(_LEAVE)
+        self._stack.append(_LEAVE_SCOPE)
         indent += 1
         self._axes(s, indent)
         if not (isinstance(s.predicate, IntImm) and s.predicate.value):
@@ -288,7 +288,7 @@ class _Printer:
         self._stack.append((b.body, indent, True))
         if b.init is not None:
             self.names.enter()
-            self._stack.append(_LEAVE)
+            self._stack.append(_LEAVE_SCOPE)
             self._stack.append((b.init, indent + 1, True))
             self.put("with T.init():", indent)
 
@@ -310,7 +310,7 @@ class _Printer:
             iter_var, value = pairs[begin]
             bound = f"{self.exprs.text(iter_var.extent)}, {self.exprs.text(value)}"
             name = self.names.make(iter_var.var, iter_var.var.name)
-            self.put(f"{name} = T.axis.{_AXES[iter_var.kind]}({bound})", indent)
+            self.put(f"{name} = T.axis.{_AXIS_NAMES[iter_var.kind]}({bound})", indent)
             begin += 1
 
     def _is_loop(self, iter_var: object, value: PrimExpr) -> bool:
@@ -420,8 +420,8 @@ def _is_plain(s: For) -> bool:
 
 def text_and_lines(func: PrimFunc) -> tuple[str, dict[Stmt, int]]:
     """Return the text and the line (from 1) of each statement, for debug information and errors."""
-    printer = _Printer()
-    printer.lines += [HEADER, ""]
+    printer = _StmtPrinter()
+    printer.lines += [SCRIPT_HEADER, ""]
     printer.function(func)
     return "\n".join(printer.lines) + "\n", printer.line_of
 
@@ -437,7 +437,7 @@ def astext(func: PrimFunc) -> str:
 
 def statement_text(stmt: Stmt) -> str:
     """Return the text of a single statement, for messages; names from outside are free in it."""
-    printer = _Printer()
+    printer = _StmtPrinter()
     printer.run(stmt, 0)
     return "\n".join(printer.lines)
 
@@ -450,12 +450,17 @@ def module_text(module: IRModule, name: str = "Module") -> str:
     """
     functions = {g.name_hint: f for g, f in module.functions.items()}
     loops = {n: f for n, f in functions.items() if isinstance(f, PrimFunc) and _is_name(n)}
-    lines = [HEADER.replace("tir as T", "ir as I, tir as T"), "", "@I.ir_module", f"class {name}:"]
+    lines = [
+        SCRIPT_HEADER.replace("tir as T", "ir as I, tir as T"),
+        "",
+        "@I.ir_module",
+        f"class {name}:",
+    ]
     if module.attrs:
-        attrs = Expressions(Names()).mapping(module.attrs)
+        attrs = ExpressionPrinter(NameScope()).mapping(module.attrs)
         lines += [f"    I.module_attrs({attrs})", ""]
     for symbol, func in loops.items():
-        printer = _Printer()
+        printer = _StmtPrinter()
         printer.function(func, 1, symbol)
         lines += [*printer.lines, ""]
     relay_functions = {g: f for g, f in module.functions.items() if g.name_hint not in loops}

@@ -21,14 +21,14 @@ from ekiden.tir.expr import Buffer, BufferLoad
 from ekiden.tir.stmt import Block, BufferStore, LetStmt, SeqStmt, Stmt, seq
 from ekiden.tir.visitor import ExprRewriter, walk
 
-COMMUTATIVE = "commutative"
+COMMUTATIVE_ANNOTATION = "commutative"
 """The annotation of a block whose reducer's word is taken for it."""
-REDUCERS: tuple[type[BinaryExpr], ...] = (Add, Mul, Min, Max, And, Or)
+REDUCTION_OPS: tuple[type[BinaryExpr], ...] = (Add, Mul, Min, Max, And, Or)
 """Operators whose order and grouping do not matter (up to rounding)."""
-_NEUTRAL: Mapping[type[BinaryExpr], int] = {Add: 0, Mul: 1}
+_IDENTITY_ELEMENTS: Mapping[type[BinaryExpr], int] = {Add: 0, Mul: 1}
 """What changes nothing, of operators that are not idempotent."""
 
-Places = Sequence[tuple[Buffer, tuple[PrimExpr, ...]]]
+Elements = Sequence[tuple[Buffer, tuple[PrimExpr, ...]]]
 
 
 def same_expr(a: PrimExpr, b: PrimExpr) -> bool:
@@ -39,7 +39,7 @@ def same_expr(a: PrimExpr, b: PrimExpr) -> bool:
 def update_of(store: BufferStore) -> tuple[type[BinaryExpr], PrimExpr] | None:
     """Return (op, x) if a store is `c[i] = op(c[i], x)`."""
     value = store.value
-    if not isinstance(value, REDUCERS):
+    if not isinstance(value, REDUCTION_OPS):
         return None
     for own, term in ((value.a, value.b), (value.b, value.a)):
         if (
@@ -67,7 +67,7 @@ class Reduction:
     """Stores of the targets, from their own elements and the variables of the terms."""
 
     def joined(
-        self, places: Places, left_values: Sequence[PrimExpr], right: Sequence[PrimExpr]
+        self, places: Elements, left_values: Sequence[PrimExpr], right: Sequence[PrimExpr]
     ) -> Stmt:
         """Return the statement that combines two partial results into elements of other buffers.
 
@@ -84,8 +84,10 @@ class Reduction:
                 names[stmt.var] = Var(stmt.var.name, stmt.var.dtype)
         if len(self.targets) == 1:  # one store reads what it combines itself
             (term, _), (value,) = self.terms[0], right
-            return _Joined(target_elements, values, {**names, term: value}).visit(self.combination)
-        result = _Joined(target_elements, values, names).visit(self.combination)
+            return _CombinationRewriter(target_elements, values, {**names, term: value}).visit(
+                self.combination
+            )
+        result = _CombinationRewriter(target_elements, values, names).visit(self.combination)
         for (old, _), value in reversed(list(zip(self.terms, right, strict=True))):
             new = names[old]
             assert isinstance(new, Var)
@@ -93,7 +95,7 @@ class Reduction:
         return result
 
 
-class _Joined(ExprRewriter):
+class _CombinationRewriter(ExprRewriter):
     """A rewriter that substitutes elements and variables in a combination."""
 
     def __init__(
@@ -129,9 +131,9 @@ def reduction_of(block: Block) -> Reduction | None:
     starts = None if block.init is None else _stored(block.init)
     if starts is None:
         return None
-    if (block.annotations or {}).get(COMMUTATIVE):
-        return _of_terms(block, starts)
-    return _of_operators(block, starts)
+    if (block.annotations or {}).get(COMMUTATIVE_ANNOTATION):
+        return _reduction_of_terms(block, starts)
+    return _reduction_of_operators(block, starts)
 
 
 def _stored(stmt: Stmt) -> dict[Buffer, BufferStore] | None:
@@ -142,7 +144,7 @@ def _stored(stmt: Stmt) -> dict[Buffer, BufferStore] | None:
     return by_buffer if len(by_buffer) == len(stmts) else None
 
 
-def _of_operators(block: Block, starts: Mapping[Buffer, BufferStore]) -> Reduction | None:
+def _reduction_of_operators(block: Block, starts: Mapping[Buffer, BufferStore]) -> Reduction | None:
     updates = _stored(block.body)
     if updates is None or updates.keys() != starts.keys():
         return None
@@ -159,7 +161,7 @@ def _of_operators(block: Block, starts: Mapping[Buffer, BufferStore]) -> Reducti
         # min, max, and, or are idempotent: starting every partial result with the initial value
         # changes nothing. Sums and products must count it once, so their partial results start with
         # the identity element.
-        neutral.append(const(_NEUTRAL[op], dtype) if op in _NEUTRAL else begin)
+        neutral.append(const(_IDENTITY_ELEMENTS[op], dtype) if op in _IDENTITY_ELEMENTS else begin)
         terms.append((var, term))
         combination.append(store.with_fields(value=op(own, var, dtype)))
     initial = tuple(starts[b].value for b in updates)
@@ -171,7 +173,7 @@ def _of_operators(block: Block, starts: Mapping[Buffer, BufferStore]) -> Reducti
     return Reduction(targets, tuple(neutral), initial_values, tuple(terms), seq(*combination))
 
 
-def _of_terms(block: Block, starts: Mapping[Buffer, BufferStore]) -> Reduction | None:
+def _reduction_of_terms(block: Block, starts: Mapping[Buffer, BufferStore]) -> Reduction | None:
     terms: list[tuple[Var, PrimExpr]] = []
     body = block.body
     while isinstance(body, LetStmt) and len(terms) < len(starts):
@@ -187,7 +189,7 @@ def _of_terms(block: Block, starts: Mapping[Buffer, BufferStore]) -> Reduction |
 
 def at_iterators(
     reduction: Reduction, values: Mapping[Var, PrimExpr]
-) -> tuple[Places, list[PrimExpr], list[PrimExpr], list[PrimExpr]]:
+) -> tuple[Elements, list[PrimExpr], list[PrimExpr], list[PrimExpr]]:
     """Return the elements, starts, initial values and terms of a reduction with the iterators of
     its block replaced by expressions of loops."""
     bound = dict(values)
@@ -202,6 +204,7 @@ def at_iterators(
 
 
 __all__ = [
-    "COMMUTATIVE", "REDUCERS", "Reduction", "at_iterators", "reduction_of", "same_expr",
+    "COMMUTATIVE_ANNOTATION", "REDUCTION_OPS", "Reduction", "at_iterators", "reduction_of",
+    "same_expr",
     "update_of",
 ]  # fmt: skip

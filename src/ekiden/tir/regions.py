@@ -32,7 +32,7 @@ from ekiden.tir.stmt import (
 from ekiden.tir.views import resolved
 from ekiden.tir.visitor import expressions, sub_statements
 
-UNKNOWN = (1 << 31) - 1
+UNKNOWN_EXTENT = (1 << 31) - 1
 """Steps of a loop of which there is nothing known but that an int32 says how many they are."""
 
 
@@ -92,15 +92,23 @@ def all_accesses(root: Stmt, only: Buffer | None = None) -> Iterator[tuple[Buffe
                     indices = tuple(substitute(i, values) for i in e.indices)
                     yield (
                         e.buffer,
-                        Access(indices, loops, False, _cuts(conditions, e.buffer, indices)),
+                        Access(
+                            indices, loops, False, _is_conditional(conditions, e.buffer, indices)
+                        ),
                     )
                 case BufferAddress():
                     for is_store in (False, True):
                         if "rw"[is_store] in e.access:
-                            yield e.buffer, _handed(e, loops, values, is_store, bool(conditions))
+                            yield (
+                                e.buffer,
+                                _address_access(e, loops, values, is_store, bool(conditions)),
+                            )
         if isinstance(s, BufferStore) and (only is None or s.buffer is only):
             indices = tuple(substitute(i, values) for i in s.indices)
-            yield s.buffer, Access(indices, loops, True, _cuts(conditions, s.buffer, indices))
+            yield (
+                s.buffer,
+                Access(indices, loops, True, _is_conditional(conditions, s.buffer, indices)),
+            )
         if isinstance(s, For):
             loops = (*loops, s)
         if isinstance(s, LetStmt):
@@ -133,12 +141,14 @@ def _conjuncts(condition: PrimExpr) -> tuple[PrimExpr, ...]:
     return tuple(conjuncts)
 
 
-def _cuts(conditions: Sequence[PrimExpr], buffer: Buffer, indices: Sequence[PrimExpr]) -> bool:
+def _is_conditional(
+    conditions: Sequence[PrimExpr], buffer: Buffer, indices: Sequence[PrimExpr]
+) -> bool:
     """Return whether conditions may prevent an access to an element inside the buffer."""
-    return not all(_is_bound(c, buffer, indices) for c in conditions)
+    return not all(_is_bounds_check(c, buffer, indices) for c in conditions)
 
 
-def _is_bound(condition: PrimExpr, buffer: Buffer, indices: Sequence[PrimExpr]) -> bool:
+def _is_bounds_check(condition: PrimExpr, buffer: Buffer, indices: Sequence[PrimExpr]) -> bool:
     """Return whether a condition is a bounds check, `index < extent`, of an axis of the access."""
     if not isinstance(condition, LT) or len(indices) != len(buffer.shape):
         return False
@@ -148,7 +158,7 @@ def _is_bound(condition: PrimExpr, buffer: Buffer, indices: Sequence[PrimExpr]) 
     )
 
 
-def _handed(
+def _address_access(
     e: BufferAddress,
     loops: tuple[For, ...],
     values: dict[Var, PrimExpr],
@@ -199,7 +209,7 @@ def _range(axis: int, dim: PrimExpr, touched: Sequence[Access], analyzer: Analyz
     if base is None or math.isinf(low) or math.isinf(high):
         return full_axis
     extent = int(high - low) + 1
-    if extent >= UNKNOWN:
+    if extent >= UNKNOWN_EXTENT:
         return full_axis
     if isinstance(dim, IntImm) and extent >= dim.value:
         return full_axis

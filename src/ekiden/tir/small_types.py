@@ -14,7 +14,7 @@ from ekiden.runtime.lazy_dataclass import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Format:
+class SmallFloatFormat:
     """The encoding of a small float, as in the OCP and MX formats and in ml_dtypes.
 
     largest: the code, without sign, of the largest finite number. over: the code of a larger
@@ -33,18 +33,18 @@ class Format:
 
 
 # fmt: off
-FORMATS: dict[str, Format] = {
+SMALL_FLOAT_FORMATS: dict[str, SmallFloatFormat] = {
     #                          e  m  bias largest over  nan   infinity
-    "float8_e4m3fn":   Format(4, 3, 7,   0x7E,   0x7F, 0x7F),
-    "float8_e5m2":     Format(5, 2, 15,  0x7B,   0x7C, 0x7E, 0x7C),
-    "float8_e4m3fnuz": Format(4, 3, 8,   0x7F,   0x80, 0x80, unsigned_zero=True),
-    "float8_e5m2fnuz": Format(5, 2, 16,  0x7F,   0x80, 0x80, unsigned_zero=True),
-    "float4_e2m1fn":   Format(2, 1, 1,   0x7,    0x7,  None),
+    "float8_e4m3fn":   SmallFloatFormat(4, 3, 7,   0x7E,   0x7F, 0x7F),
+    "float8_e5m2":     SmallFloatFormat(5, 2, 15,  0x7B,   0x7C, 0x7E, 0x7C),
+    "float8_e4m3fnuz": SmallFloatFormat(4, 3, 8,   0x7F,   0x80, 0x80, unsigned_zero=True),
+    "float8_e5m2fnuz": SmallFloatFormat(5, 2, 16,  0x7F,   0x80, 0x80, unsigned_zero=True),
+    "float4_e2m1fn":   SmallFloatFormat(2, 1, 1,   0x7,    0x7,  None),
 }
 # fmt: on
-SCALE = "float8_e8m0fnu"
+SCALE_DTYPE = "float8_e8m0fnu"
 """Powers of two alone: 2**(code - 127), 255 is not a number."""
-_NAN, _INFINITY = 0x7FC00000, 0x7F800000
+_F32_NAN_BITS, _F32_INFINITY_BITS = 0x7FC00000, 0x7F800000
 
 
 def _word(value: int) -> PrimExpr:
@@ -81,9 +81,9 @@ def _choose(condition: PrimExpr, x: PrimExpr, y: PrimExpr) -> PrimExpr:
 
 def decode(code: PrimExpr, dtype: str) -> PrimExpr:
     """Decode a byte to float32; exact."""
-    if dtype == SCALE:
+    if dtype == SCALE_DTYPE:
         return _decode_scale(code)
-    form, word = FORMATS[dtype], cast(code, "uint32")
+    form, word = SMALL_FLOAT_FORMATS[dtype], cast(code, "uint32")
     width = form.exponent + form.mantissa
     magnitude = _and(word, (1 << width) - 1)
     # A normal number: align the mantissa with float32's 23 bits, then move the exponent from the
@@ -94,14 +94,14 @@ def decode(code: PrimExpr, dtype: str) -> PrimExpr:
     small = _bits(cast(cast(magnitude, "int32"), "float32") * const(unit, "float32"))
     word_f32 = _choose(magnitude >= _word(1 << form.mantissa), normal, small)
     if form.infinity is not None:
-        word_f32 = _choose(magnitude >= _word(form.infinity), _word(_INFINITY), word_f32)
+        word_f32 = _choose(magnitude >= _word(form.infinity), _word(_F32_INFINITY_BITS), word_f32)
     if form.nan is not None and form.nan <= 0x7F:
         first = form.nan if form.infinity is None else form.infinity + 1
-        word_f32 = _choose(magnitude >= _word(first), _word(_NAN), word_f32)
+        word_f32 = _choose(magnitude >= _word(first), _word(_F32_NAN_BITS), word_f32)
     word_f32 = _or(word_f32, _shl(_shr(_and(word, 1 << width), width), 31))
     if form.unsigned_zero:
         assert form.nan is not None
-        word_f32 = _choose(binary(EQ, word, _word(form.nan)), _word(_NAN), word_f32)
+        word_f32 = _choose(binary(EQ, word, _word(form.nan)), _word(_F32_NAN_BITS), word_f32)
     return _float(word_f32)
 
 
@@ -109,16 +109,16 @@ def _decode_scale(code: PrimExpr) -> PrimExpr:
     """Decode a power-of-two scale; 2**-127 (code 0) is a subnormal float32."""
     word = cast(code, "uint32")
     word_f32 = _choose(binary(EQ, word, _word(0)), _word(0x00400000), _shl(word, 23))
-    return _float(_choose(binary(EQ, word, _word(255)), _word(_NAN), word_f32))
+    return _float(_choose(binary(EQ, word, _word(255)), _word(_F32_NAN_BITS), word_f32))
 
 
 def encode(value: PrimExpr, dtype: str) -> PrimExpr:
     """Encode a float32 to the nearest byte, ties to even; overflow becomes infinity or NaN where
     the format has it, else the largest number.
     """
-    if dtype == SCALE:
+    if dtype == SCALE_DTYPE:
         return _encode_scale(value)
-    form, word = FORMATS[dtype], _bits(value)
+    form, word = SMALL_FLOAT_FORMATS[dtype], _bits(value)
     width = form.exponent + form.mantissa
     absolute = _and(word, 0x7FFFFFFF)
     cut = 23 - form.mantissa
@@ -130,7 +130,7 @@ def encode(value: PrimExpr, dtype: str) -> PrimExpr:
     small = cast(cast(call_intrin("round", units), "int32"), "uint32")
     is_normal = absolute >= _word((128 - form.bias) << 23)
     magnitude = _choose(is_normal, normal, small)
-    is_nan, is_over = absolute > _word(_INFINITY), magnitude > _word(form.largest)
+    is_nan, is_over = absolute > _word(_F32_INFINITY_BITS), magnitude > _word(form.largest)
     is_over = Select(is_normal, is_over, const(False), "bool")
     sign = _shl(_shr(word, 31), width)
     if form.unsigned_zero:
@@ -145,12 +145,12 @@ def encode(value: PrimExpr, dtype: str) -> PrimExpr:
 def _encode_scale(value: PrimExpr) -> PrimExpr:
     """Encode a power-of-two scale, ties up; 0 and negative numbers have no code."""
     word = _bits(value)
-    code = _choose(word >= _word(_INFINITY), _word(255), _shr(word + _word(0x400000), 23))
+    code = _choose(word >= _word(_F32_INFINITY_BITS), _word(255), _shr(word + _word(0x400000), 23))
     code = _choose(word <= _word(0x00400000), _word(0), code)
     return cast(_choose(binary(EQ, word, _word(0)), _word(255), code), "uint8")
 
 
-def wrapped(value: PrimExpr, dtype: str) -> PrimExpr:
+def sign_extend_low_bits(value: PrimExpr, dtype: str) -> PrimExpr:
     """Return a byte's low 4 or 2 bits as the number they encode, in its carrier."""
     carrier, spare = dt.carrier(dtype), 8 - dt.SCALAR_BITS[dtype]
     shift = const(spare, carrier)
@@ -158,7 +158,7 @@ def wrapped(value: PrimExpr, dtype: str) -> PrimExpr:
     return call_intrin("right_shift", high, shift)
 
 
-def converted(value: PrimExpr, source: str, target: str) -> PrimExpr:
+def convert_small(value: PrimExpr, source: str, target: str) -> PrimExpr:
     """Convert `value` from dtype `source` to `target`; small dtypes are given and returned as their
     carriers.
     """
@@ -167,8 +167,18 @@ def converted(value: PrimExpr, source: str, target: str) -> PrimExpr:
     if target in dt.SMALL_FLOATS:
         return encode(cast(value, "float32"), target)
     if dt.is_packed(target):
-        return wrapped(value if dt.is_int(value.dtype) else cast(value, "int32"), target)
+        return sign_extend_low_bits(
+            value if dt.is_int(value.dtype) else cast(value, "int32"), target
+        )
     return cast(value, target)
 
 
-__all__ = ["FORMATS", "SCALE", "Format", "converted", "decode", "encode", "wrapped"]
+__all__ = [
+    "SCALE_DTYPE",
+    "SMALL_FLOAT_FORMATS",
+    "SmallFloatFormat",
+    "convert_small",
+    "decode",
+    "encode",
+    "sign_extend_low_bits",
+]

@@ -394,7 +394,7 @@ class PrimFunc(BaseFunc):
         return printer.astext(self)
 
     def _repr_html_(self) -> str:
-        return html.styled(html.coloured(self.astext(), html.PYTHON))
+        return html.styled(html.coloured(self.astext(), html.PYTHON_TOKENS))
 
     @property
     def buffer_map(self) -> dict[Buffer, Buffer]:

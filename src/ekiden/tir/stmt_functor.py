@@ -12,10 +12,10 @@ from ekiden.tir.stmt import PrimFunc, Stmt
 from ekiden.tir.visitor import ExprRewriter, expressions, sub_statements
 from ekiden.tir.visitor import substitute as substitute_stmt
 
-Part = Stmt | PrimExpr
+StmtOrExpr = Stmt | PrimExpr
 
 
-def post_order_visit(stmt: Part | PrimFunc, fvisit: Callable[[Part], object]) -> None:
+def post_order_visit(stmt: StmtOrExpr | PrimFunc, fvisit: Callable[[StmtOrExpr], object]) -> None:
     """Call a function for every node in post-order; a shared node is visited once."""
     if isinstance(stmt, PrimExpr):
         for e in post_order(stmt):
@@ -36,7 +36,7 @@ def post_order_visit(stmt: Part | PrimFunc, fvisit: Callable[[Part], object]) ->
             stack.extend((child, False) for child in reversed(sub_statements(s)))
 
 
-def pre_order_visit(stmt: Stmt | PrimFunc, fvisit: Callable[[Part], bool]) -> None:
+def pre_order_visit(stmt: Stmt | PrimFunc, fvisit: Callable[[StmtOrExpr], bool]) -> None:
     """Call a function for every statement and its expressions in pre-order; where it returns False,
     the inside of a statement is skipped.
     """
@@ -54,7 +54,7 @@ def _body(stmt: Stmt | PrimFunc) -> Stmt:
     return stmt.body if isinstance(stmt, PrimFunc) else stmt
 
 
-def substitute(node: Part, vmap: Mapping[Var, object]) -> Part:
+def substitute(node: StmtOrExpr, vmap: Mapping[Var, object]) -> StmtOrExpr:
     """Return a statement or an expression with variables substituted."""
     values = {v: convert(e, v.dtype) for v, e in vmap.items()}  # type: ignore[arg-type]
     if isinstance(node, PrimExpr):
@@ -64,8 +64,8 @@ def substitute(node: Part, vmap: Mapping[Var, object]) -> Part:
 
 def ir_transform(
     stmt: Stmt,
-    preorder: Callable[[Part], Part | None] | None,
-    postorder: Callable[[Part], Part | None] | None,
+    preorder: Callable[[StmtOrExpr], StmtOrExpr | None] | None,
+    postorder: Callable[[StmtOrExpr], StmtOrExpr | None] | None,
     only_enable: Sequence[str] | None = None,
 ) -> Stmt:
     """Rewrite a statement: the result of `preorder` replaces a node entirely; else the result of
@@ -75,10 +75,10 @@ def ir_transform(
     """
     enabled = None if only_enable is None else set(only_enable)
 
-    def is_enabled(node: Part) -> bool:
+    def is_enabled(node: StmtOrExpr) -> bool:
         return enabled is None or type(node).type_key in enabled
 
-    def after(node: Part) -> Part:
+    def after(node: StmtOrExpr) -> StmtOrExpr:
         replacement = postorder(node) if postorder is not None and is_enabled(node) else None
         return node if replacement is None else replacement
 

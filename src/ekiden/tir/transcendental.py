@@ -136,19 +136,19 @@ def _cosh(x: PrimExpr) -> PrimExpr:
     return (t * 0.5) * t + (0.5 / t) / t
 
 
-_LARGE = 1e9
+_ASYMPTOTIC_LIMIT = 1e9
 """Above this 1 + x * x is x * x in every working type."""
 
 
 def _asinh_positive(a: PrimExpr) -> PrimExpr:
-    far = binary(GT, a, _LARGE)
+    far = binary(GT, a, _ASYMPTOTIC_LIMIT)
     b = _select(far, a * 0.0 + 1.0, a)
     near = _log1p(b + b * b / (_root(b * b + 1.0) + 1.0))
     return _select(far, _log(a) + math.log(2), near)
 
 
 def _acosh(x: PrimExpr) -> PrimExpr:
-    far = binary(GT, x, _LARGE)
+    far = binary(GT, x, _ASYMPTOTIC_LIMIT)
     t = _select(far, x * 0.0 + 1.0, x) - 1.0
     near = _log1p(t + _root(t) * _root(t + 2.0))
     return _select(far, _log(x) + math.log(2), near)

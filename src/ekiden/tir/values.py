@@ -9,10 +9,10 @@ from ekiden.ir.prim_visitor import substitute
 from ekiden.runtime import get_global_func, register_func
 from ekiden.runtime.errors import ExpressionError
 
-_CALLED = "ekiden.tir.trace"
+_TRACE_FUNCTION = "ekiden.tir.trace"
 
 
-@register_func(_CALLED)
+@register_func(_TRACE_FUNCTION)
 def _traced(action: str, *values: float) -> float:
     """Return the action's result, or the last value where it returns None."""
     result = get_global_func(action)(*values)
@@ -35,7 +35,7 @@ def trace(args: Sequence[ExprLike], trace_action: str = "tvm.default_trace_actio
     if not isinstance(args, (list, tuple)) or not args:
         raise ExpressionError(f"trace: a list of values expected, got {args!r}")
     values = tuple(map(convert, args))
-    names = StringImm(_CALLED), StringImm(trace_action)
+    names = StringImm(_TRACE_FUNCTION), StringImm(trace_action)
     return Intrinsic("call_packed", (*names, *values), values[-1].dtype)
 
 

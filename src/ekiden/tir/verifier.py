@@ -31,7 +31,15 @@ from ekiden.ir.prim import (
 from ekiden.ir.prim_visitor import children, free_vars, post_order, same, substitute
 from ekiden.runtime.errors import VerifyError
 from ekiden.runtime.lazy_dataclass import dataclass
-from ekiden.tir.expr import SCOPES, Broadcast, Buffer, BufferAddress, BufferLoad, Ramp, lanes_text
+from ekiden.tir.expr import (
+    MEMORY_SCOPES,
+    Broadcast,
+    Buffer,
+    BufferAddress,
+    BufferLoad,
+    Ramp,
+    lanes_text,
+)
 from ekiden.tir.printer import text_and_lines
 from ekiden.tir.stmt import (
     Allocate,
@@ -52,11 +60,11 @@ from ekiden.tir.stmt import (
 )
 from ekiden.tir.visitor import expressions, guarded_nodes, sub_statements
 
-_SIMULTANEOUS = (ForKind.PARALLEL, ForKind.VECTORIZED)
+_CONCURRENT_KINDS = (ForKind.PARALLEL, ForKind.VECTORIZED)
 
 
 @dataclass(frozen=True, slots=True)
-class _Leave:
+class _ScopeExit:
     """A marker of the end of a statement that defines something."""
 
     stmt: Stmt
@@ -107,10 +115,10 @@ class _Verifier:
         for buffer in self.func.buffers:
             if buffer.scope != "global":
                 self.fail(f"parameter '{buffer.name}' must be in global memory, not {buffer.scope}")
-        stack: list[Stmt | _Leave] = [self.func.body]
+        stack: list[Stmt | _ScopeExit] = [self.func.body]
         while stack:
             task = stack.pop()
-            if isinstance(task, _Leave):
+            if isinstance(task, _ScopeExit):
                 self.leave(task)
                 continue
             self.at = task
@@ -120,7 +128,7 @@ class _Verifier:
                 stack.append(self.enter(task, defined))
             stack.extend(reversed(sub_statements(task)))
 
-    def enter(self, s: Stmt, defined: tuple[Var | Buffer, ...]) -> _Leave:
+    def enter(self, s: Stmt, defined: tuple[Var | Buffer, ...]) -> _ScopeExit:
         """Record what a statement defines."""
         for definition in defined:
             if definition in self.defined:
@@ -134,7 +142,7 @@ class _Verifier:
         match s:
             case For():
                 self.domains[s.loop_var] = (s.min, s.extent)
-                if s.kind in _SIMULTANEOUS:
+                if s.kind in _CONCURRENT_KINDS:
                     self.races(s)
             case LetStmt():
                 self.values.update(_let(s, self.values))
@@ -147,9 +155,9 @@ class _Verifier:
                 self.unwritten.discard(s.source)  # what is written through a view is not followed
             case IfThenElse() | While():
                 self.conditions += 1
-        return _Leave(s, defined)
+        return _ScopeExit(s, defined)
 
-    def leave(self, end: _Leave) -> None:
+    def leave(self, end: _ScopeExit) -> None:
         """Drop a statement's definitions at its end."""
         self.defined.difference_update(end.defined)
         if end.defined:
@@ -185,14 +193,14 @@ class _Verifier:
         for expr in expressions(s):
             self.expression(expr)
         if self.lowered:
-            self.is_lowered(s)
+            self.require_lowered(s)
         match s:
             case For():
                 self.loop(s)
             case LetStmt() if s.var.dtype != s.value.dtype:
                 self.fail(f"'{s.var.name}' is {s.var.dtype}, its value {s.value.dtype}")
-            case Allocate() if s.buffer.scope not in SCOPES:
-                scopes = ", ".join(SCOPES)
+            case Allocate() if s.buffer.scope not in MEMORY_SCOPES:
+                scopes = ", ".join(MEMORY_SCOPES)
                 self.fail(f"buffer '{s.buffer.name}' is in '{s.buffer.scope}'; scopes are {scopes}")
             case BufferStore():
                 self.store(s)
@@ -230,7 +238,7 @@ class _Verifier:
         if s.predicate.dtype != "bool":
             self.fail(f"block '{block.name}': its predicate must be bool, got {s.predicate.dtype}")
 
-    def is_lowered(self, s: Stmt) -> None:
+    def require_lowered(self, s: Stmt) -> None:
         """Check that a lowered program has no blocks and no vectorised or unrolled loops."""
         if isinstance(s, (Block, BlockRealize)):
             name = s.name if isinstance(s, Block) else s.block.name
@@ -428,8 +436,8 @@ class _Verifier:
         """Check that concurrent iterations of a loop do not store to one element."""
         if is_const(loop.extent, 1) or is_const(loop.extent, 0):
             return
-        stores: dict[Buffer, list[_Touch]] = {}
-        touched: dict[Buffer, list[_Touch]] = {}
+        stores: dict[Buffer, list[_UnconditionalAccess]] = {}
+        touched: dict[Buffer, list[_UnconditionalAccess]] = {}
         for touch in _touches(loop.body, self.values):
             touched.setdefault(touch.buffer, []).append(touch)
             if touch.is_store:
@@ -457,7 +465,9 @@ class _Verifier:
             stack.extend(sub_statements(s))
         return True
 
-    def race(self, loop: For, store: _Touch, touched: Sequence[_Touch]) -> None:
+    def race(
+        self, loop: For, store: _UnconditionalAccess, touched: Sequence[_UnconditionalAccess]
+    ) -> None:
         """Fail where two iterations provably access one element that one of them stores."""
         var, kind = loop.loop_var, loop.kind.value
         ranges = {f.loop_var: f for f in store.loops}
@@ -489,7 +499,13 @@ class _Verifier:
         for touch in touched:
             self.meet(loop, store, touch, form)
 
-    def meet(self, loop: For, store: _Touch, second_touch: _Touch, form: LinearForm) -> None:
+    def meet(
+        self,
+        loop: For,
+        store: _UnconditionalAccess,
+        second_touch: _UnconditionalAccess,
+        form: LinearForm,
+    ) -> None:
         """Fail where a store and another access are a whole number of iterations apart."""
         var = loop.loop_var
         scale = form.coefficients[var]
@@ -528,7 +544,7 @@ def _noun(definition: Var | Buffer) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class _Touch:
+class _UnconditionalAccess:
     """A load or store that happens in every iteration, with indices over loop variables alone."""
 
     buffer: Buffer
@@ -541,9 +557,9 @@ class _Touch:
         return f"{self.buffer.name}[{', '.join(map(str, self.indices))}]"
 
 
-def _touches(body: Stmt, values: Mapping[Var, PrimExpr]) -> list[_Touch]:
+def _touches(body: Stmt, values: Mapping[Var, PrimExpr]) -> list[_UnconditionalAccess]:
     """Return the unconditional accesses to buffers that are allocated outside."""
-    touches: list[_Touch] = []
+    touches: list[_UnconditionalAccess] = []
     own: set[Buffer] = set()
     stack: list[tuple[Stmt, tuple[For, ...], Mapping[Var, PrimExpr]]] = [(body, (), values)]
     while stack:
@@ -554,13 +570,15 @@ def _touches(body: Stmt, values: Mapping[Var, PrimExpr]) -> list[_Touch]:
             order = post_order(root)
             guarded = guarded_nodes(root, order)
             touches += [
-                _Touch(e.buffer, _substituted(e.indices, bindings), False, loops)
+                _UnconditionalAccess(e.buffer, _substituted(e.indices, bindings), False, loops)
                 for e in order
                 if isinstance(e, BufferLoad) and id(e) not in guarded
             ]
         match s:
             case BufferStore(predicate=None):
-                touches.append(_Touch(s.buffer, _substituted(s.indices, bindings), True, loops))
+                touches.append(
+                    _UnconditionalAccess(s.buffer, _substituted(s.indices, bindings), True, loops)
+                )
             case Allocate():
                 own.add(s.buffer)
             case For():

@@ -30,7 +30,7 @@ def resolved(view: DeclBuffer) -> Stmt:
             f"buffer {view.buffer.name!r}: elements of {view.buffer.dtype} cannot lie in"
             f" {view.source.name!r}, which holds {view.source.dtype}"
         )
-    body = _Resolving(view).visit(view.body)
+    body = _ViewResolver(view).visit(view.body)
     if not view.mins:
         return body
     strides = _strides(view.source)[len(view.mins) - len(view.buffer.shape) :]
@@ -59,7 +59,7 @@ def _moved(index: PrimExpr, by: PrimExpr) -> PrimExpr:
     return by + index if lanes == 1 else index + Broadcast(by, lanes)
 
 
-class _Resolving(ExprRewriter):
+class _ViewResolver(ExprRewriter):
     def __init__(self, view: DeclBuffer) -> None:
         super().__init__(self._change)
         self._view = view

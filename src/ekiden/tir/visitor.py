@@ -34,7 +34,7 @@ from ekiden.tir.stmt import (
     seq,
 )
 
-NOTHING = Evaluate(const(0))
+EMPTY_STMT = Evaluate(const(0))
 """The empty statement."""
 
 
@@ -46,7 +46,7 @@ def is_nothing(stmt: Stmt) -> bool:
 def sequence(*statements: Stmt) -> Stmt:
     """Return statements in order as `seq` does, without empty ones."""
     nonempty = [s for s in statements if not is_nothing(s)]
-    return seq(*nonempty) if nonempty else NOTHING
+    return seq(*nonempty) if nonempty else EMPTY_STMT
 
 
 def sub_statements(stmt: Stmt) -> tuple[Stmt, ...]:
@@ -111,7 +111,7 @@ def all_expressions(root: Stmt) -> Iterator[PrimExpr]:
         yield from post_order(*expressions(stmt))
 
 
-def are_regions(root: Stmt, buffer: Buffer) -> bool:
+def has_only_region_accesses(root: Stmt, buffer: Buffer) -> bool:
     """Return whether each call that is passed a buffer declares the accessed region and its layout,
     so that the layout may change.
     """
@@ -214,7 +214,7 @@ class StmtMutator:
 
     def visit(self, stmt: Stmt) -> Stmt:
         """Return the replacement of `stmt`."""
-        method: Callable[[Stmt], Stmt] = getattr(self, _METHODS[type(stmt)])
+        method: Callable[[Stmt], Stmt] = getattr(self, _VISIT_METHODS[type(stmt)])
         self._depth += 1
         try:
             # Python's recursion limit and the C stack are per thread: deep programs continue on
@@ -257,7 +257,7 @@ class StmtMutator:
         """Rebuild a While; one with a false condition is removed."""
         condition = self.expr(stmt.condition)
         if isinstance(condition, IntImm) and not condition.value:
-            return NOTHING
+            return EMPTY_STMT
         return stmt.with_fields(condition=condition, body=self.visit(stmt.body))
 
     def visit_seq(self, stmt: SeqStmt) -> Stmt:
@@ -272,7 +272,7 @@ class StmtMutator:
         condition = self.expr(stmt.condition)
         if isinstance(condition, IntImm):
             side = stmt.then_case if condition.value else stmt.else_case
-            return NOTHING if side is None else self.visit(side)
+            return EMPTY_STMT if side is None else self.visit(side)
         else_case = None if stmt.else_case is None else self.visit(stmt.else_case)
         return stmt.with_fields(
             condition=condition, then_case=self.visit(stmt.then_case), else_case=else_case
@@ -334,7 +334,7 @@ class StmtMutator:
         )
 
 
-_METHODS: dict[type[Stmt], str] = {
+_VISIT_METHODS: dict[type[Stmt], str] = {
     BufferStore: "visit_store",
     For: "visit_for",
     While: "visit_while",
@@ -376,7 +376,7 @@ def substitute(stmt: Stmt, values: dict[Var, PrimExpr]) -> Stmt:
     return ExprRewriter(lambda e: values.get(e, e) if isinstance(e, Var) else e).visit(stmt)
 
 
-class _Renaming(ExprRewriter):
+class _Renamer(ExprRewriter):
     """A rewriter that replaces variables and buffers, also where buffers are allocated."""
 
     def __init__(self, values: Mapping[Var, PrimExpr], buffers: Mapping[Buffer, Buffer]) -> None:
@@ -399,7 +399,7 @@ def rename(
     stmt: Stmt, values: Mapping[Var, PrimExpr], buffers: Mapping[Buffer, Buffer] | None = None
 ) -> Stmt:
     """Return the statement with variables and buffers replaced wherever they are used."""
-    return _Renaming(values, buffers or {}).visit(stmt)
+    return _Renamer(values, buffers or {}).visit(stmt)
 
 
 def with_body(func: PrimFunc, body: Stmt) -> PrimFunc:
@@ -408,16 +408,16 @@ def with_body(func: PrimFunc, body: Stmt) -> PrimFunc:
 
 
 __all__ = [
-    "NOTHING",
+    "EMPTY_STMT",
     "ExprRewriter",
     "StmtMutator",
     "all_expressions",
-    "are_regions",
     "buffers_read",
     "buffers_written",
     "children",
     "expressions",
     "guarded_nodes",
+    "has_only_region_accesses",
     "is_nothing",
     "post_order",
     "rebuild",

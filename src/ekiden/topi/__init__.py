@@ -64,7 +64,7 @@ def _own(name: str) -> Any:  # noqa: ANN401
     return getattr(sys.modules[__name__], name)
 
 
-_tensor.OPERATORS.update({n: _own(n) for n in (
+_tensor.TENSOR_OPERATORS.update({n: _own(n) for n in (
     "add", "subtract", "multiply", "divide", "floor_divide", "floor_mod", "negative", "cast",
     "less", "less_equal", "greater", "greater_equal",
 )})  # fmt: skip

@@ -46,7 +46,7 @@ from ekiden.topi.elementwise import as_bool, wide
 from ekiden.topi.shape import Dim, Shape, as_dim, as_shape, broadcast_shape, broadcasts_to, known
 from ekiden.topi.shape import equal as same_dim
 
-Scalar2 = Callable[[PrimExpr, PrimExpr], PrimExpr]
+BinaryScalar = Callable[[PrimExpr, PrimExpr], PrimExpr]
 Operand = Tensor | ExprLike
 
 
@@ -107,7 +107,7 @@ def broadcast(function: Callable[..., PrimExpr], name: str, *tensors: Tensor) ->
 _ON_BOOL: dict[type[BinaryExpr], type[BinaryExpr]] = {Add: Or, Mul: And, Max: Or, Min: And}
 
 
-def _arithmetic(kind: type[BinaryExpr]) -> Scalar2:
+def _arithmetic(kind: type[BinaryExpr]) -> BinaryScalar:
     """Return the scalar operation `kind`; on bool, NumPy's logical equivalent."""
 
     def scalar(a: PrimExpr, b: PrimExpr) -> PrimExpr:
@@ -116,7 +116,7 @@ def _arithmetic(kind: type[BinaryExpr]) -> Scalar2:
     return scalar
 
 
-def _comparison(kind: type[BinaryExpr]) -> Scalar2:
+def _comparison(kind: type[BinaryExpr]) -> BinaryScalar:
     assert kind in COMPARISONS, kind
 
     def scalar(a: PrimExpr, b: PrimExpr) -> PrimExpr:
@@ -130,11 +130,11 @@ def _comparison(kind: type[BinaryExpr]) -> Scalar2:
     return scalar
 
 
-def _logic(kind: type[BinaryExpr]) -> Scalar2:
+def _logic(kind: type[BinaryExpr]) -> BinaryScalar:
     return lambda a, b: binary(kind, as_bool(a), as_bool(b))
 
 
-def _bitwise(op: str, on_bool: type[BinaryExpr]) -> Scalar2:
+def _bitwise(op: str, on_bool: type[BinaryExpr]) -> BinaryScalar:
     return lambda a, b: binary(on_bool, a, b) if a.dtype == "bool" else call_intrin(op, a, b)
 
 
@@ -208,7 +208,7 @@ def _truncated_mod(a: PrimExpr, b: PrimExpr) -> PrimExpr:
     return Select(binary(EQ, b, const(0, b.dtype)), const(0, a.dtype), remainder, a.dtype)
 
 
-def _of_root(a: PrimExpr, result: PrimExpr, limitless: float, zero: float) -> PrimExpr:
+def _pow_edges(a: PrimExpr, result: PrimExpr, limitless: float, zero: float) -> PrimExpr:
     """Return a power computed by a square root, corrected to C's pow for -inf and for zeros of both
     signs.
     """
@@ -221,8 +221,8 @@ def _of_root(a: PrimExpr, result: PrimExpr, limitless: float, zero: float) -> Pr
 
 _POWERS: dict[float, Callable[[PrimExpr], PrimExpr]] = {
     -1.0: lambda a: 1.0 / a,
-    -0.5: lambda a: _of_root(a, call_intrin("rsqrt", a), 0.0, np.inf),
-    0.5: lambda a: _of_root(a, call_intrin("sqrt", a), np.inf, 0.0),
+    -0.5: lambda a: _pow_edges(a, call_intrin("rsqrt", a), 0.0, np.inf),
+    0.5: lambda a: _pow_edges(a, call_intrin("sqrt", a), np.inf, 0.0),
     1.0: lambda a: a,
     2.0: lambda a: a * a,
     3.0: lambda a: a * a * a,
@@ -246,7 +246,7 @@ def _truncated_divide(a: PrimExpr, b: PrimExpr) -> PrimExpr:
     return cast(_quotient("trunc", a, b), a.dtype) if dt.is_float(a.dtype) else _guarded(Div, a, b)
 
 
-def _named(name: str, function: Scalar2) -> Callable[[Operand, Operand], Tensor]:
+def _named(name: str, function: BinaryScalar) -> Callable[[Operand, Operand], Tensor]:
     def compute(a: Operand, b: Operand) -> Tensor:
         lhs = as_tensor(a, b if isinstance(b, Tensor) else None)
         return broadcast(function, name, lhs, as_tensor(b, lhs))

@@ -25,31 +25,31 @@ from ekiden.ir.prim import Div, Max, Min, PrimExpr, const
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.tir.expr import broadcast
 
-Value: TypeAlias = Any
+CellValue: TypeAlias = Any
 """A vector expression or an array; the operators + - * work on both."""
 
 
-class Maths(Protocol):
+class CellMath(Protocol):
     """Interface of cell arithmetic besides + - *."""
 
-    def constant(self, value: float) -> Value:
+    def constant(self, value: float) -> CellValue:
         """Return a constant."""
 
-    def call(self, name: str, value: Value) -> Value:
+    def call(self, name: str, value: CellValue) -> CellValue:
         """Return an intrinsic of one argument."""
 
-    def divide(self, a: Value, b: Value) -> Value:
+    def divide(self, a: CellValue, b: CellValue) -> CellValue:
         """Return a / b."""
 
-    def larger(self, a: Value, b: Value) -> Value:
+    def larger(self, a: CellValue, b: CellValue) -> CellValue:
         """Return max(a, b)."""
 
-    def smaller(self, a: Value, b: Value) -> Value:
+    def smaller(self, a: CellValue, b: CellValue) -> CellValue:
         """Return min(a, b)."""
 
 
 @dataclass(frozen=True, slots=True)
-class VectorMaths:
+class VectorMath:
     """Cell arithmetic on float32 vector expressions."""
 
     lanes: int
@@ -75,46 +75,46 @@ class VectorMaths:
         return Min(a, b, a.dtype)
 
 
-class ArrayMaths:
+class ArrayMath:
     """Cell arithmetic on float32 NumPy arrays."""
 
-    def constant(self, value: float) -> Value:
+    def constant(self, value: float) -> CellValue:
         """Return a scalar."""
         return np.float32(value)
 
-    def call(self, name: str, value: Value) -> Value:
+    def call(self, name: str, value: CellValue) -> CellValue:
         """Return an intrinsic of one argument."""
         return INTRINSICS[name].reference(value)
 
-    def divide(self, a: Value, b: Value) -> Value:
+    def divide(self, a: CellValue, b: CellValue) -> CellValue:
         """Return a / b."""
         return a / b
 
-    def larger(self, a: Value, b: Value) -> Value:
+    def larger(self, a: CellValue, b: CellValue) -> CellValue:
         """Return max(a, b)."""
         return np.maximum(a, b)
 
-    def smaller(self, a: Value, b: Value) -> Value:
+    def smaller(self, a: CellValue, b: CellValue) -> CellValue:
         """Return min(a, b)."""
         return np.minimum(a, b)
 
 
-Activation: TypeAlias = Callable[[Maths, Value, float, float], Value]
+Activation: TypeAlias = Callable[[CellMath, CellValue, float, float], CellValue]
 
 
-def _relu(m: Maths, x: Value) -> Value:
+def _relu(m: CellMath, x: CellValue) -> CellValue:
     return m.larger(x, m.constant(0.0))
 
 
-def _negative(m: Maths, x: Value) -> Value:
+def _negative(m: CellMath, x: CellValue) -> CellValue:
     return m.smaller(x, m.constant(0.0))
 
 
-def _unit(m: Maths, x: Value) -> Value:
+def _unit(m: CellMath, x: CellValue) -> CellValue:
     return m.larger(m.smaller(x, m.constant(1.0)), m.constant(0.0))
 
 
-def _softplus(m: Maths, x: Value) -> Value:
+def _softplus(m: CellMath, x: CellValue) -> CellValue:
     """log(1 + exp(x)) as max(x, 0) + log1p(exp(-|x|)), where log1p(d) is log(u) + (d - (u - 1)) / u
     with u = 1 + d as it is rounded: the quotient is what rounding took away.
     """
@@ -125,7 +125,7 @@ def _softplus(m: Maths, x: Value) -> Value:
     return _relu(m, x) + (m.call("log", rounded) + lost)
 
 
-def _elu(m: Maths, x: Value, alpha: float) -> Value:
+def _elu(m: CellMath, x: CellValue, alpha: float) -> CellValue:
     """x, or alpha (exp(x) - 1) where x < 0: exp(x) - 1 is 2 t / (1 - t) with t = tanh(x / 2), which
     keeps the digits near 0.
     """
@@ -149,11 +149,24 @@ ACTIVATIONS: dict[str, Activation] = {
 # fmt: on
 """name -> function of (operations, value, alpha, beta), as ONNX defines them."""
 
-GATES = {"rnn": 1, "lstm": 4, "gru": 3}
+GATE_COUNTS = {"rnn": 1, "lstm": 4, "gru": 3}
 """Cells, and the products each makes."""
-DEFAULTS = {"rnn": ("tanh",), "lstm": ("sigmoid", "tanh", "tanh"), "gru": ("sigmoid", "tanh")}
+DEFAULT_ACTIVATIONS = {
+    "rnn": ("tanh",),
+    "lstm": ("sigmoid", "tanh", "tanh"),
+    "gru": ("sigmoid", "tanh"),
+}
 """Their activations, in the order f, g, h."""
-EXTRAS = ("bias", "initial_h", "initial_c", "peephole", "lengths", "scale", "sums", "places")
+OPTIONAL_INPUTS = (
+    "bias",
+    "initial_h",
+    "initial_c",
+    "peephole",
+    "lengths",
+    "scale",
+    "sums",
+    "places",
+)
 """What a layer may be given beside data and weight: a recurrent bias [gates * hidden], the first
 states [batch, hidden], weights from the cell to i, f, o [3 * hidden], the number of steps of each
 sequence [batch] (int32).
@@ -164,7 +177,7 @@ the batch together, as DynamicQuantizeLinear of ONNX does. places [panels, r] (i
 weight that is packed: the last r rows of its panels are multiplied with those words of the states,
 and sums of the products of two neighbours fit int16.
 """
-INTEGERS = ("lengths", "sums", "places")
+INT32_INPUTS = ("lengths", "sums", "places")
 """Those of int32; the others are float32."""
 
 
@@ -185,14 +198,14 @@ class Cell:
     @property
     def gates(self) -> int:
         """Return the number of gates of a step."""
-        return GATES[self.kind]
+        return GATE_COUNTS[self.kind]
 
     @property
     def phases(self) -> tuple[tuple[int, ...], ...]:
         """Gates of each product of a step; a second one multiplies what the first made."""
         return ((0, 1), (2,)) if self.reset_first else (tuple(range(self.gates)),)
 
-    def act(self, m: Maths, n: int, x: Value) -> Value:
+    def act(self, m: CellMath, n: int, x: CellValue) -> CellValue:
         """Apply the n-th activation to a clipped value."""
         name, alpha, beta = self.activations[n]
         if self.clip:
@@ -201,12 +214,12 @@ class Cell:
 
     def step(
         self,
-        m: Maths,
+        m: CellMath,
         phase: int,
-        x: Sequence[Value],
-        r: Sequence[Value],
-        state: Mapping[str, Value],
-    ) -> dict[str, Value]:
+        x: Sequence[CellValue],
+        r: Sequence[CellValue],
+        state: Mapping[str, CellValue],
+    ) -> dict[str, CellValue]:
         """Compute one phase of a step.
 
         Args:
@@ -226,7 +239,9 @@ class Cell:
             return self._lstm(m, [a + b for a, b in zip(x, r, strict=True)], state)
         return self._gru(m, phase, x, r, state)
 
-    def _lstm(self, m: Maths, gates: list[Value], state: Mapping[str, Value]) -> dict[str, Value]:
+    def _lstm(
+        self, m: CellMath, gates: list[CellValue], state: Mapping[str, CellValue]
+    ) -> dict[str, CellValue]:
         i, f, g, o = gates
         old = state["c"]
         if "peephole" in self.given:
@@ -241,12 +256,12 @@ class Cell:
 
     def _gru(
         self,
-        m: Maths,
+        m: CellMath,
         phase: int,
-        x: Sequence[Value],
-        r: Sequence[Value],
-        state: Mapping[str, Value],
-    ) -> dict[str, Value]:
+        x: Sequence[CellValue],
+        r: Sequence[CellValue],
+        state: Mapping[str, CellValue],
+    ) -> dict[str, CellValue]:
         if phase == 1:
             update, new = state["update"], self.act(m, 1, x[0] + r[0])
         else:
@@ -259,12 +274,12 @@ class Cell:
 
 __all__ = [
     "ACTIVATIONS",
-    "DEFAULTS",
-    "EXTRAS",
-    "GATES",
-    "INTEGERS",
-    "ArrayMaths",
+    "DEFAULT_ACTIVATIONS",
+    "GATE_COUNTS",
+    "INT32_INPUTS",
+    "OPTIONAL_INPUTS",
+    "ArrayMath",
     "Cell",
-    "Maths",
-    "VectorMaths",
+    "CellMath",
+    "VectorMath",
 ]

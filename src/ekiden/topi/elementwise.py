@@ -27,10 +27,10 @@ from ekiden.ir.prim import cast as cast_scalar
 from ekiden.te import Tensor
 from ekiden.topi.shape import expect_shape, normalize_axis
 
-Scalar = Callable[[PrimExpr], PrimExpr]
+UnaryScalar = Callable[[PrimExpr], PrimExpr]
 
 
-def elementwise(x: Tensor, function: Scalar, name: str) -> Tensor:
+def elementwise(x: Tensor, function: UnaryScalar, name: str) -> Tensor:
     """Return `function` applied to each element."""
     return te.compute(x.shape, lambda *i: function(x[i]), name=name, tag="elemwise")
 
@@ -45,16 +45,16 @@ def wide(x: PrimExpr) -> PrimExpr:
     return cast_scalar(x, "float32") if x.dtype in ("float16", "bfloat16") else x
 
 
-def _intrinsic(op: str) -> Scalar:
+def _intrinsic(op: str) -> UnaryScalar:
     return lambda x: cast_scalar(call_intrin(op, wide(x)), x.dtype)
 
 
-def _rounding(op: str) -> Scalar:
+def _rounding(op: str) -> UnaryScalar:
     """Return a rounding function; integers stay unchanged."""
     return lambda x: _intrinsic(op)(x) if dt.is_float(x.dtype) else x
 
 
-def _predicate(op: str) -> Scalar:
+def _predicate(op: str) -> UnaryScalar:
     """Return a floating-point predicate; it is false for integers."""
     return lambda x: call_intrin(op, wide(x)) if dt.is_float(x.dtype) else const(False)
 
@@ -106,7 +106,7 @@ def relu_scalar(x: PrimExpr) -> PrimExpr:
     return maximum(x, const(0, x.dtype))
 
 
-def _named(name: str, function: Scalar) -> Callable[[Tensor], Tensor]:
+def _named(name: str, function: UnaryScalar) -> Callable[[Tensor], Tensor]:
     def compute(x: Tensor) -> Tensor:
         return elementwise(x, function, name)
 

@@ -20,7 +20,7 @@ from ekiden.ir.prim import (
 )
 from ekiden.te import Tensor
 from ekiden.te.range_check import (
-    CHECKS,
+    CHECKS_ATTR,
     RangeCheck,
     extent_checks,
     from_either_end,
@@ -74,7 +74,7 @@ def take(
     return te.compute(shape, body, name="take", tag="injective", attrs=attrs)
 
 
-MOST = 2**31
+EXTENT_LIMIT = 2**31
 """Above what an extent is."""
 
 
@@ -85,13 +85,13 @@ def _refusing(
     that is not empty.
     """
     if mode == "raise":
-        return {CHECKS: (index_check("take", indices, size, axis),)}
+        return {CHECKS_ATTR: (index_check("take", indices, size, axis),)}
     if Analyzer().can_prove(size >= 1):
         return None
     some = Select(count.equal(0), as_dim(1), size, "int64")
     extent = te.compute((), lambda: some, name="extent", tag="injective")
     along = "" if axis is None else f" along axis {axis}"
-    return {CHECKS: (range_check(f"take: extent of 'data'{along}", extent, 1, MOST),)}
+    return {CHECKS_ATTR: (range_check(f"take: extent of 'data'{along}", extent, 1, EXTENT_LIMIT),)}
 
 
 def gather(data: Tensor, axis: int, indices: Tensor) -> Tensor:
@@ -104,7 +104,7 @@ def gather(data: Tensor, axis: int, indices: Tensor) -> Tensor:
         return data[(*i[:at], from_either_end(indices[i], data.shape[at]), *i[at + 1 :])]
 
     extents = extent_checks("gather", indices.shape, data.shape, at)
-    attrs = {CHECKS: (*extents, index_check("gather", indices, data.shape[at], at))}
+    attrs = {CHECKS_ATTR: (*extents, index_check("gather", indices, data.shape[at], at))}
     return te.compute(indices.shape, body, name="gather", tag="injective", attrs=attrs)
 
 
@@ -131,7 +131,7 @@ def gather_nd(
 
     sizes = a.shape[batch_dims : batch_dims + count]
     shared = extent_checks("gather_nd", indices.shape[1 : 1 + batch_dims], a.shape[:batch_dims])
-    attrs = {CHECKS: (*shared, *coordinate_checks("gather_nd", indices, sizes, batch_dims))}
+    attrs = {CHECKS_ATTR: (*shared, *coordinate_checks("gather_nd", indices, sizes, batch_dims))}
     return te.compute(shape, body, name="gather_nd", tag="injective", attrs=attrs)
 
 
@@ -171,7 +171,7 @@ def adv_index(data: Tensor, indices: Sequence[Tensor]) -> Tensor:
         index_check("adv_index", t, data.shape[n], n, f"index {n}") for n, t in enumerate(indices)
     )
     shape = (*joint, *data.shape[used:])
-    return te.compute(shape, body, name="adv_index", tag="injective", attrs={CHECKS: checks})
+    return te.compute(shape, body, name="adv_index", tag="injective", attrs={CHECKS_ATTR: checks})
 
 
 def one_hot(

@@ -17,13 +17,13 @@ from ekiden.tir.ir_builder import BufferVar, IRBuilder
 from ekiden.tir.stmt import Stmt
 from ekiden.topi.shape import as_dim, ceil_div, expect_least, expect_shape, known
 
-TREES = 8
+TREES_PER_GROUP = 8
 """Walked at once: a step is some four loads after each other, which as many steps fill."""
-MAX_DEPTH = 2**31 - 1
+UNKNOWN_DEPTH = 2**31 - 1
 """Of a tree whose number of nodes is not known."""
-ROWS = 16
+ROWS_PER_BLOCK = 16
 """That go down the same trees in a piece of work, where there are as many."""
-STEPS = 512
+MIN_STEPS_PER_THREAD = 512
 """Of so many trees for one row, that a thread takes at least: each takes some 20 ns, and what
 another core has written, as long again for each line."""
 
@@ -53,7 +53,7 @@ def tree_leaves(data: Tensor, roots: Tensor, nodes: Sequence[Tensor], depth: int
         expect_shape("tree_leaves", what, node_array.shape, expected_shape)
     expect_least("tree_leaves", "data", data.shape, (None, 1))
     expect_least("tree_leaves", "features", nodes[0].shape, (1,))
-    if not 0 <= depth <= (known(count) or MAX_DEPTH):
+    if not 0 <= depth <= (known(count) or UNKNOWN_DEPTH):
         raise ValueError(f"tree_leaves: expected a depth of at most as many nodes, got {depth}")
     rows, trees = data.shape[0], roots.shape[0]
 
@@ -64,10 +64,10 @@ def tree_leaves(data: Tensor, roots: Tensor, nodes: Sequence[Tensor], depth: int
         ib = IRBuilder()
         walk = _Walk(ib, depth, *map(ib.buffer_ptr, ins))
         leaves = ib.buffer_ptr(outs[0])
-        with ib.if_scope(rows < ROWS):
+        with ib.if_scope(rows < ROWS_PER_BLOCK):
             walk.forest(leaves, 1)
         with ib.else_scope():
-            walk.forest(leaves, ROWS)
+            walk.forest(leaves, ROWS_PER_BLOCK)
         return ib.get()
 
     inputs = [data, roots, *nodes]
@@ -92,14 +92,17 @@ class _Walk:
         groups of trees; blocks of the same trees are adjacent.
         """
         ib, trees, rows = self.ib, self.roots.asobject().shape[0], self.data.asobject().shape[0]
-        blocks, groups = ceil_div(rows, size), ceil_div(trees, TREES)
-        notes = {"grain": max(1, STEPS // max(1, self.depth * size))}
+        blocks, groups = ceil_div(rows, size), ceil_div(trees, TREES_PER_GROUP)
+        notes = {"grain": max(1, MIN_STEPS_PER_THREAD // max(1, self.depth * size))}
         with ib.for_range(0, groups * blocks, "at", kind="parallel", annotations=notes) as at:
             some = te.max(blocks, 1)
             group, first = ib.let("group", at // some), ib.let("first", at % some * size)
             with ib.for_range(first, te.min(rows, first + size), "i") as i:
                 # behind the last tree it is walked again
-                names = [ib.let("t", te.min(group * TREES + n, trees - 1)) for n in range(TREES)]
+                names = [
+                    ib.let("t", te.min(group * TREES_PER_GROUP + n, trees - 1))
+                    for n in range(TREES_PER_GROUP)
+                ]
                 for t, leaf in zip(names, self.leaves(i, names), strict=True):
                     leaves_out[i, t] = cast(leaf, "int32")
 
@@ -114,7 +117,7 @@ class _Walk:
             states[n] = cast(self.roots[t], "int64")
         steps_left[0] = const(self.depth)
         with ib.while_loop(steps_left[0] > 0):
-            after = [self._behind(row, states[n]) for n in range(len(trees))]
+            after = [self._successor(row, states[n]) for n in range(len(trees))]
             moves = [binary(NE, to, states[n]) for n, to in enumerate(after)]
             steps_left[0] = Select(
                 reduce(partial(binary, Or), moves), steps_left[0] - 1, const(0), "int64"
@@ -123,7 +126,7 @@ class _Walk:
                 states[n] = to
         return [states[n] for n in range(len(trees))]
 
-    def _behind(self, row: PrimExpr, at: PrimExpr) -> PrimExpr:
+    def _successor(self, row: PrimExpr, at: PrimExpr) -> PrimExpr:
         """Return the successor of a node. Node and column numbers are clamped, whatever the model
         contains: negative ones are large as unsigned numbers.
         """

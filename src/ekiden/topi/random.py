@@ -22,28 +22,30 @@ from ekiden.topi.scan import cumsum
 from ekiden.topi.shape import Dim, as_dim, as_shape, expect_shape, product
 from ekiden.topi.transform import unravel
 
-WORD = "uint64"
-WORDS = 10
+WORD_DTYPE = "uint64"
+GENERATOR_WORDS = 10
 """Words of a generator."""
-ROTATIONS = ((14, 16), (52, 57), (23, 40), (5, 37), (25, 33), (46, 12), (58, 22), (32, 32))
-PARITY = 0x1BD11BDAA9FC1A22
-ROUNDS = 20
+THREEFRY_ROTATIONS = ((14, 16), (52, 57), (23, 40), (5, 37), (25, 33), (46, 12), (58, 22), (32, 32))
+THREEFRY_PARITY = 0x1BD11BDAA9FC1A22
+THREEFRY_ROUNDS = 20
 
 
 def _rotated(x: PrimExpr, by: int) -> PrimExpr:
-    shifted = call_intrin("left_shift", x, const(by, WORD))
-    return call_intrin("bitwise_or", shifted, call_intrin("right_shift", x, const(64 - by, WORD)))
+    shifted = call_intrin("left_shift", x, const(by, WORD_DTYPE))
+    return call_intrin(
+        "bitwise_or", shifted, call_intrin("right_shift", x, const(64 - by, WORD_DTYPE))
+    )
 
 
 def threefry(ib: IRBuilder, key: Sequence[PrimExpr], counter: Sequence[PrimExpr]) -> list[PrimExpr]:
     """Encrypt a counter: return four words of Threefry-4x64-20 (Salmon et al. 2011)."""
-    last: PrimExpr = const(PARITY, WORD)
+    last: PrimExpr = const(THREEFRY_PARITY, WORD_DTYPE)
     for key_word in key:
         last = call_intrin("bitwise_xor", last, key_word)
     keys: list[PrimExpr] = [*key, ib.let("parity", last)]
     x: list[PrimExpr] = [ib.let("x", c + k) for c, k in zip(counter, key, strict=True)]
-    for r in range(ROUNDS):
-        first, second = ROTATIONS[r % 8]
+    for r in range(THREEFRY_ROUNDS):
+        first, second = THREEFRY_ROTATIONS[r % 8]
         pairs = ((0, 1, first), (2, 3, second)) if r % 2 == 0 else ((0, 3, first), (2, 1, second))
         for a, b, by in pairs:
             x[a] = ib.let("x", x[a] + x[b])
@@ -51,19 +53,21 @@ def threefry(ib: IRBuilder, key: Sequence[PrimExpr], counter: Sequence[PrimExpr]
         if r % 4 == 3:
             injection = r // 4 + 1
             x = [ib.let("x", w + keys[(injection + n) % 5]) for n, w in enumerate(x)]
-            x[3] = ib.let("x", x[3] + const(injection, WORD))
+            x[3] = ib.let("x", x[3] + const(injection, WORD_DTYPE))
     return x
 
 
 def _check(name: str, gen: Tensor) -> None:
-    if gen.dtype != WORD or gen.ndim != 1:
-        raise ValueError(f"{name}: a generator is {WORDS} words of {WORD}, got {gen.dtype}")
-    expect_shape(name, "key", gen.shape, (WORDS,))
+    if gen.dtype != WORD_DTYPE or gen.ndim != 1:
+        raise ValueError(
+            f"{name}: a generator is {GENERATOR_WORDS} words of {WORD_DTYPE}, got {gen.dtype}"
+        )
+    expect_shape(name, "key", gen.shape, (GENERATOR_WORDS,))
 
 
 def threefry_key(seed: int) -> list[int]:
     """Return the words of a new generator."""
-    return [seed % 2**64, *[0] * (WORDS - 1)]
+    return [seed % 2**64, *[0] * (GENERATOR_WORDS - 1)]
 
 
 def threefry_generate(gen: Tensor, out_shape: Sequence[Dim]) -> tuple[Tensor, Tensor]:
@@ -79,14 +83,14 @@ def threefry_generate(gen: Tensor, out_shape: Sequence[Dim]) -> tuple[Tensor, Te
         ib = IRBuilder()
         old, new, words = ib.buffer_ptr(ins[0]), *map(ib.buffer_ptr, outs)
         blocks = ib.let("blocks", (count + 3) // 4)
-        with ib.for_range(0, WORDS, "n") as n:
+        with ib.for_range(0, GENERATOR_WORDS, "n") as n:
             new[n] = old[n]
-        new[4] = old[4] + cast(blocks, WORD)
+        new[4] = old[4] + cast(blocks, WORD_DTYPE)
         with ib.if_scope(new[4] < old[4]):  # the counter's lowest word ran over
-            new[5] = old[5] + const(1, WORD)
+            new[5] = old[5] + const(1, WORD_DTYPE)
         with ib.for_range(0, blocks, "block", kind="parallel") as block:
-            low = ib.let("low", old[4] + cast(block, WORD))
-            carried = cast(low < old[4], WORD)
+            low = ib.let("low", old[4] + cast(block, WORD_DTYPE))
+            carried = cast(low < old[4], WORD_DTYPE)
             key = [ib.let("key", old[n]) for n in range(4)]
             block_words = threefry(ib, key, [low, old[5] + carried, old[6], old[7]])
             for lane, word in enumerate(block_words):
@@ -95,7 +99,9 @@ def threefry_generate(gen: Tensor, out_shape: Sequence[Dim]) -> tuple[Tensor, Te
                     words[unravel(at, shape)] = word
         return ib.get()
 
-    outputs = te.extern_op([(as_dim(WORDS),), shape], [gen], build, [WORD, WORD], name="threefry")
+    outputs = te.extern_op(
+        [(as_dim(GENERATOR_WORDS),), shape], [gen], build, [WORD_DTYPE, WORD_DTYPE], name="threefry"
+    )
     return outputs[0], outputs[1]
 
 
@@ -112,25 +118,27 @@ def threefry_split(gen: Tensor) -> tuple[Tensor, Tensor]:
         for side, buffer in enumerate(outs):
             new = ib.buffer_ptr(buffer)
             counter = [old[n] for n in range(4, 7)]
-            marked = call_intrin("bitwise_xor", old[7], const(2**63 + side, WORD))
+            marked = call_intrin("bitwise_xor", old[7], const(2**63 + side, WORD_DTYPE))
             key = threefry(ib, [old[n] for n in range(4)], [*counter, marked])
-            for n in range(WORDS):
-                new[n] = key[n] if n < 4 else const(0, WORD)
+            for n in range(GENERATOR_WORDS):
+                new[n] = key[n] if n < 4 else const(0, WORD_DTYPE)
         return ib.get()
 
-    shape = (as_dim(WORDS),)
-    outputs = te.extern_op([shape, shape], [gen], build, [WORD, WORD], name="threefry_split")
+    shape = (as_dim(GENERATOR_WORDS),)
+    outputs = te.extern_op(
+        [shape, shape], [gen], build, [WORD_DTYPE, WORD_DTYPE], name="threefry_split"
+    )
     return outputs[0], outputs[1]
 
 
-MANTISSA = {"float16": 10, "float32": 23, "float64": 52}
+MANTISSA_BITS = {"float16": 10, "float32": 23, "float64": 52}
 
 
 def _unit(word: PrimExpr, dtype: str) -> PrimExpr:
     """Return a number in [0, 1) from the highest bits of a word."""
-    bits = MANTISSA[dtype]
+    bits = MANTISSA_BITS[dtype]
     wide = "float64" if dtype == "float64" else "float32"
-    high = call_intrin("right_shift", word, const(64 - bits, WORD))
+    high = call_intrin("right_shift", word, const(64 - bits, WORD_DTYPE))
     return cast(cast(cast(high, "int64"), wide) * const(2.0**-bits, wide), dtype)
 
 
@@ -140,9 +148,9 @@ def uniform(
     """Return the advanced generator, and uniform numbers in [low, high), for bounds of rank 0.
     Raises ValueError for a dtype other than float16, float32 and float64.
     """
-    if out_dtype not in MANTISSA:
+    if out_dtype not in MANTISSA_BITS:
         raise ValueError(
-            f"uniform: out_dtype must be one of {', '.join(MANTISSA)}, got {out_dtype!r}"
+            f"uniform: out_dtype must be one of {', '.join(MANTISSA_BITS)}, got {out_dtype!r}"
         )
     new, words = threefry_generate(gen, out_shape)
     begin, end = (_scalar(v, out_dtype) for v in (low, high))

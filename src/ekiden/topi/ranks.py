@@ -17,9 +17,9 @@ from ekiden.tir.expr import VectorReduce, ramp
 from ekiden.tir.ir_builder import BufferVar, IRBuilder
 from ekiden.topi.shape import known
 
-LANES = 16
+MOVE_LANES = 16
 """Elements that are moved, or looked at one by one, together."""
-BLOCK = 64
+COMPARE_BLOCK = 64
 """Elements that are compared with the last one kept at once."""
 
 
@@ -89,9 +89,9 @@ class Selection:
     """
 
     def __init__(self, ib: IRBuilder, count: PrimExpr, dtype: str, index: str) -> None:
-        self.ib, self.last = ib, simplify(count + (LANES - 1))
-        self.blocks = simplify((count + (LANES - 1)) // LANES)
-        capacity = (self.blocks + 1) * LANES
+        self.ib, self.last = ib, simplify(count + (MOVE_LANES - 1))
+        self.blocks = simplify((count + (MOVE_LANES - 1)) // MOVE_LANES)
+        capacity = (self.blocks + 1) * MOVE_LANES
         self.kept = ib.allocate(dtype, capacity, "kept")
         self.order = ib.allocate(index, capacity, "kept_order")
         low = const(-(1 << (dt.SCALAR_BITS[dtype] - 1)), dtype)
@@ -102,35 +102,35 @@ class Selection:
     def begin(self, ranks: BufferVar, order: BufferVar, start: PrimExpr, size: PrimExpr) -> None:
         """Keep the sorted ranks[start : start + size] with their positions."""
         with self.ib.for_range(0, size, "p") as p:
-            self.kept[p + LANES] = ranks[start + p]
-            self.order[p + LANES] = order[start + p]
+            self.kept[p + MOVE_LANES] = ranks[start + p]
+            self.order[p + MOVE_LANES] = order[start + p]
 
     def position(self, n: PrimExpr) -> PrimExpr:
         """Return the row position of the n-th selected element."""
-        return self.order[n + LANES]
+        return self.order[n + MOVE_LANES]
 
     def scan(self, low: PrimExpr, size: PrimExpr, ranked: Callable[[PrimExpr], PrimExpr]) -> None:
         """Process the elements from `low` to `size`, with ranks from `ranked`."""
         ib = self.ib
-        full_blocks = ib.let("whole", maximum(size - low, 0) // BLOCK)
+        full_blocks = ib.let("whole", maximum(size - low, 0) // COMPARE_BLOCK)
         with ib.for_range(0, full_blocks, "block") as number:
-            self._block(ib.let("base", low + number * BLOCK), ranked)
-        with ib.for_range(low + full_blocks * BLOCK, size, "left") as at:
+            self._block(ib.let("base", low + number * COMPARE_BLOCK), ranked)
+        with ib.for_range(low + full_blocks * COMPARE_BLOCK, size, "left") as at:
             self._offer(ib.let("rank", ranked(at)), at)
 
     def _block(self, base: PrimExpr, ranked: Callable[[PrimExpr], PrimExpr]) -> None:
         ib = self.ib
-        ranks = ib.allocate(self.kept.dtype, BLOCK, "ranks", "local")
-        with ib.for_range(0, BLOCK, "lane", kind="vectorized") as lane:
+        ranks = ib.allocate(self.kept.dtype, COMPARE_BLOCK, "ranks", "local")
+        with ib.for_range(0, COMPARE_BLOCK, "lane", kind="vectorized") as lane:
             ranks[lane] = ranked(base + lane)
         with (
-            ib.if_scope(_least(ranks, const(0), BLOCK) < self.kept[self.last]),
-            ib.for_range(0, BLOCK // LANES, "group") as group,
+            ib.if_scope(_least(ranks, const(0), COMPARE_BLOCK) < self.kept[self.last]),
+            ib.for_range(0, COMPARE_BLOCK // MOVE_LANES, "group") as group,
         ):
-            first = ib.let("first", group * LANES)
+            first = ib.let("first", group * MOVE_LANES)
             with (
-                ib.if_scope(_least(ranks, first, LANES) < self.kept[self.last]),
-                ib.for_range(0, LANES, "each") as lane_index,
+                ib.if_scope(_least(ranks, first, MOVE_LANES) < self.kept[self.last]),
+                ib.for_range(0, MOVE_LANES, "each") as lane_index,
             ):
                 self._offer(ib.let("rank", ranks[first + lane_index]), base + first + lane_index)
 
@@ -144,8 +144,8 @@ class Selection:
             ib.if_scope(new_rank < self.kept[self.last]),
             ib.for_range(0, self.blocks, "down") as down,
         ):
-            start = ib.let("start", (self.blocks - down) * LANES)
-            with ib.for_range(0, LANES, "lane", kind="vectorized") as lane:
+            start = ib.let("start", (self.blocks - down) * MOVE_LANES)
+            with ib.for_range(0, MOVE_LANES, "lane", kind="vectorized") as lane:
                 slot = start + lane
                 current, before = (
                     ib.let("here", self.kept[slot]),

@@ -29,20 +29,20 @@ from ekiden.ir.prim import (
 from ekiden.kernels.cpu.scatter import copied
 from ekiden.kernels.in_place import UPDATES
 from ekiden.te import Tensor
-from ekiden.te.range_check import CHECKS, range_check
+from ekiden.te.range_check import CHECKS_ATTR, range_check
 from ekiden.tir.expr import Buffer
 from ekiden.tir.ir_builder import BufferVar, IRBuilder
 from ekiden.tir.stmt import Stmt, seq
-from ekiden.topi.random import WORD, threefry
+from ekiden.topi.random import WORD_DTYPE, threefry
 from ekiden.topi.shape import check_rank, expect_shape
 
-SHIFT = 19
+BUCKET_SHIFT = 19
 """Lower bits of a weight that a bucket ignores."""
-BUCKETS = (0x3F800000 >> SHIFT) + 1
+BUCKET_COUNT = (0x3F800000 >> BUCKET_SHIFT) + 1
 """Of weights from 0 to 1, by their bits."""
-SETTINGS = 4
+SETTING_COUNT = 4
 """Numbers that say how a token is drawn: temperature, top k, top p, min p."""
-_WIDE = "float64"
+_MASS_DTYPE = "float64"
 
 
 def _expect(name: str, expectations: Sequence[tuple[Tensor, str, int, str]]) -> None:
@@ -115,7 +115,7 @@ def constrain_logits(
         return seq(copied(ins[0], outs[0]), ib.get())
 
     inputs = [logits, history, rows, lengths, penalties, moves, states]
-    attrs: dict[str, object] = {CHECKS: checks, UPDATES: 0}
+    attrs: dict[str, object] = {CHECKS_ATTR: checks, UPDATES: 0}
     (result,) = te.extern_op([logits.shape], inputs, build, ["float32"], name, attrs=attrs)
     return result
 
@@ -126,11 +126,11 @@ class _Draw:
     def __init__(self, ib: IRBuilder, weights: BufferVar, row: PrimExpr, tokens: PrimExpr) -> None:
         self.ib, self.row, self.tokens, self.weights = ib, row, tokens, weights
         self.limit = ib.allocate("float32", (1,), "limit")
-        self.sums = ib.allocate(_WIDE, (BUCKETS,), "sums")
+        self.sums = ib.allocate(_MASS_DTYPE, (BUCKET_COUNT,), "sums")
         self.listed = ib.allocate("float32", (tokens,), "listed")
         self.count = ib.allocate("int64", (1,), "count")
         self.found = ib.allocate("int64", (2,), "found")
-        self.total = ib.allocate(_WIDE, (2,), "total")
+        self.total = ib.allocate(_MASS_DTYPE, (2,), "total")
 
     def each(self, step: Callable[[PrimExpr, PrimExpr], None]) -> None:
         """Emit a loop over the weights that are not cut off, with their token numbers."""
@@ -141,10 +141,10 @@ class _Draw:
 
     def mass(self) -> PrimExpr:
         """Return the sum of those weights."""
-        self.total[0] = const(0.0, _WIDE)
+        self.total[0] = const(0.0, _MASS_DTYPE)
 
         def grow(token: PrimExpr, value: PrimExpr) -> None:
-            self.total[0] = self.total[0] + cast(value, _WIDE)
+            self.total[0] = self.total[0] + cast(value, _MASS_DTYPE)
 
         self.each(grow)
         return self.total[0]
@@ -152,15 +152,15 @@ class _Draw:
     def bucket(self, value: PrimExpr) -> PrimExpr:
         """Return the bucket of a weight."""
         bits = cast(call_intrin("reinterpret", value, dtype="int32"), "int64")
-        return maximum(minimum(bits // (1 << SHIFT), const(BUCKETS - 1)), const(0))
+        return maximum(minimum(bits // (1 << BUCKET_SHIFT), const(BUCKET_COUNT - 1)), const(0))
 
     def cut(self, target: PrimExpr, weigh: Callable[[PrimExpr], PrimExpr]) -> None:
         """Raise the limit to the largest weight such that those from it on, weighed, reach the
         target.
         """
         ib = self.ib
-        with ib.for_range(0, BUCKETS, "bucket") as n:
-            self.sums[n] = const(0.0, _WIDE)
+        with ib.for_range(0, BUCKET_COUNT, "bucket") as n:
+            self.sums[n] = const(0.0, _MASS_DTYPE)
 
         def count(token: PrimExpr, value: PrimExpr) -> None:
             at = ib.let("at", self.bucket(value))
@@ -168,8 +168,8 @@ class _Draw:
 
         self.each(count)
         # found[0]: the bucket in which the target is reached; total[0]: what lies above it
-        self.found[0] = const(BUCKETS - 1)
-        self.total[0] = const(0.0, _WIDE)
+        self.found[0] = const(BUCKET_COUNT - 1)
+        self.total[0] = const(0.0, _MASS_DTYPE)
         bucket_number = self.found[0]
         with ib.while_loop(
             logical_and(bucket_number > 0, self.total[0] + self.sums[bucket_number] < target)
@@ -192,9 +192,9 @@ class _Draw:
         found[1] does not.
         """
         ib = self.ib
-        first = ib.let("first", self.found[0] * (1 << SHIFT))
+        first = ib.let("first", self.found[0] * (1 << BUCKET_SHIFT))
         self.found[0] = first
-        self.found[1] = first + (1 << SHIFT)
+        self.found[1] = first + (1 << BUCKET_SHIFT)
         with ib.while_loop(self.found[1] - self.found[0] > 1):
             middle = ib.let("middle", (self.found[0] + self.found[1]) // 2)
             self.total[1] = self.total[0]
@@ -216,13 +216,13 @@ class _Draw:
         ib = self.ib
         target_mass = ib.let("wanted", share * self.mass())
         self.found[0] = const(-1)
-        self.total[0] = const(0.0, _WIDE)
+        self.total[0] = const(0.0, _MASS_DTYPE)
 
         def pass_by(token: PrimExpr, value: PrimExpr) -> None:
             """Accumulate weights until they exceed the target mass; of weights 0 none is found."""
             is_before = logical_and(self.total[0] > target_mass, self.found[0] >= 0)
             with ib.if_scope(logical_and(value > const(0.0), Not(is_before))):
-                self.total[0] = self.total[0] + cast(value, _WIDE)
+                self.total[0] = self.total[0] + cast(value, _MASS_DTYPE)
                 self.found[0] = token
 
         self.each(pass_by)
@@ -248,7 +248,7 @@ def draw_token(weights: Tensor, settings: Tensor, seeds: Tensor, positions: Tens
         (weights, "weights", 2, "float32"), (settings, "settings", 2, "float32"),
         (seeds, "seeds", 1, "int64"), (positions, "places", 1, "int32"),
     ))  # fmt: skip
-    expect_shape(name, "settings", settings.shape, (weights.shape[0], SETTINGS))
+    expect_shape(name, "settings", settings.shape, (weights.shape[0], SETTING_COUNT))
     for vector, what in ((seeds, "seeds"), (positions, "places")):
         expect_shape(name, what, vector.shape, weights.shape[:1])
 
@@ -263,24 +263,26 @@ def draw_token(weights: Tensor, settings: Tensor, seeds: Tensor, positions: Tens
         with ib.for_range(0, weights.shape[0], "n", kind="parallel") as n:
             draw = _Draw(ib, weights_buffer, n, tokens)
             heat, top_k, top_p, min_p = (
-                ib.let("setting", settings_buffer[n, i]) for i in range(SETTINGS)
+                ib.let("setting", settings_buffer[n, i]) for i in range(SETTING_COUNT)
             )
             draw.limit[0] = if_then_else(heat > const(0.0), const(0.0), const(1.0))
             with ib.if_scope(
                 logical_and(heat > const(0.0), logical_and(top_k >= const(1.0),
                                                            top_k < cast(tokens, "float32")))
             ):  # fmt: skip
-                draw.cut(cast(top_k, _WIDE), lambda value: const(1.0, _WIDE))
+                draw.cut(cast(top_k, _MASS_DTYPE), lambda value: const(1.0, _MASS_DTYPE))
             with ib.if_scope(logical_and(heat > const(0.0), top_p < const(1.0))):
-                target = ib.let("target", cast(top_p, _WIDE) * draw.mass())
-                draw.cut(target, lambda value: cast(value, _WIDE))
+                target = ib.let("target", cast(top_p, _MASS_DTYPE) * draw.mass())
+                draw.cut(target, lambda value: cast(value, _MASS_DTYPE))
             draw.limit[0] = maximum(draw.limit[0], minimum(min_p, const(1.0)))
-            zero = const(0, WORD)
-            key = [cast(keys[n], WORD), zero, zero, zero]
-            word = threefry(ib, key, [cast(counters[n], WORD), zero, zero, zero])[0]
-            high = cast(cast(call_intrin("right_shift", word, const(11, WORD)), "int64"), _WIDE)
+            zero = const(0, WORD_DTYPE)
+            key = [cast(keys[n], WORD_DTYPE), zero, zero, zero]
+            word = threefry(ib, key, [cast(counters[n], WORD_DTYPE), zero, zero, zero])[0]
+            high = cast(
+                cast(call_intrin("right_shift", word, const(11, WORD_DTYPE)), "int64"), _MASS_DTYPE
+            )
             share = if_then_else(
-                heat > const(0.0), high * const(2.0**-53, _WIDE), const(0.0, _WIDE)
+                heat > const(0.0), high * const(2.0**-53, _MASS_DTYPE), const(0.0, _MASS_DTYPE)
             )
             out[n] = cast(draw.token(share), "int32")
         return ib.get()
@@ -292,4 +294,4 @@ def draw_token(weights: Tensor, settings: Tensor, seeds: Tensor, positions: Tens
     return tokens_out
 
 
-__all__ = ["BUCKETS", "SETTINGS", "constrain_logits", "draw_token"]
+__all__ = ["BUCKET_COUNT", "SETTING_COUNT", "constrain_logits", "draw_token"]

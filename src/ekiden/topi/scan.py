@@ -22,12 +22,12 @@ from ekiden.topi.reduce import accumulator
 from ekiden.topi.shape import normalize_axis, product
 from ekiden.topi.transform import reshape
 
-Combine = Callable[[PrimExpr, PrimExpr], PrimExpr]
+ScanOperation = Callable[[PrimExpr, PrimExpr], PrimExpr]
 
 
 def scanop(
     data: Tensor,
-    binop: Combine,
+    binop: ScanOperation,
     identity_value: ExprLike,
     op_name: str,
     axis: int | None = None,
@@ -51,7 +51,12 @@ def scanop(
 
 
 def _scan(
-    source: Buffer, target: Buffer, binop: Combine, start: PrimExpr, axis: int, exclusive: bool
+    source: Buffer,
+    target: Buffer,
+    binop: ScanOperation,
+    start: PrimExpr,
+    axis: int,
+    exclusive: bool,
 ) -> Stmt:
     """Emit target[0] = first; target[k] = target[k - 1] + source[k], or source[k - 1] if
     exclusive.
@@ -124,7 +129,7 @@ def cumprod(
 
 def _scanned(
     data: Tensor,
-    binop: Combine,
+    binop: ScanOperation,
     start: int,
     name: str,
     axis: int | None,

@@ -28,7 +28,13 @@ from ekiden.kernels.cpu.loops import Axis, estimate, parallel_outer, serial
 from ekiden.kernels.cpu.scatter import REDUCTIONS, Combine, Slices, axes_of, copied, variables
 from ekiden.kernels.in_place import UPDATES
 from ekiden.te import Tensor
-from ekiden.te.range_check import CHECKS, RangeCheck, extent_checks, from_either_end, index_check
+from ekiden.te.range_check import (
+    CHECKS_ATTR,
+    RangeCheck,
+    extent_checks,
+    from_either_end,
+    index_check,
+)
 from ekiden.tir.expr import Buffer
 from ekiden.tir.stmt import BufferStore, For, ForKind, IfThenElse, LetStmt, Stmt, seq
 from ekiden.topi.index import coordinate_checks
@@ -42,8 +48,8 @@ from ekiden.topi.shape import (
     normalize_axis,
 )  # fmt: skip
 
-GIVEN = ("indices", "updates")
-COLUMNS = 32
+CHECKED_NAMES = ("indices", "updates")
+COLUMNS_PER_CHUNK = 32
 """Neighbours that go along another axis together: some cache lines of them."""
 
 
@@ -79,22 +85,26 @@ def scatter_elements(
         rows, work = [a for n, a in enumerate(axes) if n != at], [axes[at].extent]
         if at < len(axes) - 1:
             last, chunk = rows.pop(), Var("chunk")
-            begin = chunk * COLUMNS
-            count = minimum(const(COLUMNS), last.extent - begin)
+            begin = chunk * COLUMNS_PER_CHUNK
+            count = minimum(const(COLUMNS_PER_CHUNK), last.extent - begin)
             step = For(last.var, begin, simplify(count), ForKind.SERIAL, step)
-            rows.append(Axis(chunk, simplify((last.extent + (COLUMNS - 1)) // COLUMNS)))
-            work.append(const(COLUMNS))
+            rows.append(
+                Axis(chunk, simplify((last.extent + (COLUMNS_PER_CHUNK - 1)) // COLUMNS_PER_CHUNK))
+            )
+            work.append(const(COLUMNS_PER_CHUNK))
         body = parallel_outer(rows, estimate(work), serial([axes[at]], step))
         return seq(copied(ins[0], outs[0]), body)
 
     extents = extent_checks("scatter_elements", indices.shape, data.shape, at)
-    update_checks = extent_checks("scatter_elements", indices.shape, updates.shape, what=GIVEN)
+    update_checks = extent_checks(
+        "scatter_elements", indices.shape, updates.shape, what=CHECKED_NAMES
+    )
     checks = (
         *extents,
         *update_checks,
         index_check("scatter_elements", indices, data.shape[at], at),
     )
-    attrs = {CHECKS: checks, UPDATES: 0}
+    attrs = {CHECKS_ATTR: checks, UPDATES: 0}
     return te.extern_op(
         [data.shape],
         [data, indices, updates],
@@ -123,7 +133,7 @@ def scatter_nd(data: Tensor, indices: Tensor, updates: Tensor, mode: str = "upda
     slices, update_shape = Slices(count, mode), (*indices.shape[1:], *data.shape[count:])
     extents = extent_checks("scatter_nd", updates.shape, update_shape, what=("updates", "slices"))
     checks = (*extents, *coordinate_checks("scatter_nd", indices, data.shape[:count]))
-    attrs = {CHECKS: checks, UPDATES: 0, "slices": slices}
+    attrs = {CHECKS_ATTR: checks, UPDATES: 0, "slices": slices}
     return te.extern_op(
         [data.shape],
         [data, indices, updates],
@@ -289,7 +299,7 @@ def sparse_to_dense(
     extents = extent_checks(
         "sparse_to_dense", count, value_shape, what=("sparse_indices", "values")
     )
-    attrs = {CHECKS: (*extents, *_coordinates_last(sparse_indices, shape))}
+    attrs = {CHECKS_ATTR: (*extents, *_coordinates_last(sparse_indices, shape))}
     return te.extern_op([shape], inputs, build, [dtype], name="sparse_to_dense", attrs=attrs)[0]
 
 

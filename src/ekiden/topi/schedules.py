@@ -18,11 +18,11 @@ from ekiden.target import Target
 from ekiden.te.schedule import Schedule, Stage
 from ekiden.te.tensor import ComputeOp, Tensor
 
-THREADS = 256
+BLOCK_THREADS = 256
 """Threads of a block."""
 
 Outs = Tensor | Sequence[Tensor]
-NAMES = (
+SCHEDULE_NAMES = (
     "schedule_injective", "schedule_elemwise", "schedule_broadcast", "schedule_extern",
     "schedule_reduce", "schedule_softmax", "schedule_pool", "schedule_adaptive_pool",
     "schedule_dense", "schedule_batch_matmul", "schedule_conv2d_nchw", "schedule_conv2d_nhwc",
@@ -56,7 +56,7 @@ def _spread_stage(stage: Stage, on_gpu: bool) -> None:
         stage.parallel(axes[0])
         return
     fused = stage.fuse(*axes) if len(axes) > 1 else axes[0]
-    block, thread = stage.split(fused, factor=THREADS)
+    block, thread = stage.split(fused, factor=BLOCK_THREADS)
     stage.bind(block, te.thread_axis("blockIdx.x"))
     stage.bind(thread, te.thread_axis("threadIdx.x"))
 
@@ -68,7 +68,7 @@ def schedules_of(on_gpu: bool | None) -> Callable[[str], object]:
 
     def find(name: str) -> object:
         """Return a schedule, or an operator. Raises AttributeError for other names."""
-        if name in NAMES:
+        if name in SCHEDULE_NAMES:
             return lambda outs: spread(outs, _is_gpu() if on_gpu is None else on_gpu)
         namespaces: tuple[ModuleType, ...] = (topi, topi.nn, topi.image, topi.vision)
         for namespace in () if name.startswith("_") else namespaces:
@@ -77,7 +77,7 @@ def schedules_of(on_gpu: bool | None) -> Callable[[str], object]:
                 return value
         raise AttributeError(
             f"topi has no {name!r} for a target: kernels of operators are scheduled when "
-            "ekiden.compile builds them; here are the schedules " + ", ".join(NAMES)
+            "ekiden.compile builds them; here are the schedules " + ", ".join(SCHEDULE_NAMES)
         )
 
     return find

@@ -27,7 +27,7 @@ from ekiden.topi.shape import (
     tidy,
 )
 
-Range = tuple[PrimExpr, int, PrimExpr]
+SliceRange = tuple[PrimExpr, int, PrimExpr]
 """(first index, stride, extent)."""
 
 
@@ -38,7 +38,7 @@ def slice_ranges(
     strides: Sequence[int] | None = None,
     axes: Sequence[int] | None = None,
     slice_mode: str = "end",
-) -> list[Range]:
+) -> list[SliceRange]:
     """Return (first index, stride, extent) of a strided slice for every axis. Without axes, the
     lists are for the leading ones, and each may be shorter than the others: missing entries are
     the axis from its start, to its end, by 1. slice_mode "size" takes `end` as extents, -1 for
@@ -48,7 +48,7 @@ def slice_ranges(
     if slice_mode not in ("end", "size"):
         raise ValueError(f"slice_mode must be 'end' or 'size', got {slice_mode!r}")
     chosen, steps = _sliced_axes(len(shape), begin, end, tuple(strides or ()), axes)
-    ranges: list[Range] = [(as_dim(0), 1, d) for d in shape]
+    ranges: list[SliceRange] = [(as_dim(0), 1, d) for d in shape]
     for i, at in enumerate(chosen):
         if (stride := steps[i] if i < len(steps) else 1) == 0:
             raise ValueError("a stride must not be 0")
@@ -91,7 +91,7 @@ def _sliced_axes(
     return chosen, steps
 
 
-def take_ranges(x: Tensor, ranges: Sequence[Range], name: str = "strided_slice") -> Tensor:
+def take_ranges(x: Tensor, ranges: Sequence[SliceRange], name: str = "strided_slice") -> Tensor:
     """Return the elements first + n * stride along each axis."""
 
     def body(*i: Var) -> PrimExpr:
@@ -189,7 +189,7 @@ def split_ranges(cuts: int | Sequence[Dim], size: PrimExpr) -> list[tuple[PrimEx
 def split(ary: Tensor, indices_or_sections: int | Sequence[Dim], axis: int = 0) -> list[Tensor]:
     """Split along an axis into equal parts, or at the given positions."""
     at = normalize_axis(axis, ary.ndim, "split")
-    full_ranges: list[Range] = [(as_dim(0), 1, d) for d in ary.shape]
+    full_ranges: list[SliceRange] = [(as_dim(0), 1, d) for d in ary.shape]
     return [
         take_ranges(ary, [*full_ranges[:at], (begin, 1, extent), *full_ranges[at + 1 :]], "split")
         for begin, extent in split_ranges(indices_or_sections, ary.shape[at])

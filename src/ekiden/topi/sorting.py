@@ -35,7 +35,7 @@ from ekiden.topi.shape import (
 )
 from ekiden.topi.transform import unravel
 
-PASSES = 48
+MAX_MERGE_PASSES = 48
 """Merging passes: enough for any row."""
 
 
@@ -58,7 +58,7 @@ def merge_sort(
     """
     begins = ib.allocate("int64", 1, "begins", "register")  # where the sorted half begins
     begins[0] = 0
-    with ib.for_range(0, PASSES, "pass") as step:
+    with ib.for_range(0, MAX_MERGE_PASSES, "pass") as step:
         width = ib.let("width", call_intrin("left_shift", const(1, "int64"), step))
         with ib.if_scope(width < size):
             source = ib.let("source", begins[0])
@@ -126,7 +126,7 @@ def sort_extern(
             def ranked(at: PrimExpr) -> PrimExpr:
                 return rank(source[replaced(row_index, axis, at)], ascending)
 
-            def store(position: Place) -> None:
+            def store(position: PositionMap) -> None:
                 """Store the first `extent` elements, the k-th at `position(k)`, to the outputs."""
                 with ib.for_range(0, extent, "k") as k:
                     at = ib.let("at", cast(position(k), "int64"))
@@ -166,10 +166,10 @@ def _either(
         else_body()
 
 
-Place = Callable[[PrimExpr], PrimExpr]
+PositionMap = Callable[[PrimExpr], PrimExpr]
 
 
-def _sorted(ib: IRBuilder, ranked: Place, count: PrimExpr, size: PrimExpr) -> Place:
+def _sorted(ib: IRBuilder, ranked: PositionMap, count: PrimExpr, size: PrimExpr) -> PositionMap:
     """Sort `count` of the `size` elements of a row; gives where the k-th was."""
     first = ranked(const(0))
     ranks = ib.allocate(first.dtype, size * 2, "ranks")
@@ -181,7 +181,9 @@ def _sorted(ib: IRBuilder, ranked: Place, count: PrimExpr, size: PrimExpr) -> Pl
     return lambda k: order[k + Select(k < count, begin, const(0), "int64")]
 
 
-def _selected(ib: IRBuilder, ranked: Place, count: PrimExpr, size: PrimExpr, dtype: str) -> Place:
+def _selected(
+    ib: IRBuilder, ranked: PositionMap, count: PrimExpr, size: PrimExpr, dtype: str
+) -> PositionMap:
     """Find the `count` first elements of a row, not more than it has; gives where the k-th was."""
     index = index_dtype(size)
     selection = Selection(ib, count, dtype, index)
@@ -278,7 +280,7 @@ def searchsorted(
             bounds = ib.allocate("int64", 2, "bounds", "local")
             bounds[0], bounds[1] = const(0), size
             value = ib.let("value", value_buffer[value_index])
-            with ib.for_range(0, PASSES, "step"), ib.if_scope(bounds[0] < bounds[1]):
+            with ib.for_range(0, MAX_MERGE_PASSES, "step"), ib.if_scope(bounds[0] < bounds[1]):
                 middle = ib.let("middle", (bounds[0] + bounds[1]) // 2)
                 element = rows[(*prefix, middle)]
                 after = Not(before(value, element)) if right else before(element, value)

@@ -12,16 +12,16 @@ from functools import partial, reduce
 from ekiden import te
 from ekiden.ir.intrinsic import if_then_else
 from ekiden.ir.prim import GE, NE, Not, Or, PrimExpr, Select, Var, binary, cast, const, logical_and
-from ekiden.runtime.text import END
+from ekiden.runtime.text import TEXT_END
 from ekiden.te import Tensor
 from ekiden.tir.expr import Buffer
 from ekiden.tir.ir_builder import BufferVar, IRBuilder
 from ekiden.tir.stmt import Stmt
 from ekiden.topi.shape import expect_shape, known
 
-GROWTH = 3
+MAX_CASE_GROWTH = 3
 """How many bytes, at most, each byte of a text becomes when its case changes."""
-SPACES = (9, 10, 11, 12, 13, 32)
+WHITESPACE_BYTES = (9, 10, 11, 12, 13, 32)
 """What separates words."""
 
 
@@ -36,7 +36,7 @@ def _rows(name: str, *texts: Tensor) -> None:
 
 def _byte(text: BufferVar, row: PrimExpr, at: PrimExpr, width: PrimExpr) -> PrimExpr:
     """Return a byte of a text as int32; END beyond its width."""
-    return if_then_else(at < width, cast(text[row, at], "int32"), const(END, "int32"))
+    return if_then_else(at < width, cast(text[row, at], "int32"), const(TEXT_END, "int32"))
 
 
 def length(text: Tensor) -> Tensor:
@@ -44,7 +44,7 @@ def length(text: Tensor) -> Tensor:
     k = te.reduce_axis((0, text.shape[-1]), "k")
     return te.compute(
         text.shape[:-1],
-        lambda *i: te.sum(cast(binary(NE, text[(*i, k)], const(END, "uint8")), "int64"), k),
+        lambda *i: te.sum(cast(binary(NE, text[(*i, k)], const(TEXT_END, "uint8")), "int64"), k),
         name="text_length",
         tag="reduce",
     )
@@ -62,7 +62,7 @@ def concat(first: Tensor, second: Tensor) -> Tensor:
         """Return the first text up to its size, then the second, then END."""
         at = j - sizes[i]
         inside = logical_and(binary(GE, at, const(0)), at < second.shape[1])
-        later = if_then_else(inside, second[i, at], const(END, "uint8"))
+        later = if_then_else(inside, second[i, at], const(TEXT_END, "uint8"))
         return if_then_else(j < sizes[i], first[i, j], later)
 
     return te.compute(
@@ -138,7 +138,7 @@ def match(text: Tensor, moves: Tensor, kinds: Tensor, accepts: Tensor) -> Tensor
             state[0] = 0
             with ib.for_range(0, text.shape[1], "j") as j:
                 byte = ib.let("byte", source[i, j])
-                with ib.if_scope(binary(NE, byte, const(END, "uint8"))):
+                with ib.if_scope(binary(NE, byte, const(TEXT_END, "uint8"))):
                     byte_class = cast(
                         kind[te.min(cast(byte, "int64"), kinds.shape[0] - 1)], "int64"
                     )
@@ -170,11 +170,11 @@ def change_case(text: Tensor, letters: Tensor, sizes: Tensor, replacements: Tens
         with ib.for_range(0, text.shape[0], "i", kind="parallel") as i:
             state = ib.allocate("int64", 4, "state", "local")  # end of input, of output; low, high
             state[0], state[1] = 0, 0
-            with ib.for_range(0, wide * GROWTH, "j") as j:
-                out[i, j] = END
+            with ib.for_range(0, wide * MAX_CASE_GROWTH, "j") as j:
+                out[i, j] = TEXT_END
             with ib.for_range(0, wide, "at") as at:
                 lead = ib.let("lead", cast(source[i, at], "int32"))
-                begins = logical_and(state[0].equal(at), binary(NE, lead, const(END, "int32")))
+                begins = logical_and(state[0].equal(at), binary(NE, lead, const(TEXT_END, "int32")))
                 with ib.if_scope(begins):
                     size = ib.let("size", te.min(_size(lead), wide - at))
                     point = ib.let("point", _point(source, i, at, lead, size))
@@ -199,7 +199,7 @@ def change_case(text: Tensor, letters: Tensor, sizes: Tensor, replacements: Tens
         return ib.get()
 
     inputs = [text, letters, sizes, replacements]
-    shape = (text.shape[0], wide * GROWTH)
+    shape = (text.shape[0], wide * MAX_CASE_GROWTH)
     return te.extern_op([shape], inputs, build, ["uint8"], name="text_case")[0]
 
 
@@ -231,7 +231,7 @@ def _point(
     return Select(size > 1, longer, lead, "int32")
 
 
-Part = Callable[[PrimExpr, PrimExpr, PrimExpr], None]
+PartAction = Callable[[PrimExpr, PrimExpr, PrimExpr], None]
 """What is done with a part: its number, where it begins and ends."""
 
 
@@ -241,7 +241,7 @@ def _walk(
     source: BufferVar,
     row: PrimExpr,
     how: tuple[bytes, int],
-    on_part: Part,
+    on_part: PartAction,
 ) -> PrimExpr:
     """Emit the walk over one text that finds its parts; return their number. `how` is the
     delimiter, empty for runs of white space, and the maximum number of cuts, unlimited below 0.
@@ -253,7 +253,7 @@ def _walk(
     with ib.for_range(0, wide + 1, "at") as at:
         byte = ib.let("byte", _byte(source, row, at, wide))
         with ib.if_scope(state[2] <= at):
-            ends = ib.let("ends", byte.equal(const(END, "int32")))
+            ends = ib.let("ends", byte.equal(const(TEXT_END, "int32")))
             cuts = ib.let("cuts", _cuts(source, row, at, wide, delimiter))
             allowed = cuts if max_cuts < 0 else logical_and(cuts, state[0] < max_cuts)
             is_cut = ib.let("is_cut", binary(Or, allowed, ends))
@@ -277,7 +277,9 @@ def _cuts(
     """Return whether there is a delimiter at a position."""
     first = _byte(source, row, at, wide)
     if not delimiter:
-        return reduce(partial(binary, Or), (first.equal(const(s, "int32")) for s in SPACES))
+        return reduce(
+            partial(binary, Or), (first.equal(const(s, "int32")) for s in WHITESPACE_BYTES)
+        )
     bytes_ = [_byte(source, row, at + k, wide) for k in range(len(delimiter))]
     return reduce(
         logical_and,
@@ -318,7 +320,7 @@ def split(text: Tensor, slots: Tensor, delimiter: str = "", maxsplit: int = -1) 
         source, out = ib.buffer_ptr(ins[0]), ib.buffer_ptr(outs[0])
         with ib.for_range(0, rows, "i", kind="parallel") as i:
             with ib.for_range(0, room, "p") as p, ib.for_range(0, wide, "j") as j:
-                out[i, p, j] = END
+                out[i, p, j] = TEXT_END
 
             def store_part(number: PrimExpr, begin: PrimExpr, end: PrimExpr) -> None:
                 """Store a part in its slot."""
@@ -336,12 +338,12 @@ def split(text: Tensor, slots: Tensor, delimiter: str = "", maxsplit: int = -1) 
 
 MAX_DIGITS = 18
 """Decimal digits of a float that are read: as many as an int64 holds whatever they are."""
-WRITTEN = 32
+NUMBER_BYTES = 32
 """Bytes of a number that is written: a sign, 20 digits, a point, four zeros, an exponent."""
 MAX_PRECISION = 20
 """Digits that fit into it."""
 MAX_EXPONENT = 100_000
-INFINITE, NO_NUMBER = 2, 3
+INFINITE_SIGN, NAN_SIGN = 2, 3
 """Signs that stand for inf and NaN, the former also negative."""
 
 
@@ -420,9 +422,9 @@ def number_parts(text: Tensor) -> Tensor:
                 with ib.if_scope(logical_and(_is(lower, "e"), s[6].equal(1))):
                     s[4] = 1
                 with ib.if_scope(logical_and(_is(lower, "n"), s[6].equal(1))):
-                    s[6] = NO_NUMBER
+                    s[6] = NAN_SIGN
                 with ib.if_scope(logical_and(_is(lower, "i"), s[6].equal(1))):
-                    s[6] = INFINITE
+                    s[6] = INFINITE_SIGN
                 with ib.if_scope(logical_and(_is_digit(byte), binary(NE, s[4], const(0, "int64")))):
                     exponent = s[5] * 10 + cast(byte - ord("0"), "int64")
                     s[5] = te.min(exponent, const(MAX_EXPONENT, "int64"))
@@ -432,7 +434,7 @@ def number_parts(text: Tensor) -> Tensor:
                         s[1] = s[1] - s[3]
                     with ib.else_scope():
                         s[1] = s[1] + 1 - s[3]
-            sign = ib.let("sign", if_then_else(s[6].equal(NO_NUMBER), s[6], s[2] * s[6]))
+            sign = ib.let("sign", if_then_else(s[6].equal(NAN_SIGN), s[6], s[2] * s[6]))
             out[i, 0], out[i, 1], out[i, 2] = sign, s[0], s[1] + s[4] * s[5]
         return ib.get()
 
@@ -459,8 +461,8 @@ def written(signs: Tensor, digits: Tensor, exponents: Tensor, precision: int) ->
             decimal = ib.allocate("int32", 20, "digits", "local")
             quotient = ib.allocate("uint64", 1, "rest", "local")
             s = ib.allocate("int64", 3, "state", "local")  # digits, bytes written, exponent
-            with ib.for_range(0, WRITTEN, "j") as j:
-                out[i, j] = END
+            with ib.for_range(0, NUMBER_BYTES, "j") as j:
+                out[i, j] = TEXT_END
             quotient[0], s[0], s[1], s[2] = digits_of[i], 0, 0, exponent_of[i]
             with ib.for_range(0, 20, "d") as d:
                 digit = ib.let("digit", cast(quotient[0] % const(10, "uint64"), "int32"))
@@ -478,16 +480,16 @@ def written(signs: Tensor, digits: Tensor, exponents: Tensor, precision: int) ->
             sign = ib.let("sign", sign_of[i])
             with ib.if_scope(sign < 0):
                 pen.put("-")
-            with ib.if_scope(binary(Or, sign.equal(INFINITE), sign.equal(-INFINITE))):
+            with ib.if_scope(binary(Or, sign.equal(INFINITE_SIGN), sign.equal(-INFINITE_SIGN))):
                 pen.put("INF")
-            with ib.if_scope(sign.equal(NO_NUMBER)):
+            with ib.if_scope(sign.equal(NAN_SIGN)):
                 pen.put("NaN")
             with ib.if_scope(binary(Or, sign.equal(1), sign.equal(-1))):
                 pen.number(precision)
         return ib.get()
 
     inputs = [signs, digits, exponents]
-    return te.extern_op([(rows, WRITTEN)], inputs, build, ["uint8"], name="text_written")[0]
+    return te.extern_op([(rows, NUMBER_BYTES)], inputs, build, ["uint8"], name="text_written")[0]
 
 
 class _Pen:

@@ -20,7 +20,7 @@ from ekiden.ir.prim import (
     minimum,
 )
 from ekiden.te import Tensor
-from ekiden.te.range_check import CHECKS, bound_text, extent_checks, range_check
+from ekiden.te.range_check import CHECKS_ATTR, bound_text, extent_checks, range_check
 from ekiden.topi.layout import parse, transform_shape
 from ekiden.topi.shape import (
     Dim,
@@ -87,7 +87,7 @@ def transpose(a: Tensor, axes: Sequence[int] | None = None) -> Tensor:
     return _injective(shape, a, "transpose", lambda *i: [i[position[n]] for n in range(rank)])
 
 
-GUARDS = 16
+MAX_GUARD_CHAIN = 16
 """Choices one behind the other; of more one half is chosen first, so that what is written for a
 thousand tensors is not as deep as they are many."""
 
@@ -96,7 +96,7 @@ def _chosen(position: PrimExpr, edges: Sequence[PrimExpr], values: Sequence[Prim
     """Return the value whose range of an axis contains a position: value k covers edges[k - 1] to
     edges[k], the last one the remainder.
     """
-    if len(values) > GUARDS:
+    if len(values) > MAX_GUARD_CHAIN:
         half = len(values) // 2
         low = _chosen(position, edges[:half], values[:half])
         return if_then_else(
@@ -204,7 +204,7 @@ def reverse_sequence(
     )
     bound = bound_text(along)
     length = range_check("reverse_sequence: length", seq_lengths, 0, size + 1, bound, (size,))
-    attrs = {CHECKS: (*extents, length)}
+    attrs = {CHECKS_ATTR: (*extents, length)}
     return te.compute(a.shape, lambda *i: a[index(*i)], "reverse_sequence", "injective", attrs)
 
 
@@ -252,7 +252,7 @@ def expand_like(a: Tensor, shape_like: Tensor, axis: int | Sequence[int]) -> Ten
     )
 
 
-MOST = 2**62
+MAX_ELEMENTS = 2**62
 """More elements than there can be."""
 
 
@@ -270,8 +270,8 @@ def unravel_index(indices: Tensor, shape: Tensor | Sequence[Dim]) -> Tensor:
 
     element_count: PrimExpr = as_dim(1)
     for extent in dims:  # no number of elements is larger than this, nor does a product overflow
-        fits = element_count <= MOST // maximum(extent, 1)
-        element_count = Select(fits, element_count * extent, as_dim(MOST), "int64")
+        fits = element_count <= MAX_ELEMENTS // maximum(extent, 1)
+        element_count = Select(fits, element_count * extent, as_dim(MAX_ELEMENTS), "int64")
     element_count = tidy(element_count)
     checks = [
         range_check(
@@ -280,7 +280,7 @@ def unravel_index(indices: Tensor, shape: Tensor | Sequence[Dim]) -> Tensor:
     ]
     if isinstance(shape, Tensor):
         checks.insert(0, range_check("unravel_index: extent", shape, 0, 2**31))
-    attrs = {CHECKS: tuple(checks)}
+    attrs = {CHECKS_ATTR: tuple(checks)}
 
     def body(*i: Var) -> PrimExpr:
         """Return the coordinate that the first index selects: a choice among all."""
@@ -311,7 +311,7 @@ def invert_permutation(data: Tensor) -> Tensor:
         ),
         name="invert_permutation",
         tag="reduce",
-        attrs={CHECKS: (range_check("invert_permutation: position", data, 0, extent),)},
+        attrs={CHECKS_ATTR: (range_check("invert_permutation: position", data, 0, extent),)},
     )
 
 

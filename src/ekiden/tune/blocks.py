@@ -45,7 +45,7 @@ def is_reduction(schedule: tir.Schedule, name: str) -> bool:
     return IterKind.REDUCE in kinds_of(schedule, name)
 
 
-NARROWEST = 4
+MIN_LANES = 4
 """Floats of the narrowest vectors."""
 
 
@@ -54,25 +54,27 @@ def lanes_within(trip_count: int, target: Target) -> int:
     for a shorter loop, but at least MIN_LANES.
     """
     lanes = target.lanes("float32")
-    while lanes > NARROWEST and trip_count < lanes:
+    while lanes > MIN_LANES and trip_count < lanes:
         lanes //= 2
     return lanes
 
 
-def even(candidates: Sequence[int]) -> list[float]:
+def uniform_probs(candidates: Sequence[int]) -> list[float]:
     """Return equal probabilities."""
     return [1.0 / len(candidates)] * len(candidates)
 
 
-DRAWS = 3
+MAX_ATTEMPTS = 3
 """How often steps are tried that refuse some of the numbers they sample."""
 
 
-def tried(schedule: tir.Schedule, step: Callable[..., None], *args: object) -> list[tir.Schedule]:
+def try_step(
+    schedule: tir.Schedule, step: Callable[..., None], *args: object
+) -> list[tir.Schedule]:
     """Return a copy with `step` applied; empty if the step is refused for every sampled decision
     tried.
     """
-    for _ in range(DRAWS):
+    for _ in range(MAX_ATTEMPTS):
         copy = schedule.copy()  # which draws for itself
         try:
             step(copy, *args)
@@ -84,15 +86,15 @@ def tried(schedule: tir.Schedule, step: Callable[..., None], *args: object) -> l
     return []
 
 
-def sampled(schedule: tir.Schedule, numbers: Sequence[int], chosen: int | None) -> ExprRV:
+def sample_number(schedule: tir.Schedule, numbers: Sequence[int], chosen: int | None) -> ExprRV:
     """Sample one of `numbers`, as a decision the search may change; `chosen` fixes the
     initial one.
     """
     decision = None if chosen is None else list(numbers).index(chosen)
-    return schedule.sample_categorical(numbers, even(numbers), decision)
+    return schedule.sample_categorical(numbers, uniform_probs(numbers), decision)
 
 
-def share(schedule: tir.Schedule, loops: Sequence[LoopRV]) -> None:
+def parallelize_first(schedule: tir.Schedule, loops: Sequence[LoopRV]) -> None:
     """Parallelize the first loop of more than one iteration."""
     for loop in loops:
         if extent(schedule, loop) > 1:

@@ -9,7 +9,7 @@ from ekiden import te
 from ekiden.runtime.errors import EkidenError
 from ekiden.target import Target
 from ekiden.tune.candidate import Candidate
-from ekiden.tune.program import DEFAULT, Source, build
+from ekiden.tune.program import DEFAULT_RULE, Source, build
 from ekiden.tune.wire import Head, Message
 
 
@@ -36,4 +36,4 @@ def prepare() -> None:
     a = te.placeholder((8,), name="a")
     b = te.compute((8,), lambda i: a[i] + 1.0, name="b")
     source = Source(te.create_prim_func([a, b]))
-    build(source, Candidate(DEFAULT), Target("llvm"), [{}])
+    build(source, Candidate(DEFAULT_RULE), Target("llvm"), [{}])

@@ -43,7 +43,7 @@ class _Table:
         return np.array(values, np.float64).reshape(len(rows), len(self.names))
 
 
-class Neighbours:
+class NearestNeighbours:
     """A distance-weighted mean of all measurements, over log-scaled features. It needs only NumPy,
     and a dozen measurements are enough.
     """
@@ -70,7 +70,7 @@ class Neighbours:
         return list(map(float, weights @ self._values / weights.sum(axis=1)))
 
 
-class Trees:
+class BoostedTrees:
     """LightGBM's gradient-boosted trees. Raises CompileError if it is not installed."""
 
     def __init__(self) -> None:
@@ -98,4 +98,4 @@ class Trees:
         return [float(v) for v in self._model.predict(self._table.matrix(rows))]
 
 
-__all__ = ["CostModel", "Features", "Neighbours", "Trees"]
+__all__ = ["BoostedTrees", "CostModel", "Features", "NearestNeighbours"]

@@ -27,7 +27,7 @@ from ekiden.tir.expr import BufferLoad
 from ekiden.tir.stmt import BufferStore, For, ForKind, PrimFunc, Stmt
 from ekiden.tir.visitor import sub_statements
 
-UNKNOWN = 16
+ASSUMED_TRIP_COUNT = 16
 """Turns that a loop counts whose number is not known."""
 
 
@@ -50,7 +50,7 @@ class _Sums:
 def program_features(func: PrimFunc) -> Mapping[str, float]:
     """Return the features of a scheduled program, on a log scale."""
     sums = _Sums()
-    _add(sums, func.body, _Place())
+    _add(sums, func.body, _LoopNest())
     work = max(1.0, sums.operations)
     inner = max(sums.innermost, key=sums.innermost.__getitem__, default=1)
     values = {
@@ -70,7 +70,7 @@ def program_features(func: PrimFunc) -> Mapping[str, float]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
+class _LoopNest:
     """The loops around a statement: iterations, vector lanes, unrolled copies, iterations of the
     innermost serial loop.
     """
@@ -80,9 +80,9 @@ class _Place:
     copies: int = 1
     inner: int = 1
 
-    def within(self, loop: For) -> _Place:
+    def within(self, loop: For) -> _LoopNest:
         """Return the nest inside a loop."""
-        own = loop.extent.value if isinstance(loop.extent, IntImm) else UNKNOWN
+        own = loop.extent.value if isinstance(loop.extent, IntImm) else ASSUMED_TRIP_COUNT
         match loop.kind:
             case ForKind.VECTORIZED:
                 return replace(self, turns=self.turns * own, lanes=self.lanes * own)
@@ -93,12 +93,12 @@ class _Place:
         return replace(self, turns=self.turns * own)
 
 
-def _add(sums: _Sums, stmt: Stmt, nest: _Place) -> None:
+def _add(sums: _Sums, stmt: Stmt, nest: _LoopNest) -> None:
     """Accumulate a statement's features, recursing as deep as loops nest."""
     if isinstance(stmt, For):
         nest = nest.within(stmt)
         if stmt.kind is ForKind.PARALLEL:
-            own = stmt.extent.value if isinstance(stmt.extent, IntImm) else UNKNOWN
+            own = stmt.extent.value if isinstance(stmt.extent, IntImm) else ASSUMED_TRIP_COUNT
             sums.parallel = max(sums.parallel, own)
     if isinstance(stmt, BufferStore):
         _add_store(sums, stmt, nest)
@@ -106,7 +106,7 @@ def _add(sums: _Sums, stmt: Stmt, nest: _Place) -> None:
         _add(sums, inner, nest)
 
 
-def _add_store(sums: _Sums, stmt: BufferStore, nest: _Place) -> None:
+def _add_store(sums: _Sums, stmt: BufferStore, nest: _LoopNest) -> None:
     """Accumulate the features of one store."""
     nodes = list(post_order(stmt.value))
     loads = [e for e in nodes if isinstance(e, BufferLoad)]

@@ -28,13 +28,13 @@ from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.tir.stmt import PrimFunc
 from ekiden.tune.blocks import block_of
 from ekiden.tune.candidate import Candidate
-from ekiden.tune.sketch import TraceSpace, text_of
+from ekiden.tune.sketch import TraceSpace, trace_text
 from ekiden.tune.task import Task
 from ekiden.tune.template import TemplateSpace
 
 METASCHEDULE = "metaschedule"
 """The rule of candidates that are traces of TVM's."""
-RECORDS = "database_tuning_record.json"
+RECORDS_FILE = "database_tuning_record.json"
 """Of MetaSchedule's folder: a record a line."""
 
 
@@ -47,7 +47,7 @@ class Skipped:
 
 
 @dataclass(frozen=True, slots=True)
-class Foreign:
+class ImportedRecords:
     """The candidates imported from another tuner's records."""
 
     candidates: tuple[Candidate, ...]
@@ -59,10 +59,10 @@ class Foreign:
         return "\n".join([f"{len(self.candidates)} records, {len(rows)} skipped", *rows])
 
 
-Read: TypeAlias = Callable[[Any, Sequence[Task]], Candidate]
+RecordReader: TypeAlias = Callable[[Any, Sequence[Task]], Candidate]
 
 
-def _read(path: Path, tasks: Sequence[Task], read: Read) -> Foreign:
+def _read(path: Path, tasks: Sequence[Task], read: RecordReader) -> ImportedRecords:
     candidates: dict[Candidate, None] = {}
     skipped: list[Skipped] = []
     with named("read", path):
@@ -76,10 +76,10 @@ def _read(path: Path, tasks: Sequence[Task], read: Read) -> Foreign:
             skipped.append(Skipped(number, str(error)))
         except (ValueError, LookupError, TypeError, AttributeError) as error:
             skipped.append(Skipped(number, f"no such record: {type(error).__name__}: {error}"))
-    return Foreign(tuple(candidates), tuple(skipped))
+    return ImportedRecords(tuple(candidates), tuple(skipped))
 
 
-def read_autotvm(path: PathName, tasks: Sequence[Task]) -> Foreign:
+def read_autotvm(path: PathName, tasks: Sequence[Task]) -> ImportedRecords:
     """Import the decisions of an AutoTVM log, for template tasks named as in the log. Raises
     OSError.
     """
@@ -130,9 +130,9 @@ def _value(kind: str, value: Any, first: object) -> int | str:  # noqa: ANN401  
     raise LoadError(f"there is no entity '{kind}' here")
 
 
-def read_metaschedule(folder: PathName, tasks: Sequence[Task]) -> Foreign:
+def read_metaschedule(folder: PathName, tasks: Sequence[Task]) -> ImportedRecords:
     """Import the traces of a MetaSchedule database, for loop-program tasks. Raises OSError."""
-    return _read(Path(folder) / RECORDS, tasks, _of_metaschedule)
+    return _read(Path(folder) / RECORDS_FILE, tasks, _of_metaschedule)
 
 
 def _of_metaschedule(record_json: Any, tasks: Sequence[Task]) -> Candidate:  # noqa: ANN401  JSON
@@ -152,7 +152,7 @@ def _of_metaschedule(record_json: Any, tasks: Sequence[Task]) -> Candidate:  # n
         except ScheduleError as error:
             errors.append(str(error))
             continue
-        return Candidate(METASCHEDULE, text_of(schedule.trace))
+        return Candidate(METASCHEDULE, trace_text(schedule.trace))
     raise LoadError(errors[0])
 
 
@@ -163,7 +163,7 @@ def _of(func: PrimFunc) -> list[tuple[str, list[int]]]:
 
 
 # fmt: off
-STEPS: Mapping[str, tuple[str, tuple[str, ...]]] = {
+STEP_METHODS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "GetBlock":             ("get_block",              ("name", "func_name")),
     "GetLoops":             ("get_loops",              ()),
     "GetChildBlocks":       ("get_child_blocks",       ()),
@@ -194,7 +194,7 @@ STEPS: Mapping[str, tuple[str, tuple[str, ...]]] = {
 """A step of TVM, without the S of its later names of blocks -> the method here, and what its
 attributes are called."""
 # fmt: on
-NOTED = "meta_schedule."
+ANNOTATION_PREFIX = "meta_schedule."
 """What begins the notes that MetaSchedule's own passes read."""
 
 
@@ -217,7 +217,7 @@ class _Replay:
             result = self._step(number, kind.replace("SBlock", "Block"), inputs, attrs)
             several = result if isinstance(result, (list, tuple)) else [result]
             self._known.update(zip(outputs, several, strict=False))
-        self._do_notes()
+        self._apply_annotations()
 
     def _step(self, number: int, kind: str, inputs: Sequence[Any], attrs: Sequence[Any]) -> Any:  # noqa: ANN401  handles
         """Apply one instruction and return its outputs."""
@@ -230,9 +230,9 @@ class _Replay:
                 return getattr(schedule, kind.lower())(*operands)
             case "Annotate" | "Unannotate":
                 return self._note(kind, operands, _text(attrs[0]))
-        if kind not in STEPS:
+        if kind not in STEP_METHODS:
             raise ScheduleError(f"the step {kind} has no meaning here")
-        method, names = STEPS[kind]
+        method, names = STEP_METHODS[kind]
         options = {n: _text(a) for n, a in zip(names, attrs, strict=False)}
         if kind == "GetBlock" and options["name"] == "root":
             return None
@@ -249,16 +249,16 @@ class _Replay:
 
     def _note(self, kind: str, operands: Sequence[Any], key: str) -> None:
         """Apply an annotation; those of MetaSchedule's own passes are collected for the end."""
-        if key.startswith(NOTED):
+        if key.startswith(ANNOTATION_PREFIX):
             if kind == "Annotate":
-                self._notes[key.removeprefix(NOTED)] = operands[1]
+                self._notes[key.removeprefix(ANNOTATION_PREFIX)] = operands[1]
             return
         if operands[0] is None:
             raise ScheduleError(f"the note {key!r} of a whole program has no meaning here")
         step = self._schedule.annotate if kind == "Annotate" else self._schedule.unannotate
         step(operands[0], key, *operands[1:])
 
-    def _do_notes(self) -> None:
+    def _apply_annotations(self) -> None:
         """Parallelize the first loops and vectorize the last loop of every block."""
         if not self._notes:
             return
@@ -292,4 +292,4 @@ def _text(value: Any) -> Any:  # noqa: ANN401  JSON
     return value[1:-1] if is_quoted else value
 
 
-__all__ = ["Foreign", "Skipped", "read_autotvm", "read_metaschedule"]
+__all__ = ["ImportedRecords", "Skipped", "read_autotvm", "read_metaschedule"]

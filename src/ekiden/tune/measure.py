@@ -13,7 +13,7 @@ from ekiden.runtime import environment
 from ekiden.runtime.errors import EkidenError, InputError
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.tune.candidate import Candidate
-from ekiden.tune.program import NAME
+from ekiden.tune.program import KERNEL_NAME
 from ekiden.tune.records import processor
 from ekiden.tune.remote import Remote
 from ekiden.tune.task import Task
@@ -200,7 +200,7 @@ class Measurer:
             if isinstance(result, _Built):
                 cache.pop((key, result.candidate), None)
                 cache[key, result.candidate] = result
-        for old in list(cache)[:-KEPT]:
+        for old in list(cache)[:-BUILD_CACHE_SIZE]:
             del cache[old]
         return results
 
@@ -250,7 +250,7 @@ class Measurer:
     def _run_job(self, task: Task, built: Sequence[_Built], seed: int) -> Job:
         count = len(task.sizes)
         head: dict[str, object] = {
-            "name": NAME,
+            "name": KERNEL_NAME,
             "args": built[0].args,
             "outputs": built[0].outputs,
             "shares": list(task.shares) or [1 / count] * count,
@@ -286,9 +286,9 @@ class Measurer:
 
 
 REMOTE_BUILD, REMOTE_RUN = "ekiden.tune.remote:build", "ekiden.tune.remote:run"
-KEPT = 32
+BUILD_CACHE_SIZE = 32
 """Candidates whose code is kept."""
-SAME = 1e-3
+SAMPLE_TOLERANCE = 1e-3
 """How far sums of results may be apart that orders of summation made."""
 
 
@@ -320,15 +320,20 @@ def _built(candidate: Candidate, reply: Message) -> _Built | Outcome:
     )
 
 
-_ENDS = {"crash": "crash", "timeout": "timeout", "MemoryError": "memory", "lost": "lost"}
+_FAILURE_STATUSES = {
+    "crash": "crash",
+    "timeout": "timeout",
+    "MemoryError": "memory",
+    "lost": "lost",
+}
 
 
 def _failed(candidate: Candidate, head: Head, what: str = "") -> Outcome:
     """Return the outcome of a job that ended without an answer."""
     error = str(head.get("error"))
-    status = _ENDS.get(error, "crash")
+    status = _FAILURE_STATUSES.get(error, "crash")
     message = " ".join(filter(None, (str(head.get("message", "")), str(head.get("said", "")))))
-    if error not in _ENDS:
+    if error not in _FAILURE_STATUSES:
         message = f"{error}: {message}"
     return Outcome(candidate, status if status == "lost" else what + status, said=message.strip())
 
@@ -382,7 +387,7 @@ def _alike(a: Sequence[float], b: Sequence[float]) -> bool:
         return False
     scale = max((abs(n) for n in b), default=0.0)
     pairs = zip(a, b, strict=True)
-    return all(abs(x - y) <= SAME * (abs(y) + scale + 1) for x, y in pairs)
+    return all(abs(x - y) <= SAMPLE_TOLERANCE * (abs(y) + scale + 1) for x, y in pairs)
 
 
 def _sound(result: object) -> Head | None:

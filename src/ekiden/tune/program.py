@@ -25,11 +25,11 @@ from ekiden.target import Target
 from ekiden.tir.schedule.trace import Trace
 from ekiden.tir.stmt import PrimFunc
 from ekiden.tune.candidate import Candidate
-from ekiden.tune.code import joined
+from ekiden.tune.code import pack_code
 
-NAME = "candidate"
+KERNEL_NAME = "candidate"
 """Of the function of every candidate's code."""
-DEFAULT = "default"
+DEFAULT_RULE = "default"
 """The rule of a loop program that stays as it is written."""
 
 
@@ -80,15 +80,15 @@ class Source:
             overrides = {candidate.rule: fixed} if fixed else {}
             if candidate.rule not in FAMILIES:
                 raise CompileError(f"tune: no family of kernels is called '{candidate.rule}'")
-            lowered = lower_primitive(self.function, NAME, target, overrides)
+            lowered = lower_primitive(self.function, KERNEL_NAME, target, overrides)
         else:
             lowered = self._scheduled(candidate)
-        attrs = {**(lowered.attrs or {}), "global_symbol": NAME, "tir.noalias": True}
+        attrs = {**(lowered.attrs or {}), "global_symbol": KERNEL_NAME, "tir.noalias": True}
         return lowered.with_fields(attrs=attrs)
 
     def _scheduled(self, candidate: Candidate) -> PrimFunc:
         assert isinstance(self.function, PrimFunc)
-        if candidate.rule == DEFAULT:
+        if candidate.rule == DEFAULT_RULE:
             return self.untuned or self.function
         schedule = tir.Schedule(self.function)
         Trace.from_json(candidate.choice).apply_to_schedule(schedule)
@@ -103,8 +103,8 @@ def build(
     code = compile_function(program, target)
     args = [shapes_of(program, run_sizes) for run_sizes in sizes]
     return Built(
-        joined(
-            link([code.object], [NAME], target.code_host),
+        pack_code(
+            link([code.object], [KERNEL_NAME], target.code_host),
             pack_kernels(list(code.kernels)) if code.kernels else b"",
         ),
         [a for run_sizes in args for a in run_sizes],
@@ -141,4 +141,4 @@ def _extent(dim: PrimExpr, sizes: Mapping[str, int]) -> int:
     return value.value
 
 
-__all__ = ["DEFAULT", "NAME", "Built", "Source", "build", "outputs_of", "shapes_of"]
+__all__ = ["DEFAULT_RULE", "KERNEL_NAME", "Built", "Source", "build", "outputs_of", "shapes_of"]

@@ -26,7 +26,7 @@ from ekiden.runtime.errors import InputError, LoadError
 from ekiden.runtime.files import PathName, check_folder, named, write_text
 from ekiden.runtime.lazy_dataclass import dataclass
 
-FORMAT = 1
+FORMAT_VERSION = 1
 """Of a record; a higher one is of a later version, and left alone."""
 
 
@@ -78,14 +78,14 @@ def is_faster(record: Record) -> bool:
     return record.status == "ok" and record.ratio < 1
 
 
-KINDS: Mapping[str, type[Record]] = {"trial": Trial, "best": Best}
+RECORD_TYPES: Mapping[str, type[Record]] = {"trial": Trial, "best": Best}
 
 
 def as_line(record: Record) -> str:
     """Serialize a record as one line, omitting empty fields."""
-    kind = next(name for name, of in KINDS.items() if type(record) is of)
+    kind = next(name for name, of in RECORD_TYPES.items() if type(record) is of)
     values = {k: v for k, v in asdict(record).items() if v not in ("", [], 0)}
-    return json.dumps({"kind": kind, "format": FORMAT, **values}) + "\n"
+    return json.dumps({"kind": kind, "format": FORMAT_VERSION, **values}) + "\n"
 
 
 def _stamped(record: Record) -> Record:
@@ -114,8 +114,8 @@ def read_line(line: str) -> Record | None:
     """Parse a line; None for an invalid record or a later format."""
     try:
         values = json.loads(line)
-        kind = KINDS[values.pop("kind")]
-        if values.pop("format") > FORMAT:
+        kind = RECORD_TYPES[values.pop("kind")]
+        if values.pop("format") > FORMAT_VERSION:
             return None
         names = {f.name: f for f in fields(kind)}
         known_values = {name: value for name, value in values.items() if name in names}
@@ -127,14 +127,14 @@ def read_line(line: str) -> Record | None:
 
 def _is_sound(record: Record) -> bool:
     """Return whether all fields have the right types and plausible numbers."""
-    if not all(_SOUND[str(f.type)](getattr(record, f.name)) for f in fields(record)):
+    if not all(_TYPE_CHECKS[str(f.type)](getattr(record, f.name)) for f in fields(record)):
         return False
     return not isinstance(record, Best) or 0 < record.ratio <= 1
 
 
 def _is_number(value: object) -> bool:
     """Return whether a value is a plausible number of seconds, share or timestamp."""
-    return type(value) in (int, float) and 0 <= value < MOST  # type: ignore[operator]
+    return type(value) in (int, float) and 0 <= value < MAX_NUMBER  # type: ignore[operator]
 
 
 def _are_sizes(value: object) -> bool:
@@ -145,9 +145,9 @@ def _are_sizes(value: object) -> bool:
     )
 
 
-MOST = 1e11
+MAX_NUMBER = 1e11
 """What numbers of a record are below: seconds until the year 5138."""
-_SOUND: Mapping[str, Callable[[object], bool]] = {
+_TYPE_CHECKS: Mapping[str, Callable[[object], bool]] = {
     "str": lambda value: isinstance(value, str),
     "int": lambda value: type(value) is int,
     "float": _is_number,
@@ -216,15 +216,17 @@ class Records:
         """Return the records that match a workload, target, part of a kernel name, and kind. Raises
         InputError for an unknown kind.
         """
-        if kind and kind not in KINDS:
-            raise InputError(f"records: kind one of {', '.join(KINDS)} expected, got '{kind}'")
+        if kind and kind not in RECORD_TYPES:
+            raise InputError(
+                f"records: kind one of {', '.join(RECORD_TYPES)} expected, got '{kind}'"
+            )
         matching = [
             r
             for r in self.records
             if (not workload or r.workload == workload)
             and (not target or r.target == target)
             and name in r.name
-            and (not kind or type(r) is KINDS[kind])
+            and (not kind or type(r) is RECORD_TYPES[kind])
         ]
         return Records(matching)
 

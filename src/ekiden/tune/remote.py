@@ -24,12 +24,12 @@ from ekiden.target import Target
 from ekiden.target.virtual_device import compilation_config
 from ekiden.tune.candidate import Candidate
 from ekiden.tune.program import Source, outputs_of, shapes_of
-from ekiden.tune.run_job import Array, compared, difference, make_arrays, sample, still_racing
+from ekiden.tune.run_job import Array, difference, make_arrays, sample, still_racing, time_ratio
 from ekiden.tune.wire import Head, Message
 
 __all__ = ["Remote", "build", "run"]
 
-LEAST_MS = 2
+MIN_REPEAT_MS = 2
 """Milliseconds that one timing takes there, at least."""
 
 
@@ -119,7 +119,7 @@ def run(head: Head, blobs: list[bytes], tell: Callable[[Head], None]) -> Message
             tell({"at": "times"})
             times = _race(modules, remote_args, alive, head)
             for i in alive:
-                ratio = compared(times[i], times[0])
+                ratio = time_ratio(times[i], times[0])
                 results[i]["seconds"] = float(str(results[i]["seconds"])) + share * min(times[i])
                 results[i]["ratio"] = float(str(results[i]["ratio"])) + share * ratio
     tell({"at": "end"})
@@ -162,14 +162,16 @@ def _check(
 def _race(
     modules: Sequence[rpc.RemoteModule], remote_args: Sequence[object], alive: list[int], head: Head
 ) -> list[list[float]]:
-    """Return the seconds per call, by candidate and round; the first candidate is never eliminated.
-    ^^ src/ekiden/tune/rows.py = row_sketch.py
+    """Return the seconds per call, by candidate and round; the first candidate is never
+    eliminated.
     """
     until = time.monotonic() + float(str(head["race_seconds"]))
     device = remote_args[0].device if isinstance(remote_args[0], rpc.RemoteTensor) else None
     times: list[list[float]] = [[] for _ in modules]
     timers = {
-        i: modules[i].time_evaluator("main", device, number=1, repeat=1, min_repeat_ms=LEAST_MS)
+        i: modules[i].time_evaluator(
+            "main", device, number=1, repeat=1, min_repeat_ms=MIN_REPEAT_MS
+        )
         for i in alive
     }
     for round_index in range(int(str(head["turns"]))):

@@ -32,37 +32,37 @@ from ekiden.tir.regions import block_regions
 from ekiden.tir.schedule.trace import BlockRV, ExprRV, LoopRV
 from ekiden.tir.stmt import Block, IterKind
 from ekiden.tir.tensor_intrin.x86 import VNNI_DOT_16x4_INTRIN
-from ekiden.tir.transform.bring_ahead import KEY as BRING_AHEAD
-from ekiden.tir.transform.loop_partition import HINT
+from ekiden.tir.transform.inject_prefetch import PREFETCH_ANNOTATION as BRING_AHEAD
+from ekiden.tir.transform.loop_partition import PARTITION_HINT_ANNOTATION
 from ekiden.tune.blocks import (
     block_of,
-    even,
     extent,
     is_reduction,
     kinds_of,
     lanes_within,
-    sampled,
-    share,
-    tried,
+    parallelize_first,
+    sample_number,
+    try_step,
+    uniform_probs,
 )
-from ekiden.tune.rows import in_rows, placed
+from ekiden.tune.row_sketch import apply_row_sketch, keep_placed
 
-Rule: TypeAlias = Callable[[tir.Schedule, str, Target], "list[tir.Schedule] | None"]
+SketchRule: TypeAlias = Callable[[tir.Schedule, str, Target], "list[tir.Schedule] | None"]
 """(schedule, name of a block, target) -> the schedules it may have; None for a block that is not
 this rule's. The schedule that is given stays as it is."""
-ROWS = tuple(range(1, 15))
+TILE_ROWS = tuple(range(1, 15))
 """Of a tile of registers."""
-VECTORS = (1, 2, 3, 4)
-UNROLLS = (1, 2, 4)
-WINDOW = 5
+TILE_VECTORS = (1, 2, 3, 4)
+UNROLL_FACTORS = (1, 2, 4)
+MAX_WINDOW = 5
 """Terms of a window along rows that stand one after the other: rows next to each other read the
 same data, which are loaded once (Zen 3, depthwise, in turns: 3 terms 4 to 21 percent faster than
 one by one, 5 terms 10, 7 terms 2 slower)."""
-LOOKED = 4
+CHECK_COST = 4
 """Multiply-adds that take as long as to look at a number: whether it is finite."""
-MOST_STEPS = 64
+MAX_BLOCK_STEPS = 64
 """Of a block of a sum."""
-SUMS = (2, 4, 8)
+PARTIAL_VECTORS = (2, 4, 8)
 """Vectors of sums that a reduction to few elements has."""
 
 
@@ -70,7 +70,7 @@ def inline(schedule: tir.Schedule, name: str, target: Target) -> list[tir.Schedu
     """Inline an injective block into its readers; or keep it, vectorized."""
     if is_reduction(schedule, name) or not schedule.get_consumers(schedule.get_block(name)):
         return None
-    return [*tried(schedule, _inlined, name), vectors(schedule.copy(), name, target)]
+    return [*try_step(schedule, _inlined, name), vectorize_rows(schedule.copy(), name, target)]
 
 
 def _inlined(schedule: tir.Schedule, name: str) -> None:
@@ -88,10 +88,14 @@ def spread(schedule: tir.Schedule, name: str, target: Target) -> list[tir.Schedu
     waits = (
         [schedule] if sum(is_reduction(schedule, producer) for producer in producers) == 1 else []
     )
-    return [*waits, vectors(schedule.copy(), name, target), *in_rows(schedule, name, target)]
+    return [
+        *waits,
+        vectorize_rows(schedule.copy(), name, target),
+        *apply_row_sketch(schedule, name, target),
+    ]
 
 
-def vectors(schedule: tir.Schedule, name: str, target: Target) -> tir.Schedule:
+def vectorize_rows(schedule: tir.Schedule, name: str, target: Target) -> tir.Schedule:
     """Vectorize the last axis of a block and parallelize its first, and return the schedule. If the
     last axis is shorter than a vector, several axes are vectorized and padding is split off.
     """
@@ -112,7 +116,7 @@ def _row_vectors(schedule: tir.Schedule, loops: list[LoopRV], lanes: int) -> Non
         outer, lane = schedule.split(loops[-1], factors=[None, lanes])
         schedule.vectorize(lane)
         loops = [*loops[:-1], outer]
-    share(schedule, loops)
+    parallelize_first(schedule, loops)
 
 
 def tile(schedule: tir.Schedule, name: str, target: Target) -> list[tir.Schedule] | None:
@@ -134,20 +138,24 @@ def tile(schedule: tir.Schedule, name: str, target: Target) -> list[tir.Schedule
     for row in [*rows[-2:], -1] if rows else [-1]:
         for outside in ("rows", "columns") if row >= 0 else ("rows",):
             for packs in (False, True) if outside == "columns" else (False,):
-                variants += tried(schedule, tiled, name, row, outside == "columns", packs, lanes)
-        variants += tried(schedule, blocked, name, row, target) if row >= 0 and blocks else []
-    return [*variants, *in_rows(schedule, name, target)] or None
+                variants += try_step(
+                    schedule, apply_tile, name, row, outside == "columns", packs, lanes
+                )
+        variants += (
+            try_step(schedule, apply_blocked_tile, name, row, target) if row >= 0 and blocks else []
+        )
+    return [*variants, *apply_row_sketch(schedule, name, target)] or None
 
 
 def skip(schedule: tir.Schedule, name: str, target: Target) -> list[tir.Schedule] | None:
     """Skip terms of a reduction that are known to be zero; tiled if possible."""
     copy = schedule.copy()
-    if not is_reduction(schedule, name) or not without_zeros(copy, name, target):
+    if not is_reduction(schedule, name) or not skip_zero_terms(copy, name, target):
         return None
     return tile(copy, name, target) or [copy]
 
 
-def without_zeros(schedule: tir.Schedule, name: str, target: Target) -> bool:
+def skip_zero_terms(schedule: tir.Schedule, name: str, target: Target) -> bool:
     """Skip terms of a reduction known to be zero; whether there was something."""
     try:
         schedule.skip_zeros(name, target.lanes("float32"))
@@ -156,7 +164,7 @@ def without_zeros(schedule: tir.Schedule, name: str, target: Target) -> bool:
     return True
 
 
-def _reader(schedule: tir.Schedule, name: str) -> BlockRV | None:
+def _fusible_consumer(schedule: tir.Schedule, name: str) -> BlockRV | None:
     """Return the only block that reads another's results elementwise and is still unscheduled, so
     that it can be computed in the same loops.
     """
@@ -170,7 +178,7 @@ def _reader(schedule: tir.Schedule, name: str) -> BlockRV | None:
     return readers[0] if is_plain and kinds == spatial else None
 
 
-def tiled(
+def apply_tile(
     schedule: tir.Schedule, name: str, row: int, columns_first: bool, packs: bool, lanes: int,
     chosen: tuple[int, int, int] | None = None,
 ) -> None:  # fmt: skip
@@ -180,7 +188,7 @@ def tiled(
     """
     block = schedule.get_block(name)
     kinds = kinds_of(schedule, name)
-    out = _reader(schedule, name)
+    out = _fusible_consumer(schedule, name)
     if out is None:
         out = schedule.cache_write(block, 0, "register")
     else:
@@ -190,12 +198,12 @@ def tiled(
     reduced = [loops[i] for i, k in enumerate(kinds) if k is IterKind.REDUCE]
     pick = chosen or (None, None, None)
     above = loops_of_panel(block_of(schedule, block))
-    width = sampled(schedule, widths(extent(schedule, spatial[-1]), lanes), pick[0])
+    width = sample_number(schedule, widths(extent(schedule, spatial[-1]), lanes), pick[0])
     column_tile, vector, lane = schedule.split(spatial[-1], factors=[None, width, lanes])
     outer, inner = [*spatial[:-1], column_tile], [vector, lane]
     if row >= 0:
-        heights = [r for r in ROWS if r <= extent(schedule, loops[row])]
-        rows = sampled(schedule, heights, pick[1])
+        heights = [r for r in TILE_ROWS if r <= extent(schedule, loops[row])]
+        rows = sample_number(schedule, heights, pick[1])
         at = spatial.index(loops[row])
         outer[at], row_loop = schedule.split(loops[row], factors=[None, rows])
         inner.insert(0, row_loop)
@@ -203,9 +211,9 @@ def tiled(
         if columns_first:
             outer.insert(above, outer.pop())
     terms = extent(schedule, reduced[-1])
-    is_window = row >= 0 and 0 < terms <= WINDOW
+    is_window = row >= 0 and 0 < terms <= MAX_WINDOW
     last, step = schedule.split(
-        reduced[-1], factors=[None, sampled(schedule, unrolls(terms), pick[2])]
+        reduced[-1], factors=[None, sample_number(schedule, unrolls(terms), pick[2])]
     )
     schedule.reorder(*outer, *reduced[:-1], last, step, *inner)
     schedule.unroll(step)
@@ -222,10 +230,10 @@ def tiled(
         schedule.vectorize(lane)
     if is_window:  # tiles and terms that read no border are loops without its conditions
         for loop in (outer[at], *reduced[:-1]):
-            schedule.annotate(loop, HINT, 1)
+            schedule.annotate(loop, PARTITION_HINT_ANNOTATION, 1)
     schedule.decompose_reduction(block, reduced[0] if len(reduced) > 1 else last)
     _without_padding(schedule, block, reduced[:-1], lanes)
-    share(schedule, outer)
+    parallelize_first(schedule, outer)
 
 
 def _without_padding(
@@ -236,11 +244,11 @@ def _without_padding(
     """
     spatial = [v.extent for v in block_of(schedule, block).iter_vars if v.kind is IterKind.SPATIAL]
     shared = math.prod(size.value for size in spatial[:-1] if isinstance(size, IntImm))
-    if loops and schedule.share_skipped(block, *loops) * shared > LOOKED:
+    if loops and schedule.share_skipped(block, *loops) * shared > CHECK_COST:
         schedule.skip_turns(block, *loops, lanes=lanes)
 
 
-def blocked(
+def apply_blocked_tile(
     schedule: tir.Schedule, name: str, row: int, target: Target,
     chosen: tuple[int, int, int, int] | None = None,
 ) -> None:  # fmt: skip
@@ -250,7 +258,7 @@ def blocked(
     accumulated in memory, and the consumer runs afterwards. chosen: the tile's vectors and rows,
     the unroll factor, and the steps of a block, instead of sampled ones.
     """
-    block, reader = schedule.get_block(name), _reader(schedule, name)
+    block, reader = schedule.get_block(name), _fusible_consumer(schedule, name)
     lanes = target.lanes("float32")
     kinds, above = kinds_of(schedule, name), loops_of_panel(block_of(schedule, block))
     loops = schedule.get_loops(block)
@@ -260,25 +268,27 @@ def blocked(
     if row < 0 or at < above:
         raise ScheduleError(f"{name}: no rows share what it reads along columns")
     pick = chosen or (None, None, None, None)
-    few = [d for d in divisors(extent(schedule, reduced[-1])) if d <= MOST_STEPS]
-    steps = sampled(schedule, few, pick[3])
+    few = [d for d in divisors(extent(schedule, reduced[-1])) if d <= MAX_BLOCK_STEPS]
+    steps = sample_number(schedule, few, pick[3])
     second = block_regions(block_of(schedule, block))[0][1].buffer
     outer, _ = schedule.split(reduced[-1], factors=[None, steps])
     outer = schedule.fuse(*reduced[:-1], outer) if len(reduced) > 1 else outer
     partial = schedule.rfactor(outer, 0)
     schedule.set_scope(partial, 0, "register")
     *spatial, outer = schedule.get_loops(block)
-    width = sampled(schedule, widths(extent(schedule, spatial[-1]), lanes), pick[0])
+    width = sample_number(schedule, widths(extent(schedule, spatial[-1]), lanes), pick[0])
     columns, vector, lane = schedule.split(spatial[-1], factors=[None, width, lanes])
-    heights = [r for r in ROWS if r <= extent(schedule, spatial[at])]
-    rows = sampled(schedule, heights, pick[1])
+    heights = [r for r in TILE_ROWS if r <= extent(schedule, spatial[at])]
+    rows = sample_number(schedule, heights, pick[1])
     tiles, row_in_tile = schedule.split(spatial[at], factors=[None, rows])
     between = [*spatial[above:at], tiles, *spatial[at + 1 : -1]]
     schedule.reorder(*spatial[:above], outer, *between, columns, row_in_tile, vector, lane)
     schedule.compute_at(partial, columns, preserve_unit_loops=True)
     own = schedule.get_loops(partial)[-len(spatial) - 1 :]
     own_vector, own_lane = schedule.split(own[-2], factors=[None, lanes])
-    last, step = schedule.split(own[-1], factors=[None, sampled(schedule, UNROLLS, pick[2])])
+    last, step = schedule.split(
+        own[-1], factors=[None, sample_number(schedule, UNROLL_FACTORS, pick[2])]
+    )
     schedule.reorder(last, step, own[at], own_vector, own_lane)
     for loop in (row_in_tile, vector, step, own[at], own_vector):
         schedule.unroll(loop)
@@ -288,9 +298,9 @@ def blocked(
     read = [r.buffer.name for r in block_regions(block_of(schedule, partial))[0]].index(second.name)
     schedule.annotate(step, BRING_AHEAD, [read, steps, width * lanes])
     schedule.decompose_reduction(block, outer)
-    share(schedule, spatial[:above])
+    parallelize_first(schedule, spatial[:above])
     if reader is not None:
-        vectors(schedule, block_of(schedule, reader).name, target)
+        vectorize_rows(schedule, block_of(schedule, reader).name, target)
 
 
 def loops_of_panel(block: Block) -> int:
@@ -306,14 +316,14 @@ def loops_of_panel(block: Block) -> int:
 
 def unrolls(terms: int) -> list[int]:
     """Return the possible unroll factors of a reduction: a few, or all of a window."""
-    return sorted({*UNROLLS, terms} if 0 < terms <= WINDOW else UNROLLS)
+    return sorted({*UNROLL_FACTORS, terms} if 0 < terms <= MAX_WINDOW else UNROLL_FACTORS)
 
 
 def widths(extent: int, lanes: int) -> list[int]:
     """Return the possible tile widths in vectors: those that leave no columns over, else those that
     fit. A tile wider than its row is all masks, which takes LLVM minutes.
     """
-    fitting = [v for v in VECTORS if v * lanes <= extent]
+    fitting = [v for v in TILE_VECTORS if v * lanes <= extent]
     return [v for v in fitting if extent % (v * lanes) == 0] or fitting
 
 
@@ -337,9 +347,9 @@ def rfactor(schedule: tir.Schedule, name: str, target: Target) -> list[tir.Sched
         return None
     reduced = [x for x, k in zip(loops, kinds, strict=True) if k is IterKind.REDUCE]
     total, lanes = math.prod(extent(schedule, x) for x in reduced), target.lanes("float32")
-    sums = [n for n in SUMS if n * lanes <= total]
-    variants = tried(schedule, _rfactor, name, lanes, sums) if sums else []
-    return [*variants, *in_rows(schedule, name, target)] or None
+    sums = [n for n in PARTIAL_VECTORS if n * lanes <= total]
+    variants = try_step(schedule, _rfactor, name, lanes, sums) if sums else []
+    return [*variants, *apply_row_sketch(schedule, name, target)] or None
 
 
 def _rfactor(schedule: tir.Schedule, name: str, lanes: int, numbers: Sequence[int]) -> None:
@@ -349,7 +359,7 @@ def _rfactor(schedule: tir.Schedule, name: str, lanes: int, numbers: Sequence[in
     pairs = zip(schedule.get_loops(block), kinds, strict=True)
     reduced = [x for x, k in pairs if k is IterKind.REDUCE]
     fused = schedule.fuse(*reduced) if len(reduced) > 1 else reduced[0]
-    sums = schedule.sample_categorical(numbers, even(numbers))
+    sums = schedule.sample_categorical(numbers, uniform_probs(numbers))
     outer, several, lane = schedule.split(fused, factors=[None, sums, lanes])
     inner = schedule.fuse(several, lane)
     partial = schedule.rfactor(inner, 0)
@@ -361,10 +371,10 @@ def _rfactor(schedule: tir.Schedule, name: str, lanes: int, numbers: Sequence[in
     del outer
 
 
-INSTRUCTIONS = (("dot4_u8s8", "uint8", "int8", "int32", VNNI_DOT_16x4_INTRIN, 16, 4),)
+DOT_INSTRUCTIONS = (("dot4_u8s8", "uint8", "int8", "int32", VNNI_DOT_16x4_INTRIN, 16, 4),)
 """Ability of a target, dtypes of both factors and of the sums, the intrinsic of an instruction, how
 many sums it makes, of how many products each."""
-HEIGHTS = (1, 2, 4, 6, 8, 12)
+DOT_TILE_ROWS = (1, 2, 4, 6, 8, 12)
 """Rows of a tile of instructions, whose last are left out where they do not divide."""
 
 
@@ -380,14 +390,14 @@ def tensorize(schedule: tir.Schedule, name: str, target: Target) -> list[tir.Sch
     reads, writes = block_regions(block)
     dtypes = [r.buffer.dtype for r in (*reads, *writes)]
     variants: list[tir.Schedule] = []
-    for ability, a, b, c, intrinsic, lanes, depth in INSTRUCTIONS:
+    for ability, a, b, c, intrinsic, lanes, depth in DOT_INSTRUCTIONS:
         if target.has(ability) and dtypes == [a, b, c]:
             for packs in (False, True):
-                variants += tried(schedule, _dots, name, intrinsic, lanes, depth, packs)
+                variants += try_step(schedule, _apply_dot, name, intrinsic, lanes, depth, packs)
     return variants or None
 
 
-def _dots(
+def _apply_dot(
     schedule: tir.Schedule, name: str, intrinsic: str, lanes: int, depth: int, packs: bool
 ) -> None:
     """Apply a dot-product instruction to a block."""
@@ -403,7 +413,7 @@ def _dots(
     (*outer, lane), (*steps, product_loop) = spatial, reduced
     inner = [lane, product_loop]
     if len(outer) > 1:
-        height = _fitting(schedule, HEIGHTS, extent(schedule, outer[-2]))
+        height = _fitting(schedule, DOT_TILE_ROWS, extent(schedule, outer[-2]))
         outer[-2], row = schedule.split(outer[-2], factors=[None, height])
         schedule.unroll(row)
         inner.insert(0, row)
@@ -412,7 +422,7 @@ def _dots(
     _copy_out(schedule, schedule.get_loops(out)[len(outer) :][1 - len(inner) :], lanes)
     init = schedule.decompose_reduction(block, steps[0])
     schedule.vectorize(schedule.get_loops(init)[-1])
-    share(schedule, outer)
+    parallelize_first(schedule, outer)
     schedule.tensorize(lane, intrinsic)
 
 
@@ -447,16 +457,16 @@ def _pack(schedule: tir.Schedule, block: BlockRV, lanes: int, depth: int) -> Non
 
     schedule.transform_layout(block, ("read", 1), IndexMap.from_func(packed, 2))
     schedule.transform_block_layout(block, IndexMap.from_func(groups, len(kinds)))
-    share(schedule, schedule.get_loops(copy))
+    parallelize_first(schedule, schedule.get_loops(copy))
 
 
-BLOCKS = (32, 64, 128, 256)
+THREADS_PER_BLOCK = (32, 64, 128, 256)
 """Threads of a block that has no tile."""
-SIDES = (2, 4, 8, 16)
+TILE_THREADS = (2, 4, 8, 16)
 """Threads of a block along an axis of a tile, if it divides."""
-OWN = (1, 2, 4, 8)
+ELEMENTS_PER_THREAD = (1, 2, 4, 8)
 """Elements of a thread along it."""
-DEPTHS = (2, 4, 8, 16, 32)
+SHARED_DEPTHS = (2, 4, 8, 16, 32)
 """Terms of which a block keeps both factors in memory that it shares."""
 
 
@@ -468,13 +478,13 @@ def threads(schedule: tir.Schedule, name: str, target: Target) -> list[tir.Sched
         return None
     if not is_reduction(schedule, name):
         read = bool(schedule.get_consumers(schedule.get_block(name)))
-        return (tried(schedule, _inlined, name) if read else []) + _each(schedule, name)
-    tiles = [t for shares in (True, False) for t in tried(schedule, _thread_tile, name, shares)]
+        return (try_step(schedule, _inlined, name) if read else []) + _each(schedule, name)
+    tiles = [t for shares in (True, False) for t in try_step(schedule, _thread_tile, name, shares)]
     return [*tiles, *_each(schedule, name)]
 
 
 def _each(schedule: tir.Schedule, name: str) -> list[tir.Schedule]:
-    return tried(schedule, _thread_each, name)
+    return try_step(schedule, _thread_each, name)
 
 
 def _thread_each(schedule: tir.Schedule, name: str) -> None:
@@ -483,7 +493,7 @@ def _thread_each(schedule: tir.Schedule, name: str) -> None:
     pairs = zip(schedule.get_loops(block), kinds_of(schedule, name), strict=True)
     spatial = [x for x, k in pairs if k is not IterKind.REDUCE]
     fused = schedule.fuse(*spatial) if spatial else schedule.add_unit_loop(block)
-    number = schedule.sample_categorical(BLOCKS, even(BLOCKS))
+    number = schedule.sample_categorical(THREADS_PER_BLOCK, uniform_probs(THREADS_PER_BLOCK))
     outer, inner = schedule.split(fused, factors=[None, number])
     schedule.bind(outer, "blockIdx.x")
     schedule.bind(inner, "threadIdx.x")
@@ -502,13 +512,16 @@ def _thread_tile(schedule: tir.Schedule, name: str, shares: bool) -> None:
     grid, sides, own = spatial[:-2], [], []
     numbers: list[ExprRV] = []
     for loop in spatial[-2:]:
-        side, elements = (_fitting(schedule, of, extent(schedule, loop)) for of in (SIDES, OWN))
+        side, elements = (
+            _fitting(schedule, of, extent(schedule, loop))
+            for of in (TILE_THREADS, ELEMENTS_PER_THREAD)
+        )
         outer, thread, element = schedule.split(loop, factors=[None, side, elements])
         grid.append(outer)
         sides.append(thread)
         own.append(element)
         numbers.append(side)
-    depth = _fitting(schedule, DEPTHS, extent(schedule, reduced[-1]))
+    depth = _fitting(schedule, SHARED_DEPTHS, extent(schedule, reduced[-1]))
     last, step = schedule.split(reduced[-1], factors=[None, depth])
     schedule.reorder(*grid, *sides, *reduced[:-1], last, step, *own)
     where = schedule.fuse(*grid) if len(grid) > 1 else grid[0]
@@ -530,8 +543,17 @@ def _thread_tile(schedule: tir.Schedule, name: str, shares: bool) -> None:
 def _fitting(schedule: tir.Schedule, numbers: Sequence[int], extent: int) -> ExprRV:
     """Sample one of `numbers`, preferring those that divide the axis."""
     divisors = [n for n in numbers if extent % n == 0] or [1]
-    return schedule.sample_categorical(divisors, even(divisors))
+    return schedule.sample_categorical(divisors, uniform_probs(divisors))
 
 
-RULES: list[Rule] = [placed, threads, inline, skip, tensorize, tile, rfactor, spread]
+DEFAULT_RULES: list[SketchRule] = [
+    keep_placed,
+    threads,
+    inline,
+    skip,
+    tensorize,
+    tile,
+    rfactor,
+    spread,
+]
 """Those that sketches are made by, the first that takes a block: a user may add more."""

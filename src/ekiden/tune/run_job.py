@@ -25,27 +25,27 @@ from ekiden.tune.code import load
 from ekiden.tune.wire import Head, Message
 
 Array: TypeAlias = "np.ndarray[tuple[int, ...], np.dtype[np.generic]]"
-GUARD = 4096
+GUARD_BYTES = 4096
 """Bytes before and behind each array that nobody may write."""
-APART = 17 * 64
+PAGE_OFFSET_STEP = 17 * 64
 """Bytes that an array begins further into its page than the one before: where all begin alike, the
 same elements of all lie in the same few sets of the first cache, which tensors of a model do not
 (Zen 3, a transposed convolution: 248 GFLOP/s instead of 304)."""
-MARK = 0xA5
-TURN = 2e-3
+GUARD_BYTE = 0xA5
+MIN_TIMING_S = 2e-3
 """Seconds that one timing of the default takes, at least."""
-MOST_CALLS = 1000
-EVICTED = 64 << 20
+MAX_CALLS = 1000
+EVICTION_BYTES = 64 << 20
 """Bytes that are written to put everything else out of the caches."""
-HOPELESS = 3.0
+HOPELESS_RATIO = 3.0
 """A candidate whose first call takes so many times as long as the default's, and more than a TURN,
 is not timed again: of kernels that take a tenth of a second most of a search was such."""
-RACE = ((3, 1.5), (5, 1.2), (9, 1.08))
+ELIMINATION_STAGES = ((3, 1.5), (5, 1.2), (9, 1.08))
 """After so many turns, a candidate that takes so many times as long as the best goes out."""
-LONG = 3
+MAX_ROUNDS_PER_CALL = 3
 """Turns that a call counts as at most which takes as long as so many timings: a tenth of a second
 is fifty of them, and few candidates of such a kernel are worth the three calls of three turns."""
-BLOCK = 1 << 15
+COMPARE_BLOCK = 1 << 15
 """Elements that are compared or summed at a time, which stay in a cache with what is made of them:
 millions at once took five times as long as the convolution that made them."""
 
@@ -83,7 +83,9 @@ class Arrays:
     def fault(self) -> str:
         """Describe a memory violation; empty if there is none."""
         for block in self.blocks:
-            if (block[:GUARD] != MARK).any() or (block[-GUARD:] != MARK).any():
+            if (block[:GUARD_BYTES] != GUARD_BYTE).any() or (
+                block[-GUARD_BYTES:] != GUARD_BYTE
+            ).any():
                 return "it wrote outside its arrays"
         for before, array in zip(self.kept, self.inputs, strict=True):
             if before.tobytes() != array.tobytes():
@@ -96,7 +98,7 @@ def make_arrays(args: list[tuple[list[int], str]], outputs: int, seed: int) -> A
     rng = np.random.default_rng(seed)
     arrays, blocks = [], []
     for number, (shape, dtype) in enumerate(args):
-        array, block = _guarded(tuple(shape), dtype, number * APART % GUARD)
+        array, block = _guarded(tuple(shape), dtype, number * PAGE_OFFSET_STEP % GUARD_BYTES)
         if number < len(args) - outputs:
             _fill(array, dtype, rng)
         arrays.append(array)
@@ -109,10 +111,10 @@ def _guarded(shape: tuple[int, ...], dtype: str, page_offset: int) -> tuple[Arra
     """Allocate an array at an offset in a page, and return it with its guarded block."""
     kind = to_numpy(dtype)
     size = math.prod(shape) * kind.itemsize
-    block = np.full(size + 3 * GUARD, MARK, np.uint8)
-    start = GUARD + (page_offset - block.ctypes.data - GUARD) % GUARD
-    block = block[start - GUARD : start + size + GUARD]
-    return block[GUARD : GUARD + size].view(kind).reshape(shape), block
+    block = np.full(size + 3 * GUARD_BYTES, GUARD_BYTE, np.uint8)
+    start = GUARD_BYTES + (page_offset - block.ctypes.data - GUARD_BYTES) % GUARD_BYTES
+    block = block[start - GUARD_BYTES : start + size + GUARD_BYTES]
+    return block[GUARD_BYTES : GUARD_BYTES + size].view(kind).reshape(shape), block
 
 
 def _fill(array: Array, dtype: str, rng: np.random.Generator) -> None:
@@ -132,7 +134,7 @@ def agrees(result: Array, expected: Array, tolerance: float) -> bool:
     if result.dtype.kind in "biu":
         return bool((result == expected).all())
     a, b = result.reshape(-1), expected.reshape(-1)
-    blocks = [slice(start, start + BLOCK) for start in range(0, b.size, BLOCK)]
+    blocks = [slice(start, start + COMPARE_BLOCK) for start in range(0, b.size, COMPARE_BLOCK)]
     scale = _root_mean_square([b[chunk] for chunk in blocks])
     return all(_near(a[piece], b[piece], tolerance, scale) for piece in blocks)
 
@@ -166,19 +168,19 @@ after the other; four of the types that sums are only rounded to."""
 def sample(outputs: list[Array], seed: int) -> list[float]:
     """Return a fingerprint of the outputs: a randomly signed sum of each output's elements."""
     rng = np.random.default_rng(seed + 1)
-    signs, sums = rng.choice([-1.0, 1.0], BLOCK), []
+    signs, sums = rng.choice([-1.0, 1.0], COMPARE_BLOCK), []
     for output in outputs:
         flat, total = output.reshape(-1), 0.0
-        for start in range(0, flat.size, BLOCK):
+        for start in range(0, flat.size, COMPARE_BLOCK):
             block = np.nan_to_num(
-                flat[start : start + BLOCK].astype(np.float64), posinf=0, neginf=0
+                flat[start : start + COMPARE_BLOCK].astype(np.float64), posinf=0, neginf=0
             )
             total += float(block @ signs[: block.size]) * rng.choice([-1.0, 1.0])
         sums.append(total / max(1.0, flat.size**0.5))
     return sums
 
 
-Call: TypeAlias = Callable[[], object]
+BoundCall: TypeAlias = Callable[[], object]
 
 
 def _clock(threads: int) -> Callable[[], float]:
@@ -188,7 +190,7 @@ def _clock(threads: int) -> Callable[[], float]:
     return time.thread_time if threads == 1 else time.perf_counter
 
 
-def _timed(call: Call, count: int, clock: Callable[[], float]) -> float:
+def _timed(call: BoundCall, count: int, clock: Callable[[], float]) -> float:
     started = clock()
     for _ in range(count):
         call()
@@ -196,7 +198,8 @@ def _timed(call: Call, count: int, clock: Callable[[], float]) -> float:
 
 
 def race(
-    calls: list[Call], alive: list[int], rounds: int, seconds: float, threads: int, is_cold: bool,
+    calls: list[BoundCall], alive: list[int], rounds: int, seconds: float, threads: int, is_cold:
+    bool,
     first: Sequence[float] = (),
 ) -> list[list[float]]:  # fmt: skip
     """Return the seconds per call, by candidate and round, eliminating slow candidates but never
@@ -213,10 +216,10 @@ def race(
     clock = _clock(threads)
     begun = first or [_timed(c, 1, clock) if i in alive else 0.0 for i, c in enumerate(calls)]
     once = _timed(calls[0], 1, clock)
-    slow = [i for i in alive if begun[i] > max(HOPELESS * max(begun[0], once), TURN)]
-    count = 1 if is_cold else max(1, min(MOST_CALLS, int(TURN / max(once, 1e-7))))
-    rounds_per_call = max(1, min(LONG, int(once / TURN)))
-    evicted = np.zeros(EVICTED if is_cold else 0, np.uint8)
+    slow = [i for i in alive if begun[i] > max(HOPELESS_RATIO * max(begun[0], once), MIN_TIMING_S)]
+    count = 1 if is_cold else max(1, min(MAX_CALLS, int(MIN_TIMING_S / max(once, 1e-7))))
+    rounds_per_call = max(1, min(MAX_ROUNDS_PER_CALL, int(once / MIN_TIMING_S)))
+    evicted = np.zeros(EVICTION_BYTES if is_cold else 0, np.uint8)
     until = time.perf_counter() + seconds
     times: list[list[float]] = [[begun[i]] if i in slow else [] for i in range(len(calls))]
     alive = [i for i in alive if i not in slow]
@@ -230,7 +233,7 @@ def race(
     return times
 
 
-def compared(times: list[float], base: list[float]) -> float:
+def time_ratio(times: list[float], base: list[float]) -> float:
     """Return how many times as long a candidate takes: the larger of the median ratio over rounds,
     which is robust to drift, and the ratio of minima, which is robust to load.
     """
@@ -241,7 +244,7 @@ def compared(times: list[float], base: list[float]) -> float:
 
 def still_racing(times: list[list[float]], alive: list[int], rounds: int) -> list[int]:
     """Return the candidates that may still win after `rounds` rounds; the first is always kept."""
-    limit = next((factor for at, factor in reversed(RACE) if rounds >= at), math.inf)
+    limit = next((factor for at, factor in reversed(ELIMINATION_STAGES) if rounds >= at), math.inf)
     best = min(min(times[i]) for i in alive)
     return [i for i in alive if i == 0 or min(times[i]) <= limit * best]
 
@@ -282,7 +285,7 @@ def job(head: Head, images: list[bytes], tell: Callable[[Head], None]) -> Messag
             threads, bool(head["cold"]), first,
         )  # fmt: skip
         for i in alive:
-            ratio = compared(times[i], times[0])
+            ratio = time_ratio(times[i], times[0])
             results[i]["seconds"] = float(str(results[i]["seconds"])) + share * min(times[i])
             results[i]["ratio"] = float(str(results[i]["ratio"])) + share * ratio
     tell({"at": "end"})
@@ -296,7 +299,7 @@ def _device(kind: str) -> runtime.Device | None:
 
 def _call(
     function: Callable[..., object], tensors: list[runtime.Tensor], device: runtime.Device | None
-) -> Call:
+) -> BoundCall:
     """Return a call that, on a device, waits for completion."""
 
     def call() -> None:
@@ -307,7 +310,7 @@ def _call(
 
 
 def _check(
-    calls: list[Call], arrays: Arrays, results: list[Head], seed: int,
+    calls: list[BoundCall], arrays: Arrays, results: list[Head], seed: int,
     tell: Callable[[Head], None], clock: Callable[[], float],
 ) -> list[float]:  # fmt: skip
     """Run each candidate once and compare its results with the first one's; return the seconds of
@@ -320,7 +323,9 @@ def _check(
             continue
         tell({"at": number})
         for out in arrays.outputs:
-            out.view(np.uint8).fill(MARK) if out.flags.c_contiguous and out.ndim else out.fill(0)
+            out.view(np.uint8).fill(
+                GUARD_BYTE
+            ) if out.flags.c_contiguous and out.ndim else out.fill(0)
         try:
             arrays.send()
             first[number] = _timed(call, 1, clock)
@@ -335,7 +340,7 @@ def _check(
             for before, array in zip(arrays.kept, arrays.inputs, strict=True):
                 array[...] = before
             for block in arrays.blocks:
-                block[:GUARD] = block[-GUARD:] = MARK
+                block[:GUARD_BYTES] = block[-GUARD_BYTES:] = GUARD_BYTE
             continue
         sample_so_far = cast("list[float]", results[number]["sample"])
         results[number]["sample"] = [*sample_so_far, *sample(arrays.outputs, seed)]

@@ -20,9 +20,9 @@ from ekiden.tune.records import Records
 from ekiden.tune.space import Space
 from ekiden.tune.task import Task
 
-History: TypeAlias = Mapping[Candidate, float]
+RatioByCandidate: TypeAlias = Mapping[Candidate, float]
 """What was tried -> its ratio to the default's time; infinite for what did not work."""
-TRIES = 20
+DRAWS_PER_CANDIDATE = 20
 """Draws for each candidate that is asked for: a space may be exhausted, or most of it refused."""
 
 
@@ -34,20 +34,20 @@ class Search(Protocol):
         """Return its name in records."""
 
     def propose(
-        self, space: Space, history: History, count: int, source: random.Random
+        self, space: Space, history: RatioByCandidate, count: int, source: random.Random
     ) -> list[Candidate]:
         """Return up to `count` candidates, none of which was tried."""
 
 
-def fresh(
-    draw: object, history: History, count: int, initial: Sequence[Candidate] = ()
+def draw_new(
+    draw: object, history: RatioByCandidate, count: int, initial: Sequence[Candidate] = ()
 ) -> list[Candidate]:
     """Draw candidates that are not in `history`, in addition to `initial`; invalid draws are
     repeated.
     """
     assert callable(draw)
     new_candidates = dict.fromkeys(initial)
-    for _ in range(TRIES * count):
+    for _ in range(DRAWS_PER_CANDIDATE * count):
         if len(new_candidates) >= count:
             break
         try:
@@ -66,11 +66,11 @@ class Random:
     name: str = "random"
 
     def propose(
-        self, space: Space, history: History, count: int, source: random.Random
+        self, space: Space, history: RatioByCandidate, count: int, source: random.Random
     ) -> list[Candidate]:
         """Return random candidates."""
         tried_ratios = {space.default: 1.0, **history}
-        return fresh(lambda: space.sample(source), tried_ratios, count)
+        return draw_new(lambda: space.sample(source), tried_ratios, count)
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class Replay:
     name: str = "replay"
 
     def propose(
-        self, space: Space, history: History, count: int, source: random.Random
+        self, space: Space, history: RatioByCandidate, count: int, source: random.Random
     ) -> list[Candidate]:
         """Return the recorded candidates of this space, in order."""
         mine = [c for c in self.candidates if not space.refusal(c) and c not in history]
@@ -113,7 +113,7 @@ class Evolution:
             raise InputError("tune: shares from 0 to 1 and a population above 0 expected")
 
     def propose(
-        self, space: Space, history: History, count: int, source: random.Random
+        self, space: Space, history: RatioByCandidate, count: int, source: random.Random
     ) -> list[Candidate]:
         """Return children of the best candidates, and random ones; the first batches are random and
         near the default.
@@ -125,9 +125,9 @@ class Evolution:
         parents = parents[: self.population]
         random_ones = round(self.exploration * count)
         draw_count = (count - random_ones) * (self.pool if self.model is not None else 1)
-        children = fresh(lambda: self._child(space, parents, source), tried_ratios, draw_count)
+        children = draw_new(lambda: self._child(space, parents, source), tried_ratios, draw_count)
         selected = self._kept(space, history, children, count - random_ones)
-        return fresh(lambda: space.sample(source), tried_ratios, count, selected)
+        return draw_new(lambda: space.sample(source), tried_ratios, count, selected)
 
     def _child(
         self, space: Space, parents: Sequence[Candidate], source: random.Random
@@ -142,10 +142,10 @@ class Evolution:
         return space.mutate(parent(), source)
 
     def _kept(
-        self, space: Space, history: History, children: list[Candidate], count: int
+        self, space: Space, history: RatioByCandidate, children: list[Candidate], count: int
     ) -> list[Candidate]:
         measured = {c: ratio for c, ratio in history.items() if ratio < math.inf}
-        too_few = len(measured) + len(self.known) < LEAST
+        too_few = len(measured) + len(self.known) < MIN_MODEL_SAMPLES
         if self.model is None or len(children) <= count or too_few:
             return children[:count]
         model = self.model()
@@ -156,7 +156,7 @@ class Evolution:
         return [children[i] for i in order[:count]]
 
 
-def _relative(space: Space, measured: History) -> list[tuple[Features, float]]:
+def _relative(space: Space, measured: RatioByCandidate) -> list[tuple[Features, float]]:
     """Return the features of candidates, with their ratios to the median: what defaults are worth
     differs from task to task.
     """
@@ -175,5 +175,5 @@ def learned(records: Records, tasks: Sequence[Task]) -> tuple[tuple[Features, fl
     return tuple(rows)
 
 
-LEAST = 12
+MIN_MODEL_SAMPLES = 12
 """Measurements from which a model is asked."""

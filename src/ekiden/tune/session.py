@@ -19,27 +19,27 @@ from ekiden.tune.records import Best, Record, Records, Trial, is_faster
 from ekiden.tune.search import Evolution, Search
 from ekiden.tune.task import Task
 
-WIN = 0.98
+WIN_RATIO = 0.98
 """A candidate is better than the default when it takes at most so much of its time: less is no more
 than two measurements of one kernel differ by."""
-UNSTEADY = 1.5
+UNSTEADY_RATIO = 1.5
 """A candidate that takes so many times as long as one process said is none to rely on."""
-DISTURBED = 1.1
+DISTURBED_RATIO = 1.1
 """Where the default takes so many times as long as it once did, the machine does something else
 too, and a ratio is no measure of an idle one: on a Zen 3 whose caches others used, a product of
 0.89 of the default's time was 1.02 to 1.04 of it later, while the default took 1.37 of its own."""
-CONFIRMATIONS = 3
+MAX_CONFIRMATIONS = 3
 """How often a machine that is disturbed is asked."""
-HOPE = 0.1
+EXPECTED_GAIN = 0.1
 """Of the time that a task takes still, what as many trials again as it has had may win."""
-ENOUGH = 2e-4
+MIN_RELATIVE_GAIN = 2e-4
 """Of the time of all tasks: a batch that is expected to win less is not worth its time."""
-FAILURES = 24
+MAX_FAILURES = 24
 """Trials without one that worked after which a task is given up."""
 
 
 @dataclass(slots=True)
-class State:
+class TaskState:
     """A task with everything known about it."""
 
     task: Task
@@ -88,7 +88,7 @@ class State:
             return math.inf
         before = self.curve[-window] if len(self.curve) > window else 1.0
         won = (before - self.curve[-1]) / min(window, len(self.curve))
-        return self.weight * 0.5 * (won + HOPE * self.ratio / len(self.curve))
+        return self.weight * 0.5 * (won + EXPECTED_GAIN * self.ratio / len(self.curve))
 
     def add(self, record: Record) -> None:
         """Add a record of this task."""
@@ -132,7 +132,7 @@ class Session:
     search: Search = field(default_factory=Evolution)
     seed: int = 0
     progress: Progress | None = None
-    states: list[State] = field(init=False)
+    states: list[TaskState] = field(init=False)
     started: float = field(init=False, default=0.0)
     budget: int = field(init=False, default=0)
 
@@ -141,9 +141,9 @@ class Session:
             raise InputError("tune: there is no kernel with anything to choose")
         self.states = [self._known(task) for task in self.tasks]
 
-    def _known(self, task: Task) -> State:
+    def _known(self, task: Task) -> TaskState:
         """Return a task's state, restored from matching records."""
-        state = State(task)
+        state = TaskState(task)
         for record in self.records.query(task.workload, str(task.target)):
             same = (record.sizes or [{}], record.shares, record.threads, record.processor)
             sizes = ([dict(s) for s in task.sizes], list(task.shares))
@@ -191,7 +191,7 @@ class Session:
             if self.progress is not None:
                 self.progress(self)
 
-    def _next(self) -> State | None:
+    def _next(self) -> TaskState | None:
         """Return the task expected to gain most from a batch; every task is tried once first, the
         largest first.
         """
@@ -202,11 +202,11 @@ class Session:
             return max(new, key=lambda s: s.task.calls * s.task.flops)
         best = max(open_states, key=lambda s: s.gain(2 * batch), default=None)
         total = sum(s.weight * s.ratio for s in self.states)
-        if best is None or batch * best.gain(2 * batch) < ENOUGH * total:
+        if best is None or batch * best.gain(2 * batch) < MIN_RELATIVE_GAIN * total:
             return None
         return best
 
-    def _batch(self, state: State, count: int) -> None:
+    def _batch(self, state: TaskState, count: int) -> None:
         """Propose, measure and record a batch; a winner is confirmed before it is recorded
         as best.
         """
@@ -228,10 +228,10 @@ class Session:
         except NoDefaultError as error:
             state.ended = str(error)
             return
-        if state.trials >= FAILURES and not any(r < math.inf for r in state.history.values()):
+        if state.trials >= MAX_FAILURES and not any(r < math.inf for r in state.history.values()):
             state.ended = f"nothing worked: {state.first_failure}"
 
-    def _ask_again(self, state: State, seed: int) -> None:
+    def _ask_again(self, state: TaskState, seed: int) -> None:
         """Revoke an earlier run's best if it is not faster than this run's default: a record says
         nothing of a default that has become faster since. (C3D on Zen 4: 0.98 of the time of a
         default was 1.1 of the next one's.)
@@ -245,21 +245,21 @@ class Session:
             self._record(state, trial)
         state.is_asked = True
 
-    def _settle(self, state: State, outcome: Outcome, seed: int) -> None:
+    def _settle(self, state: TaskState, outcome: Outcome, seed: int) -> None:
         """Record an outcome; one that appears to beat the best is confirmed first."""
-        if not outcome.is_ok or outcome.ratio > WIN * state.ratio:
+        if not outcome.is_ok or outcome.ratio > WIN_RATIO * state.ratio:
             self._record(state, _trial(self, state.task, outcome))
             return
         again, slower = self._confirmed(state, outcome, seed)
         last = again[-1]
         if not last.is_ok:
             outcome = last
-        elif slower > DISTURBED:
+        elif slower > DISTURBED_RATIO:
             reason = (
                 f"{outcome.ratio:.2f} of the default's time, which was {slower:.2f} of its least"
             )
             outcome = Outcome(outcome.candidate, "unsteady", said=reason)
-        elif max(o.ratio for o in again) > UNSTEADY * outcome.ratio:
+        elif max(o.ratio for o in again) > UNSTEADY_RATIO * outcome.ratio:
             reason = (
                 f"{outcome.ratio:.2f} of the default's time was {max(o.ratio for o in again):.2f}"
             )
@@ -268,7 +268,7 @@ class Session:
             worst = max([outcome, *again], key=lambda o: o.ratio)
             outcome = worst
         trial = _trial(self, state.task, outcome)
-        if outcome.is_ok and outcome.ratio <= WIN * state.ratio:
+        if outcome.is_ok and outcome.ratio <= WIN_RATIO * state.ratio:
             best = Best(
                 **{f: getattr(trial, f) for f in _FIELDS}, confirmed=[o.ratio for o in again]
             )
@@ -276,21 +276,23 @@ class Session:
         else:
             self._record(state, trial)
 
-    def _confirmed(self, state: State, outcome: Outcome, seed: int) -> tuple[list[Outcome], float]:
+    def _confirmed(
+        self, state: TaskState, outcome: Outcome, seed: int
+    ) -> tuple[list[Outcome], float]:
         """Measure a candidate in other processes, and return how much slower than its fastest time
         the default was there; repeat while the machine is disturbed.
         """
         fastest_default = min(state.least, outcome.untuned)
-        for attempt in range(CONFIRMATIONS):
+        for attempt in range(MAX_CONFIRMATIONS):
             again = self.measurer.confirm(state.task, outcome.candidate, seed ^ (attempt + 1))
             times = [o.untuned for o in again if o.is_ok]
             fastest_default = state.least = min([fastest_default, *times])
             slower = max(times, default=0.0) / fastest_default if fastest_default > 0 else 1.0
-            if slower <= DISTURBED or not again[-1].is_ok:
+            if slower <= DISTURBED_RATIO or not again[-1].is_ok:
                 break
         return again, slower
 
-    def _record(self, state: State, *records: Record) -> None:
+    def _record(self, state: TaskState, *records: Record) -> None:
         """Append records and update the task's state."""
         self.records.append(*records)
         for record in records:

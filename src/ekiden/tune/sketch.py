@@ -21,15 +21,15 @@ from ekiden.runtime.errors import CompileError, ScheduleError
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target import Target
 from ekiden.tir.schedule.sampling import categorical
-from ekiden.tir.schedule.trace import SAMPLING, BlockRV, Instruction, Trace
+from ekiden.tir.schedule.trace import SAMPLING_KINDS, BlockRV, Instruction, Trace
 from ekiden.tir.stmt import PrimFunc
 from ekiden.tune.blocks import block_of, has_block
 from ekiden.tune.candidate import Candidate
 from ekiden.tune.features import program_features
-from ekiden.tune.program import DEFAULT
-from ekiden.tune.rules import RULES, Rule
+from ekiden.tune.program import DEFAULT_RULE
+from ekiden.tune.rules import DEFAULT_RULES, SketchRule
 
-MOST_SKETCHES = 48
+MAX_SKETCHES = 48
 """Of a computation: of more, some of each kind."""
 
 
@@ -41,7 +41,7 @@ class Sketch:
     trace: Trace
 
 
-def sketches(func: PrimFunc, target: Target, rules: Sequence[Rule] = ()) -> list[Sketch]:
+def sketches(func: PrimFunc, target: Target, rules: Sequence[SketchRule] = ()) -> list[Sketch]:
     """Return every combination of the rules' variants, last block first, as traces with random
     sampled numbers. A block whose rules all refuse is left unscheduled.
     """
@@ -51,14 +51,14 @@ def sketches(func: PrimFunc, target: Target, rules: Sequence[Rule] = ()) -> list
         following = [
             (f"{name} {step}".strip(), derived)
             for name, schedule in partial
-            for step, derived in _applied(schedule, block, target, rules or RULES)
+            for step, derived in _applied(schedule, block, target, rules or DEFAULT_RULES)
         ]
-        partial = following[:: -(-len(following) // MOST_SKETCHES)]
+        partial = following[:: -(-len(following) // MAX_SKETCHES)]
     return [Sketch(name, s.trace) for name, s in partial if len(s.trace.simplified())]
 
 
 def _applied(
-    schedule: tir.Schedule, block: str, target: Target, rules: Sequence[Rule]
+    schedule: tir.Schedule, block: str, target: Target, rules: Sequence[SketchRule]
 ) -> list[tuple[str, tir.Schedule]]:
     """Return the variants that the first matching rule gives for a block."""
     if not has_block(schedule, block):  # a step for another has made an instruction of it
@@ -103,7 +103,7 @@ class TraceSpace:
     @property
     def default(self) -> Candidate:
         """Return the unsearched program."""
-        return Candidate(DEFAULT)
+        return Candidate(DEFAULT_RULE)
 
     def sample(self, source: random.Random) -> Candidate:
         """Return a random trace with every number redrawn."""
@@ -113,7 +113,7 @@ class TraceSpace:
 
     def mutate(self, candidate: Candidate, source: random.Random) -> Candidate:
         """Redraw one number; for the default, return a random candidate."""
-        if candidate.rule == DEFAULT:
+        if candidate.rule == DEFAULT_RULE:
             return self.sample(source)
         trace = Trace.from_json(candidate.choice)
         sampled = _sampled(trace)
@@ -125,14 +125,14 @@ class TraceSpace:
         """Combine two candidates of the same trace, taking each number from either; else return one
         of the two.
         """
-        if a.rule != b.rule or a.rule == DEFAULT:
+        if a.rule != b.rule or a.rule == DEFAULT_RULE:
             return source.choice((a, b))
         one, second = Trace.from_json(a.choice), Trace.from_json(b.choice)
         pairs = zip(one.insts, second.insts, strict=False)
         inherited = {
             mine: second.decisions[theirs]
             for mine, theirs in pairs
-            if mine.kind in SAMPLING and theirs in second.decisions and source.random() < 0.5
+            if mine.kind in SAMPLING_KINDS and theirs in second.decisions and source.random() < 0.5
         }
         return self._made(a.rule, Trace(list(one.insts), {**one.decisions, **inherited}))
 
@@ -151,7 +151,7 @@ class TraceSpace:
         """Return the candidate of a fully decided trace, cached. Raises CompileError if it does not
         apply.
         """
-        key = sha256(f"{name} {text_of(trace)}".encode()).digest()
+        key = sha256(f"{name} {trace_text(trace)}".encode()).digest()
         if key not in self._settled:
             try:
                 self._settled[key] = self._applied(name, trace, (), random.Random(0))
@@ -179,7 +179,7 @@ class TraceSpace:
             trace.apply_to_schedule(schedule, decision_provider=provide)
         except ScheduleError as error:
             raise CompileError(f"tune: {name}: {error}") from error
-        return Candidate(name, text_of(schedule.trace))
+        return Candidate(name, trace_text(schedule.trace))
 
     def features(self, candidate: Candidate) -> Mapping[str, float]:
         """Return the features of its program, which transfer to other tasks."""
@@ -187,7 +187,7 @@ class TraceSpace:
 
     def refusal(self, candidate: Candidate) -> str:
         """Return why a trace does not apply to the program; empty if it does."""
-        if candidate.rule == DEFAULT:
+        if candidate.rule == DEFAULT_RULE:
             return ""
         try:
             schedule = tir.Schedule(self.func, error_render_level="none")
@@ -201,7 +201,7 @@ CATEGORICAL = "sample_categorical"
 
 
 def _sampled(trace: Trace) -> list[Instruction]:
-    return [i for i in trace.insts if i.kind in SAMPLING]
+    return [i for i in trace.insts if i.kind in SAMPLING_KINDS]
 
 
 def _category(inst: Instruction, source: random.Random) -> int:
@@ -211,7 +211,7 @@ def _category(inst: Instruction, source: random.Random) -> int:
     return categorical(values, weights, None, source)[0]
 
 
-def text_of(trace: Trace) -> str:
+def trace_text(trace: Trace) -> str:
     """Serialize a trace as a candidate's choice."""
     return json.dumps(trace.simplified().as_json(), separators=(",", ":"))
 

@@ -6,7 +6,7 @@ import random
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from ekiden.kernels.decision import Choice, Decision, Fixed, Value
+from ekiden.kernels.decision import Decision, Fixed, Knob, Value
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.tune.candidate import Candidate
 
@@ -49,7 +49,7 @@ class FamilySpace:
     """
 
     family: str
-    choices: tuple[Choice, ...]
+    choices: tuple[Knob, ...]
     decide: Decide
 
     @property
@@ -58,7 +58,7 @@ class FamilySpace:
         return Candidate(self.family)
 
     @property
-    def free(self) -> tuple[Choice, ...]:
+    def free(self) -> tuple[Knob, ...]:
         """Return the knobs that can still be set for an existing kernel and have more than one
         value.
         """
@@ -138,7 +138,7 @@ class FamilySpace:
         return ""
 
 
-def _near(choice: Choice, value: Value, source: random.Random) -> Value:
+def _near(choice: Knob, value: Value, source: random.Random) -> Value:
     """Return another value of a knob, usually a neighbouring number."""
     at, last = choice.domain.index(value), len(choice.domain) - 1
     if source.random() < 0.7 and isinstance(value, int):

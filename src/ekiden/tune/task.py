@@ -20,7 +20,7 @@ from ekiden.ir.module import IRModule
 from ekiden.ir.prim import IntImm, Var
 from ekiden.ir.prim_visitor import free_vars, substitute
 from ekiden.ir.structural import structural_digest
-from ekiden.kernels.attention.row_values import tensors_with_known_values
+from ekiden.kernels.attention.row_values import tensors_with_row_bounds
 from ekiden.relay.expr import Call, Function
 from ekiden.relay.op.vm import InvokeAttrs
 from ekiden.relay.transform.devices.plan_devices import device_table
@@ -36,11 +36,11 @@ from ekiden.tir.schedule.schedule import Schedule
 from ekiden.tir.stmt import IterKind, PrimFunc
 from ekiden.tune.blocks import block_of
 from ekiden.tune.candidate import Candidate
-from ekiden.tune.program import DEFAULT, NAME, Source
+from ekiden.tune.program import DEFAULT_RULE, KERNEL_NAME, Source
 from ekiden.tune.records import Records
 from ekiden.tune.sketch import TraceSpace, block_names, sketches
 from ekiden.tune.space import FamilySpace, Space
-from ekiden.tune.untuned import modelled
+from ekiden.tune.untuned import model_schedule
 
 Sizes = Mapping[str, int]
 SizesLike = Mapping[str, int | Sequence[int] | Mapping[int, float]] | Sequence[tuple[Sizes, float]]
@@ -94,7 +94,7 @@ class Task:
         """
         if self.lowering is None:
             return self.source, candidate
-        return Source(self.lowering(candidate)), Candidate(DEFAULT)
+        return Source(self.lowering(candidate)), Candidate(DEFAULT_RULE)
 
     def _lowered(self, candidate: Candidate) -> PrimFunc:
         source, sent = self.sent(candidate)
@@ -183,10 +183,10 @@ def te_task(tensors: Sequence[Tensor], target: TargetLike | None = None, name: s
     # what kernels of families know of a row's values, candidates are written by too
     func = written
     if not chosen.kind.has_threads:
-        func = create_prim_func([*inputs, *tensors_with_known_values(outputs, chosen)])
-    untuned = modelled(func, block_names(func), chosen)
+        func = create_prim_func([*inputs, *tensors_with_row_bounds(outputs, chosen)])
+    untuned = model_schedule(func, block_names(func), chosen)
     if untuned is None:
-        untuned = kernels.schedule(inputs, outputs, chosen, NAME)
+        untuned = kernels.schedule(inputs, outputs, chosen, KERNEL_NAME)
     found_sketches = sketches(func, chosen)
     space = TraceSpace(
         func, tuple(s.trace for s in found_sketches), tuple(s.name for s in found_sketches)

@@ -27,7 +27,7 @@ from typing import Any, TypeAlias, cast
 
 from ekiden.ir.range import Range
 from ekiden.ir.structural import structural_digest
-from ekiden.kernels.decision import Choice, Decision, Fixed, Value
+from ekiden.kernels.decision import Decision, Fixed, Knob, Value
 from ekiden.kernels.family import size_of
 from ekiden.runtime.errors import InputError
 from ekiden.runtime.lazy_dataclass import dataclass
@@ -45,7 +45,7 @@ from ekiden.tune.task import Task, program_flops
 
 Function: TypeAlias = Callable[..., tuple[Schedule, Sequence[Tensor]]]
 Axes: TypeAlias = Sequence[Axis]
-MOST = 20_000
+MAX_KNOB_VALUES = 20_000
 """Values of a knob: more are a mistake."""
 ANNOTATIONS: Mapping[str, tuple[str, ...]] = {
     "parallel": ("none", "parallel"),
@@ -126,7 +126,7 @@ class Config:
     """The knobs of a template and their values: `cfg["tile"]`."""
 
     fixed: Fixed = field(default_factory=dict)
-    choices: dict[str, Choice] = field(default_factory=dict)
+    choices: dict[str, Knob] = field(default_factory=dict)
     flop: int = 0
     _make: dict[str, Callable[[Value], Entity]] = field(default_factory=dict)
 
@@ -237,11 +237,13 @@ class Config:
         """
         values = dict.fromkeys(cast("Iterator[str]", texts))
         domain: tuple[Value, ...] = tuple(int(t) if t.isdigit() else t for t in values)
-        if not domain or len(domain) > MOST:
-            raise InputError(f"config: '{name}' has {len(domain)} values, 1 to {MOST} expected")
+        if not domain or len(domain) > MAX_KNOB_VALUES:
+            raise InputError(
+                f"config: '{name}' has {len(domain)} values, 1 to {MAX_KNOB_VALUES} expected"
+            )
         if name in self.choices and self.choices[name].domain != domain:
             raise InputError(f"config: '{name}' is defined twice, with other values")
-        self.choices[name] = Choice(name, domain, "a knob of a template")
+        self.choices[name] = Knob(name, domain, "a knob of a template")
         self._make[name] = make
 
 

@@ -10,10 +10,10 @@ from ekiden import tir
 from ekiden.arith.linear import linear_form
 from ekiden.ir.dtype import itemsize
 from ekiden.kernels.cost_model import (
-    LINE,
-    MEMORY,
-    SHARE,
-    levels,
+    CACHE_LINE_BYTES,
+    MEMORY_OP_CYCLES,
+    USABLE_CACHE_FRACTION,
+    cache_levels,
     most_rows,
     shared_evenly,
     step_cycles,
@@ -27,18 +27,18 @@ from ekiden.tir.stmt import Block, IterKind, PrimFunc
 from ekiden.tune import rules
 from ekiden.tune.blocks import block_of, extent, is_reduction, lanes_within
 
-COPY = 0.05
+MAX_COPY_SHARE = 0.05
 """Share of the time of sums that a copy of their columns may take. Columns that lie apart fall into
 few sets of the first-level cache, and are at a new line, and soon at a new page, in every step; a
 copy is read in order (Zen 3, depth and columns: 147x64 from 81 to 91 GFLOP/s, 1029x64 from 78 to
 95, 144x128 from 71 to 79, 128x128 from 75 to 77, 192x128 alike)."""
 
-ADDED = 1
+ACCUMULATE_CYCLES = 1
 """Cycles that it takes to add a vector of sums up in memory: of stores, processors make one in
 each, beside loads."""
 
 
-def modelled(func: PrimFunc, names: list[str], target: Target) -> PrimFunc | None:
+def model_schedule(func: PrimFunc, names: list[str], target: Target) -> PrimFunc | None:
     """Return the loops of a program whose reductions can all be tiled by the processor model; None
     otherwise. `names` are its blocks, producers first.
     """
@@ -88,27 +88,29 @@ def _elementwise(schedule: tir.Schedule, name: str, target: Target, is_bare: boo
     if is_bare:
         schedule.compute_inline(block)
     elif are_sums(readers):
-        rules.vectors(schedule, name, target)
+        rules.vectorize_rows(schedule, name, target)
     elif readers:
         schedule.compute_inline(block)
     elif not are_sums(schedule.get_producers(block)):
-        rules.vectors(schedule, name, target)
+        rules.vectorize_rows(schedule, name, target)
 
 
 def _tiled(schedule: tir.Schedule, name: str, target: Target) -> None:
     """Tile a reduction along its last row axis with the shape that takes the fewest cycles, packing
     columns or blocking terms where that pays off, without terms known to be zero.
     """
-    rules.without_zeros(schedule, name, target)
+    rules.skip_zero_terms(schedule, name, target)
     reduction = _Sum.of(schedule, name, target)
     vectors, rows = reduction.tile()
     copies, block = reduction.copies(vectors, rows), reduction.steps_of_block(vectors, rows)
     if block and not copies:
         steps = min(reduction.steps(), 1 + (block % 2 == 0))
-        rules.blocked(schedule, name, reduction.row, target, (vectors, rows, steps, block))
+        rules.apply_blocked_tile(
+            schedule, name, reduction.row, target, (vectors, rows, steps, block)
+        )
         return
     shape = (vectors, rows, reduction.steps())
-    rules.tiled(schedule, name, reduction.row, copies, copies, reduction.lanes, shape)
+    rules.apply_tile(schedule, name, reduction.row, copies, copies, reduction.lanes, shape)
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +187,7 @@ class _Sum:
         tiles = (
             (vectors, rows)
             for vectors in rules.widths(width, self.lanes)
-            for rows in rules.ROWS
+            for rows in rules.TILE_ROWS
             if rows <= min(height, most_rows(vectors, self.target))
             and not (taps and rows * vectors > max(vectors, self.window_sums()))
         )
@@ -210,13 +212,13 @@ class _Sum:
         loads_per_term = (data + len(terms)) / len(terms)
         multiply = rows * vectors / self.target.fma_units
         busy = max(multiply, vectors * loads_per_term / self.target.loads, self.target.fma_latency)
-        first, second, _ = levels(self.target)
+        first, second, _ = cache_levels(self.target)
         size = itemsize("float32")
         held = size * self.extents[self.columns] * loads_per_term * math.prod(self.terms)
         wide = size * vectors * self.lanes
-        if held > SHARE * first.size:
+        if held > USABLE_CACHE_FRACTION * first.size:
             return busy + loads_per_term * wide / second.bandwidth
-        return busy + MEMORY * loads_per_term * -(-wide // LINE)
+        return busy + MEMORY_OP_CYCLES * loads_per_term * -(-wide // CACHE_LINE_BYTES)
 
     def taps(self) -> tuple[int, int] | None:
         """Return the stride and dilation of a window along rows, if data and weights are contiguous
@@ -224,7 +226,7 @@ class _Sum:
         or it is long.
         """
         reads = self.reads()
-        if len(reads) != 2 or self.row < 0 or self.terms[-1] > rules.WINDOW:
+        if len(reads) != 2 or self.row < 0 or self.terms[-1] > rules.MAX_WINDOW:
             return None
         if not all(self.has_columns(region) for region in reads):
             return None
@@ -250,9 +252,12 @@ class _Sum:
         amortize the copy.
         """
         size = itemsize("float32") * vectors * self.lanes
-        _, second, third = levels(self.target)
+        _, second, third = cache_levels(self.target)
         above = rules.loops_of_panel(self.block)
-        if not self.is_panel() or size * math.prod(self.terms) > SHARE * second.size:
+        if (
+            not self.is_panel()
+            or size * math.prod(self.terms) > USABLE_CACHE_FRACTION * second.size
+        ):
             return False
         trip_counts = [self.extents[n] for n in self.spatial]
         panels = -(-self.extents[self.columns] // (vectors * self.lanes))
@@ -260,7 +265,7 @@ class _Sum:
             return False
         tiles = math.prod(trip_counts[above:]) / rows
         copy_cost = vectors + size / third.bandwidth
-        return copy_cost <= COPY * tiles * step_cycles(rows, vectors, self.target)
+        return copy_cost <= MAX_COPY_SHARE * tiles * step_cycles(rows, vectors, self.target)
 
     def steps_of_block(self, vectors: int, rows: int) -> int:
         """Return the reduction steps of a block; 0 where blocking does not pay off. 0 where blocks
@@ -271,10 +276,13 @@ class _Sum:
         but what a quarter of the first-level cache does not hold comes from the second for every
         tile (`late_by_second`).
         """
-        first, second, third = levels(self.target)
+        first, second, third = cache_levels(self.target)
         width, above = self.extents[self.columns], rules.loops_of_panel(self.block)
         line, trip_counts = itemsize("float32") * width, [self.extents[n] for n in self.spatial]
-        if not self.is_panel() or line * math.prod(self.terms) <= SHARE * second.size:
+        if (
+            not self.is_panel()
+            or line * math.prod(self.terms) <= USABLE_CACHE_FRACTION * second.size
+        ):
             return 0
         is_narrow = self.lanes < self.target.lanes("float32")
         if (
@@ -291,9 +299,9 @@ class _Sum:
             """Return the cycles of a step besides its multiply-adds."""
             is_near = steps * line <= first.size // 4
             late = 0.0 if is_near else self.late_by_second(vectors, rows)
-            return ADDED * rows * vectors / steps + late
+            return ACCUMULATE_CYCLES * rows * vectors / steps + late
 
-        few = [d for d in divisors(self.terms[-1]) if d <= rules.MOST_STEPS]
+        few = [d for d in divisors(self.terms[-1]) if d <= rules.MAX_BLOCK_STEPS]
         fitting = [d for d in few if d * line <= second.size // 4]  # the next block comes beside it
         best = min(fitting, key=cost, default=0)
         return best if best and cost(best) < again else 0
@@ -304,7 +312,7 @@ class _Sum:
         steps over 8: 0.93 with tiles of 4 rows of 4 vectors of 512 bits, whose 16 cycles have 8
         of loads; 1.14 with 4 rows of 2 vectors of 256 bits, 3 of 4.
         """
-        _, second, _ = levels(self.target)
+        _, second, _ = cache_levels(self.target)
         brought = itemsize("float32") * vectors * self.lanes / second.bandwidth
         loads = (rows + vectors) / self.target.loads
         return max(0.0, loads + brought - rows * vectors / self.target.fma_units)
@@ -318,4 +326,4 @@ class _Sum:
         return rules.loops_of_panel(self.block) <= self.spatial.index(self.row)
 
 
-__all__ = ["modelled"]
+__all__ = ["model_schedule"]

@@ -17,8 +17,8 @@ from typing import TypeAlias
 Head: TypeAlias = dict[str, object]
 Message: TypeAlias = tuple[Head, list[bytes]]
 
-_LENGTHS = struct.Struct("<QQ")
-MOST = 1 << 32
+_HEADER = struct.Struct("<QQ")
+MAX_MESSAGE_BYTES = 1 << 32
 """Bytes of a message that are believed."""
 
 
@@ -26,7 +26,7 @@ def encode(head: Mapping[str, object], blobs: Sequence[bytes] = ()) -> bytes:
     """Serialize a message."""
     text = json.dumps({**head, "parts": [len(p) for p in blobs]}).encode()
     body = b"".join([text, *blobs])
-    return _LENGTHS.pack(len(body), len(text)) + body
+    return _HEADER.pack(len(body), len(text)) + body
 
 
 def send(handle: int, head: Mapping[str, object], blobs: Sequence[bytes] = ()) -> None:
@@ -36,7 +36,7 @@ def send(handle: int, head: Mapping[str, object], blobs: Sequence[bytes] = ()) -
         data = data[os.write(handle, data) :]
 
 
-class Reader:
+class MessageReader:
     """Reads messages from a pipe, with a deadline in `time.monotonic` seconds."""
 
     def __init__(self, handle: int) -> None:
@@ -65,15 +65,15 @@ class Reader:
         """Return a complete received message; None if none is complete, () if the data is
         invalid.
         """
-        if len(self._bytes) < _LENGTHS.size:
+        if len(self._bytes) < _HEADER.size:
             return None
-        size, text = _LENGTHS.unpack_from(self._bytes)
-        if text > size or size > MOST:
+        size, text = _HEADER.unpack_from(self._bytes)
+        if text > size or size > MAX_MESSAGE_BYTES:
             return ()
-        if len(self._bytes) < _LENGTHS.size + size:
+        if len(self._bytes) < _HEADER.size + size:
             return None
-        body = bytes(self._bytes[_LENGTHS.size : _LENGTHS.size + size])
-        del self._bytes[: _LENGTHS.size + size]
+        body = bytes(self._bytes[_HEADER.size : _HEADER.size + size])
+        del self._bytes[: _HEADER.size + size]
         try:
             head = json.loads(body[:text])
             return ((head, _parts(body[text:], head.pop("parts"))),)

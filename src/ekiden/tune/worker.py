@@ -23,14 +23,14 @@ from pathlib import Path
 from typing import TypeAlias
 
 from ekiden.rpc.sandbox import die_with_parent
-from ekiden.tune.wire import Head, Message, Reader, send
+from ekiden.tune.wire import Head, Message, MessageReader, send
 
 Tell: TypeAlias = Callable[[Head], None]
 Job: TypeAlias = Callable[[Head, list[bytes], Tell], Message]
 """(request, its byte strings, what takes news on the way) -> (answer, its byte strings)."""
 IDLE_LIMIT_S = 60.0
 """Seconds without a job after which a worker ends."""
-SAID = 2000
+MAX_OUTPUT_CHARS = 2000
 """Most characters that are repeated of what a job wrote."""
 
 
@@ -48,7 +48,7 @@ def _child(job: Job, message: Message, to: int, memory: int) -> None:
     except BaseException as error:
         notes = "; ".join(getattr(error, "__notes__", ()))
         message_text = f"{error} ({notes})" if notes else str(error)
-        send(to, {"error": type(error).__name__, "message": message_text[:SAID]})
+        send(to, {"error": type(error).__name__, "message": message_text[:MAX_OUTPUT_CHARS]})
 
 
 def _forked(job: Job, message: Message, requests: int, replies: int) -> Message | None:
@@ -75,13 +75,13 @@ def _forked(job: Job, message: Message, requests: int, replies: int) -> Message 
         if head is None:
             return None
         output.seek(0)
-        head["said"] = output.read(SAID).decode(errors="replace")
+        head["said"] = output.read(MAX_OUTPUT_CHARS).decode(errors="replace")
         return head, blobs
 
 
 def _await(source: int, requests: int, until: float) -> tuple[Head | None, list[bytes]]:
     """Collect a job's messages until it ends or its time is up."""
-    reader = Reader(source)
+    reader = MessageReader(source)
     news: list[object] = []
     while True:
         ready, _, _ = select.select([source, requests], [], [], max(0.0, until - time.monotonic()))
@@ -106,7 +106,7 @@ def _end(pid: int) -> None:
     os.waitpid(pid, 0)
 
 
-def _next_job(reader: Reader) -> Message | None:
+def _next_job(reader: MessageReader) -> Message | None:
     """Return the next job; None if there are no more, or none arrived for a long time: an executor
     of another machine may keep the process that asks, for other programs.
     """
@@ -126,7 +126,7 @@ def serve(name: str) -> None:
     home = import_module(name)
     getattr(home, "prepare", lambda: None)()
     send(replies, {"ready": os.getpid()})
-    reader = Reader(requests)
+    reader = MessageReader(requests)
     while (message := _next_job(reader)) is not None:
         job: Job = getattr(home, str(message[0].pop("function")))
         reply = _forked(job, message, requests, replies)

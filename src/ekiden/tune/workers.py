@@ -12,11 +12,11 @@ from contextlib import suppress
 
 from ekiden.runtime.forks import Lock
 from ekiden.runtime.lazy_dataclass import dataclass
-from ekiden.tune.wire import Head, Message, Reader, send
+from ekiden.tune.wire import Head, Message, MessageReader, send
 
-START = 120.0
+START_LIMIT_S = 120.0
 """Seconds that a worker may take to start, on a machine that has other things to do."""
-GRACE = 10.0
+REPLY_GRACE_S = 10.0
 """Seconds that a worker may take beyond its job's to say so."""
 
 
@@ -46,21 +46,21 @@ class Worker:
         )
         assert self._process.stdin is not None and self._process.stdout is not None
         self._to = self._process.stdin.fileno()
-        self._reader = Reader(self._process.stdout.fileno())
+        self._reader = MessageReader(self._process.stdout.fileno())
         self._ready = False
 
     def ask(self, job: Job) -> Message:
         """Run a job and return its reply. Raises OSError if the worker itself is gone or hangs."""
         try:
             if not self._ready:
-                if self._reader.receive(time.monotonic() + START) is None:
+                if self._reader.receive(time.monotonic() + START_LIMIT_S) is None:
                     raise BrokenPipeError(f"no worker for {self.module}")
                 self._ready = True
             _, _, function = job.function.partition(":")
             limits = {"seconds": job.seconds, "memory": job.memory}
             request = {**job.head, **limits, "function": function}
             send(self._to, request, job.parts)
-            reply = self._reader.receive(time.monotonic() + job.seconds + GRACE)
+            reply = self._reader.receive(time.monotonic() + job.seconds + REPLY_GRACE_S)
         except BaseException:
             self.close()
             raise
@@ -87,7 +87,7 @@ class Worker:
         self._process.stdout.close()
 
 
-_IDLE: dict[str, list[Worker]] = {}
+_IDLE_WORKERS: dict[str, list[Worker]] = {}
 _LOCK = Lock()
 
 
@@ -95,7 +95,7 @@ def _idle_worker(module: str) -> Worker | None:
     """Return a worker that waits for a job; those that have ended meanwhile are dropped."""
     while True:
         with _LOCK:
-            idle = _IDLE.setdefault(module, [])
+            idle = _IDLE_WORKERS.setdefault(module, [])
             worker = idle.pop() if idle else None
         if worker is None or worker.is_alive:
             return worker
@@ -121,7 +121,7 @@ def ask(job: Job) -> Message:
         gone: Head = {"error": "crash", "news": [], "said": str(error)}
         return gone, []
     with _LOCK:
-        _IDLE.setdefault(module, []).append(worker)
+        _IDLE_WORKERS.setdefault(module, []).append(worker)
     return reply
 
 
@@ -129,11 +129,11 @@ def ask(job: Job) -> Message:
 def close_workers() -> None:
     """End all idle workers."""
     with _LOCK:
-        waiting = [w for workers in _IDLE.values() for w in workers]
-        _IDLE.clear()
+        waiting = [w for workers in _IDLE_WORKERS.values() for w in workers]
+        _IDLE_WORKERS.clear()
     for worker in waiting:
         worker.close()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_IDLE.clear)  # they are the parent's to ask
+    os.register_at_fork(after_in_child=_IDLE_WORKERS.clear)  # they are the parent's to ask

@@ -10,7 +10,7 @@ from pass_checks import evaluate, main_of, program
 
 import ekiden
 from ekiden import relay
-from ekiden.backend.graph.read import read_graph
+from ekiden.backend.graph.read_bytecode import read_graph
 from ekiden.backend.vm.pipeline import optimize
 from ekiden.ir.module import IRModule
 from ekiden.ir.op import Op

@@ -17,7 +17,7 @@ from ekiden.ir.type import TensorType, tensor_type
 from ekiden.relay.expr import Call, Function, If, Let, Tuple, Var
 from ekiden.relay.op.memory import AllocStorageAttrs, AllocTensorAttrs
 from ekiden.relay.transform import ManifestAlloc, MemoryPlan
-from ekiden.relay.transform.language.chains import let_chain
+from ekiden.relay.transform.language.chains import build_lets
 from ekiden.relay.transform.language.scopes import evaluation_order
 from ekiden.relay.transform.memory import storage_places
 from ekiden.relay.transform.memory.manifest_alloc import size_in_bytes
@@ -51,7 +51,7 @@ class _Maker:
         like = [v for v in known if v.checked_type == kind]
         if like and self.draw(st.booleans()):
             result = self.draw(st.sampled_from(like))
-        return let_chain(bindings, result)
+        return build_lets(bindings, result)
 
     def binding(self, known: list[Var], kind: TensorType, depth: int) -> tuple[Var, RelayExpr]:
         made = typed(self.name(), kind)
@@ -257,7 +257,7 @@ def _chain(shapes: list[tuple[PrimExpr | int, ...]]) -> IRModule:
         call.set_checked_type(made.checked_type)
         bindings.append((made, call))
         at = made
-    return ManifestAlloc()(IRModule({"main": Function((x,), let_chain(bindings, at), None)}))
+    return ManifestAlloc()(IRModule({"main": Function((x,), build_lets(bindings, at), None)}))
 
 
 def test_sizes_that_cannot_be_compared_share_bytes() -> None:
@@ -273,7 +273,7 @@ def test_sizes_that_cannot_be_compared_share_bytes() -> None:
 
 def test_offsets_do_not_become_long(monkeypatch: pytest.MonkeyPatch) -> None:
     """Then sizes that are equal follow each other."""
-    monkeypatch.setattr(storage_places, "LONGEST", 10)
+    monkeypatch.setattr(storage_places, "MAX_OFFSET_NODES", 10)
     module = _chain([(N, N), (N, 8), (M, M), (N, 8), (N, N), (M, M), (N, 8)])
     planned = main_of(MemoryPlan()(module)).body
     arena = next(a.size for a in _allocations(planned) if a.arena)

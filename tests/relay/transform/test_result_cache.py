@@ -13,8 +13,8 @@ import ekiden
 from ekiden import relay
 from ekiden.relay import op
 from ekiden.relay.op.nn import conv2d
-from ekiden.relay.transform.graph import fold_constant, result_cache
-from ekiden.relay.transform.graph.result_cache import computed, keeping
+from ekiden.relay.transform.graph import constant_evaluation_cache, fold_constant
+from ekiden.relay.transform.graph.constant_evaluation_cache import cache_results, computed
 
 pytestmark = pytest.mark.quick
 ROWS = 256
@@ -22,7 +22,7 @@ ROWS = 256
 
 @pytest.fixture(autouse=True)
 def empty() -> Iterator[None]:
-    with mock.patch.object(result_cache, "_TABLE", result_cache._Table()):
+    with mock.patch.object(constant_evaluation_cache, "_TABLE", constant_evaluation_cache._Table()):
         yield
 
 
@@ -49,25 +49,25 @@ def large(value: float = 1.0) -> np.ndarray:
 def test_what_is_asked_for_twice_is_kept_while_its_array_lives() -> None:
     double, array = Doubled(), large()
     for _ in range(4):
-        with keeping():
+        with cache_results():
             assert (double.of(array) == 2.0).all()
     assert double.times == 2
-    with keeping():
+    with cache_results():
         double.of(array, np.array([3.0]))  # small ones count by what they hold
         double.of(array, np.array([3.0]))
         double.of(array, np.array([3.0]))
     assert double.times == 4
-    assert len(result_cache._TABLE.entries) == 2
+    assert len(constant_evaluation_cache._TABLE.entries) == 2
     del array
     gc.collect()
-    assert not result_cache._TABLE.entries
+    assert not constant_evaluation_cache._TABLE.entries
 
 
 def test_arrays_that_are_changed_in_place_are_computed_anew() -> None:
     double, array = Doubled(), large()
     for value in (1.0, 1.0, 1.0, 5.0, 5.0, 7.0):
         array[:] = value
-        with keeping():
+        with cache_results():
             assert (double.of(array) == 2 * value).all()
 
 
@@ -76,14 +76,14 @@ def test_nothing_is_kept_outside_of_a_compilation_nor_without_room() -> None:
     for _ in range(3):
         double.of(array)
     assert double.times == 3
-    with mock.patch.object(result_cache, "ROOM", array.nbytes):
+    with mock.patch.object(constant_evaluation_cache, "MAX_CACHE_BYTES", array.nbytes):
         for _ in range(3):
-            with keeping():
+            with cache_results():
                 double.of(array)
                 double.of(other)  # has no room beside what this compilation took
         assert double.times == 3 + 2 + 3
         for _ in range(3):  # now nobody takes the first
-            with keeping():
+            with cache_results():
                 double.of(other)
         assert double.times == 8 + 1
 
@@ -91,9 +91,9 @@ def test_nothing_is_kept_outside_of_a_compilation_nor_without_room() -> None:
 def test_a_view_of_an_array_does_not_keep_it() -> None:
     array = large()
     for _ in range(3):
-        with keeping():
+        with cache_results():
             computed("turned", [array], lambda: array.T)
-    assert all(each.value is None for each in result_cache._TABLE.entries.values())
+    assert all(each.value is None for each in constant_evaluation_cache._TABLE.entries.values())
 
 
 def edited(weight: relay.Constant, activation: str) -> relay.Function:

@@ -48,7 +48,11 @@ def test_indices_that_differ_stay() -> None:
     x = relay.var("x", relay.tensor_type((5, 3)))
     other = PLACES.copy()
     other[2, 1] = 0
-    for places, names in ((other, ["gather"]), (PLACES, ["take"]), (PLACES[:, :2], ["gather"])):
+    for places, names in (
+        (other, ["gather"]),
+        (PLACES, ["take"]),
+        (PLACES[:, :2], ["gather"]),
+    ):
         function = relay.Function((x,), op.gather(x, 0, relay.const(places)))
         module = InferType()(relay.IRModule.from_expr(function))
         assert calls(SimplifyExpr()(module)) == names

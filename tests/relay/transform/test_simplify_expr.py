@@ -17,12 +17,12 @@ from ekiden.relay.dataflow_pattern.matcher import NodeMap
 from ekiden.relay.transform import InferType, SimplifyExpr
 from ekiden.relay.transform.graph.simplify_expr import simplify_expr
 from ekiden.relay.transform.graph.simplify_rules import (
-    CALLS,
-    EXACT,
-    FREE,
-    ROUNDED,
+    CALL_RULES,
+    EXACT_EQUATIONS,
+    FREE_EQUATIONS,
+    ROUNDED_EQUATIONS,
     RULES,
-    SHAPED,
+    SHAPE_RULES,
     Rule,
 )
 
@@ -195,7 +195,15 @@ def test_a_rule_does_nothing_below_its_tier(equation: str, before: str, after: s
 
 def test_every_rule_is_tested() -> None:
     assert {rule.equation for rule in RULES} == {equation for equation, _, _ in CASES}
-    assert len(RULES) == len(EXACT) + len(ROUNDED) + len(FREE) + len(SHAPED) + len(CALLS) + 1
+    assert (
+        len(RULES)
+        == len(EXACT_EQUATIONS)
+        + len(ROUNDED_EQUATIONS)
+        + len(FREE_EQUATIONS)
+        + len(SHAPE_RULES)
+        + len(CALL_RULES)
+        + 1
+    )
 
 
 def test_a_rule_is_written_once_when_a_call_of_its_operator_comes() -> None:

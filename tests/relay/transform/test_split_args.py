@@ -7,7 +7,7 @@ import pytest
 
 from ekiden import relay
 from ekiden.arith import Analyzer
-from ekiden.backend.vm.pipeline import MOST_JOINED, optimize
+from ekiden.backend.vm.pipeline import MAX_CONCAT_INPUTS, optimize
 from ekiden.ir.intrinsic import if_then_else
 from ekiden.ir.module import IRModule
 from ekiden.ir.op import Op
@@ -41,7 +41,7 @@ def test_the_machine_joins_any_number_by_kernels_of_few() -> None:
     kernels = [c for c in calls if isinstance(c.op, Op) and c.op.name == "vm.invoke_tvm_op"]
     sizes = {len(c.args[1].fields) for c in kernels if isinstance(c.args[1], Tuple)}
     assert len(kernels) == 32  # each writes its part of the result in place
-    assert max(sizes) <= MOST_JOINED
+    assert max(sizes) <= MAX_CONCAT_INPUTS
 
 
 def test_what_the_machine_joins_is_computed_by_kernels_of_few_inputs() -> None:
@@ -54,7 +54,7 @@ def test_what_the_machine_joins_is_computed_by_kernels_of_few_inputs() -> None:
     calls = [e for e in post_order(made["main"]) if isinstance(e, Call)]
     kernels = [c for c in calls if isinstance(c.op, Op) and c.op.name == "vm.invoke_tvm_op"]
     read = [len(c.args[1].fields) for c in kernels if isinstance(c.args[1], Tuple)]
-    assert max(read) == MOST_JOINED  # as much with it as there may be
+    assert max(read) == MAX_CONCAT_INPUTS  # as much with it as there may be
 
 
 @pytest.mark.parametrize(("most", "splits"), [(0, 1), (2, 7), (3, 4), (7, 3), (8, 1)])
@@ -83,7 +83,7 @@ def test_the_machine_parts_into_any_number_by_kernels_of_few() -> None:
     calls = [e for e in post_order(made["main"]) if isinstance(e, Call)]
     kernels = [c for c in calls if isinstance(c.op, Op) and c.op.name == "vm.invoke_tvm_op"]
     sizes = {len(c.args[2].fields) for c in kernels if isinstance(c.args[2], Tuple)}
-    assert len(kernels) <= 17 and max(sizes) <= MOST_JOINED
+    assert len(kernels) <= 17 and max(sizes) <= MAX_CONCAT_INPUTS
 
 
 def test_numbers_to_cut_at_are_ordered_without_proofs() -> None:

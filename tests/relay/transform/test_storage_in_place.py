@@ -18,10 +18,16 @@ from ekiden.relay.build_module import bind_params_by_name
 from ekiden.relay.expr import Call, Function
 from ekiden.relay.transform import ManifestAlloc, MemoryPlan
 from ekiden.relay.transform.language.scopes import evaluation_order
-from ekiden.relay.transform.memory_plan import SMALL, KernelFacts, Kernels
+from ekiden.relay.transform.memory_plan import MIN_PLANNED_WORKSPACE, KernelFacts, Kernels
 from long_runs import alike
 
-WORKSPACES = (const(0), const(SMALL), const(SMALL + 192), SMALL + N * 256, (M + N) * SMALL)
+WORKSPACES = (
+    const(0),
+    const(MIN_PLANNED_WORKSPACE),
+    const(MIN_PLANNED_WORKSPACE + 192),
+    MIN_PLANNED_WORKSPACE + N * 256,
+    (M + N) * MIN_PLANNED_WORKSPACE,
+)
 
 
 def calls_of(module: IRModule) -> list[Call]:
@@ -126,15 +132,17 @@ def test_working_memory_lies_where_nothing_lives() -> None:
     module = chain(f"let %a = {K}(%x); let %b = {K}(%a); let %c = {K}(%b); let %r = {K}(%c);")
     calls = calls_of(module)
     facts = {c.args[0]: KernelFacts(const(0)) for c in calls}
-    facts[calls[3].args[0]] = KernelFacts(const(SMALL))
-    assert arenas(module, facts) == [6400 + SMALL]  # beside %c, over the place of %b
+    facts[calls[3].args[0]] = KernelFacts(const(MIN_PLANNED_WORKSPACE))
+    assert arenas(module, facts) == [
+        6400 + MIN_PLANNED_WORKSPACE
+    ]  # beside %c, over the place of %b
     planned = MemoryPlan(facts)(module)
     assert [len(c.args) for c in calls_of(planned)] == [3, 3, 3, 4]
 
 
 def test_little_working_memory_is_left_to_threads() -> None:
     module = chain(f"let %a = {K}(%x); let %r = {K}(%a);")
-    planned = MemoryPlan(known(module, SMALL - 64))(module)
+    planned = MemoryPlan(known(module, MIN_PLANNED_WORKSPACE - 64))(module)
     assert [len(c.args) for c in calls_of(planned)] == [3, 3]
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from ekiden.backend.aot.emit import PREFIX, emit_functions
+from ekiden.backend.aot.emit import NATIVE_PREFIX, emit_functions
 from ekiden.backend.vm.write import VMFunction
 from ekiden.codegen import llvm
-from ekiden.codegen.parallel import LOCK
+from ekiden.codegen.parallel import LOCAL_COMPILE_LOCK
 from ekiden.ir.pass_context import show_product
 from ekiden.runtime.errors import CompileError
 from ekiden.runtime.lazy_dataclass import dataclass
@@ -16,7 +16,7 @@ from ekiden.target.features import WASM
 
 
 @dataclass(frozen=True, slots=True)
-class Native:
+class NativeObjects:
     """Object code and the names that it exports."""
 
     objects: tuple[bytes, ...] = ()
@@ -30,7 +30,7 @@ def native_code(
     target: Target,
     *,
     is_checked: bool = False,
-) -> Native:
+) -> NativeObjects:
     """Compile bytecode functions to object code.
 
     Args:
@@ -49,14 +49,14 @@ def native_code(
     """
     if target.architecture == WASM:
         raise CompileError(f"compile: there is no native code of functions (aot) for {WASM}")
-    with LOCK:
+    with LOCAL_COMPILE_LOCK:
         text = emit_functions(functions, primitives, kernels, target, is_checked=is_checked)
         show_product("native.ll", "the native code of bytecode, as LLVM IR", lambda: text)
         show_product(
             "native.asm", "the same as assembly", lambda: llvm.assembly_of_text(text, target)
         )
         code = llvm.compile_text(text, target)
-    return Native((code,), tuple(PREFIX + function.name for function in functions))
+    return NativeObjects((code,), tuple(NATIVE_PREFIX + function.name for function in functions))
 
 
-__all__ = ["Native", "native_code"]
+__all__ = ["NativeObjects", "native_code"]

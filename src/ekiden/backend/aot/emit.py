@@ -12,10 +12,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from ekiden.backend.aot.facts import Fact, Facts, after, at_entry
+from ekiden.backend.aot.facts import RegisterFact, RegisterFacts, after, at_entry
 from ekiden.backend.vm.operands import jumps
 from ekiden.backend.vm.write import VMFunction
-from ekiden.codegen.llvm.builder import Builder, Module
+from ekiden.codegen.llvm.builder import FunctionBuilder, LlvmModule
 from ekiden.codegen.llvm.quoting import quoted
 from ekiden.runtime.binding import layout
 from ekiden.runtime.binding.layout import Native, Native32, Tensor, TypeIndex, Value
@@ -24,20 +24,20 @@ from ekiden.runtime.errors import InternalError
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target import Target
 
-PREFIX = "vm2:"
+NATIVE_PREFIX = "vm2:"
 """Of the names of native functions: the version of what they know of the runtime."""
 NATIVE_WORDS = 2
 
 
 @dataclass(slots=True)
-class Program:
+class AotProgram:
     """State that the functions of an executable share. `kernels` are the primitives that are linked
     with the code and called by name; the others are looked up in the executable at run time.
     """
 
     primitives: Sequence[str]
     kernels: Collection[str]
-    module: Module
+    module: LlvmModule
 
     @property
     def native(self) -> type[Native] | type[Native32]:
@@ -56,7 +56,7 @@ def emit_functions(
     """Emit an LLVM module with all functions, exported under NATIVE_PREFIX and their names. With
     `is_checked` the machine verifies the devices of kernel arguments.
     """
-    program = Program(primitives, kernels, Module(target))
+    program = AotProgram(primitives, kernels, LlvmModule(target))
     for function in functions:
         _FunctionEmitter(program, function, is_checked).write()
     head = [f"; for {target}", f'target triple = "{target.triple}"']
@@ -66,14 +66,14 @@ def emit_functions(
 class _FunctionEmitter:
     """Emitter of one function, instruction by instruction."""
 
-    def __init__(self, program: Program, function: VMFunction, is_checked: bool) -> None:
+    def __init__(self, program: AotProgram, function: VMFunction, is_checked: bool) -> None:
         self.program = program
         self.function = function
         self.is_checked = is_checked
-        self.b = Builder(program.module)
+        self.b = FunctionBuilder(program.module)
         self.native, self.pointer = program.native, program.module.pointer_bytes
         self.b.block = "start"
-        self.facts: Facts = at_entry(len(function.params), function.n_registers)
+        self.facts: RegisterFacts = at_entry(len(function.params), function.n_registers)
         self.words: list[int] = []
         at = 0
         for instruction in function.code:
@@ -111,7 +111,7 @@ class _FunctionEmitter:
 
     def _finish(self) -> None:
         resume = " ".join(f"i32 {k}, label %point{k}" for k in self.resumed)
-        name = quoted(PREFIX + self.function.name)
+        name = quoted(NATIVE_PREFIX + self.function.name)
         size = max(1, self.most) * 2
         text = [
             f"define ptr @{name}(ptr %vm, ptr %R, ptr %native, i32 %point) #0 {{",
@@ -157,9 +157,9 @@ class _FunctionEmitter:
     def _payload(self, register: int, kind: str = "i64") -> str:
         return self.b.value(f"load {kind}, ptr {self._address(register, Value.V)}, align 8")
 
-    def _fact(self, register: int) -> Fact:
+    def _fact(self, register: int) -> RegisterFact:
         """Return what is known of a register; by default that it may hold an object."""
-        return self.facts.get(register, Fact(is_object=True))
+        return self.facts.get(register, RegisterFact(is_object=True))
 
     def _may_be_object(self, register: int) -> bool:
         return self._fact(register).is_object
@@ -469,4 +469,4 @@ def _tuple(operand: Operand) -> tuple[int, ...]:
     return operand
 
 
-__all__ = ["PREFIX", "emit_functions"]
+__all__ = ["NATIVE_PREFIX", "emit_functions"]

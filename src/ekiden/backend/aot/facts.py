@@ -17,7 +17,7 @@ from ekiden.runtime.lazy_dataclass import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Fact:
+class RegisterFact:
     """Fact about a register's value. The default is anything but an object."""
 
     is_object: bool = False
@@ -30,22 +30,22 @@ class Fact:
     """Whether a kernel may write to it: it was allocated here."""
 
 
-PLAIN = Fact()
-OBJECT = Fact(is_object=True)
-TENSOR = Fact(is_object=True, is_tensor=True)
+PLAIN = RegisterFact()
+OBJECT = RegisterFact(is_object=True)
+TENSOR = RegisterFact(is_object=True, is_tensor=True)
 
-Facts = dict[int, Fact]
+RegisterFacts = dict[int, RegisterFact]
 """Nothing is known of registers that have no fact."""
 
 
-def at_entry(n_params: int, n_registers: int) -> Facts:
+def at_entry(n_params: int, n_registers: int) -> RegisterFacts:
     """Return the facts at a function's entry: all registers but parameters are empty."""
     return dict.fromkeys(range(n_params, n_registers), PLAIN)
 
 
-def after(instruction: Instruction, facts: Facts) -> Facts:
+def after(instruction: Instruction, facts: RegisterFacts) -> RegisterFacts:
     """Return the facts after an instruction that continues with the next one."""
-    result_fact = _made(instruction, facts)
+    result_fact = _result_fact(instruction, facts)
     updated = dict(facts)
     opcode = BY_NAME[instruction.name]
     letters = opcode.format.replace("n", "")
@@ -68,24 +68,24 @@ def _values(letter: str, operand: Operand) -> Sequence[int]:
     return operand if letter == "V" and isinstance(operand, tuple) else ()
 
 
-def _made(instruction: Instruction, facts: Facts) -> Fact | None:
+def _result_fact(instruction: Instruction, facts: RegisterFacts) -> RegisterFact | None:
     """Return the fact about the written register."""
     match instruction.name, instruction.operands:
         case "Move", (_, int(src)):
             return facts.get(src if src >= 0 else -1 - src)
         case "LoadConsti", (_, int(value)):
-            return Fact(number=value)
+            return RegisterFact(number=value)
         case (("GetTag" | "ReadElement" | "KillRegister"), _):
             return PLAIN
         case "AllocTensor", (*_, tuple(shape)):
-            return Fact(True, None, True, shape, True)
+            return RegisterFact(True, None, True, shape, True)
         case "AllocTensorReg", (_, _, _, _, _, _, int(ndim), _):
-            return Fact(True, None, True, (-1,) * ndim, True)
+            return RegisterFact(True, None, True, (-1,) * ndim, True)
         case "Own", _:
-            return Fact(True, None, True, None, True)
+            return RegisterFact(True, None, True, None, True)
         case "ReshapeTensor", (_, int(src), _, _, int(ndim)):
             writable = facts.get(src, OBJECT).is_writable
-            return Fact(True, None, True, (-1,) * ndim, writable)
+            return RegisterFact(True, None, True, (-1,) * ndim, writable)
         case (("LoadConst" | "ShapeOf" | "DeviceCopy"), _):
             return TENSOR
         case (("AllocStorage" | "AllocArena" | "AllocADT" | "AllocClosure" | "AllocRef"), _):
@@ -94,4 +94,4 @@ def _made(instruction: Instruction, facts: Facts) -> Fact | None:
             return None
 
 
-__all__ = ["Fact", "Facts", "after", "at_entry"]
+__all__ = ["RegisterFact", "RegisterFacts", "after", "at_entry"]

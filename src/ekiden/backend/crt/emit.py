@@ -15,20 +15,20 @@ import numpy as np
 
 from ekiden.backend.crt.emit_code import emit_routines
 from ekiden.backend.crt.kernels import c_name
-from ekiden.backend.crt.module import ALIGNMENT, Kernel, MicroModule, Tensor
+from ekiden.backend.crt.module import POOL_ALIGNMENT_BYTES, MicroKernel, MicroModule, Tensor
 from ekiden.backend.crt.packed import emit_packed
 from ekiden.codegen.c.helpers import quoted
 from ekiden.codegen.c.types import KEYWORDS, constant, memory_type
 from ekiden.ir import dtype as dt
 from ekiden.ir.op import Array
 
-HEAD = """\
+FILE_HEADER = """\
 /* Made by Ekiden of the model {name}, for {target}.
 **
 ** C99 that needs nothing but memcpy. {flags} */
 """
-FLAGS = "Compile with -fwrapv -ffp-contract=off -fno-math-errno."
-MICRO = """\
+COMPILER_FLAGS_NOTE = "Compile with -fwrapv -ffp-contract=off -fno-math-errno."
+MICRO_HEADER = """\
 /* What programs need to know of a model that Ekiden compiled without its runtime. */
 #ifndef EKIDEN_MICRO_H_
 #define EKIDEN_MICRO_H_
@@ -73,7 +73,7 @@ typedef struct {
 #endif
 #endif /* EKIDEN_MICRO_H_ */
 """
-READABLE = 4096
+MAX_DECIMAL_FLOATS = 4096
 """Floats of a constant up to which they are decimal; more take a C compiler half the time in
 hexadecimal."""
 _KERNEL_HEAD = """\
@@ -84,7 +84,7 @@ _KERNEL_HEAD = """\
 #include <string.h>
 """
 _ALIGNED = f"""\
-#define EK_ALIGNED __attribute__((aligned({ALIGNMENT})))
+#define EK_ALIGNED __attribute__((aligned({POOL_ALIGNMENT_BYTES})))
 """
 _ARENA = """\
 
@@ -98,10 +98,10 @@ static uint8_t arena[{size}] EK_ALIGNED __attribute__((section(EK_ARENA_SECTION)
 def emit_files(module: MicroModule) -> dict[str, str]:
     """Return the files of the program: path to text."""
     name, prefix = c_name(module.name), prefix_of(module.name)
-    head = HEAD.format(name=module.name, target=module.target, flags=FLAGS)
+    head = FILE_HEADER.format(name=module.name, target=module.target, flags=COMPILER_FLAGS_NOTE)
     files = {
         f"include/{prefix}.h": head + _interface(module),
-        "include/ekiden_micro.h": MICRO,
+        "include/ekiden_micro.h": MICRO_HEADER,
         f"include/ekiden_{name}.h": head + _table_header(module),
         f"src/{name}_lib0.c": head + _program(module),
         f"src/{name}_lib1.c": head + _kernels(module),
@@ -192,7 +192,7 @@ def _table_header(module: MicroModule) -> str:
     )
 
 
-def _prototype(kernel: Kernel) -> str:
+def _prototype(kernel: MicroKernel) -> str:
     kinds = [f"{'const ' * p.is_read}{p.c_type} *" for p in kernel.parameters]
     if kernel.workspace:
         kinds.append("uint8_t *")
@@ -286,7 +286,7 @@ def _rows(array: Array, per_line: int = 16) -> str:
         flat, dtype = flat.view(np.uint16), "uint16"
     if dtype == "bool":
         flat, dtype = flat.astype(np.uint8), "uint8"
-    if dtype == "float32" and flat.size > READABLE and np.isfinite(flat).all():
+    if dtype == "float32" and flat.size > MAX_DECIMAL_FLOATS and np.isfinite(flat).all():
         texts = [f"{v.hex()}f" for v in flat.tolist()]
     elif dt.SCALAR_BITS[dtype] < 32 and not dt.is_float(dtype):
         texts = list(map(str, flat.tolist()))
@@ -296,4 +296,4 @@ def _rows(array: Array, per_line: int = 16) -> str:
     return "".join(f"  {line},\n" for line in lines) or "  0,\n"
 
 
-__all__ = ["FLAGS", "emit_files", "fields_of", "prefix_of"]
+__all__ = ["COMPILER_FLAGS_NOTE", "emit_files", "fields_of", "prefix_of"]

@@ -4,14 +4,21 @@ from __future__ import annotations
 
 from ekiden.backend.crt import module as crt
 from ekiden.backend.crt.kernels import c_name
-from ekiden.backend.crt.module import Home, MicroModule, Place, Routine, Statement, Step
+from ekiden.backend.crt.module import (
+    KernelStep,
+    Location,
+    MemoryHome,
+    MicroModule,
+    Routine,
+    Statement,
+)
 from ekiden.runtime.lazy_dataclass import dataclass
 
 ENTRY_POINT = "run_arrays"
 """The function of the last routine."""
-ENTRY = "entry"
+ENTRY_VARIABLE = "entry"
 """The variable that says which function of a group runs."""
-TAKE = """\
+TAKE_FUNCTION = """\
 
 /* Copy what lies elsewhere. */
 static void take(uint8_t *to, const uint8_t *from, size_t nbytes) {
@@ -30,7 +37,7 @@ def emit_routines(module: MicroModule, prefix: str) -> str:
         for routine in module.routines
     ]
     texts = "".join(emitter.text() for emitter in emitters)
-    return _numbers(module) + TAKE * any(e.takes for e in emitters) + texts
+    return _numbers(module) + TAKE_FUNCTION * any(e.takes for e in emitters) + texts
 
 
 def _names(module: MicroModule) -> dict[str, str]:
@@ -49,7 +56,7 @@ def _names(module: MicroModule) -> dict[str, str]:
 def _numbers(module: MicroModule) -> str:
     """Return the table of the numbers of constructors, if there are any."""
     operands = [p for r in module.routines for s in r.code for p in s.places]
-    count = max((p.number + 1 for p in operands if p.home is Home.NUMBER), default=0)
+    count = max((p.number + 1 for p in operands if p.home is MemoryHome.NUMBER), default=0)
     if count == 0:
         return ""
     return f"\nstatic const int32_t numbers[] = {{{', '.join(map(str, range(count)))}}};\n"
@@ -85,7 +92,7 @@ class _Emitter:
     def _head(self) -> str:
         if self.is_main:
             return f"{ENTRY_POINT}(void *const *inputs, void *const *outputs, void *const *pools)"
-        entry = [f"int32_t {ENTRY}"] if self.routine.entries > 1 else []
+        entry = [f"int32_t {ENTRY_VARIABLE}"] if self.routine.entries > 1 else []
         inputs = [
             f"{'' if is_cell else 'const '}uint8_t *in{n}"
             for n, is_cell in enumerate(self.routine.inputs)
@@ -97,7 +104,7 @@ class _Emitter:
     def _variables(self) -> list[str]:
         lines = []
         if self.is_main and self.routine.entries > 1:
-            lines.append(f"int32_t {ENTRY} = 0;")
+            lines.append(f"int32_t {ENTRY_VARIABLE} = 0;")
         rows = zip(self.routine.locals, self.routine.starts, strict=True)
         for number, (is_cell, start) in enumerate(rows):
             if start is not None:
@@ -133,7 +140,7 @@ class _Emitter:
             case crt.If(places=(test,)):
                 return f"if (*{self._address(test)} != 0) {{"
             case crt.Switch(places=()):
-                return f"switch ({ENTRY}) {{"
+                return f"switch ({ENTRY_VARIABLE}) {{"
             case crt.Switch(places=(value,)):
                 return f"switch ({self._number(value)}) {{"
             case crt.Case(number=None):
@@ -148,7 +155,7 @@ class _Emitter:
     def _lines(self, statement: Statement) -> list[str]:
         """Return the lines of a statement that opens no block."""
         match statement:
-            case Step():
+            case KernelStep():
                 return [self._step(statement)]
             case crt.SetAddress(local=local, places=(location,)):
                 return [f"v{local} = {self._address(location)};"]
@@ -156,7 +163,7 @@ class _Emitter:
                 return [f"clause{number} = {clause};"]
             case crt.Again(entry=entry):
                 is_group = self.routine.entries > 1
-                return [*([f"{ENTRY} = {entry};"] if is_group else []), "continue;"]
+                return [*([f"{ENTRY_VARIABLE} = {entry};"] if is_group else []), "continue;"]
             case crt.Return():
                 return ["return 0;"]
             case crt.Fail(reason=reason):
@@ -175,7 +182,7 @@ class _Emitter:
             case _:
                 raise AssertionError(statement)
 
-    def _number(self, location: Place) -> str:
+    def _number(self, location: Location) -> str:
         return f"*(const int32_t *)(const void *){self._address(location)}"
 
     def _append(self, statement: crt.Append) -> list[str]:
@@ -196,10 +203,10 @@ class _Emitter:
         source = f" /* {_comment(call.source)} */" if call.source else ""
         return f"if ({self.names[call.routine]}({arguments}) != 0) return -1;{source}"
 
-    def _step(self, step: Step) -> str:
+    def _step(self, step: KernelStep) -> str:
         if step.kernel is None:
             source, target = step.places
-            homes = (Home.LOCAL,) if self.is_main else (Home.LOCAL, Home.INPUT)
+            homes = (MemoryHome.LOCAL,) if self.is_main else (MemoryHome.LOCAL, MemoryHome.INPUT)
             function = "take" if source.home in homes else "memcpy"
             self.takes |= source.home in homes
             return f"{function}({self._address(target)}, {self._address(source)}, {step.nbytes});"
@@ -213,35 +220,35 @@ class _Emitter:
         call = f"{step.kernel.name}({', '.join(arguments)})"
         return f"if ({call} != 0) return -1;{source_text}"
 
-    def _argument(self, kind: str, location: Place) -> str:
-        if location.home is Home.CONSTANT:
+    def _argument(self, kind: str, location: Location) -> str:
+        if location.home is MemoryHome.CONSTANT:
             return self._base(location)
         const = "const " * kind.startswith("const ")
         return f"({kind})({const}void *){self._address(location)}"
 
-    def _address(self, location: Place) -> str:
+    def _address(self, location: Location) -> str:
         """Return the byte address of a location."""
         base = self._base(location)
-        if location.home in (Home.CONSTANT, Home.NUMBER):
+        if location.home in (MemoryHome.CONSTANT, MemoryHome.NUMBER):
             assert location.offset == 0
             return f"(const uint8_t *){base}"
         return f"({base} + {location.offset})" if location.offset else base
 
-    def _base(self, location: Place) -> str:
+    def _base(self, location: Location) -> str:
         match location.home:
-            case Home.CONSTANT:
+            case MemoryHome.CONSTANT:
                 return f"{self.prefix}_constant_{location.number}"
-            case Home.NUMBER:
+            case MemoryHome.NUMBER:
                 return f"&numbers[{location.number}]"
-            case Home.NOWHERE:
+            case MemoryHome.NOWHERE:
                 return "NULL"
-            case Home.LOCAL:
+            case MemoryHome.LOCAL:
                 return f"v{location.number}"
-            case Home.POOL:
+            case MemoryHome.POOL:
                 return self._memory(location.number)
-            case Home.INPUT if not self.is_main:
+            case MemoryHome.INPUT if not self.is_main:
                 return f"in{location.number}"
-            case Home.OUTPUT if not self.is_main:
+            case MemoryHome.OUTPUT if not self.is_main:
                 return f"out{location.number}"
             case home:
                 return f"(uint8_t *){home.value}s[{location.number}]"

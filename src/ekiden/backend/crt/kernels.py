@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import field
 
-from ekiden.backend.crt.module import Kernel, Parameter
+from ekiden.backend.crt.module import KernelParameter, MicroKernel
 from ekiden.backend.external import is_external
 from ekiden.backend.kernels.canonical import canonicalize
 from ekiden.backend.kernels.facts import facts_of
@@ -16,7 +16,7 @@ from ekiden.codegen.c.helpers import Helpers
 from ekiden.codegen.cache import kernel_key
 from ekiden.ir.expr import RelayExpr
 from ekiden.ir.pass_context import DEBUG, phase, show_product
-from ekiden.kernels.families import given_decisions
+from ekiden.kernels.families import override_options
 from ekiden.relay.expr import Function
 from ekiden.relay.transform.memory_plan import KernelFacts
 from ekiden.runtime.errors import CompileError
@@ -25,18 +25,18 @@ from ekiden.target import Target
 from ekiden.tir.transform import lower
 from ekiden.tir.transform.narrow_data_type import narrow_data_type
 
-LONGEST = 60
+MAX_NAME_CHARS = 60
 """Letters of the part of a name that says what a kernel does."""
 
 
 @dataclass(slots=True)
-class Kernels:
+class MicroKernels:
     """Kernels of a target, compiled on demand; their names begin with `prefix`."""
 
     target: Target
     prefix: str
     helpers: Helpers = field(init=False)
-    made: dict[str, Kernel] = field(default_factory=dict)
+    made: dict[str, MicroKernel] = field(default_factory=dict)
     """By the key of the function in canonical form."""
     facts: dict[RelayExpr, KernelFacts] = field(default_factory=dict)
     _facts: dict[str, KernelFacts] = field(default_factory=dict)
@@ -46,7 +46,7 @@ class Kernels:
         """Functions that kernels call are those of the target."""
         self.helpers = Helpers(self.target)
 
-    def kernel(self, function: Function) -> Kernel:
+    def kernel(self, function: Function) -> MicroKernel:
         """Return the kernel of a fused function. Raises CompileError, with the function's source
         node, for one that needs the runtime.
         """
@@ -59,14 +59,16 @@ class Kernels:
         self.facts[function] = self._facts[key]
         return self.made[key]
 
-    def _make(self, form: Function, function: Function) -> tuple[Kernel, KernelFacts]:
+    def _make(self, form: Function, function: Function) -> tuple[MicroKernel, KernelFacts]:
         name = self._name(display_name(form))
         with phase(f"kernel: {name}", DEBUG):
             return self._compile(form, function, name)
 
-    def _compile(self, form: Function, function: Function, name: str) -> tuple[Kernel, KernelFacts]:
+    def _compile(
+        self, form: Function, function: Function, name: str
+    ) -> tuple[MicroKernel, KernelFacts]:
         try:
-            func = lower_primitive(form, name, self.target, given_decisions())
+            func = lower_primitive(form, name, self.target, override_options())
             func = func.with_fields(attrs={**(func.attrs or {}), "tir.noalias": True})
             lowered = narrow_data_type(without_prefetches(lower(func, self.target)))
             bare = emit_bare(lowered, name, self.helpers)
@@ -75,12 +77,12 @@ class Kernels:
             if not getattr(error, "__notes__", None):
                 error.add_note(f"while compiling {described(function, name)}")
             raise
-        parameters = tuple(Parameter(*row) for row in bare.parameters)
-        kernel = Kernel(name, parameters, bare.text, bare.workspace)
+        parameters = tuple(KernelParameter(*row) for row in bare.parameters)
+        kernel = MicroKernel(name, parameters, bare.text, bare.workspace)
         return kernel, facts_of(lowered, self.target)
 
     def _name(self, hint: str) -> str:
-        base = f"{self.prefix}_{hint[:LONGEST].rstrip('_')}"
+        base = f"{self.prefix}_{hint[:MAX_NAME_CHARS].rstrip('_')}"
         count = self._names[base] = self._names.get(base, -1) + 1
         return f"{base}_{count}" if count else base
 
@@ -96,4 +98,4 @@ def c_name(text: str) -> str:
     return f"_{clean}" if clean[0].isdigit() else clean
 
 
-__all__ = ["Kernels", "c_name"]
+__all__ = ["MicroKernels", "c_name"]

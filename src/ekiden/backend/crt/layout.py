@@ -39,7 +39,7 @@ from ekiden.runtime.lazy_dataclass import dataclass
 
 MAX_LEAVES = 4096
 """Addresses of one value: types that hold each other may be exponentially many."""
-NUMBER_BYTES = 4
+INT32_BYTES = 4
 """Of an int32: the number of a constructor, or of a list's elements."""
 
 
@@ -105,7 +105,7 @@ class Layouts:
                 case RelayRefType(value=held):
                     stack.append((held, True, inside))
                 case TypeCall(args=(TensorType() as held,)) if _is_list(at):
-                    leaves.append(LeafType(LeafKind.NUMBER, NUMBER_BYTES, is_cell))
+                    leaves.append(LeafType(LeafKind.NUMBER, INT32_BYTES, is_cell))
                     size = tensor_bytes(held, where)
                     leaves.append(LeafType(LeafKind.ELEMENTS, size, is_cell))
                 case _:
@@ -115,7 +115,7 @@ class Layouts:
                             f"{where}: a value of {type_text(at)} holds values of its own type: "
                             f"its size has no bound, and there is no allocator; {PARTIAL}"
                         )
-                    leaves.append(LeafType(LeafKind.NUMBER, NUMBER_BYTES, is_cell))
+                    leaves.append(LeafType(LeafKind.NUMBER, INT32_BYTES, is_cell))
                     held_types = [f for _, row in self.constructors(at) for f in row]
                     stack.extend((f, is_cell, inside | {header}) for f in reversed(held_types))
         return leaves
@@ -139,7 +139,7 @@ class Layouts:
             (c, tuple(substitute_type(f, arguments) for f in c.inputs)) for c in data.constructors
         ]
 
-    def fields(self, kind: Type, constructor: Constructor | None, where: str) -> list[Field]:
+    def fields(self, kind: Type, constructor: Constructor | None, where: str) -> list[LayoutField]:
         """Return the fields of a tuple, or of what a constructor makes: the type of each, and which
         leaves of the whole it has."""
         if isinstance(kind, TupleType):
@@ -157,11 +157,11 @@ class Layouts:
             start = row[-1].end if row else start
         raise AssertionError(kind)
 
-    def _slices(self, types: Sequence[Type], start: int, where: str) -> list[Field]:
-        row: list[Field] = []
+    def _slices(self, types: Sequence[Type], start: int, where: str) -> list[LayoutField]:
+        row: list[LayoutField] = []
         for kind in types:
             end = start + len(self.leaves(kind, where))
-            row.append(Field(kind, start, end))
+            row.append(LayoutField(kind, start, end))
             start = end
         return row
 
@@ -175,7 +175,7 @@ def _is_list(kind: Type) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Field:
+class LayoutField:
     """Component of a value: its type, and its leaves in [start, end)."""
 
     type: Type
@@ -211,4 +211,4 @@ PARTIAL = (
 """What helps against types without a bound."""
 
 
-__all__ = ["PARTIAL", "Field", "Layouts", "LeafKind", "LeafType", "tensor_bytes", "unbounded"]
+__all__ = ["PARTIAL", "LayoutField", "Layouts", "LeafKind", "LeafType", "tensor_bytes", "unbounded"]

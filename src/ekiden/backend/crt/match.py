@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 from ekiden.backend.crt import module as crt
 from ekiden.backend.crt.values import Value
-from ekiden.backend.vm.emit import Scope
-from ekiden.backend.vm.match import Leaf, Path, Test, decision_tree
+from ekiden.backend.vm.decision_tree import MatchLeaf, Path, TagTest, decision_tree
+from ekiden.backend.vm.emit import ScopeIterator
 from ekiden.ir.expr import RelayExpr
 from ekiden.ir.type import Type
 from ekiden.relay.expr import (
@@ -28,15 +28,17 @@ from ekiden.relay.expr import (
 )
 
 if TYPE_CHECKING:
-    from ekiden.backend.crt.read import Reader
+    from ekiden.backend.crt.read_routine import RoutineReader
 
-Branch = Callable[[RelayExpr], Scope]
+BranchReader = Callable[[RelayExpr], ScopeIterator]
 _Heads = Mapping[Path, Constructor]
 """What parts of a value are made by."""
 NO_CLAUSE = -1
 
 
-def read_match(reader: Reader, match: Match, value: Value, branch: Branch) -> Iterator[Scope]:
+def read_match(
+    reader: RoutineReader, match: Match, value: Value, branch: BranchReader
+) -> Iterator[ScopeIterator]:
     """Read a match of a value; `branch` reads the body of a clause."""
     nodes = decision_tree(match.clauses)
     where = (
@@ -45,14 +47,14 @@ def read_match(reader: Reader, match: Match, value: Value, branch: Branch) -> It
     if not nodes:
         reader.put(crt.Fail(where))
         return
-    if isinstance(nodes[0], Leaf):  # the first clause is for all values
+    if isinstance(nodes[0], MatchLeaf):  # the first clause is for all values
         _bind(reader, match.clauses[nodes[0].clause], match, value)
         yield from branch(match.clauses[nodes[0].clause].rhs)
         return
     number, reader.matches = reader.matches, reader.matches + 1
     _choose(reader, match, value, nodes, number)
     reader.put(crt.Clauses(number))
-    for clause in sorted({node.clause for node in nodes if isinstance(node, Leaf)}):
+    for clause in sorted({node.clause for node in nodes if isinstance(node, MatchLeaf)}):
         reader.put(crt.Case(clause))
         _bind(reader, match.clauses[clause], match, value)
         yield from branch(match.clauses[clause].rhs)
@@ -64,17 +66,17 @@ def read_match(reader: Reader, match: Match, value: Value, branch: Branch) -> It
 
 
 def _choose(
-    reader: Reader, match: Match, value: Value, nodes: list[Leaf | Test], number: int
+    reader: RoutineReader, match: Match, value: Value, nodes: list[MatchLeaf | TagTest], number: int
 ) -> None:
     """Emit the tests that lead to the number of a clause."""
-    stack: list[crt.Statement | tuple[Leaf | Test | None, _Heads]] = [(nodes[0], {})]
+    stack: list[crt.Statement | tuple[MatchLeaf | TagTest | None, _Heads]] = [(nodes[0], {})]
     while stack:
         at = stack.pop()
         if not isinstance(at, tuple):
             reader.put(at)
             continue
         node, heads = at
-        if not isinstance(node, Test):
+        if not isinstance(node, TagTest):
             reader.put(crt.Choose(number, node.clause if node is not None else NO_CLAUSE))
             continue
         kind, scrutinee = _part(reader, match, value, node.path, heads)
@@ -89,7 +91,7 @@ def _choose(
 
 
 def _part(
-    reader: Reader, match: Match, value: Value, path: Path, heads: _Heads
+    reader: RoutineReader, match: Match, value: Value, path: Path, heads: _Heads
 ) -> tuple[Type, Value]:
     """Return the part of a value at a path, and its type."""
     kind = match.data.checked_type
@@ -99,7 +101,7 @@ def _part(
     return kind, value
 
 
-def _bind(reader: Reader, clause: Clause, match: Match, value: Value) -> None:
+def _bind(reader: RoutineReader, clause: Clause, match: Match, value: Value) -> None:
     """Bind the variables of a clause's pattern to the components of a value."""
     stack: list[tuple[Pattern, Type, Value]] = [(clause.lhs, match.data.checked_type, value)]
     while stack:

@@ -22,7 +22,7 @@ from ekiden.ir.op import Array
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target import Target
 
-ALIGNMENT = 16
+POOL_ALIGNMENT_BYTES = 16
 """Of memories, and of what lies in them: the widest vector of such processors."""
 
 
@@ -40,7 +40,7 @@ class Tensor:
         return math.prod(self.shape) * dt.itemsize(self.dtype)
 
 
-class Home(Enum):
+class MemoryHome(Enum):
     """Kind of memory: the caller's inputs and outputs, read-only constants, a pool or frame, a
     routine's pointer variable, the table of numbers, or none.
     """
@@ -55,18 +55,18 @@ class Home(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Location:
     """Location: an offset in bytes into the input, output, constant, pool or variable of a
     number.
     """
 
-    home: Home
+    home: MemoryHome
     number: int
     offset: int = 0
 
 
 @dataclass(frozen=True, slots=True)
-class Parameter:
+class KernelParameter:
     """Kernel parameter: the C type of its elements, and whether they are only read."""
 
     c_type: str
@@ -74,24 +74,24 @@ class Parameter:
 
 
 @dataclass(frozen=True, slots=True)
-class Kernel:
+class MicroKernel:
     """C function over one pointer for each parameter, and one to its workspace if it needs any."""
 
     name: str
-    parameters: tuple[Parameter, ...]
+    parameters: tuple[KernelParameter, ...]
     text: str = field(repr=False)
     workspace: int
     """Bytes of working memory."""
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class KernelStep:
     """Kernel call, or, without a kernel, a copy of `nbytes` bytes from the first location to the
     second.
     """
 
-    kernel: Kernel | None
-    places: tuple[Place, ...]
+    kernel: MicroKernel | None
+    places: tuple[Location, ...]
     """Of its parameters, then of the working memory where it needs some."""
     nbytes: int = 0
     source: str = ""
@@ -103,28 +103,28 @@ class SetAddress:
     """Assignment of a location to a pointer variable."""
 
     local: int
-    places: tuple[Place, ...]
+    places: tuple[Location, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class If:
     """Head of a block for a true boolean at a location."""
 
-    places: tuple[Place, ...]
+    places: tuple[Location, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Else:
     """Head of the block for a false boolean."""
 
-    places: tuple[Place, ...] = ()
+    places: tuple[Location, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class End:
     """End of a block."""
 
-    places: tuple[Place, ...] = ()
+    places: tuple[Location, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +133,7 @@ class Switch:
     group.
     """
 
-    places: tuple[Place, ...] = ()
+    places: tuple[Location, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +141,7 @@ class Case:
     """Head of the block of a number; None is the default."""
 
     number: int | None
-    places: tuple[Place, ...] = ()
+    places: tuple[Location, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +150,7 @@ class Choose:
 
     match: int
     clause: int
-    places: tuple[Place, ...] = ()
+    places: tuple[Location, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,14 +158,14 @@ class Clauses:
     """Head of a switch on the clause that a match has selected."""
 
     match: int
-    places: tuple[Place, ...] = ()
+    places: tuple[Location, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Loop:
     """Head of the loop that Again continues."""
 
-    places: tuple[Place, ...] = ()
+    places: tuple[Location, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,14 +173,14 @@ class Again:
     """Jump to the loop's head with another function of the group."""
 
     entry: int
-    places: tuple[Place, ...] = ()
+    places: tuple[Location, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Return:
     """Return from the routine."""
 
-    places: tuple[Place, ...] = ()
+    places: tuple[Location, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +188,7 @@ class Fail:
     """Abort of the program: the model rejects its input."""
 
     reason: str
-    places: tuple[Place, ...] = ()
+    places: tuple[Location, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +198,7 @@ class Invoke:
     routine: str
     entry: int
     """Which function of its group."""
-    places: tuple[Place, ...]
+    places: tuple[Location, ...]
     """Of its inputs and outputs, then of its frame where it needs one."""
     source: str = ""
 
@@ -211,7 +211,7 @@ class Append:
 
     capacity: int
     nbytes: int
-    places: tuple[Place, ...]
+    places: tuple[Location, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,7 +219,7 @@ class Expect:
     """Check that a list has `length` elements."""
 
     length: int
-    places: tuple[Place, ...]
+    places: tuple[Location, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,11 +230,12 @@ class Reverse:
 
     length: int
     nbytes: int
-    places: tuple[Place, ...]
+    places: tuple[Location, ...]
 
 
 Statement: TypeAlias = (
-    Step | SetAddress | If | Else | End | Switch | Case | Choose | Clauses | Loop | Again | Return
+    KernelStep | SetAddress | If | Else | End | Switch | Case | Choose | Clauses | Loop | Again |
+    Return
     | Fail | Invoke | Append | Expect | Reverse
 )  # fmt: skip
 
@@ -251,7 +252,7 @@ class Routine:
     """How many functions of the group there are."""
     locals: tuple[bool, ...]
     """Of each variable: whether it is written through."""
-    starts: tuple[Place | None, ...]
+    starts: tuple[Location | None, ...]
     """Of each variable: what it stands for at first."""
     matches: int
     code: tuple[Statement, ...]
@@ -276,7 +277,7 @@ class MicroModule:
     inputs: tuple[Tensor, ...]
     outputs: tuple[Tensor, ...]
     constants: tuple[Array, ...] = field(repr=False)
-    kernels: tuple[Kernel, ...]
+    kernels: tuple[MicroKernel, ...]
     routines: tuple[Routine, ...]
     pools: tuple[Pool, ...]
     helpers: tuple[str, ...] = field(default=(), repr=False)
@@ -308,7 +309,7 @@ class MicroModule:
 
 
 __all__ = [
-    "ALIGNMENT",
+    "POOL_ALIGNMENT_BYTES",
     "Again",
     "Append",
     "Case",
@@ -318,21 +319,21 @@ __all__ = [
     "End",
     "Expect",
     "Fail",
-    "Home",
     "If",
     "Invoke",
-    "Kernel",
+    "KernelParameter",
+    "KernelStep",
+    "Location",
     "Loop",
+    "MemoryHome",
+    "MicroKernel",
     "MicroModule",
-    "Parameter",
-    "Place",
     "Pool",
     "Return",
     "Reverse",
     "Routine",
     "SetAddress",
     "Statement",
-    "Step",
     "Switch",
     "Tensor",
 ]

@@ -13,7 +13,7 @@ from ekiden.backend.crt.module import MicroModule, Tensor
 from ekiden.runtime.binding.dtypes import dtype_code
 from ekiden.runtime.binding.layout import TypeIndex
 
-_ABI = """\
+_ABI_TEMPLATE = """\
 #include <stddef.h>
 #include <stdint.h>
 
@@ -44,7 +44,7 @@ typedef struct {{
 }} wanted_tensor;
 
 """
-_CALL = """\
+_CALL_TEMPLATE = """\
 
 /* The address of an argument's elements; NULL where it is not the tensor that is wanted. */
 static void *elements(const value *given, const wanted_tensor *wanted) {{
@@ -82,9 +82,9 @@ def emit_packed(module: MicroModule, name: str, prefix: str) -> str:
     """Emit the C file of the function; `name` and `prefix` as in the other files."""
     tensors = (*module.inputs, *module.outputs)
     return (
-        _ABI.format(name=name)
+        _ABI_TEMPLATE.format(name=name)
         + _table(tensors)
-        + _CALL.format(
+        + _CALL_TEMPLATE.format(
             name=name,
             prefix=prefix,
             pointer=TypeIndex.DLTENSOR_PTR,

@@ -14,12 +14,20 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from ekiden.backend.crt.kernels import Kernels
+from ekiden.backend.crt.assign_locations import place_routine
+from ekiden.backend.crt.kernels import MicroKernels
 from ekiden.backend.crt.layout import Layouts
-from ekiden.backend.crt.module import ALIGNMENT, Home, MicroModule, Place, Pool, Routine, Tensor
-from ekiden.backend.crt.place import place_routine
-from ekiden.backend.crt.program import RUNTIME, Program
-from ekiden.backend.crt.read import Reader
+from ekiden.backend.crt.module import (
+    POOL_ALIGNMENT_BYTES,
+    Location,
+    MemoryHome,
+    MicroModule,
+    Pool,
+    Routine,
+    Tensor,
+)
+from ekiden.backend.crt.program import ERROR_PREFIX, MicroProgram
+from ekiden.backend.crt.read_routine import RoutineReader
 from ekiden.codegen.c.helium import functions_in
 from ekiden.ir.module import IRModule
 from ekiden.ir.pass_context import PLANNER, PLANS_MEMORY, PassContext
@@ -30,17 +38,17 @@ from ekiden.relay.analysis.call_graph import CallGraph
 from ekiden.relay.expr import Function
 from ekiden.relay.transform.language.lambda_lift import flatten_closure
 from ekiden.relay.transform.memory.storage_lifetimes import Request
-from ekiden.relay.transform.memory.storage_places import place_in
+from ekiden.relay.transform.memory.storage_places import assign_memories
 from ekiden.runtime.errors import CompileError
 
-ALGORITHMS = ("", "greedy_by_size", "greedy_by_conflicts", "hill_climb")
+TVM_PLANNER_NAMES = ("", "greedy_by_size", "greedy_by_conflicts", "hill_climb")
 """Names of ways to plan memory in TVM; for each the one way here stands."""
-MAIN = "main"
+MAIN_FUNCTION = "main"
 
 
 def plan_module(
     module: IRModule,
-    kernels: Kernels,
+    kernels: MicroKernels,
     name: str,
     inputs: Sequence[Tensor],
     outputs: Sequence[Tensor],
@@ -65,14 +73,14 @@ def plan_module(
     """
     _check_options()
     functions = _functions(module)
-    _check_types(functions[MAIN], [t.name for t in inputs])
+    _check_types(functions[MAIN_FUNCTION], [t.name for t in inputs])
     definitions = {**STANDARD_TYPES, **module.type_definitions}
     closures = frozenset(
         g.name_hint
         for g, f in module.functions.items()
         if isinstance(f, Function) and f.attr("Closure")
     )
-    program = Program(kernels, Layouts(definitions), functions, closures)
+    program = MicroProgram(kernels, Layouts(definitions), functions, closures)
     readers = _read(program, module)
     used = list(pools or (Pool("workspace"),))
     frames: dict[str, int] = {}
@@ -81,7 +89,7 @@ def plan_module(
         routines.append(place_routine(reader, frames, _place_frame))
         frames[routines[-1].name] = routines[-1].frame
 
-    def place_pools(requests: Sequence[Request]) -> tuple[dict[Request, Place], int]:
+    def place_pools(requests: Sequence[Request]) -> tuple[dict[Request, Location], int]:
         """Place what `main` needs, and note how much of each pool that is."""
         locations, sizes = _place(requests, used)
         used[:] = [replace(p, used=n) for p, n in zip(used, sizes, strict=True)]
@@ -106,8 +114,8 @@ def plan_module(
 
 def _check_options() -> None:
     option = PassContext.current().option
-    if option(PLANNER) not in ALGORITHMS:
-        names = ", ".join(filter(None, ALGORITHMS))
+    if option(PLANNER) not in TVM_PLANNER_NAMES:
+        names = ", ".join(filter(None, TVM_PLANNER_NAMES))
         raise CompileError(
             f"compile: {PLANNER!r}: one of {names} expected, got {option(PLANNER)!r}"
         )
@@ -120,10 +128,10 @@ def _check_types(function: Function, names: Sequence[str]) -> None:
     for param, name in zip(function.params, names, strict=True):
         kind = param.checked_type
         if not isinstance(kind, TensorType):
-            raise CompileError(f"{RUNTIME}: input '{name}' is {kind}, a tensor expected")
+            raise CompileError(f"{ERROR_PREFIX}: input '{name}' is {kind}, a tensor expected")
         if not all(isinstance(d, IntImm) for d in kind.shape):
             raise CompileError(
-                f"{RUNTIME}: input '{name}' has no static shape: {kind}; give one "
+                f"{ERROR_PREFIX}: input '{name}' has no static shape: {kind}; give one "
                 "(--shape NAME=1,3,224,224)"
             )
 
@@ -137,34 +145,34 @@ def _functions(module: IRModule) -> Mapping[str, Function]:
     }
 
 
-def _read(program: Program, module: IRModule) -> list[Reader]:
+def _read(program: MicroProgram, module: IRModule) -> list[RoutineReader]:
     """Read the functions that `main` needs in groups that call each other, callees first."""
     graph = CallGraph(module)
     unused = {g.name_hint for g in graph.unreachable()}
     loops = {g.name_hint for group in graph.cycles() for g in group}
-    readers: list[Reader] = []
+    readers: list[RoutineReader] = []
     for group in graph.components():
-        names = sorted((g.name_hint for g in group), key=lambda name: name != MAIN)
+        names = sorted((g.name_hint for g in group), key=lambda name: name != MAIN_FUNCTION)
         if names[0] in unused or names[0] not in program.functions:
             continue
-        readers.append(Reader(program, names, is_loop=names[0] in loops))
+        readers.append(RoutineReader(program, names, is_loop=names[0] in loops))
         readers[-1].read()
-    assert readers[-1].names[0] == MAIN, "what main needs comes before it"
+    assert readers[-1].names[0] == MAIN_FUNCTION, "what main needs comes before it"
     return readers
 
 
-def _place_frame(requests: Sequence[Request]) -> tuple[dict[Request, Place], int]:
+def _place_frame(requests: Sequence[Request]) -> tuple[dict[Request, Location], int]:
     locations, (size,) = _place(requests, [Pool("frame")])
     return locations, size
 
 
 def _place(
     requests: Sequence[Request], pools: Sequence[Pool]
-) -> tuple[dict[Request, Place], list[int]]:
+) -> tuple[dict[Request, Location], list[int]]:
     """Find a place for each request, and how much of each pool that takes. Raises CompileError
     where there is no room."""
     try:
-        homes, used = place_in(requests, [p.limit for p in pools], ALIGNMENT)
+        homes, used = assign_memories(requests, [p.limit for p in pools], POOL_ALIGNMENT_BYTES)
     except ValueError as error:
         memories = ", ".join(f"{p.name} ({p.limit} bytes)" for p in pools)
         raise CompileError(
@@ -172,7 +180,7 @@ def _place(
             "room"
         ) from error
     rows = zip(requests, homes, strict=True)
-    return {r: Place(Home.POOL, number, offset) for r, (number, offset) in rows}, used
+    return {r: Location(MemoryHome.POOL, number, offset) for r, (number, offset) in rows}, used
 
 
 __all__ = ["plan_module"]

@@ -5,24 +5,24 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import field
 
-from ekiden.backend.crt.kernels import Kernels
+from ekiden.backend.crt.kernels import MicroKernels
 from ekiden.backend.crt.layout import Layouts, LeafType
-from ekiden.backend.crt.module import Home, Place
-from ekiden.backend.crt.values import Leaf, Lists
+from ekiden.backend.crt.module import Location, MemoryHome
+from ekiden.backend.crt.values import Leaf, ListClass
 from ekiden.ir.op import Array
 from ekiden.relay.expr import Function
 from ekiden.relay.transform.memory.storage_lifetimes import Request
 from ekiden.runtime.lazy_dataclass import dataclass
 
-RUNTIME = "compile: runtime 'crt'"
-WHICH_FUNCTION = (
+ERROR_PREFIX = "compile: runtime 'crt'"
+DYNAMIC_CALL_MESSAGE = (
     "which function is called is known when it runs only; call the functions in the branches of an "
     "if in place of choosing one by it"
 )
 
 
 @dataclass(slots=True)
-class Signature:
+class RoutineSignature:
     """Calling convention of a function: its routine, its number in the group, and the leaves of its
     parameters (the first is input `first` of the routine) and of its result.
     """
@@ -32,22 +32,22 @@ class Signature:
     first: int
     params: tuple[tuple[LeafType, ...], ...]
     result: tuple[LeafType, ...]
-    lists: dict[int, Lists]
+    lists: dict[int, ListClass]
     """Of parameters: number of the address -> its lists."""
-    result_lists: dict[int, Lists]
+    result_lists: dict[int, ListClass]
 
 
 @dataclass(slots=True)
-class Program:
+class MicroProgram:
     """Program state that the readers of routines share."""
 
-    kernels: Kernels
+    kernels: MicroKernels
     layouts: Layouts
     functions: Mapping[str, Function]
     """By name, each with what it captures as its first parameters."""
     closures: frozenset[str]
     """Those that capture something."""
-    signatures: dict[str, Signature] = field(default_factory=dict)
+    signatures: dict[str, RoutineSignature] = field(default_factory=dict)
     constants: dict[int, tuple[int, Array]] = field(default_factory=dict)
     """Identity of an array -> its number, and the array."""
     frames: dict[str, int] = field(default_factory=dict)
@@ -56,27 +56,34 @@ class Program:
     def constant(self, data: Array) -> Leaf:
         """Return where a constant lies."""
         number, _ = self.constants.setdefault(id(data), (len(self.constants), data))
-        return Leaf(Place(Home.CONSTANT, number))
+        return Leaf(Location(MemoryHome.CONSTANT, number))
 
 
 @dataclass(slots=True)
-class Elements:
+class ListStorage:
     """Storage of a list: bytes of an element, the lists that share its capacity, and the model node
     that creates it.
     """
 
     request: Request
     nbytes: int
-    lists: Lists
+    lists: ListClass
     where: str
 
 
 @dataclass(slots=True)
-class Frame:
+class CallFrame:
     """Stack frame of a routine's call."""
 
     request: Request
     routine: str
 
 
-__all__ = ["RUNTIME", "WHICH_FUNCTION", "Elements", "Frame", "Program", "Signature"]
+__all__ = [
+    "DYNAMIC_CALL_MESSAGE",
+    "ERROR_PREFIX",
+    "CallFrame",
+    "ListStorage",
+    "MicroProgram",
+    "RoutineSignature",
+]

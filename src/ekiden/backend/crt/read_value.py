@@ -13,9 +13,25 @@ from collections.abc import Sequence
 
 from ekiden.backend.crt import module as crt
 from ekiden.backend.crt.layout import LeafKind, LeafType, tensor_bytes, unbounded
-from ekiden.backend.crt.module import Home, Place
-from ekiden.backend.crt.program import RUNTIME, WHICH_FUNCTION, Elements, Frame, Program, Signature
-from ekiden.backend.crt.values import ABSENT, Draft, Known, Leaf, Leave, Lists, Offset, Value
+from ekiden.backend.crt.module import Location, MemoryHome
+from ekiden.backend.crt.program import (
+    DYNAMIC_CALL_MESSAGE,
+    ERROR_PREFIX,
+    CallFrame,
+    ListStorage,
+    MicroProgram,
+    RoutineSignature,
+)
+from ekiden.backend.crt.values import (
+    ABSENT,
+    Draft,
+    KnownClosure,
+    Leaf,
+    Leave,
+    ListClass,
+    Offset,
+    Value,
+)
 from ekiden.ir import dtype as dt
 from ekiden.ir.expr import GlobalVar, RelayExpr
 from ekiden.ir.op import Op
@@ -37,26 +53,26 @@ from ekiden.relay.op.memory import AllocStorageAttrs, AllocTensorAttrs
 from ekiden.relay.op.sequence import SequenceStackAttrs
 from ekiden.relay.op.vm import MatchShapeAttrs, ReshapeTensorAttrs
 from ekiden.relay.transform.language.chains import Chain, op_name
-from ekiden.relay.transform.memory.storage_in_place import Operand, Replacement
+from ekiden.relay.transform.memory.storage_in_place import KernelOperand, Replacement
 from ekiden.relay.transform.memory.storage_lifetimes import Block, Request, is_alias
 from ekiden.runtime.errors import CompileError
 
-LIFTED = "lifted_"
+LIFTED_PREFIX = "lifted_"
 """What LambdaLift puts before the names of functions inside of others."""
 
 
 class ValueReader:
     """Reader of the values of one routine, without its scopes."""
 
-    def __init__(self, program: Program, names: Sequence[str], *, is_loop: bool) -> None:
+    def __init__(self, program: MicroProgram, names: Sequence[str], *, is_loop: bool) -> None:
         self.program = program
         self.names = names
         self.is_loop = is_loop
         self.code: list[Draft | Leave] = []
         self.requests: dict[Var, Request] = {}
-        self.elements: list[Elements] = []
+        self.elements: list[ListStorage] = []
         self.replacements: list[Replacement] = []
-        self.frames: list[Frame] = []
+        self.frames: list[CallFrame] = []
         self.values: dict[RelayExpr, Value] = {}
         self.locals: list[LeafType] = []
         self.inputs: list[bool] = []
@@ -76,7 +92,7 @@ class ValueReader:
     def where(self, value: RelayExpr | None) -> str:
         """Return how an error about a value begins."""
         node = f", {value.span}" if value is not None and value.span else ""
-        return f"{RUNTIME}: function '{self.name.removeprefix(LIFTED)}'{node}"
+        return f"{ERROR_PREFIX}: function '{self.name.removeprefix(LIFTED_PREFIX)}'{node}"
 
     def _here(self) -> str:
         """Return how an error about the binding that is read begins."""
@@ -95,19 +111,19 @@ class ValueReader:
         return self.now - 1
 
     def _request(
-        self, kind: LeafType, block: Block, index: int, at: int, lists: Lists | None
+        self, kind: LeafType, block: Block, index: int, at: int, lists: ListClass | None
     ) -> Request:
         request = Request(Var("storage"), const(kind.nbytes), block, index, at)
         self.requests[request.storage] = request
         if lists is not None:
-            self.elements.append(Elements(request, kind.nbytes, lists, self._here()))
+            self.elements.append(ListStorage(request, kind.nbytes, lists, self._here()))
         return request
 
-    def storage(self, kind: LeafType, lists: Lists | None = None) -> Leaf:
+    def storage(self, kind: LeafType, lists: ListClass | None = None) -> Leaf:
         """Return a leaf in a storage of its own, from the position that is read on."""
         if kind.kind is LeafKind.FUNCTION:
             return ABSENT
-        lists = Lists() if kind.is_list and lists is None else lists
+        lists = ListClass() if kind.is_list and lists is None else lists
         request = self._request(kind, self.block, self.index, self.now - 1, lists)
         return Leaf(Offset(request.storage), frozenset((request.storage,)), True, lists)
 
@@ -127,7 +143,7 @@ class ValueReader:
         """Add a copy of a leaf."""
         if source.home is ABSENT.home:
             return
-        self.put(crt.Step(None, (), kind.nbytes, node), source, target)
+        self.put(crt.KernelStep(None, (), kind.nbytes, node), source, target)
 
     # values
 
@@ -144,13 +160,13 @@ class ValueReader:
                 row = self.program.layouts.fields(of.checked_type, None, self.where(expr))
                 return self.value(of)[row[index].start : row[index].end]
             case GlobalVar(name_hint=name):
-                return (Leaf(ABSENT.home, function=Known(name)),)
+                return (Leaf(ABSENT.home, function=KnownClosure(name)),)
             case Call(op=Op()):
                 return self._operator(expr)
             case Call(op=Constructor() as constructor, args=args):
                 return self._construct(constructor, args, expr)
             case Call(op=GlobalVar(name_hint=name), args=args) if self._is_closure(name):
-                closure = Known(name, tuple(self.value(a) for a in args))
+                closure = KnownClosure(name, tuple(self.value(a) for a in args))
                 return (Leaf(ABSENT.home, function=closure),)
             case Call():
                 return self._call(expr)
@@ -270,7 +286,7 @@ class ValueReader:
         memory = (
             (self.storage(LeafType(LeafKind.TENSOR, kernel.workspace)),) if kernel.workspace else ()
         )
-        step = crt.Step(kernel, (), source=str(call.span or ""))
+        step = crt.KernelStep(kernel, (), source=str(call.span or ""))
         self.put(step, *inputs, *outputs, *memory)
 
     def replace(self, inputs: Value, outputs: Value, allowed: Sequence[int]) -> None:
@@ -278,8 +294,8 @@ class ValueReader:
         if not allowed:
             return
         (output,) = outputs
-        operands = [Operand(leaf.storages, leaf.is_whole) for leaf in inputs]
-        destination = Operand(output.storages, output.is_whole)
+        operands = [KernelOperand(leaf.storages, leaf.is_whole) for leaf in inputs]
+        destination = KernelOperand(output.storages, output.is_whole)
         self.replacements.append(Replacement(self.now - 1, operands, destination, allowed))
 
     # data
@@ -288,7 +304,9 @@ class ValueReader:
         kinds = self.leaf_types(call)
         if len(kinds) > 1 and kinds[1].is_list:
             return (
-                self._cons(args, kinds) if args else (_number(0), Leaf(ABSENT.home, lists=Lists()))
+                self._cons(args, kinds)
+                if args
+                else (_number(0), Leaf(ABSENT.home, lists=ListClass()))
             )
         leaves: list[Leaf] = [_number(constructor.tag), *(ABSENT for _ in kinds[1:])]
         row = self.program.layouts.fields(call.checked_type, constructor, self.where(call))
@@ -335,7 +353,7 @@ class ValueReader:
         (leaf,) = self.value(call.op)
         callee = leaf.function
         if callee is None:
-            raise CompileError(f"{self.where(call)}: {WHICH_FUNCTION}")
+            raise CompileError(f"{self.where(call)}: {DYNAMIC_CALL_MESSAGE}")
         if callee.name in self.names:
             again = "itself" if callee.name == self.name else f"'{callee.name}', which calls it"
             raise CompileError(
@@ -353,17 +371,19 @@ class ValueReader:
         )
         frame = self.storage(LeafType(LeafKind.TENSOR))
         assert isinstance(frame.home, Offset)
-        self.frames.append(Frame(self.requests[frame.home.storage], signature.routine))
+        self.frames.append(CallFrame(self.requests[frame.home.storage], signature.routine))
         statement = crt.Invoke(signature.routine, signature.entry, (), str(call.span or ""))
         self.put(statement, *inputs, *results, frame)
         return results
 
-    def _inputs(self, signature: Signature) -> int:
+    def _inputs(self, signature: RoutineSignature) -> int:
         """Return how many addresses the routine of a function is inputs."""
         group = [s for s in self.program.signatures.values() if s.routine == signature.routine]
         return sum(len(kinds) for s in group for kinds in s.params)
 
-    def _arguments(self, call: Call, signature: Signature) -> list[tuple[int, Leaf, LeafType]]:
+    def _arguments(
+        self, call: Call, signature: RoutineSignature
+    ) -> list[tuple[int, Leaf, LeafType]]:
         """Return for each address of a call its number in the routine, the leaf, and its type."""
         (callee,) = self.value(call.op)
         assert callee.function is not None
@@ -379,7 +399,7 @@ class ValueReader:
 
 
 def _number(value: int) -> Leaf:
-    return Leaf(Place(Home.NUMBER, value))
+    return Leaf(Location(MemoryHome.NUMBER, value))
 
 
 __all__ = ["ValueReader"]

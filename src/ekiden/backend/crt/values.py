@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import field
 from typing import TypeAlias
 
-from ekiden.backend.crt.module import Home, Place, Statement
+from ekiden.backend.crt.module import Location, MemoryHome, Statement
 from ekiden.relay.expr import Var
-from ekiden.relay.transform.fusion.union_find import Joined
+from ekiden.relay.transform.fusion.union_find import UnionFindNode
 from ekiden.relay.transform.memory.storage_lifetimes import Block, Request
 from ekiden.runtime.lazy_dataclass import dataclass
 
@@ -21,14 +21,14 @@ class Offset:
 
 
 @dataclass(eq=False, slots=True)
-class Lists(Joined):
+class ListClass(UnionFindNode):
     """Equivalence class of lists that share a capacity, as one may be the other; the root holds the
     capacity in elements, None where it is unknown.
     """
 
     capacity: int | None = None
 
-    def join(self, second: Lists) -> None:
+    def join(self, second: ListClass) -> None:
         """Merge two classes; the larger capacity holds for both."""
         mine, its = self.root(), second.root()
         if mine is not its:
@@ -43,28 +43,28 @@ class Leaf:
     class of a list, the closure of a function.
     """
 
-    home: Offset | Place
+    home: Offset | Location
     storages: frozenset[Var] = frozenset()
     is_whole: bool = False
-    lists: Lists | None = None
-    function: Known | None = None
+    lists: ListClass | None = None
+    function: KnownClosure | None = None
 
 
 Value: TypeAlias = tuple[Leaf, ...]
 """The leaves of a value of a type, in the order of its layout."""
-NOWHERE = Place(Home.NOWHERE, 0)
+NOWHERE = Location(MemoryHome.NOWHERE, 0)
 ABSENT = Leaf(NOWHERE)
 """A field of another constructor, or a function."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Known:
+class KnownClosure:
     """Closure: a function whose first parameters are bound."""
 
     name: str
     captured: tuple[Value, ...] = ()
 
-    def is_same(self, closure: Known | None) -> bool:
+    def is_same(self, closure: KnownClosure | None) -> bool:
         """Return whether another closure calls the same function with the same captured values."""
         if closure is None or self.name != closure.name:
             return False
@@ -104,5 +104,6 @@ class Leave:
 
 
 __all__ = [
-    "ABSENT", "NOWHERE", "Draft", "Known", "Leaf", "Leave", "Lists", "Move", "Offset", "Value",
+    "ABSENT", "NOWHERE", "Draft", "KnownClosure", "Leaf", "Leave", "ListClass", "Move", "Offset",
+    "Value",
 ]  # fmt: skip

@@ -14,17 +14,17 @@ from ekiden.runtime.binding.dtypes import dtype_code, dtype_name
 from ekiden.runtime.errors import InternalError, LoadError
 from ekiden.runtime.lazy_dataclass import dataclass
 
-RESHAPE = "__nop"
+RESHAPE_FUNCTION = "__nop"
 """The function of a node that gives its input another shape."""
-COPY = "__copy"
+COPY_FUNCTION = "__copy"
 """The function of a node that copies its input to another device."""
 
-Entry = tuple[int, int]
+GraphEntry = tuple[int, int]
 """The number of a node, and which of its outputs."""
 
 
 @dataclass(frozen=True, slots=True)
-class Output:
+class GraphOutput:
     """Output of a node: a tensor and the number of its storage."""
 
     shape: tuple[int, ...]
@@ -38,23 +38,23 @@ class Output:
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class GraphNode:
     """Graph node: an input or constant (`function` is empty), or a kernel call."""
 
     name: str
     function: str = ""
-    inputs: tuple[Entry, ...] = ()
-    outputs: tuple[Output, ...] = ()
+    inputs: tuple[GraphEntry, ...] = ()
+    outputs: tuple[GraphOutput, ...] = ()
     constant: int | None = None
     """The number of the constant of the library that an argument is set to."""
 
 
 @dataclass(slots=True)
-class Graph:
+class ExecutorGraph:
     """Graph of nodes in execution order, and the entries that are its results."""
 
-    nodes: list[Node] = field(default_factory=list)
-    heads: list[Entry] = field(default_factory=list)
+    nodes: list[GraphNode] = field(default_factory=list)
+    heads: list[GraphEntry] = field(default_factory=list)
 
     @property
     def arguments(self) -> list[int]:
@@ -89,7 +89,7 @@ class Graph:
         return json.dumps(document, indent=2)
 
     @staticmethod
-    def from_json(text: str | bytes) -> Graph:
+    def from_json(text: str | bytes) -> ExecutorGraph:
         """Parse a graph in TVM's JSON format. Raises LoadError that names what is wrong with it."""
         try:
             return _read(json.loads(text))
@@ -104,7 +104,7 @@ _UNREADABLE = (
 """What reading raises where JSON is not what it should be."""
 
 
-def _node_json(node: Node) -> dict[str, object]:
+def _node_json(node: GraphNode) -> dict[str, object]:
     if not node.function:
         constant = {} if node.constant is None else {"attrs": {"constant": str(node.constant)}}
         return {"op": "null", "name": node.name, "inputs": [], **constant}
@@ -118,11 +118,11 @@ def _node_json(node: Node) -> dict[str, object]:
     return {"op": "tvm_op", "name": node.name, "attrs": attrs, "inputs": inputs}
 
 
-def _read(document: Mapping[str, Any]) -> Graph:
+def _read(document: Mapping[str, Any]) -> ExecutorGraph:
     attrs = document["attrs"]
     lists = [attrs[key][1] for key in ("shape", "dltype", "storage_id")]
     rows = [_output(row) for row in zip(*lists, strict=True)]
-    graph = Graph()
+    graph = ExecutorGraph()
     at = 0
     for entry in document["nodes"]:
         count = int(entry["attrs"]["num_outputs"]) if entry["op"] == "tvm_op" else 1
@@ -134,7 +134,7 @@ def _read(document: Mapping[str, Any]) -> Graph:
     return graph
 
 
-def _output(row: Sequence[Any]) -> Output:
+def _output(row: Sequence[Any]) -> GraphOutput:
     shape, dtype, storage = row
     if any(type(d) is not int or not 0 <= d < 2**63 for d in (*shape, storage)):
         raise LoadError(
@@ -142,10 +142,12 @@ def _output(row: Sequence[Any]) -> Output:
             f"{shape}, storage {storage}"
         )
     code, bits, _ = dtype_code(dtype)
-    return Output(tuple(shape), dtype_name(code, bits, 1), storage)
+    return GraphOutput(tuple(shape), dtype_name(code, bits, 1), storage)
 
 
-def _read_node(entry: Mapping[str, Any], graph: Graph, outputs: Sequence[Output]) -> Node:
+def _read_node(
+    entry: Mapping[str, Any], graph: ExecutorGraph, outputs: Sequence[GraphOutput]
+) -> GraphNode:
     name, kind = str(entry["name"]), entry["op"]
     if kind not in ("null", "tvm_op"):
         raise LoadError(f"read graph: node '{name}': 'null' or 'tvm_op' expected, got {kind!r}")
@@ -153,10 +155,10 @@ def _read_node(entry: Mapping[str, Any], graph: Graph, outputs: Sequence[Output]
     attrs = entry.get("attrs", {})
     function = str(attrs["func_name"]) if kind == "tvm_op" else ""
     constant = int(attrs["constant"]) if "constant" in attrs else None
-    return Node(name, function, inputs, tuple(outputs), constant)
+    return GraphNode(name, function, inputs, tuple(outputs), constant)
 
 
-def _entry(graph: Graph, written: Sequence[int]) -> Entry:
+def _entry(graph: ExecutorGraph, written: Sequence[int]) -> GraphEntry:
     """Return a reference to an output of an earlier node. Raises LoadError where there is none."""
     number, output = written[0], written[1]
     if not 0 <= number < len(graph.nodes) or not 0 <= output < len(graph.nodes[number].outputs):

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 from ekiden._lazy import attach
 
 if TYPE_CHECKING:
-    from ekiden.backend.kernels.build import Kernels, build_kernels
+    from ekiden.backend.kernels.build import CompiledKernels, build_kernels
     from ekiden.backend.kernels.lower import lower_primitive
 
-__all__ = ["Kernels", "build_kernels", "lower_primitive"]
+__all__ = ["CompiledKernels", "build_kernels", "lower_primitive"]
 
 if not TYPE_CHECKING:
     __getattr__, __dir__ = attach(

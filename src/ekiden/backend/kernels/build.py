@@ -15,9 +15,15 @@ from dataclasses import field, replace
 
 from ekiden.backend.kernels.canonical import canonicalize
 from ekiden.backend.kernels.facts import facts_of, packed, renamed, unpacked
-from ekiden.backend.kernels.lower import Given, described, lower_primitive, names_of, operator_calls
-from ekiden.backend.kernels.ranges import Range, joined, ranges_of
-from ekiden.backend.kernels.recorded import Recorded
+from ekiden.backend.kernels.lower import (
+    Overrides,
+    described,
+    lower_primitive,
+    names_of,
+    operator_calls,
+)
+from ekiden.backend.kernels.ranges import SizeRange, joined, ranges_of
+from ekiden.backend.kernels.recorded import TuningRecords
 from ekiden.backend.kernels.tiers import (
     Finishing,
     TieredCode,
@@ -35,13 +41,13 @@ from ekiden.codegen.build import (
     unpack_code,
 )
 from ekiden.codegen.cache import KernelCache, kernel_key, text_key
-from ekiden.codegen.common import FLUSH
-from ekiden.codegen.parallel import LOCK, Progress, Task, compile_tasks
+from ekiden.codegen.common import FLUSH_SUBNORMALS
+from ekiden.codegen.parallel import LOCAL_COMPILE_LOCK, ProgressCallback, Task, compile_tasks
 from ekiden.ir.op import Op
 from ekiden.ir.pass_context import DEBUG, DENORMALS, DENORMALS_KINDS, PassContext, phase
 from ekiden.ir.prim import PrimExpr, const
 from ekiden.ir.prim import Var as PrimVar
-from ekiden.kernels.families import FAMILIES, given_decisions
+from ekiden.kernels.families import FAMILIES, override_options
 from ekiden.relay.expr import Function
 from ekiden.relay.op.strategy import version_of
 from ekiden.relay.transform.memory.manifest_alloc import tensor_types
@@ -55,7 +61,7 @@ from ekiden.tir.stmt import PrimFunc
 
 
 @dataclass(frozen=True, slots=True)
-class Kernels:
+class CompiledKernels:
     """Compiled kernels: the name, canonical form and facts of each requested function, and the
     objects that export them.
     """
@@ -72,7 +78,7 @@ class Kernels:
     general: Mapping[str, bytes] = field(default_factory=dict)
     """Of a compilation of tier "quick" the general forms, by name; these are in no object."""
 
-    def beside(self, programs: Sequence[PrimFunc], target: Target) -> Kernels:
+    def beside(self, programs: Sequence[PrimFunc], target: Target) -> CompiledKernels:
         """Return these, and kernels of sizes in one object, exported under their own names; where
         these have general ones, only those kernels of sizes that have no general form.
         """
@@ -103,7 +109,7 @@ def _compile_together(programs: Sequence[PrimFunc], target: Target) -> bytes:
     """
     generator, cache = GENERATORS[target.kind.name], KernelCache.default()
     emitted = next(iter(generator.sources(target).values()))
-    with LOCK:
+    with LOCAL_COMPILE_LOCK:
         lowered = [tir_transform.lower(f, target) for f in programs]
         key = text_key(emitted(lowered, target), target, generator.version())
         code = None if PassContext.current().compiles_cached else cache.get(key)
@@ -113,7 +119,7 @@ def _compile_together(programs: Sequence[PrimFunc], target: Target) -> bytes:
     return code
 
 
-def flush_asked(target: Target) -> bool:
+def flushes_denormals(target: Target) -> bool:
     """Return whether all kernels must flush subnormal numbers to zero. Raises CompileError for an
     unknown option, and for a target that cannot.
     """
@@ -128,12 +134,12 @@ def flush_asked(target: Target) -> bool:
 
 
 def _compile(
-    function: Function, name: str, target: Target, ranges: Sequence[Range],
+    function: Function, name: str, target: Target, ranges: Sequence[SizeRange],
     attrs: Mapping[str, object],
 ) -> bytes:  # fmt: skip
     """Return the facts and object code of a canonical function with additional attributes."""
 
-    def scheduled(overrides: Given) -> PrimFunc:
+    def scheduled(overrides: Overrides) -> PrimFunc:
         """Return the loop program; its arguments alias only as tir.in_place says."""
         with phase("schedule", DEBUG):
             func = lower_primitive(function, name, target, overrides)
@@ -155,7 +161,9 @@ def _compile(
         raise
 
 
-def _given(form: Function, decisions: Given, recorded: Recorded) -> list[Range]:
+def _schedule_ranges(
+    form: Function, decisions: Overrides, recorded: TuningRecords
+) -> list[SizeRange]:
     """Return the schedule overrides of a kernel for ranges of its sizes: tuning records, and beyond
     their ranges the user's. A device has one kernel for all sizes, that of the first range.
     """
@@ -169,14 +177,14 @@ def _given(form: Function, decisions: Given, recorded: Recorded) -> list[Range]:
         for points, family, fixed in recorded.fixed_for(form)
     ]
     if not recorded_ranges:
-        return [Range(None, overrides)]
+        return [SizeRange(None, overrides)]
     if recorded.target.kind.has_threads:
-        return [Range(None, recorded_ranges[0][1])]
+        return [SizeRange(None, recorded_ranges[0][1])]
     return ranges_of(recorded_ranges)
 
 
 def _task(
-    function: Function, target: Target, ranges: Sequence[Range], attrs: Mapping[str, object]
+    function: Function, target: Target, ranges: Sequence[SizeRange], attrs: Mapping[str, object]
 ) -> Task:
     names = names_of(function)
     extra = [
@@ -199,16 +207,16 @@ def _own_versions(function: Function) -> tuple[str, ...]:
     names = {c.op.name for c in operator_calls(function) if isinstance(c.op, Op)}
     versions = {name: version_of(name) for name in sorted(names)}
     own = {name: version for name, version in versions.items() if version is not None}
-    return (f"{PROCESS}:{own}",) if own else ()
+    return (f"{PROCESS_ID}:{own}",) if own else ()
 
 
-GENERAL = KernelFacts(const(0))
+GENERAL_FACTS = KernelFacts(const(0))
 """Of a kernel that is general for now: its own code takes what memory it needs elsewhere."""
-PROCESS = os.urandom(16).hex()
+PROCESS_ID = os.urandom(16).hex()
 """What no other process has."""
 
 
-def check_decisions(functions: Sequence[Function], decisions: Given) -> None:
+def check_decisions(functions: Sequence[Function], decisions: Overrides) -> None:
     """Raise CompileError for a decision about an unknown family or kernel."""
     if set(decisions) <= set(FAMILIES):
         return
@@ -223,11 +231,11 @@ def check_decisions(functions: Sequence[Function], decisions: Given) -> None:
 def build_kernels(
     functions: Sequence[Function],
     target: Target | Sequence[Target],
-    progress: Progress | None = None,
+    progress: ProgressCallback | None = None,
     cache: KernelCache | None = None,
     tier: str = "full",
     finishing: Finishing | None = None,
-) -> Kernels:
+) -> CompiledKernels:
     """Compile primitive functions for a target, or each for its own. Equal functions share a
     kernel. Of tier "quick" some may be general for now: they are in no object; `finishing` then
     asks for the code of these.
@@ -235,18 +243,20 @@ def build_kernels(
     Raises CompileError with the model node of the function that failed, or for a decision or
     another option of the current PassContext that cannot be.
     """
-    decisions = given_decisions()
+    decisions = override_options()
     check_decisions(functions, decisions)
     with phase("kernel keys", DEBUG):
         forms = [canonicalize(function) for function in functions]
     targets = [target] * len(forms) if isinstance(target, Target) else list(target)
     attrs = {
-        unique_target: {FLUSH: 1} if flush_asked(unique_target) else {}
+        unique_target: {FLUSH_SUBNORMALS: 1} if flushes_denormals(unique_target) else {}
         for unique_target in dict.fromkeys(targets)
     }
-    recorded = {request_target: Recorded.current(request_target) for request_target in attrs}
+    recorded = {request_target: TuningRecords.current(request_target) for request_target in attrs}
     tasks = [
-        _task(f, key_target, _given(f, decisions, recorded[key_target]), attrs[key_target])
+        _task(
+            f, key_target, _schedule_ranges(f, decisions, recorded[key_target]), attrs[key_target]
+        )
         for f, key_target in zip(forms, targets, strict=True)
     ]
     for kernel_target, records in recorded.items():
@@ -264,14 +274,14 @@ def build_kernels(
     facts = [
         renamed(compiled[task.key][0], _symbols(form, function))
         if task.key in compiled
-        else GENERAL
+        else GENERAL_FACTS
         for task, form, function in zip(tasks, forms, functions, strict=True)
     ]
     exports = list({t.key: t.name for t in tasks if t.key in compiled}.values())
     codes = [unpack_code(code) for _, code in compiled.values()]
     objects = [code for code, _ in codes]
     kernels = [kernel for _, device_kernels in codes for kernel in device_kernels]
-    return Kernels(
+    return CompiledKernels(
         [t.name for t in tasks], forms, facts, objects, exports, kernels,
         code=tiered.code if tiered.general else {}, general=tiered.general,
     )  # fmt: skip

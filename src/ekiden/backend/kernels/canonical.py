@@ -158,7 +158,7 @@ def _renamed(function: Function, renaming: _Renaming) -> Function | None:
         params.append(parameter)
     for expr in evaluation_order(function.body):
         inner = expr.op if isinstance(expr, Call) and not isinstance(expr.op, Op) else expr
-        if not isinstance(inner, _PARTS):
+        if not isinstance(inner, _KERNEL_NODES):
             node_type = type(inner).__name__
             text = "expected calls of operators and tuples in a function marked Primitive"
             raise CompileError(f"{text}, got a {node_type}")
@@ -175,7 +175,7 @@ def _renamed(function: Function, renaming: _Renaming) -> Function | None:
     return made_function
 
 
-_PARTS = (Call, Tuple, TupleGetItem, RelayVar, Constant)
+_KERNEL_NODES = (Call, Tuple, TupleGetItem, RelayVar, Constant)
 """What a kernel is made of."""
 
 

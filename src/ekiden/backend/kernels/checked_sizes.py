@@ -48,15 +48,15 @@ MAX_EXTENT = 2**40
 """A dimension of a tensor in a run, at most, where sizes are computed from it."""
 MAX_PRODUCT = 2**53
 """What a product of sizes may be, at most, where it is checked: float64 has each such number."""
-SHOWN_TEXT = 120
+MAX_SHOWN_CHARS = 120
 """Characters of an expression that an error shows."""
 
-SHOWN = 4
+MAX_SHOWN_SYMBOLS = 4
 """Symbols whose values an error shows, at most."""
-Interval = tuple[int, int]
-Condition = tuple[PrimExpr, str, dict[str, PrimExpr]]
+SizeInterval = tuple[int, int]
+SizeCondition = tuple[PrimExpr, str, dict[str, PrimExpr]]
 """What must hold, what an error says otherwise, and the numbers that it shows by name."""
-INT64: Interval = (-(2**63), 2**63 - 1)
+INT64_RANGE: SizeInterval = (-(2**63), 2**63 - 1)
 
 
 class _Intervals:
@@ -64,7 +64,7 @@ class _Intervals:
 
     def __init__(self, extents: Sequence[Buffer]) -> None:
         self.extents = {id(buffer) for buffer in extents}
-        self.of: dict[int, Interval] = {}
+        self.of: dict[int, SizeInterval] = {}
         self.risky: dict[int, bool] = {}
         """Whether a part, or something inside of it, needs a check."""
         self.reads_data: dict[int, bool] = {}
@@ -76,28 +76,28 @@ class _Intervals:
         for node in nodes:
             low, high = self.before_check(node)
             operands = [id(child) for child in children(node)]
-            leaves = _is_arithmetic(node) and (low < INT64[0] or high > INT64[1])
+            leaves = _is_arithmetic(node) and (low < INT64_RANGE[0] or high > INT64_RANGE[1])
             inside = any(map(self.risky.__getitem__, operands))
             self.risky[id(node)] = inside or leaves or _compares_too_large(node)
             self.reads_data[id(node)] = isinstance(node, BufferLoad) or any(
                 map(self.reads_data.__getitem__, operands)
             )
             if leaves:  # beyond, a check has failed
-                ends = (-MAX_PRODUCT, MAX_PRODUCT) if isinstance(node, Mul) else INT64
+                ends = (-MAX_PRODUCT, MAX_PRODUCT) if isinstance(node, Mul) else INT64_RANGE
                 low, high = max(low, ends[0]), min(high, ends[1])
             self.of[id(node)] = low, high
 
     def leaves(self, node: PrimExpr) -> bool:
         """Return whether a node by itself may overflow int64."""
         low, high = self.before_check(node)
-        return _is_arithmetic(node) and (low < INT64[0] or high > INT64[1])
+        return _is_arithmetic(node) and (low < INT64_RANGE[0] or high > INT64_RANGE[1])
 
     def symbols(self, root: PrimExpr) -> tuple[Var, ...]:
         """Return the first symbols inside an expression, at most MAX_SHOWN_SYMBOLS."""
         for inner in pending((root,), self._symbols):
             within: tuple[Var, ...] = (inner,) if isinstance(inner, Var) else ()
             for child in children(inner):
-                within = tuple(dict.fromkeys(within + self._symbols[id(child)]))[:SHOWN]
+                within = tuple(dict.fromkeys(within + self._symbols[id(child)]))[:MAX_SHOWN_SYMBOLS]
             self._symbols[id(inner)] = within
         return self._symbols[id(root)]
 
@@ -107,13 +107,13 @@ class _Intervals:
             isinstance(node, BufferLoad) and id(node.buffer) in self.extents
         )
 
-    def before_check(self, node: PrimExpr) -> Interval:
+    def before_check(self, node: PrimExpr) -> SizeInterval:
         """Return the interval of a node in unbounded integers, given checked operands."""
         if isinstance(node, IntImm):
             return node.value, node.value
         if self.is_extent(node):
             return 0, MAX_EXTENT
-        inside = [self.of.get(id(child), INT64) for child in children(node)]
+        inside = [self.of.get(id(child), INT64_RANGE) for child in children(node)]
         match node:
             case Add() | Sub() | Mul():
                 return _arithmetic(node, inside[0], inside[1])
@@ -129,9 +129,9 @@ class _Intervals:
             case Select() | Intrinsic(op="if_then_else"):
                 return min(i[0] for i in inside[1:]), max(i[1] for i in inside[1:])
             case Cast():
-                ends = int_range(node.value.dtype) or INT64
+                ends = int_range(node.value.dtype) or INT64_RANGE
                 return max(inside[0][0], ends[0]), min(inside[0][1], ends[1])
-        return int_range(node.dtype) or INT64
+        return int_range(node.dtype) or INT64_RANGE
 
 
 def _is_arithmetic(node: PrimExpr) -> bool:
@@ -145,12 +145,12 @@ def _compares_too_large(node: PrimExpr) -> bool:
     return not _is_arithmetic(node) and any(
         isinstance(child, IntImm)
         and child.dtype == "int64"
-        and not INT64[0] <= child.value <= INT64[1]
+        and not INT64_RANGE[0] <= child.value <= INT64_RANGE[1]
         for child in children(node)
     )
 
 
-def _arithmetic(node: BinaryExpr, a: Interval, b: Interval) -> Interval:
+def _arithmetic(node: BinaryExpr, a: SizeInterval, b: SizeInterval) -> SizeInterval:
     """Return the interval of a sum, difference or product in unbounded integers."""
     if isinstance(node, Add):
         return a[0] + b[0], a[1] + b[1]
@@ -162,7 +162,7 @@ def _arithmetic(node: BinaryExpr, a: Interval, b: Interval) -> Interval:
 
 def size_conditions(
     exprs: Iterable[PrimExpr], extents: Sequence[Buffer] = ()
-) -> Iterator[Condition]:
+) -> Iterator[SizeCondition]:
     """Yield the conditions under which no arithmetic inside of int64 expressions wraps: what must
     hold, what an error says otherwise, and the numbers that it shows by name.
 
@@ -178,7 +178,7 @@ def size_conditions(
     true = const(True, "bool")
     stack: list[tuple[PrimExpr, PrimExpr]] = [(root, true) for root in reversed(roots)]
     visited: set[tuple[int, int]] = set()
-    rows: list[Condition] = []
+    rows: list[SizeCondition] = []
     while stack:
         node, guard = stack.pop()
         always, under_guard = (id(node), id(true)), (id(node), id(guard))
@@ -202,7 +202,7 @@ def size_conditions(
     yield from reversed(rows)  # what is inside of a part first: the part is made of it
 
 
-def _extent_conditions(nodes: Sequence[PrimExpr], intervals: _Intervals) -> Iterator[Condition]:
+def _extent_conditions(nodes: Sequence[PrimExpr], intervals: _Intervals) -> Iterator[SizeCondition]:
     """Yield conditions on the dimensions that arithmetic is done on."""
     operands = {id(o): o for node in nodes if _is_arithmetic(node) for o in children(node)}
     for operand in operands.values():
@@ -212,16 +212,16 @@ def _extent_conditions(nodes: Sequence[PrimExpr], intervals: _Intervals) -> Iter
             yield operand <= const(MAX_EXTENT), text, {name: operand}
 
 
-def _fits(node: PrimExpr, between: Interval) -> PrimExpr:
+def _fits(node: PrimExpr, between: SizeInterval) -> PrimExpr:
     """Return the condition that a sum, difference or product fits int64, computed in float64."""
     assert isinstance(node, BinaryExpr)
     # float64 represents every integer up to 2**53, so the comparison is exact where products are
     # checked.
     value = type(node)(cast(node.a, "float64"), cast(node.b, "float64"), "float64")
-    limit = float(MAX_PRODUCT if isinstance(node, Mul) else INT64[1] + 1)
+    limit = float(MAX_PRODUCT if isinstance(node, Mul) else INT64_RANGE[1] + 1)
     low, high = (const(end, "float64") for end in (-limit, limit))
-    conditions = [value > low] if between[0] < INT64[0] else []
-    conditions += [value < high] if between[1] > INT64[1] else []
+    conditions = [value > low] if between[0] < INT64_RANGE[0] else []
+    conditions += [value < high] if between[1] > INT64_RANGE[1] else []
     return conditions[0] if len(conditions) == 1 else logical_and(*conditions)
 
 
@@ -237,7 +237,7 @@ def _text(node: PrimExpr, intervals: _Intervals) -> str:
     if intervals.reads_data[id(node)]:
         kinds: dict[type[PrimExpr], str] = {Add: "a sum", Sub: "a difference", Mul: "a product"}
         return kinds.get(type(node), "a number")
-    return prim_text(node, max_chars=SHOWN_TEXT)
+    return prim_text(node, max_chars=MAX_SHOWN_CHARS)
 
 
 __all__ = ["MAX_EXTENT", "MAX_PRODUCT", "size_conditions"]

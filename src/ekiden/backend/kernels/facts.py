@@ -23,7 +23,7 @@ from ekiden.target import Target
 from ekiden.tir.contents import contents
 from ekiden.tir.stmt import Allocate, For, ForKind, IfThenElse, LetStmt, PrimFunc, SeqStmt, Stmt
 
-LINE = 64
+WORKSPACE_HEADER_BYTES = 64
 """Bytes that ek_workspace_alloc puts before each block, whose size it rounds up to as many."""
 
 
@@ -72,7 +72,14 @@ def _needs(stmt: Stmt, bound: frozenset[Var]) -> _Need:
                 size = size * extent
             if buffer.scope != "global" or not bound.isdisjoint(free_vars(size)):
                 return alone, per_thread
-            return alone + (size + (LINE - 1)) // LINE * LINE + LINE, per_thread
+            return (
+                alone
+                + (size + (WORKSPACE_HEADER_BYTES - 1))
+                // WORKSPACE_HEADER_BYTES
+                * WORKSPACE_HEADER_BYTES
+                + WORKSPACE_HEADER_BYTES,
+                per_thread,
+            )
         case For(kind=kind, body=body, loop_var=var):
             alone, per_thread = _needs(body, bound | {var})
             if kind is ForKind.PARALLEL:
@@ -85,14 +92,16 @@ def _needs(stmt: Stmt, bound: frozenset[Var]) -> _Need:
                 stmt = stmt.body
             return _needs(stmt, bound | names)
         case IfThenElse(then_case=then_case, else_case=else_case):
-            return _most([_needs(s, bound) for s in (then_case, else_case) if s is not None])
+            return _largest_need(
+                [_needs(s, bound) for s in (then_case, else_case) if s is not None]
+            )
         case SeqStmt(seq=statements):
-            return _most([_needs(s, bound) for s in statements])
+            return _largest_need([_needs(s, bound) for s in statements])
         case _:
             return const(0), const(0)
 
 
-def _most(needs: list[_Need]) -> _Need:
+def _largest_need(needs: list[_Need]) -> _Need:
     alone, per_thread = needs[0]
     for more, more_each in needs[1:]:
         alone, per_thread = maximum(alone, more), maximum(per_thread, more_each)

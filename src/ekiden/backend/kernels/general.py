@@ -18,8 +18,8 @@ import numpy as np
 
 from ekiden import te
 from ekiden._lazy import LazyModule
+from ekiden.backend.kernels.general_boxes import boxes_of
 from ekiden.backend.kernels.general_code import CodeBuilder, NoGeneralFormError, Sizes, element_of
-from ekiden.backend.kernels.general_parts import boxes_of
 from ekiden.backend.kernels.general_stages import staged
 from ekiden.backend.kernels.lower import operator_calls, te_graph
 from ekiden.ir.op import Op
@@ -33,28 +33,28 @@ from ekiden.runtime.paths import general_kernels_path
 from ekiden.target import Target
 from ekiden.te.prim_func import whole_operations
 from ekiden.te.range_check import RangeCheck, checks_of
-from ekiden.te.reducer import REDUCERS, Reduce, ReduceAxis
+from ekiden.te.reducer import BUILTIN_REDUCERS, Reduce, ReduceAxis
 from ekiden.tir.stmt import IterVar
 from ekiden.topi.nn.weights import WORD
 
 if TYPE_CHECKING:
     from ekiden.backend.kernels import general_regions
-    from ekiden.backend.kernels.general_regions import Place, Region, Step
+    from ekiden.backend.kernels.general_regions import Region, RegionStep, ResultLayout
 else:
     general_regions = LazyModule("ekiden.backend.kernels.general_regions")
 
 MAGIC, VERSION = 0x454B4746, 4
 MAP, REDUCE, PRODUCT, REPEAT, CHECK = range(5)
 BATCH, ROWS, COLUMNS = range(3)
-LANES = 4
+PANEL_LANES = 4
 """Columns of the library's shortest vectors: panels of weights that hold a multiple are read where
 they lie, by classes of processors of which it is one."""
-FACTORS = ("float32", "int32")
+FACTOR_DTYPES = ("float32", "int32")
 """What products of matrices are of."""
-BYTES = ("int8", "uint8")
-PANELS = {1: FACTORS, WORD: ("int8",)}
+BYTE_DTYPES = ("int8", "uint8")
+PANEL_DTYPES = {1: FACTOR_DTYPES, WORD: ("int8",)}
 """Elements of a word in panels of weights -> of which dtypes they are."""
-SHORT = 8
+MIN_DOT_TERMS = 8
 """Terms of a sum from which a product of matrices pays."""
 
 
@@ -84,7 +84,9 @@ def general_form(function: Function, target: Target) -> bytes | str:
         inlined = te.inline_injective(
             [*(t for group in checked for t in group), *outputs], staged_ops
         )
-        return Form(inputs, inlined[-len(outputs) :], inlined[: -len(outputs)], checks).words()
+        return GeneralForm(
+            inputs, inlined[-len(outputs) :], inlined[: -len(outputs)], checks
+        ).words()
     except NoGeneralFormError as error:
         return str(error)
 
@@ -114,7 +116,7 @@ def _checked(check: RangeCheck) -> tuple[te.Tensor, ...]:
     return te.compute_op(check.values.whole_shape, body, name="checked")
 
 
-class Form:
+class GeneralForm:
     """Program under construction. `checked` are the results of `_checked` of all checks, which come
     first.
     """
@@ -194,13 +196,13 @@ class Form:
         steps = [s for step in region.steps for s in self._stages(step.made, self._places(step))]
         self.stages += [[REPEAT, iterations, symbol, len(steps)], *steps]
 
-    def _places(self, step: Step) -> list[list[int]]:
+    def _places(self, step: RegionStep) -> list[list[int]]:
         for tensor in step.made:
             for read in tensor.op.input_tensors:
                 self._hold(read)
         return [self._place(destination) for destination in step.places]
 
-    def _place(self, destination: Place) -> list[int]:
+    def _place(self, destination: ResultLayout) -> list[int]:
         """Return the words of a result's destination."""
         self._hold(destination.tensor)
         strides = [self.sizes.of(stride) for stride in destination.strides]
@@ -272,9 +274,9 @@ class Form:
             code = CodeBuilder(axes, self.sizes, self.buffers)
             body = code.words([op.body[t.value_index] for t in group])
             return [MAP, *head, 0, *results, *body]
-        if len(group) != 1 or first.kind not in REDUCERS:
+        if len(group) != 1 or first.kind not in BUILTIN_REDUCERS:
             raise NoGeneralFormError("a reduction of one's own")
-        reducer = REDUCERS.index(first.kind)
+        reducer = BUILTIN_REDUCERS.index(first.kind)
         factors = self._factors(op, first)
         product = None if factors is None else self._product(axes, op.axis, factors)
         if product is not None:
@@ -288,18 +290,18 @@ class Form:
         """Return the factors of a matrix product, or None for what is no sum of products of float32
         or int32, or has too few terms or a single column to pay off without packed weights.
         """
-        if sum_of.kind != "sum" or sum_of.dtype not in FACTORS or not op.axis:
+        if sum_of.kind != "sum" or sum_of.dtype not in FACTOR_DTYPES or not op.axis:
             return None
         depth = 1
         for axis in sum_of.axis:
-            depth *= axis.extent.value if isinstance(axis.extent, IntImm) else SHORT
+            depth *= axis.extent.value if isinstance(axis.extent, IntImm) else MIN_DOT_TERMS
         factors = [(factor, set(free_vars(factor))) for factor in _product_of(sum_of.source)]
         split = (_split(factors, n, op.axis, sum_of.axis) for n in reversed(range(len(op.axis))))
         candidates = [option for option in split if option is not None]
         for candidate in candidates:
             if candidate.panels is not None:
                 return candidate
-        if depth < SHORT:
+        if depth < MIN_DOT_TERMS:
             return None
         wide = [n for n, a in enumerate(op.axis) if not _is_one(a.extent)]
         return next((matching for matching in candidates if [matching.column] == wide[-1:]), None)
@@ -318,7 +320,7 @@ class Form:
         ]
         first = CodeBuilder(axes, self.sizes, self.buffers).words([left_factor])
         second = CodeBuilder(axes, self.sizes, self.buffers).words([right_factor])
-        weights = self._panels(axes, len(domain), column, panels)
+        weights = self._panel_words(axes, len(domain), column, panels)
         # of the first axis, the batch, most calls have one
         shared = (
             r == ROWS and n > 0 and not _is_one(domain[n].extent) for n, r in enumerate(roles)
@@ -327,7 +329,7 @@ class Form:
             return None
         return [*first, *second, *roles, column, *weights]
 
-    def _panels(
+    def _panel_words(
         self, axes: Sequence[Var], n_spatial: int, column: int, lies: _Panels | None
     ) -> list[int]:
         """Return how weights packed in column panels are stored; all 0 where they are not
@@ -420,8 +422,8 @@ class _Panels(NamedTuple):
         tile, column_index = shape[-1], indices.pop()
         if (
             not isinstance(tile, IntImm)
-            or tile.value % LANES
-            or right_factor.dtype not in PANELS[word]
+            or tile.value % PANEL_LANES
+            or right_factor.dtype not in PANEL_DTYPES[word]
         ):
             return None
         is_one = column_index is column.var and is_const(column.extent, tile.value)
@@ -487,7 +489,7 @@ def _is_quotient(e: PrimExpr, of: Var, by: int) -> bool:
 
 def _is_byte(e: PrimExpr) -> bool:
     """Return whether a factor is a byte cast to int32."""
-    return isinstance(e, Cast) and e.dtype == "int32" and e.value.dtype in BYTES
+    return isinstance(e, Cast) and e.dtype == "int32" and e.value.dtype in BYTE_DTYPES
 
 
 def _first_of_each(tensors: Sequence[te.Tensor]) -> list[te.Tensor]:
@@ -519,4 +521,4 @@ def _product_of(expr: PrimExpr) -> list[PrimExpr]:
     return factors
 
 
-__all__ = ["CHECK", "MAP", "Form", "general_form", "general_function", "text_words"]
+__all__ = ["CHECK", "MAP", "GeneralForm", "general_form", "general_function", "text_words"]

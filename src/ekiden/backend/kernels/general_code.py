@@ -54,9 +54,10 @@ class NoGeneralFormError(Exception):
 
 
 # In the order of the enumerations of general.h.
-ELEMENTS = ("float32", "float64", "bool", "int8", "int16", "int32", "int64", "uint8", "uint16",
+ELEMENT_DTYPES = ("float32", "float64", "bool", "int8", "int16", "int32", "int64", "uint8",
+                  "uint16",
             "uint32", "float16", "bfloat16")  # fmt: skip
-HALVES = ("float16", "bfloat16")
+HALF_DTYPES = ("float16", "bfloat16")
 F32, F64, INT = range(3)
 S_CONST, S_SYMBOL = 0, 1
 SIZE_OPS: dict[type[PrimExpr], int] = {
@@ -66,30 +67,30 @@ SIZE_OPS: dict[type[PrimExpr], int] = {
     )
 }
 S_NOT, S_SELECT = 18, 19
-OPS = (
+OPCODES = (
     "const", "size", "axis", "load", "add", "sub", "mul", "div", "floordiv", "floormod", "min",
     "max", "eq", "ne", "lt", "le", "gt", "ge", "and", "or", "not", "select", "to_f32", "to_f64",
     "to_int", "wrap", "exp", "log", "sqrt", "rsqrt", "tanh", "erf", "sigmoid", "sin", "cos", "pow",
     "abs", "floor", "ceil", "round", "trunc", "isnan", "isinf", "fma", "bitwise_and", "bitwise_or",
     "bitwise_xor",
 )  # fmt: skip
-OP = {name: number for number, name in enumerate(OPS)}
-BINARY: dict[type[PrimExpr], str] = {
+OPCODE_NUMBER = {name: number for number, name in enumerate(OPCODES)}
+BINARY_OPCODES: dict[type[PrimExpr], str] = {
     Add: "add", Sub: "sub", Mul: "mul", Div: "div", FloorDiv: "floordiv", FloorMod: "floormod",
     Min: "min", Max: "max", EQ: "eq", NE: "ne", LT: "lt", LE: "le", GT: "gt", GE: "ge",
     And: "and", Or: "or",
 }  # fmt: skip
-OF_FLOATS = frozenset(("exp", "log", "sqrt", "rsqrt", "tanh", "erf", "sigmoid", "sin", "cos", "pow",
+FLOAT_OPS = frozenset(("exp", "log", "sqrt", "rsqrt", "tanh", "erf", "sigmoid", "sin", "cos", "pow",
                        "floor", "ceil", "round", "trunc", "isnan", "isinf", "fma"))  # fmt: skip
-OF_INTEGERS = frozenset(("bitwise_and", "bitwise_or", "bitwise_xor"))
-EXACT = frozenset(("min", "max", "abs", "floor", "ceil", "round", "trunc"))
+INTEGER_OPS = frozenset(("bitwise_and", "bitwise_or", "bitwise_xor"))
+HALF_EXACT_OPS = frozenset(("min", "max", "abs", "floor", "ceil", "round", "trunc"))
 """What gives a half float of half floats."""
-CONSTANTS = ("const", "size")
-SAME = {"nearbyint": "round"}
-GROWS = frozenset(("add", "sub", "mul", "div", "abs"))
+CONSTANT_OPS = ("const", "size")
+OP_ALIASES = {"nearbyint": "round"}
+OVERFLOWING_OPS = frozenset(("add", "sub", "mul", "div", "abs"))
 """What may leave the range of a narrow integer."""
-MOST = {"axes": 16, "loads": 1024, "results": 16, "instructions": 4096, "registers": 512}
-MOST_SYMBOLS = 256
+STAGE_LIMITS = {"axes": 16, "loads": 1024, "results": 16, "instructions": 4096, "registers": 512}
+MAX_SYMBOLS = 256
 MAX_SHIFT = 63
 """Shifts to the right of less are divisions by a power of two that int64 holds, rounded down."""
 
@@ -98,15 +99,15 @@ def element_of(dtype: str) -> int:
     """Return the number of an element type. Raises NoGeneralFormError if the interpreter
     lacks it.
     """
-    if dtype not in ELEMENTS:
+    if dtype not in ELEMENT_DTYPES:
         raise NoGeneralFormError(f"elements of {dtype}")
-    return ELEMENTS.index(dtype)
+    return ELEMENT_DTYPES.index(dtype)
 
 
 def kind_of(dtype: str) -> int:
     """Return the register kind of a dtype."""
     number = element_of(dtype)
-    return F32 if dtype in HALVES else min(number, INT)
+    return F32 if dtype in HALF_DTYPES else min(number, INT)
 
 
 class Sizes:
@@ -127,8 +128,8 @@ class Sizes:
         """Name a symbol; whether it is new. Raises NoGeneralFormError beyond MOST_SYMBOLS."""
         if symbol in self._symbols:
             return False
-        if len(self._symbols) == MOST_SYMBOLS:
-            raise NoGeneralFormError(f"more than {MOST_SYMBOLS} symbols")
+        if len(self._symbols) == MAX_SYMBOLS:
+            raise NoGeneralFormError(f"more than {MAX_SYMBOLS} symbols")
         self._symbols[symbol] = len(self._symbols)
         self._are_sizes.clear()
         return True
@@ -218,7 +219,7 @@ class Sizes:
         return [len(self.rows), *(word for row in self.rows for word in row)]
 
 
-Address = tuple[list[int], int, list[tuple[PrimExpr, int]]]
+LoadAddress = tuple[list[int], int, list[tuple[PrimExpr, int]]]
 """A size per axis, one of the offset, and what more there is to it: expressions, each times a size.
 """
 
@@ -235,7 +236,7 @@ class CodeBuilder:
         self.rows: list[list[int]] = []
         """Operation, kind, result, operands: numbers of rows until `words` makes them registers."""
         self._made: dict[int, int] = {}
-        self._addresses: dict[int, Address] = {}
+        self._addresses: dict[int, LoadAddress] = {}
         self._depths: dict[int, int] = {}
         self._known: dict[tuple[int, ...], int] = {}
         """Instructions, and loads behind a -1: equal ones are one."""
@@ -250,7 +251,7 @@ class CodeBuilder:
         counts = {"axes": len(self.axes), "loads": len(self.loads), "results": len(results),
                  "instructions": len(self.rows), "registers": count}  # fmt: skip
         for what, number in counts.items():
-            if number > MOST[what]:
+            if number > STAGE_LIMITS[what]:
                 raise NoGeneralFormError(f"{number} {what}")
         loads = [word for load in self.loads for word in load]
         rows = [word for row in self.rows for word in row]
@@ -298,7 +299,7 @@ class CodeBuilder:
         is_whole = dt.is_int(expr.dtype) and not isinstance(expr, (Cast, Intrinsic))
         return is_whole and self.sizes.has(expr)
 
-    def address(self, indices: Sequence[PrimExpr], shape: Sequence[PrimExpr]) -> Address:
+    def address(self, indices: Sequence[PrimExpr], shape: Sequence[PrimExpr]) -> LoadAddress:
         """Return the address of an element in a buffer of a shape."""
         steps = [self.sizes.number(0)] * len(self.axes)
         offset = self.sizes.number(0)
@@ -350,9 +351,9 @@ class CodeBuilder:
     # Instructions --------------------------------------------------------------------------------
 
     def _put(self, op: str, kind: int, a: int = 0, b: int = 0, c: int = 0) -> int:
-        row_index = self._known.setdefault((OP[op], kind, a, b, c), len(self.rows))
+        row_index = self._known.setdefault((OPCODE_NUMBER[op], kind, a, b, c), len(self.rows))
         if row_index == len(self.rows):
-            self.rows.append([OP[op], kind, row_index, a, b, c])
+            self.rows.append([OPCODE_NUMBER[op], kind, row_index, a, b, c])
         return row_index
 
     def _emit(self, expr: PrimExpr) -> int:
@@ -397,9 +398,9 @@ class CodeBuilder:
         return self._put("load", kind_of(expr.dtype), number, by)
 
     def _binary(self, expr: BinaryExpr) -> int:
-        if type(expr) not in BINARY:
+        if type(expr) not in BINARY_OPCODES:
             raise NoGeneralFormError(f"an expression of {type(expr).__name__}")
-        op, kind = BINARY[type(expr)], kind_of(expr.a.dtype)
+        op, kind = BINARY_OPCODES[type(expr)], kind_of(expr.a.dtype)
         if op in ("floordiv", "floormod") and kind != INT:
             raise NoGeneralFormError("a floor division of floats")
         row_index = self._put(op, kind, self._made[id(expr.a)], self._made[id(expr.b)])
@@ -407,25 +408,25 @@ class CodeBuilder:
 
     def _narrow(self, op: str, row_index: int, dtype: str) -> int:
         """Wrap a number to its dtype: an integer to its range, a half float rounded."""
-        if dtype in HALVES and op not in EXACT:
+        if dtype in HALF_DTYPES and op not in HALF_EXACT_OPS:
             return self._put("wrap", F32, row_index, element_of(dtype))
-        if op in GROWS and kind_of(dtype) == INT and dtype != "int64":
+        if op in OVERFLOWING_OPS and kind_of(dtype) == INT and dtype != "int64":
             return self._put("wrap", INT, row_index, element_of(dtype))
         return row_index
 
     def _cast(self, row_index: int, source: str, target: str) -> int:
         before, after = kind_of(source), kind_of(target)
         if before == after:
-            if source == target or (after != INT and target not in HALVES):
+            if source == target or (after != INT and target not in HALF_DTYPES):
                 return row_index
             return self._put("wrap", after, row_index, element_of(target))
         if after == INT:
             return self._put("to_int", before, row_index, element_of(target))
         row_index = self._put("to_f32" if after == F32 else "to_f64", before, row_index)
-        return self._narrow("cast", row_index, target) if target in HALVES else row_index
+        return self._narrow("cast", row_index, target) if target in HALF_DTYPES else row_index
 
     def _intrinsic(self, expr: Intrinsic) -> int:
-        name = SAME.get(expr.op, expr.op)
+        name = OP_ALIASES.get(expr.op, expr.op)
         args = [self._made[id(a)] for a in expr.args]
         if name == "likely":
             return args[0]
@@ -437,8 +438,8 @@ class CodeBuilder:
             return self._put("floordiv", INT, args[0], self._put("const", INT, 1 << by.value))
         fits = (
             name == "abs"
-            or (name in OF_FLOATS and kind != INT)
-            or (name in OF_INTEGERS and kind == INT)
+            or (name in FLOAT_OPS and kind != INT)
+            or (name in INTEGER_OPS and kind == INT)
         )
         if not fits:
             raise NoGeneralFormError(f"{expr.op} of {expr.args[0].dtype}")
@@ -457,7 +458,7 @@ class CodeBuilder:
                 last[row[operand_column]] = max(last.get(row[operand_column], 0), at)
         free: list[int] = []
         home: dict[int, int] = {}
-        constant = {at for at, row in enumerate(self.rows) if OPS[row[0]] in CONSTANTS}
+        constant = {at for at, row in enumerate(self.rows) if OPCODES[row[0]] in CONSTANT_OPS}
         count = 0
         for at, row in enumerate(self.rows):
             if free and at not in constant:
@@ -476,14 +477,14 @@ class CodeBuilder:
 
 def _operands(row: Sequence[int]) -> tuple[int, ...]:
     """Return the columns of an instruction that name its operands."""
-    name = OPS[row[0]]
-    if name in CONSTANTS or name == "axis":
+    name = OPCODES[row[0]]
+    if name in CONSTANT_OPS or name == "axis":
         return ()
     if name == "load":
         return (4,) if row[4] >= 0 else ()
     if name in ("select", "fma"):
         return (3, 4, 5)
-    if name in BINARY.values() or name == "pow" or name in OF_INTEGERS:
+    if name in BINARY_OPCODES.values() or name == "pow" or name in INTEGER_OPS:
         return (3, 4)
     return (3,)
 

@@ -26,20 +26,20 @@ from ekiden.ir.prim import (
     is_const,
     minimum,
 )
-from ekiden.kernels.attention.scaled_dot_product import Heads
+from ekiden.kernels.attention.scaled_dot_product import AttentionConfig
 from ekiden.kernels.recurrent.layers import PEEPHOLES
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.topi.cells import Cell
 from ekiden.topi.nn.weights import WORD
 
-PANEL = 16
+PANEL_COLUMNS = 16
 """Columns of the panels of a weight that comes without."""
 Indices = Sequence[PrimExpr]
 Body = Callable[..., PrimExpr]
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ResultLayout:
     """Destination of a computation's elements: a tensor, the strides of the axes in it, and an
     offset.
     """
@@ -50,11 +50,11 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class RegionStep:
     """Computation and the destination of each of its results."""
 
     made: Sequence[te.Tensor]
-    places: Sequence[Place]
+    places: Sequence[ResultLayout]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class Region:
 
     turn: Var
     turns: PrimExpr
-    steps: Sequence[Step]
+    steps: Sequence[RegionStep]
 
 
 @dataclass(eq=False, slots=True)
@@ -72,14 +72,14 @@ class _Regions:
 
     found: list[Region] = field(default_factory=list)
 
-    def once(self, *steps: Step) -> None:
+    def once(self, *steps: RegionStep) -> None:
         """Add steps that are not repeated."""
         self.found.append(Region(Var("once"), const(1), steps))
 
 
 def regions_of(op: te.ExternOp, outputs: Sequence[te.Tensor]) -> list[Region]:
     """Return the regions that write all outputs of an operation. Raises NoGeneralFormError."""
-    row = ROWS.get(op.tag)
+    row = REGION_BUILDERS.get(op.tag)
     if row is None:
         raise NoGeneralFormError(f"{op.name} is made of statements")
     builder = _Regions()
@@ -94,17 +94,17 @@ def _strides(shape: Indices) -> list[PrimExpr]:
     return strides[: len(shape)][::-1]
 
 
-def _into(tensor: te.Tensor, leading: Indices = ()) -> Place:
+def _into(tensor: te.Tensor, leading: Indices = ()) -> ResultLayout:
     """Return the destination of a whole tensor at some leading indices."""
     strides = _strides(tensor.whole_shape)
     offset: PrimExpr = const(0)
     for index, stride in zip(leading, strides, strict=False):
         offset = offset + index * stride
-    return Place(tensor, strides[len(leading) :], offset)
+    return ResultLayout(tensor, strides[len(leading) :], offset)
 
 
-def _step(shape: Indices, body: Body, *layouts: Place, name: str) -> Step:
-    return Step([te.compute(tuple(shape), body, name=name)], layouts)
+def _step(shape: Indices, body: Body, *layouts: ResultLayout, name: str) -> RegionStep:
+    return RegionStep([te.compute(tuple(shape), body, name=name)], layouts)
 
 
 def _memory(shape: Indices, name: str, dtype: str = "float32") -> te.Tensor:
@@ -152,7 +152,7 @@ class _Layer:
         self.update = _memory((self.batch, const(self.hidden)), "update")
         self.dtype = "int32" if self.is_bytes else "float32"
         self.is_packed = len(self.given.whole_shape) > 2
-        self.columns, self.lanes, self.width = rows.value, self.hidden, PANEL
+        self.columns, self.lanes, self.width = rows.value, self.hidden, PANEL_COLUMNS
         if self.is_packed:  # panels of units with all their gates
             panels, width = self.given.whole_shape[0], self.given.whole_shape[2]
             assert isinstance(panels, IntImm) and isinstance(width, IntImm)
@@ -181,7 +181,7 @@ class _Layer:
         """Return the shape of a state."""
         return self.h.whole_shape
 
-    def first(self, name: str) -> Step:
+    def first(self, name: str) -> RegionStep:
         """Return the step that initialises a state."""
         initial_state = self.extras.get(f"initial_{name}")
 
@@ -190,13 +190,13 @@ class _Layer:
 
         return _step(self.shape, body, _into(self.states[name]), name=f"first_{name}")
 
-    def last(self, name: str) -> Step:
+    def last(self, name: str) -> RegionStep:
         """Return the step that copies a final state to its output."""
         output = self.outputs[1 + list(self.states).index(name)]
         state = self.states[name]
         return _step(self.shape, lambda b, u: state[b, u], _into(output), name=f"last_{name}")
 
-    def panels(self) -> list[Step]:
+    def panels(self) -> list[RegionStep]:
         """Return the step that packs the weight into column panels, if it is not packed."""
         if self.weight is self.given:
             return []
@@ -212,7 +212,7 @@ class _Layer:
 
         return [_step(self.weight.whole_shape, body, _into(self.weight), name="panels")]
 
-    def multiply(self, state: te.Tensor) -> list[Step]:
+    def multiply(self, state: te.Tensor) -> list[RegionStep]:
         """Return the steps that multiply a state by the weight, in the weight's row order."""
         k, width = te.reduce_axis((0, self.hidden), "k"), self.width
         steps = self.quantize(state) if self.is_bytes else []
@@ -232,7 +232,7 @@ class _Layer:
             return cast(self.weight[panel, k // WORD, column, k % WORD], self.dtype)
         return self.weight[panel, k, column]
 
-    def multiply_listed(self, word_indices: te.Tensor) -> list[Step]:
+    def multiply_listed(self, word_indices: te.Tensor) -> list[RegionStep]:
         """Return the products of the words that panels list, after the dense ones
         (quantized.words).
         """
@@ -251,13 +251,13 @@ class _Layer:
             _step(self.more.whole_shape, body, _into(self.more), name="more"),
         ]
 
-    def quantize(self, state: te.Tensor) -> list[Step]:
+    def quantize(self, state: te.Tensor) -> list[RegionStep]:
         """Return the steps that quantise a state to uint8 with the smallest range that contains it
         and 0.
         """
         zero = const(0.0, "float32")
 
-        def extreme(reduce: Callable[..., PrimExpr], to: te.Tensor) -> Step:
+        def extreme(reduce: Callable[..., PrimExpr], to: te.Tensor) -> RegionStep:
             """Return a step that reduces a state to its minimum or maximum."""
             b = te.reduce_axis((0, self.batch), "b")
             u = te.reduce_axis((0, self.hidden), "u")
@@ -312,7 +312,7 @@ class _Layer:
         is_valid = t < length
         return (if_then_else(is_valid, length - 1 - t, t) if self.cell.reverse else t), is_valid
 
-    def cells(self, t: Var, phase: int) -> Step:
+    def cells(self, t: Var, phase: int) -> RegionStep:
         """Return the step that computes one phase of all units."""
         names: list[str] = []
 
@@ -329,7 +329,7 @@ class _Layer:
             _into(self.outputs[0], (self.shown_at(t),)) if name == "shown" else _into(memory[name])
             for name in names
         ]
-        return Step(results, layouts)
+        return RegionStep(results, layouts)
 
     def shown_at(self, t: Var) -> PrimExpr:
         """Return the row of the output that a step writes."""
@@ -370,7 +370,7 @@ def _recurrent(regions: _Regions, op: te.ExternOp, outputs: Sequence[te.Tensor])
     if layer.cell.reverse and "lengths" in layer.extras:
         raise NoGeneralFormError("sequences of their own lengths are read backwards")
     regions.once(*layer.panels(), *(layer.first(name) for name in layer.states))
-    steps: list[Step] = []
+    steps: list[RegionStep] = []
     for phase in range(len(layer.cell.phases)):
         steps += layer.multiply(layer.reset if phase else layer.h)
         steps.append(layer.cells(t, phase))
@@ -381,16 +381,16 @@ def _recurrent(regions: _Regions, op: te.ExternOp, outputs: Sequence[te.Tensor])
 # Attention ----------------------------------------------------------------------------------------
 
 
-MOST_ROWS = 256
+MAX_QUERY_ROWS = 256
 """Queries whose scores are held at once: keys are brought into order anew for each block."""
 
 
-class _Head:
+class _HeadBlock:
     """Block of queries of one head of one batch element, numbered by `iteration`."""
 
     def __init__(self, op: te.ExternOp, output: te.Tensor, iteration: Var) -> None:
         heads = op.attrs["heads"]
-        assert isinstance(heads, Heads)
+        assert isinstance(heads, AttentionConfig)
         self.heads, self.output = heads, output
         self.query, self.key, self.value = op.inputs[:3]
         self.bias = op.inputs[3] if len(op.inputs) > 3 else None
@@ -398,14 +398,14 @@ class _Head:
             dict(zip(layout, operand.whole_shape, strict=True))
             for layout, operand in zip(heads.layouts, op.inputs[:3], strict=False)
         )
-        blocks = simplify((self.q["s"] + (MOST_ROWS - 1)) // MOST_ROWS)
+        blocks = simplify((self.q["s"] + (MAX_QUERY_ROWS - 1)) // MAX_QUERY_ROWS)
         self.turns = simplify(self.q["b"] * self.q["h"] * blocks)
         number: PrimExpr = iteration
         self.start: PrimExpr = const(0)
         self.rows = self.q["s"]
         if not is_const(blocks, 1):
-            number, self.start = iteration // blocks, iteration % blocks * MOST_ROWS
-            self.rows = minimum(self.q["s"] - self.start, const(MOST_ROWS))
+            number, self.start = iteration // blocks, iteration % blocks * MAX_QUERY_ROWS
+            self.rows = minimum(self.q["s"] - self.start, const(MAX_QUERY_ROWS))
         self.b, self.head = number // self.q["h"], number % self.q["h"]
         groups = k["h"]
         self.shared = self.head // simplify(self.q["h"] // groups)
@@ -453,7 +453,7 @@ class _Head:
             return value
         return if_then_else(call_intrin("isnan", self.total[s]), const(0.0, "float32"), value)
 
-    def steps(self) -> list[Step]:
+    def steps(self) -> list[RegionStep]:
         """Return the steps of the block."""
         d, j, n, m = (te.reduce_axis((0, extent), name) for extent, name in (
             (self.depth, "d"), (self.keys, "j"), (self.keys, "n"), (self.keys, "m")))  # fmt: skip
@@ -461,7 +461,7 @@ class _Head:
         width = self.mixed.whole_shape
         layout = self.heads.layouts[3]
         strides = dict(zip(layout, _strides(self.output.whole_shape), strict=True))
-        destination = Place(
+        destination = ResultLayout(
             self.output,
             (strides["s"], strides["d"]),
             self.b * strides["b"] + self.head * strides["h"] + self.start * strides["s"],
@@ -485,14 +485,14 @@ class _Head:
 def _attention(regions: _Regions, op: te.ExternOp, outputs: Sequence[te.Tensor]) -> None:
     """Add the loop over query blocks of heads."""
     iteration = Var("head")
-    head = _Head(op, outputs[0], iteration)
+    head = _HeadBlock(op, outputs[0], iteration)
     regions.found.append(Region(iteration, head.turns, head.steps()))
 
 
-ROWS: dict[str, Callable[[_Regions, te.ExternOp, Sequence[te.Tensor]], None]] = {
+REGION_BUILDERS: dict[str, Callable[[_Regions, te.ExternOp, Sequence[te.Tensor]], None]] = {
     "recurrent": _recurrent,
     "attention": _attention,
 }
 """Tag of an operation -> what adds its regions."""
 
-__all__ = ["Region", "Step", "regions_of"]
+__all__ = ["Region", "RegionStep", "regions_of"]

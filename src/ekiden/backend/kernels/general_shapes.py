@@ -7,8 +7,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ekiden import te
-from ekiden.backend.kernels.general import CHECK, MAP, Form, text_words
-from ekiden.backend.kernels.general_code import MOST, CodeBuilder, NoGeneralFormError
+from ekiden.backend.kernels.general import CHECK, MAP, GeneralForm, text_words
+from ekiden.backend.kernels.general_code import STAGE_LIMITS, CodeBuilder, NoGeneralFormError
 from ekiden.ir.prim import IntImm, PrimExpr, SizeVar, Var
 from ekiden.ir.prim_visitor import post_order, rewrite
 from ekiden.target import Target
@@ -42,7 +42,7 @@ class _Shapes:
         named_dims: set[Var] = set()
         self.tensors = {param: _tensor(param, named_dims) for param in params}
         *inputs, output = self.tensors.values()
-        self.form = Form(inputs, [output])
+        self.form = GeneralForm(inputs, [output])
         self.waiting: list[tuple[te.Tensor, int, PrimExpr]] = []
         """Tensor, place and value of stores."""
         self.changed: dict[int, PrimExpr] = {}
@@ -54,7 +54,7 @@ class _Shapes:
             case BufferStore(buffer=buffer, value=value, indices=(IntImm(value=index),)):
                 written = {tensor for tensor, _, _ in self.waiting}
                 read = {e.buffer for e in post_order(value) if isinstance(e, BufferLoad)}
-                is_full = len(self.waiting) == MOST["results"]
+                is_full = len(self.waiting) == STAGE_LIMITS["results"]
                 if is_full or not written.isdisjoint(
                     self.tensors[buffer_read] for buffer_read in read
                 ):

@@ -17,7 +17,7 @@ from ekiden.ir.intrinsic import if_then_else
 from ekiden.ir.prim import FloorDiv, FloorMod, PrimExpr, Var, const, is_const
 from ekiden.ir.prim import cast as cast_to
 from ekiden.ir.prim_visitor import rewrite, substitute
-from ekiden.kernels.steps import replaced
+from ekiden.kernels.steps import replace_computation
 from ekiden.topi.layout import packed_tile, permute
 from ekiden.topi.nn.conv import conv, guarded, inside, weight_element
 from ekiden.topi.nn.weights import window_axes
@@ -29,7 +29,7 @@ else:
     pool = LazyModule("ekiden.topi.nn.pool")
     winograd = LazyModule("ekiden.topi.nn.winograd")
 
-Made = tuple[te.Tensor, list[te.Tensor]]
+StagedResult = tuple[te.Tensor, list[te.Tensor]]
 """The result in the place of another, and the computations that must be stored."""
 
 
@@ -38,10 +38,10 @@ def staged(outputs: list[te.Tensor]) -> tuple[list[te.Tensor], list[te.Tensor]]:
     must be stored. Further convolutions of a kernel stay as they are.
     """
     for tensor in te.post_order_tensors(outputs):
-        for is_such, made_of in FORMS:
+        for is_such, made_of in STAGE_REWRITES:
             if is_such(tensor):
                 replacement, stored = made_of(tensor)
-                return replaced(outputs, tensor, replacement), stored
+                return replace_computation(outputs, tensor, replacement), stored
     return outputs, []
 
 
@@ -54,7 +54,7 @@ def _is_padded(tensor: te.Tensor) -> bool:
     return is_conv and layout.isalpha() and any(cast("Sequence[int]", attrs["padding"]))
 
 
-def _padded(tensor: te.Tensor) -> Made:
+def _padded(tensor: te.Tensor) -> StagedResult:
     """Return out = conv(pad(data)), which reads nothing out of bounds."""
     attrs = tensor.op.attrs
     data, weight = cast("Sequence[te.Tensor]", attrs["inputs"])
@@ -91,13 +91,13 @@ def _padded(tensor: te.Tensor) -> Made:
 def _is_pooled(tensor: te.Tensor) -> bool:
     """Return whether a tensor is a pooling (of topi.nn.pool) over windows of one size."""
     window = tensor.op.attrs.get("window")
-    return window is not None and isinstance(window, pool.Window)
+    return window is not None and isinstance(window, pool.PoolWindow)
 
 
-def _pooled(tensor: te.Tensor) -> Made:
+def _pooled(tensor: te.Tensor) -> StagedResult:
     """Return the pooling as a reduction of data padded with the reduction's identity."""
     window, reducer = (tensor.op.attrs[name] for name in ("window", "reducer"))
-    assert isinstance(window, pool.Window)
+    assert isinstance(window, pool.PoolWindow)
     reduced = cast("Callable[[PrimExpr, Sequence[te.ReduceAxis]], PrimExpr]", reducer)
     unpadded, dtype = window.data, tensor.dtype
     neutral = te.identity(reduced.__name__, unpadded.dtype)
@@ -140,7 +140,7 @@ def _is_transposed(tensor: te.Tensor) -> bool:
     return is_dense and is_known and all(layout.isalpha() for layout in layouts)
 
 
-def _transposed(tensor: te.Tensor) -> Made:
+def _transposed(tensor: te.Tensor) -> StagedResult:
     """Return out[p * s + r] = sum over j of data[p - j] * weight[r + j * s], one convolution for
     each residue r modulo the stride s; as the sum over i of padded[p + i] * weight[r + (taps - 1
     - i) * s].
@@ -209,7 +209,7 @@ def _lists_rows(tensor: te.Tensor) -> bool:
     return isinstance(word_indices, te.Tensor) and not is_const(word_indices.shape[1], 0)
 
 
-def _listed(tensor: te.Tensor) -> Made:
+def _listed(tensor: te.Tensor) -> StagedResult:
     """Return out = data * weight + listed * rest: the listed words of the data are gathered for
     each panel.
     """
@@ -259,7 +259,7 @@ def _is_grouped(tensor: te.Tensor) -> bool:
     return not is_const(simplify(tensor.shape[layout.index("C")] // cast(int, groups)), 1)
 
 
-def _grouped(tensor: te.Tensor) -> Made:
+def _grouped(tensor: te.Tensor) -> StagedResult:
     """Return out[o] = part[o / n, o % n] with n channels in a group, so that each group is a
     product.
     """
@@ -320,7 +320,7 @@ def _matrix(values: object, name: str, dtype: str) -> te.Tensor:
     )
 
 
-def _winograd(tensor: te.Tensor) -> Made:
+def _winograd(tensor: te.Tensor) -> StagedResult:
     """Return out = A (U * (B d B')) A', with one factor of each transform per stage (Lavin and Gray
     2016).
     """
@@ -331,7 +331,7 @@ def _winograd(tensor: te.Tensor) -> Made:
     a_values, b_values, _ = winograd.matrices(m, is_integer=weight.dtype == "int16")
     a = _matrix(a_values, "winograd_a", tensor.dtype)
     b = _matrix(b_values, "winograd_b", tensor.dtype)
-    size = m + winograd.TAPS - 1
+    size = m + winograd.WINOGRAD_TAPS - 1
     n, height, width, depth = data.shape
     _, rows, columns, channels = tensor.shape
     down, across = (rows + (m - 1)) // m, (columns + (m - 1)) // m
@@ -341,7 +341,12 @@ def _winograd(tensor: te.Tensor) -> Made:
         value = guarded(data, (image, y - top, x - pad_left, c), held, const(0, data.dtype))
         return cast_to(value, tensor.dtype)
 
-    around = (n, down * m + (winograd.TAPS - 1), across * m + (winograd.TAPS - 1), depth)
+    around = (
+        n,
+        down * m + (winograd.WINOGRAD_TAPS - 1),
+        across * m + (winograd.WINOGRAD_TAPS - 1),
+        depth,
+    )
     padded = te.compute(around, pad, name="winograd_padded")
 
     def half(u: Var, j: Var, image: Var, y: Var, x: Var, c: Var) -> PrimExpr:
@@ -387,7 +392,9 @@ def _winograd(tensor: te.Tensor) -> Made:
     return te.compute(tensor.shape, result, name="winograd"), [a, b, padded]
 
 
-FORMS: Sequence[tuple[Callable[[te.Tensor], bool], Callable[[te.Tensor], Made]]] = (
+STAGE_REWRITES: Sequence[
+    tuple[Callable[[te.Tensor], bool], Callable[[te.Tensor], StagedResult]]
+] = (
     (lambda tensor: tensor.op.tag == "winograd_conv2d", _winograd),
     (_is_transposed, _transposed),
     (_is_grouped, _grouped),

@@ -152,10 +152,10 @@ def described(function: Function, name: str) -> str:
     return f"the kernel {name} of {function.span}" if function.span else f"the kernel {name}"
 
 
-Given = Mapping[str, Fixed]
+Overrides = Mapping[str, Fixed]
 """What is fixed about kernels, by family, kernel or node."""
-NOTHING: Given = {}
-MAX_NAME = 80
+NO_OVERRIDES: Overrides = {}
+MAX_NAME_CHARS = 80
 
 
 def display_name(function: Function) -> str:
@@ -165,7 +165,7 @@ def display_name(function: Function) -> str:
         for e in evaluation_order(function.body)
         if isinstance(e, Call) and isinstance(e.op, Op)
     ]
-    return "fused_" + "_".join(n.replace(".", "_") for n in ops)[:MAX_NAME]
+    return "fused_" + "_".join(n.replace(".", "_") for n in ops)[:MAX_NAME_CHARS]
 
 
 def names_of(function: Function) -> tuple[str, ...]:
@@ -174,7 +174,7 @@ def names_of(function: Function) -> tuple[str, ...]:
 
 
 def choose_primitive(
-    function: Function, target: Target, overrides: Given = NOTHING
+    function: Function, target: Target, overrides: Overrides = NO_OVERRIDES
 ) -> kernels.Chosen:
     """Return the family of a primitive function's kernel, and its decision. Raises CompileError for
     an invalid override.
@@ -230,14 +230,14 @@ def operator_calls(function: Function) -> list[Call]:
 
 
 def lower_primitive(
-    function: Function, name: str, target: Target, overrides: Given = NOTHING
+    function: Function, name: str, target: Target, overrides: Overrides = NO_OVERRIDES
 ) -> PrimFunc:
     """Return the loop program of a primitive function; see `schedule_primitive`."""
     return schedule_primitive(function, name, target, overrides).func
 
 
 def schedule_primitive(
-    function: Function, name: str, target: Target, overrides: Given = NOTHING
+    function: Function, name: str, target: Target, overrides: Overrides = NO_OVERRIDES
 ) -> kernels.Scheduled:
     """Return the scheduled loop program of a canonical primitive function, outputs after inputs,
     and its trace.
@@ -268,14 +268,14 @@ def schedule_primitive(
         raise
 
 
-SHOWN = 4
+MAX_SHOWN_SYMBOLS = 4
 """Most values that the message of a constraint shows."""
 Constraint = tuple[PrimExpr, str]
 """A condition on symbols that every run must meet, and what needs it: a node of the model."""
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
+class RunCheck:
     """Condition that a run must meet, the error message otherwise, and the named integers that the
     message shows.
     """
@@ -285,16 +285,16 @@ class Check:
     shown: Mapping[str, PrimExpr] = field(default_factory=dict)
 
     @staticmethod
-    def of(constraint: Constraint) -> Check:
+    def of(constraint: Constraint) -> RunCheck:
         """Return the check of a constraint; its message shows the values of its symbols."""
         condition, where = constraint
-        shown = {v.name: v for v in free_vars(condition)[:SHOWN]}
-        return Check(condition, f"run: {where} needs {prim_text(condition)}", shown)
+        shown = {v.name: v for v in free_vars(condition)[:MAX_SHOWN_SYMBOLS]}
+        return RunCheck(condition, f"run: {where} needs {prim_text(condition)}", shown)
 
-    def map(self, change: Callable[[PrimExpr], PrimExpr]) -> Check:
+    def map(self, change: Callable[[PrimExpr], PrimExpr]) -> RunCheck:
         """Return the check with its expressions mapped."""
         shown = {name: change(value) for name, value in self.shown.items()}
-        return Check(change(self.condition), self.message, shown)
+        return RunCheck(change(self.condition), self.message, shown)
 
     def stmt(self) -> AssertStmt:
         """Return the statement that fails a kernel."""
@@ -314,7 +314,7 @@ def _literal(text: str) -> str:
 def shape_function(
     params: Sequence[Buffer],
     exprs: Sequence[PrimExpr],
-    checks: Sequence[Check],
+    checks: Sequence[RunCheck],
     name: str,
     result: Buffer | None = None,
     first: int = 0,
@@ -359,7 +359,7 @@ def _total(expr: PrimExpr, rewritten: dict[int, PrimExpr] | None = None) -> Prim
 
 
 __all__ = [
-    "Check",
+    "RunCheck",
     "choose_primitive",
     "described",
     "display_name",

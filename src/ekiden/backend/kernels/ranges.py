@@ -11,46 +11,46 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 
-from ekiden.backend.kernels.lower import Given
+from ekiden.backend.kernels.lower import Overrides
 from ekiden.ir.prim import PrimExpr, Var, const
 from ekiden.ir.prim_visitor import free_vars
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.tir.stmt import IfThenElse, PrimFunc
 from ekiden.tir.visitor import rename
 
-Points = Sequence[Mapping[str, int]]
+TunedSizes = Sequence[Mapping[str, int]]
 """Sizes of the symbols of a kernel, of each run that it was tuned for."""
 
 
 @dataclass(frozen=True, slots=True)
-class Range:
+class SizeRange:
     """Overrides of a kernel whose symbols' product is at most `upper`; None is no bound."""
 
     most: int | None
-    given: Given
+    given: Overrides
 
 
-def ranges_of(tuned: Sequence[tuple[Points, Given]]) -> list[Range]:
+def ranges_of(tuned: Sequence[tuple[TunedSizes, Overrides]]) -> list[SizeRange]:
     """Return the ranges of overrides that were tuned for some sizes each, smallest first; the first
     record of a size wins. Boundaries are geometric means of neighbouring sizes.
     """
-    at: dict[int, Given] = {}
+    at: dict[int, Overrides] = {}
     for points, overrides in tuned:
         for point in points:
             at.setdefault(math.prod(point.values()), overrides)
     if not at:
-        return [Range(None, tuned[0][1])]
-    ranges: list[Range] = []
+        return [SizeRange(None, tuned[0][1])]
+    ranges: list[SizeRange] = []
     sizes = sorted(at)
     for size, following in zip(sizes, [*sizes[1:], None], strict=True):
         upper = None if following is None else math.isqrt(size * following)
         if ranges and ranges[-1].given == at[size]:
             ranges.pop()
-        ranges.append(Range(upper, at[size]))
+        ranges.append(SizeRange(upper, at[size]))
     return ranges
 
 
-def joined(ranges: Sequence[Range], lower: Callable[[Given], PrimFunc]) -> PrimFunc:
+def joined(ranges: Sequence[SizeRange], lower: Callable[[Overrides], PrimFunc]) -> PrimFunc:
     """Return a lowered function that dispatches to the loops of the range that its sizes are in;
     its attributes are those common to all ranges.
     """
@@ -79,4 +79,4 @@ def _product(func: PrimFunc) -> PrimExpr:
     return total
 
 
-__all__ = ["Points", "Range", "joined", "ranges_of"]
+__all__ = ["SizeRange", "TunedSizes", "joined", "ranges_of"]

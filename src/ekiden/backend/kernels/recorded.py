@@ -11,10 +11,10 @@ from dataclasses import field
 from typing import TypeAlias
 
 from ekiden.backend.kernels.lower import choose_primitive, described, display_name
-from ekiden.backend.kernels.ranges import Points
+from ekiden.backend.kernels.ranges import TunedSizes
 from ekiden.ir.pass_context import RECORDS, PassContext
 from ekiden.ir.structural import structural_digest
-from ekiden.kernels.decision import Decision, Fixed, check_fixed
+from ekiden.kernels.decision import Decision, Fixed, check_overrides
 from ekiden.relay.expr import Function
 from ekiden.runtime.errors import CompileError
 from ekiden.runtime.lazy_dataclass import dataclass
@@ -22,16 +22,16 @@ from ekiden.runtime.logs import LazyLogger
 from ekiden.target import Target
 
 LOG = LazyLogger(__name__)
-Said: TypeAlias = tuple[Points, str, str]
+TuningRecord: TypeAlias = tuple[TunedSizes, str, str]
 """(sizes of each run it was tuned for, rule, choice)."""
 
 
 @dataclass(slots=True)
-class Recorded:
+class TuningRecords:
     """Tuning records of the current PassContext for a target, and counts of their use."""
 
     target: Target
-    records: Mapping[str, Sequence[Said]]
+    records: Mapping[str, Sequence[TuningRecord]]
     """Workload and target -> what was found, for some sizes each."""
     used: int = 0
     foreign: int = 0
@@ -39,13 +39,15 @@ class Recorded:
     refused: list[str] = field(default_factory=list)
 
     @staticmethod
-    def current(target: Target) -> Recorded:
+    def current(target: Target) -> TuningRecords:
         """Return the records of the context. Raises CompileError for an invalid one."""
         option = PassContext.current().option(RECORDS)
         assert isinstance(option, dict)
-        return Recorded(target, {str(key): _said(key, value) for key, value in option.items()})
+        return TuningRecords(
+            target, {str(key): _parse_records(key, value) for key, value in option.items()}
+        )
 
-    def fixed_for(self, form: Function) -> list[tuple[Points, str, Fixed]]:
+    def fixed_for(self, form: Function) -> list[tuple[TunedSizes, str, Fixed]]:
         """Return the applicable (sizes, family, decision) of a canonical function; an empty family
         is the default, no sizes are all sizes.
         """
@@ -71,7 +73,7 @@ class Recorded:
             chosen = choose_primitive(form, self.target)
             if chosen.family.name != rule or chosen.anchor is None:
                 raise CompileError(f"the kernel is of the family '{chosen.family.name}' now")
-            check_fixed(chosen.family.space(chosen.anchor, self.target), fixed, f"'{rule}'")
+            check_overrides(chosen.family.space(chosen.anchor, self.target), fixed, f"'{rule}'")
             chosen.family.decide(chosen.anchor, self.target, fixed)
         except CompileError as error:
             where = described(form, display_name(form))
@@ -96,10 +98,10 @@ class Recorded:
         LOG.info("records: %d of %d kernels are tuned", self.used, kernels)
 
 
-def _said(key: object, value: object) -> list[Said]:
+def _parse_records(key: object, value: object) -> list[TuningRecord]:
     """Parse the records of a key. Raises CompileError for an invalid one."""
     rows = value if isinstance(value, Sequence) and not isinstance(value, str) else [value]
-    records: list[Said] = []
+    records: list[TuningRecord] = []
     for row in rows:
         match row:
             case [list() as points, str() as rule, str() as choice]:

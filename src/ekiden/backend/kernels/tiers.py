@@ -14,7 +14,7 @@ from ekiden.backend.kernels.general import general_form
 from ekiden.backend.kernels.general_shapes import general_shapes
 from ekiden.codegen.build import unpack_code
 from ekiden.codegen.cache import KernelCache
-from ekiden.codegen.parallel import Cancellation, Progress, Task, compile_tasks
+from ekiden.codegen.parallel import Cancellation, ProgressCallback, Task, compile_tasks
 from ekiden.ir.pass_context import show_product
 from ekiden.ir.prim import IntImm, PrimExpr
 from ekiden.ir.prim_visitor import free_vars, substitute
@@ -26,7 +26,7 @@ from ekiden.target import Target
 from ekiden.tir.stmt import PrimFunc
 
 LOG = LazyLogger(__name__)
-USUAL = 64
+ASSUMED_DIM = 64
 """What a dimension that is not known counts as, where kernels are put into an order."""
 
 
@@ -57,7 +57,7 @@ def compile_without_form(
     forms: Sequence[Function],
     targets: Sequence[Target],
     cache: KernelCache,
-    progress: Progress | None,
+    progress: ProgressCallback | None,
 ) -> TieredCode:
     """Compile the kernels that have no general form; of the others return that form, unless the
     cache has their code."""
@@ -127,7 +127,7 @@ def work_of(function: Function) -> int:
         size = size * dim
     total_work = total + size
     estimate = simplify(
-        substitute(total_work, {v: IntImm(USUAL, v.dtype) for v in free_vars(total_work)})
+        substitute(total_work, {v: IntImm(ASSUMED_DIM, v.dtype) for v in free_vars(total_work)})
     )
     return estimate.value if isinstance(estimate, IntImm) else 0
 

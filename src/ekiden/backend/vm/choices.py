@@ -8,8 +8,15 @@ from dataclasses import field
 from typing import TYPE_CHECKING, TypeAlias
 
 from ekiden._lazy import LazyModule
-from ekiden.backend.vm.emit import Emitter, Scope
-from ekiden.backend.vm.match import Leaf, Path, Test, decision_tree, look, tuple_places
+from ekiden.backend.vm.decision_tree import (
+    MatchLeaf,
+    Path,
+    TagTest,
+    decision_tree,
+    pattern_of,
+    tuple_paths,
+)
+from ekiden.backend.vm.emit import BytecodeEmitter, ScopeIterator
 from ekiden.ir.expr import RelayExpr
 from ekiden.ir.node import Node
 from ekiden.ir.type import GlobalTypeVar
@@ -21,16 +28,16 @@ if TYPE_CHECKING:
 else:
     matches = LazyModule("ekiden.relay.analysis.matches")
 
-__all__ = ["Choices", "Parts"]
+__all__ = ["ChoiceEmitter", "ValueParts"]
 
-Parts: TypeAlias = dict[Path, int]
+ValueParts: TypeAlias = dict[Path, int]
 """Registers of parts of a value."""
 _Heads: TypeAlias = dict[Path, Constructor]
 """What parts of a value are made by."""
-_Waiting: TypeAlias = tuple[int, int, Parts, _Heads]
+_Waiting: TypeAlias = tuple[int, int, ValueParts, _Heads]
 """A node of a decision tree that is not emitted yet, its label, and what is known there."""
 
-MAX_CASES = 256
+MAX_JUMP_TABLE_CASES = 256
 """A tag from here on has no place in a table of jumps."""
 
 
@@ -46,7 +53,7 @@ class _Ends:
     """Labels, and what is known of the value there."""
 
 
-class Choices(Emitter):
+class ChoiceEmitter(BytecodeEmitter):
     """Emitter of a function's choices."""
 
     registers: dict[RelayExpr, int]
@@ -54,7 +61,7 @@ class Choices(Emitter):
     types: Mapping[GlobalTypeVar, Node]
     """Definitions of data types."""
 
-    def _scope(self, body: RelayExpr, to: int | None) -> Scope:
+    def _scope(self, body: RelayExpr, to: int | None) -> ScopeIterator:
         """Emit a let-chain; its result goes to a register, or is that of the function."""
         raise NotImplementedError
 
@@ -62,7 +69,7 @@ class Choices(Emitter):
         """Return the register of an argument."""
         raise NotImplementedError
 
-    def _if(self, expr: If, to: int | None) -> Scope:
+    def _if(self, expr: If, to: int | None) -> ScopeIterator:
         if_true, if_false, after = self.label(), self.label(), self.label()
         self.emit("Switch", value=self._atom(expr.cond), offsets=(if_false, if_true))
         self.place(if_true)
@@ -72,11 +79,11 @@ class Choices(Emitter):
         yield self._scope(expr.false_branch, to)
         self.place(after)
 
-    def _match(self, expr: Match, to: int | None) -> Scope:
+    def _match(self, expr: Match, to: int | None) -> ScopeIterator:
         nodes = decision_tree(expr.clauses)
-        leaves = Counter(node.clause for node in nodes if isinstance(node, Leaf))
+        leaves = Counter(node.clause for node in nodes if isinstance(node, MatchLeaf))
         after = self.label()
-        ends = _Ends(tuple_places(expr.clauses), self.label())
+        ends = _Ends(tuple_paths(expr.clauses), self.label())
         shared: dict[int, int] = {}
         value = self._atom(expr.data)
         waiting: list[_Waiting] = [(0, self.label(), {(): value}, {})] if nodes else []
@@ -84,7 +91,7 @@ class Choices(Emitter):
             number, label, registers, heads = waiting.pop()
             node = nodes[number]
             self.place(label)
-            if isinstance(node, Test):
+            if isinstance(node, TagTest):
                 waiting.extend(reversed(self._test(node, registers, heads, ends)))
             elif leaves[node.clause] > 1:
                 self._join(node, registers, shared)
@@ -107,7 +114,7 @@ class Choices(Emitter):
             message = str(match.span)
         for label, heads in ends.looks:
             self.place(label)
-            shown = matches.pattern_text(look(heads, ends.tuples))
+            shown = matches.pattern_text(pattern_of(heads, ends.tuples))
             self.source = f"no clause{where} is for {shown}"
             self.emit("Fatal")
         self.place(ends.other)
@@ -119,7 +126,9 @@ class Choices(Emitter):
         if to is not None:
             self.goto(after)
 
-    def _test(self, test: Test, registers: Parts, heads: _Heads, ends: _Ends) -> list[_Waiting]:
+    def _test(
+        self, test: TagTest, registers: ValueParts, heads: _Heads, ends: _Ends
+    ) -> list[_Waiting]:
         """Emit a test and return the nodes for its outcomes."""
         value = self._part(test.path, registers)
         heads_by_tag = {c.tag: {**heads, test.path: c} for c in self._constructors(test)}
@@ -137,14 +146,14 @@ class Choices(Emitter):
             missing = {tag: self.label() for tag in heads_by_tag if tag not in labels}
             ends.looks.extend((label, heads_by_tag[tag]) for tag, label in missing.items())
             labels |= missing
-        if max(labels) < MAX_CASES:
+        if max(labels) < MAX_JUMP_TABLE_CASES:
             cases = (labels.get(tag, fallback_label) for tag in range(max(labels) + 1))
             self.emit("Switch", value=value, offsets=(*cases, fallback_label))
         else:
             self._test_each(self.into("GetTag", object=value), labels, fallback_label)
         return waiting
 
-    def _constructors(self, test: Test) -> tuple[Constructor, ...]:
+    def _constructors(self, test: TagTest) -> tuple[Constructor, ...]:
         """Return all constructors of the tested data type."""
         data = self.types.get(test.data)
         return data.constructors if isinstance(data, TypeData) else ()
@@ -162,7 +171,7 @@ class Choices(Emitter):
             self.place(further)
         self.goto(fallback_label)
 
-    def _join(self, leaf: Leaf, registers: Parts, shared: dict[int, int]) -> None:
+    def _join(self, leaf: MatchLeaf, registers: ValueParts, shared: dict[int, int]) -> None:
         """Emit one of several paths to a clause; all leave its variables in the same registers."""
         if leaf.clause not in shared:
             shared[leaf.clause] = self.label()
@@ -171,7 +180,7 @@ class Choices(Emitter):
             self.emit("Move", dst=self.registers[variable], src=self._part(path, registers))
         self.goto(shared[leaf.clause])
 
-    def _part(self, path: Path, registers: Parts) -> int:
+    def _part(self, path: Path, registers: ValueParts) -> int:
         """Return the register of a component of the matched value."""
         prefix_length = next(n for n in range(len(path), -1, -1) if path[:n] in registers)
         for n in range(prefix_length, len(path)):

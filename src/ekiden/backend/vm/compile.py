@@ -32,19 +32,19 @@ from typing import TYPE_CHECKING, cast
 
 from ekiden._lazy import LazyModule
 from ekiden.backend.external import is_external
-from ekiden.backend.kernels.beside_floats import slower_than_floats, warn_of_slower
 from ekiden.backend.kernels.canonical import canonicalize
 from ekiden.backend.kernels.flops import describe_kernel
 from ekiden.backend.kernels.lower import Constraint
+from ekiden.backend.kernels.quantized_slowdown import slower_than_floats, warn_of_slower
 from ekiden.backend.vm.constants import ConstantPool
-from ekiden.backend.vm.dims import Plan
-from ekiden.backend.vm.function_compiler import FunctionCompiler, ProgramTables, param_places
+from ekiden.backend.vm.dims import DimPlan
+from ekiden.backend.vm.function_compiler import FunctionCompiler, ProgramTables, param_devices
 from ekiden.backend.vm.module_kernels import ModuleKernels, compile_kernels, primitive_functions
-from ekiden.backend.vm.pipeline import Lowered
+from ekiden.backend.vm.pipeline import LoweredModule
 from ekiden.backend.vm.primitives import Primitives
 from ekiden.backend.vm.stages import stage_kernel
-from ekiden.backend.vm.write import Places, Program, VMFunction, write_programs
-from ekiden.codegen.parallel import Progress
+from ekiden.backend.vm.write import DeviceTable, ExecutableProgram, VMFunction, write_programs
+from ekiden.codegen.parallel import ProgressCallback
 from ekiden.ir.module import IRModule
 from ekiden.ir.op import OPS, Array, Op
 from ekiden.ir.pass_context import phase, show_product
@@ -58,10 +58,10 @@ from ekiden.relay.transform.language.scopes import evaluation_order
 from ekiden.relay.transform.memory.peak_memory import predict_peak
 from ekiden.relay.transform.memory_plan import KernelFacts
 from ekiden.relay.visitor import type_post_order
+from ekiden.runtime.artifact.chunks import MIN_THREADED_BYTES
 from ekiden.runtime.artifact.device_code import pack_kernels
-from ekiden.runtime.artifact.frame import Assembly
+from ekiden.runtime.artifact.frame import ArtifactFile
 from ekiden.runtime.artifact.metadata import CALL_CLOSURE
-from ekiden.runtime.artifact.pieces import LARGE
 from ekiden.runtime.debug.instructions import make
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target import Target
@@ -169,14 +169,14 @@ def compile_module(
     module: IRModule,
     target: Target,
     metadata: dict[str, object],
-    progress: Progress | None = None,
+    progress: ProgressCallback | None = None,
     *,
     is_native: bool = False,
 ) -> memoryview:
     """Return the bytes of the executable of a module whose kernels are not compiled, as
     `compile_variants` has it."""
     kernels = compile_kernels(module, target, progress=progress)
-    variants = [(Lowered(module, kernels, None), metadata)]
+    variants = [(LoweredModule(module, kernels, None), metadata)]
     return compile_variants(variants, is_native=is_native).file.joined()
 
 
@@ -189,19 +189,19 @@ def check_module(module: IRModule) -> None:
             canonicalize(function)
     for variable, definition in module.functions.items():
         if isinstance(definition, Function):
-            plan = Plan(variable.name_hint, flatten_closure(definition))
+            plan = DimPlan(variable.name_hint, flatten_closure(definition))
             for stage in plan.stages:
                 if stage.dims.exprs:
                     stage_kernel(plan, stage)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Linked:
+class LinkedExecutable:
     """Executable file, with the constants and general kernels that stay outside of it when it is
     loaded at once.
     """
 
-    file: Assembly
+    file: ArtifactFile
     apart: Mapping[int, Array]
     """Large constants by number that the bytes are without."""
     general: Mapping[str, bytes]
@@ -209,8 +209,8 @@ class Linked:
 
 
 def compile_variants(
-    variants: Iterable[tuple[Lowered, dict[str, object]]], *, is_native: bool = False
-) -> Linked:
+    variants: Iterable[tuple[LoweredModule, dict[str, object]]], *, is_native: bool = False
+) -> LinkedExecutable:
     """Return the executable of a module that is lowered for each target, with its metadata; with
     native code of its functions beside their bytecode if asked for. Equal constants of variants are
     one. Large ones stay apart where kernels are general: such an executable is loaded at once.
@@ -230,19 +230,21 @@ def compile_variants(
     general = programs[0].general
     apart: dict[int, Array] = {}
     if general and len(programs[0].places.devices) == 1 and not pool.made:
-        large = {n: a for n, a in enumerate(pool.arrays) if a.nbytes >= LARGE}
+        large = {n: a for n, a in enumerate(pool.arrays) if a.nbytes >= MIN_THREADED_BYTES}
         apart = {n: a for n, a in large.items() if a.dtype.isbuiltin == 1}  # whole bytes
-    return Linked(write_programs(placed, pool.arrays, pool.made, apart or ()), apart, general)
+    return LinkedExecutable(
+        write_programs(placed, pool.arrays, pool.made, apart or ()), apart, general
+    )
 
 
 @phase("bytecode")
 def _compile_variant(
-    lowered: Lowered,
+    lowered: LoweredModule,
     metadata: dict[str, object],
     constants: ConstantPool,
     *,
     is_native: bool = False,
-) -> Program:
+) -> ExecutableProgram:
     """Return the program of a module; its constants are put beside those that are there.
 
     Raises CompileError for what the virtual machine cannot run, naming the node of the model.
@@ -261,7 +263,7 @@ def _compile_variant(
         for g, f in module.functions.items()
         if isinstance(f, Function) and f.attr("Closure")
     }
-    plans = [Plan(n, f, _constraints(module, n)) for n, f in functions.items()]
+    plans = [DimPlan(n, f, _constraints(module, n)) for n, f in functions.items()]
     shapes = {s: stage_kernel(p, s) for p in plans for s in p.stages if s.dims.exprs}
     kernels = kernels.beside(list(shapes.values()), target)
     hosts = host_functions(module)
@@ -307,13 +309,15 @@ def _compile_variant(
     show_product(
         "bytecode.txt", what, lambda: disassembler.disassemble_functions(compiled, primitives.names)
     )
-    placement = Places(
+    placement = DeviceTable(
         devices=tuple(row.device for row in table),
         primitives=primitives.devices,
-        params=tuple(param_places(functions.get(f.name), len(f.params), devices) for f in compiled),
+        params=tuple(
+            param_devices(functions.get(f.name), len(f.params), devices) for f in compiled
+        ),
     )
     derived = [(made_one, by, of) for made_one, (by, of) in program.derived.items()]
     code = pack_kernels(kernels.device) if kernels.device else b""
-    return Program(
+    return ExecutableProgram(
         compiled, primitives.names, image, metadata, placement, derived, code, kernels.general
     )

@@ -11,7 +11,7 @@ from ekiden.runtime.lazy_dataclass import dataclass
 
 __all__ = ["ConstantPool"]
 
-SAMPLE = 64
+SAMPLED_ELEMENTS = 64
 """How many elements of an array are looked at before all are: most that differ differ there."""
 
 
@@ -42,7 +42,7 @@ class ConstantPool:
         return self._known[key][0]
 
     def _find(self, data: Array, device: int, is_made: bool) -> int:
-        sample = np.asarray(data).flat[:: max(1, data.size // SAMPLE)].tobytes()
+        sample = np.asarray(data).flat[:: max(1, data.size // SAMPLED_ELEMENTS)].tobytes()
         alike = self._alike.setdefault((device, is_made, str(data.dtype), data.shape, sample), [])
         for number in alike:
             if np.array_equal(_bytes(data), _bytes(self.arrays[number])):

@@ -36,7 +36,7 @@ from ekiden.relay.visitor import type_post_order
 from ekiden.runtime.lazy_dataclass import dataclass
 
 if TYPE_CHECKING:
-    from ekiden.backend.vm.stages import Sources
+    from ekiden.backend.vm.stages import ShapeSources
 
 
 def is_static(exprs: Sequence[PrimExpr]) -> bool:
@@ -49,7 +49,7 @@ def values(exprs: Sequence[PrimExpr]) -> tuple[int, ...]:
     return tuple(e.value for e in exprs if isinstance(e, IntImm))
 
 
-class Dims:
+class DimVector:
     """Vector of size expressions: equal sequences share a slot; conditions on the symbols are
     checked with them.
     """
@@ -90,27 +90,27 @@ class Dims:
 
 
 @dataclass(eq=False, slots=True)
-class Stage:
+class DimStage:
     """Point of a function where a size vector is computed: at entry, or after bindings that name
     dimensions.
     """
 
     name: str
     """That of its kernel, without what all share."""
-    parent: Stage | None
+    parent: DimStage | None
     chain: RelayExpr
     """The chain of bindings that it stands in."""
-    dims: Dims
+    dims: DimVector
     calls: list[Call] = field(default_factory=list)
     """The vm.match_shape and vm.bind_dims that give symbols their values here."""
     symbols: dict[Var, int] = field(default_factory=dict)
     """Symbol that is bound here -> its place."""
-    earlier: dict[Stage, set[Var]] = field(default_factory=dict)
+    earlier: dict[DimStage, set[Var]] = field(default_factory=dict)
     """What it reads from the vectors of other stages."""
     depth: int = 0
 
 
-class Plan:
+class DimPlan:
     """Stages of one function, and the slot of each symbolic size, offset and shape."""
 
     def __init__(
@@ -118,22 +118,22 @@ class Plan:
     ) -> None:
         self.name = name
         self.function = function
-        self.sources: Sources | None = None
+        self.sources: ShapeSources | None = None
         """Where the entry reads what it needs, once it is known (stages.entry_sources)."""
-        self.entry = Stage(name, None, function.body, Dims(constraints))
+        self.entry = DimStage(name, None, function.body, DimVector(constraints))
         self.stages = [self.entry]
-        self._ends: dict[Stage, RelayVar] = {}
+        self._ends: dict[DimStage, RelayVar] = {}
         self._inside: dict[int, tuple[PrimExpr, list[Var]]] = {}
         """Identity of an expression -> itself, which must stay alive, and its symbols."""
-        self.before: dict[RelayExpr, Stage] = {}
+        self.before: dict[RelayExpr, DimStage] = {}
         """Chain inside of the function -> the stage that is computed at its beginning."""
         kinds = [t for p in function.params for t in type_post_order(p.checked_type)]
         parameter_symbols = free_vars(
             *(d for t in kinds if isinstance(t, TensorType) for d in t.shape)
         )
-        self._bound_at: dict[Var, Stage] = dict.fromkeys(parameter_symbols, self.entry)
+        self._bound_at: dict[Var, DimStage] = dict.fromkeys(parameter_symbols, self.entry)
         self._is_checked = bool(constraints)
-        stack: list[tuple[RelayExpr, Stage]] = [(function.body, self.entry)]
+        stack: list[tuple[RelayExpr, DimStage]] = [(function.body, self.entry)]
         while stack:
             body, stage = stack.pop()
             stack.extend(self._walk(body, stage))
@@ -144,14 +144,14 @@ class Plan:
 
     def place(
         self, exprs: Sequence[PrimExpr], beside: Sequence[PrimExpr] = ()
-    ) -> tuple[Stage, int]:
+    ) -> tuple[DimStage, int]:
         """Return the stage that computes expressions, and their slot in its vector; constants are
         stored in the stage of `beside`.
         """
         stage = self._stage_of(beside if is_static(exprs) else exprs)
         return stage, stage.dims.place(exprs)
 
-    def _stage_of(self, exprs: Sequence[PrimExpr]) -> Stage:
+    def _stage_of(self, exprs: Sequence[PrimExpr]) -> DimStage:
         stages = (self._bound_at.get(v, self.entry) for e in exprs for v in self._symbols(e))
         return max(stages, key=lambda stage: stage.depth, default=self.entry)
 
@@ -162,17 +162,17 @@ class Plan:
             cached = self._inside[id(expr)] = expr, free_vars(expr)
         return cached[1]
 
-    def _new_stage(self, parent: Stage, chain: RelayExpr) -> Stage:
+    def _new_stage(self, parent: DimStage, chain: RelayExpr) -> DimStage:
         name = f"{self.name}__stage{len(self.stages)}"  # not that of another function
-        stage = Stage(name, parent, chain, Dims(), depth=parent.depth + 1)
+        stage = DimStage(name, parent, chain, DimVector(), depth=parent.depth + 1)
         self.stages.append(stage)
         return stage
 
-    def _walk(self, body: RelayExpr, stage: Stage) -> list[tuple[RelayExpr, Stage]]:
+    def _walk(self, body: RelayExpr, stage: DimStage) -> list[tuple[RelayExpr, DimStage]]:
         """Assign slots for what a chain needs; return the inner chains with the stage in which each
         begins.
         """
-        inner: list[tuple[RelayExpr, Stage]] = []
+        inner: list[tuple[RelayExpr, DimStage]] = []
         chain = unchain(body)
         bindings, open_stage = chain.bindings, None
         for variable, value in bindings:
@@ -192,7 +192,7 @@ class Plan:
             inner.extend((inner_body, stage) for inner_body in bodies(chain.result))
         return inner
 
-    def _bind(self, stage: Stage, call: Call) -> None:
+    def _bind(self, stage: DimStage, call: Call) -> None:
         stage.calls.append(call)
         attrs = call.attrs
         if isinstance(attrs, BindDimsAttrs):
@@ -201,7 +201,7 @@ class Plan:
             assert isinstance(attrs, MatchShapeAttrs)
             tensor_type = call.args[0].checked_type
             assert isinstance(tensor_type, TensorType)
-            named = [d for d in attrs.shape if isinstance(d, Var) and not _stands(d, tensor_type)]
+            named = [d for d in attrs.shape if isinstance(d, Var) and not _occurs(d, tensor_type)]
         for symbol in named:
             assert isinstance(symbol, Var)
             if symbol not in self._bound_at:
@@ -219,7 +219,7 @@ class Plan:
             case ReshapeTensorAttrs(shape=shape) if not is_static(shape):
                 self.place(shape)
 
-    def _check_call(self, call: Call, stage: Stage, body: RelayExpr) -> None:
+    def _check_call(self, call: Call, stage: DimStage, body: RelayExpr) -> None:
         """Add checks of what a kernel assumes about its arguments."""
         if not (isinstance(call.op, Op) and call.op.name == "vm.invoke_tvm_op"):
             return
@@ -229,8 +229,8 @@ class Plan:
         for constraint in kernel_conditions(call.args[0]):
             self._check(constraint, stage, body)
 
-    def _check(self, constraint: Constraint, stage: Stage, body: RelayExpr) -> None:
-        at: Stage | None = stage
+    def _check(self, constraint: Constraint, stage: DimStage, body: RelayExpr) -> None:
+        at: DimStage | None = stage
         while at is not None:
             if at.dims.checks(constraint):
                 return
@@ -241,7 +241,7 @@ class Plan:
             self.before[body] = chosen
         chosen.dims.check(constraint)
 
-    def _gather(self, stage: Stage) -> None:
+    def _gather(self, stage: DimStage) -> None:
         """Record the symbols that a stage reads from earlier ones."""
         exprs = [*stage.dims.exprs, *(c for c, _ in stage.dims.constraints)]
         exprs += [d for c in stage.calls if isinstance(c.attrs, MatchShapeAttrs)
@@ -255,6 +255,6 @@ class Plan:
                 stage.earlier.setdefault(origin, set()).add(symbol)
 
 
-def _stands(symbol: PrimExpr, kind: TensorType) -> bool:
+def _occurs(symbol: PrimExpr, kind: TensorType) -> bool:
     """Return whether a symbol occurs in a type."""
     return any(symbol in free_vars(d) for d in kind.shape)

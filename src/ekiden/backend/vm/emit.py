@@ -8,13 +8,13 @@ from dataclasses import replace
 from ekiden.backend.vm.operands import jumps, with_jumps
 from ekiden.runtime.debug.instructions import Instruction, Operand, make
 
-__all__ = ["Emitter", "Scope", "emit_scope"]
+__all__ = ["BytecodeEmitter", "ScopeIterator", "emit_scope"]
 
-Scope = Iterator["Scope"]
+ScopeIterator = Iterator["ScopeIterator"]
 """Emits a scope; gives each scope inside where that is to be emitted."""
 
 
-class Emitter:
+class BytecodeEmitter:
     """Emitter of one function's instructions over virtual registers; registers.py assigns real
     ones.
     """
@@ -71,7 +71,7 @@ class Emitter:
         ]
 
 
-def emit_scope(scope: Scope) -> None:
+def emit_scope(scope: ScopeIterator) -> None:
     """Emit a scope and its inner scopes iteratively, however deep."""
     stack = [scope]
     while stack:

@@ -13,11 +13,11 @@ from typing import TypeAlias
 import numpy as np
 
 from ekiden.backend.kernels.lower import check_names
-from ekiden.backend.vm.choices import Choices, Parts
+from ekiden.backend.vm.choices import ChoiceEmitter, ValueParts
 from ekiden.backend.vm.constants import ConstantPool
-from ekiden.backend.vm.dims import Plan, Stage, is_static, values
-from ekiden.backend.vm.emit import Scope, emit_scope
-from ekiden.backend.vm.primitives import HOST
+from ekiden.backend.vm.dims import DimPlan, DimStage, is_static, values
+from ekiden.backend.vm.emit import ScopeIterator, emit_scope
+from ekiden.backend.vm.primitives import HOST_DEVICE
 from ekiden.backend.vm.registers import allocate
 from ekiden.backend.vm.stages import arguments, entry_sources
 from ekiden.backend.vm.write import VMFunction
@@ -69,7 +69,7 @@ class ProgramTables:
     constants: ConstantPool
     primitives: dict[tuple[Function, int], int] = field(default_factory=dict)
     """Fused function, and the device it runs on."""
-    shape_functions: dict[Stage, int] = field(default_factory=dict)
+    shape_functions: dict[DimStage, int] = field(default_factory=dict)
     host_functions: dict[str, int] = field(default_factory=dict)
     loads: dict[int, int] = field(default_factory=dict)
     """Identity of an array that is made at loading -> the primitive that makes it."""
@@ -90,19 +90,19 @@ class ProgramTables:
             source = last.source if isinstance(last, ConstantData) else None
             assert isinstance(source, Call)
             inputs = [a.data for a in source.args if isinstance(a, Constant)]
-            numbers = [self.constants.number(a, HOST, id(a) in self.loads) for a in inputs]
+            numbers = [self.constants.number(a, HOST_DEVICE, id(a) in self.loads) for a in inputs]
             missing = [a for a, n in zip(inputs, numbers, strict=True)
                        if id(a) in self.loads and n not in self.derived]  # fmt: skip
             if missing:
                 waiting.extend(missing)
                 continue
-            number = self.constants.number(last, HOST, is_made=True)
+            number = self.constants.number(last, HOST_DEVICE, is_made=True)
             self.derived.setdefault(number, (self.loads[id(last)], tuple(numbers)))
             waiting.pop()
-        return self.constants.number(data, HOST, is_made=True)
+        return self.constants.number(data, HOST_DEVICE, is_made=True)
 
 
-class FunctionCompiler(Choices):
+class FunctionCompiler(ChoiceEmitter):
     """Emits the instructions of one function, in one walk over its bindings.
 
     Each value gets a register that is written once (twice and more for the result of a choice), so
@@ -111,7 +111,7 @@ class FunctionCompiler(Choices):
     from `allocate`.
     """
 
-    def __init__(self, program: ProgramTables, plan: Plan) -> None:
+    def __init__(self, program: ProgramTables, plan: DimPlan) -> None:
         function = plan.function
         super().__init__(len(function.params))
         self.program = program
@@ -122,14 +122,14 @@ class FunctionCompiler(Choices):
         self.registers = {p: i for i, p in enumerate(function.params)}
         self.closures: dict[RelayExpr, _Closure] = {}
         """Variables that are known functions."""
-        self.vectors: dict[Stage, int] = {}
+        self.vectors: dict[DimStage, int] = {}
         """Stage -> the register of the vector that it computes."""
 
     def compile(self) -> VMFunction:
         """Compile the whole function."""
         if self.plan.entry.dims.exprs:
             entry_tensors = entry_sources(self.plan).tensors
-            held: Parts = {(i,): i for i in range(len(self.function.params))}
+            held: ValueParts = {(i,): i for i in range(len(self.function.params))}
             self._compute(
                 self.plan.entry, [self._part(source.path, held) for source in entry_tensors]
             )
@@ -140,18 +140,20 @@ class FunctionCompiler(Choices):
         types = tuple(p.checked_type for p in self.function.params) if is_open else ()
         return VMFunction(self.name, params, count, code, types)
 
-    def _compute(self, stage: Stage, tensors: Sequence[int]) -> None:
+    def _compute(self, stage: DimStage, tensors: Sequence[int]) -> None:
         """Emit the computation of a stage's size vector from tensors and earlier vectors."""
         length = len(stage.dims.exprs)
         size = self._load_int(8 * length)
-        storage = self.into("AllocStorage", size=size, size_index=0, alignment=64, device=HOST)
+        storage = self.into(
+            "AllocStorage", size=size, size_index=0, alignment=64, device=HOST_DEVICE
+        )
         vector = self.into("AllocTensor", storage=storage, offset=0, dtype="int64", shape=(length,))
         args = (*tensors, *(self.vectors[s] for s in stage.earlier), vector)
         index = self.program.shape_functions[stage]
         self.emit("InvokePacked", packed_index=index, output_size=1, args=args)
         self.vectors[stage] = vector
 
-    def _compute_later(self, stage: Stage | None) -> None:
+    def _compute_later(self, stage: DimStage | None) -> None:
         """Emit the size vector of a stage after the entry, if it is used."""
         if stage is None or not stage.dims.exprs:
             return
@@ -162,7 +164,7 @@ class FunctionCompiler(Choices):
         ]
         self._compute(stage, tensors)
 
-    def _scope(self, body: RelayExpr, to: int | None) -> Scope:
+    def _scope(self, body: RelayExpr, to: int | None) -> ScopeIterator:
         """A let-chain whose result goes to a register; None: it is the result of the function."""
         self._compute_later(self.plan.before.get(body))
         chain = unchain(body)
@@ -186,7 +188,7 @@ class FunctionCompiler(Choices):
         else:
             self._give(result, to)
 
-    def _branches(self, choice: If | Match, to: int | None) -> Scope:
+    def _branches(self, choice: If | Match, to: int | None) -> ScopeIterator:
         return self._if(choice, to) if isinstance(choice, If) else self._match(choice, to)
 
     def _give(self, value: RelayExpr, to: int | None) -> None:
@@ -249,7 +251,7 @@ class FunctionCompiler(Choices):
     def _atoms(self, exprs: tuple[RelayExpr, ...]) -> tuple[int, ...]:
         return tuple(map(self._atom, exprs))
 
-    def _load_constant(self, data: Array, device: int = HOST) -> int:
+    def _load_constant(self, data: Array, device: int = HOST_DEVICE) -> int:
         return self.into("LoadConst", const_index=self.program.constant(data, device))
 
     def _load_int(self, value: int) -> int:
@@ -428,13 +430,13 @@ class FunctionCompiler(Choices):
         return self.into("InvokePackedValue", packed_index=index, args=args)
 
 
-def param_places(
+def param_devices(
     function: Function | None, count: int, devices: Mapping[Device, int]
 ) -> tuple[int, ...]:
     """Return the device numbers of a function's parameters."""
     attribute = function.attr(PARAM_PLACES) if function is not None else None
     if not isinstance(attribute, tuple):
-        return (HOST,) * count
-    captured = (HOST,) * (count - len(attribute))  # nobody passes these from outside
+        return (HOST_DEVICE,) * count
+    captured = (HOST_DEVICE,) * (count - len(attribute))  # nobody passes these from outside
     devices_of_params = (p.device if isinstance(p, VirtualDevice) else None for p in attribute)
-    return captured + tuple(HOST if p is None else devices[p] for p in devices_of_params)
+    return captured + tuple(HOST_DEVICE if p is None else devices[p] for p in devices_of_params)

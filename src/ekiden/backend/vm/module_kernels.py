@@ -7,9 +7,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from ekiden.backend.external import build_external, is_external
-from ekiden.backend.kernels.build import Kernels, build_kernels
+from ekiden.backend.kernels.build import CompiledKernels, build_kernels
 from ekiden.backend.kernels.tiers import Finishing
-from ekiden.codegen.parallel import Progress
+from ekiden.codegen.parallel import ProgressCallback
 from ekiden.ir.expr import RelayExpr
 from ekiden.ir.module import IRModule
 from ekiden.ir.op import Op
@@ -44,7 +44,7 @@ class ModuleKernels:
     """Identity of the array of a constant that is made at loading -> the function that makes it."""
     facts: Mapping[RelayExpr, KernelFacts]
     """What is known of the kernel of each function."""
-    kernels: Kernels
+    kernels: CompiledKernels
     """The compiled kernels, in the order of `functions`."""
 
     def target_of(self, module: IRModule, device: int) -> Target:
@@ -62,7 +62,7 @@ def compile_kernels(
     module: IRModule,
     target: Target,
     devices: Mapping[int, Target] = _NO_DEVICES,
-    progress: Progress | None = None,
+    progress: ProgressCallback | None = None,
     *,
     tier: str = "full",
     finishing: Finishing | None = None,

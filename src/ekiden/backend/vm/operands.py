@@ -15,7 +15,7 @@ from ekiden.runtime.debug.instructions import Instruction, Operand
 __all__ = ["jumps", "may_move", "reads", "rename", "with_jumps", "writes"]
 
 
-class _Form(NamedTuple):
+class _OperandPositions(NamedTuple):
     """The positions of an instruction's operands, by kind."""
 
     writes: tuple[int, ...]
@@ -28,13 +28,13 @@ class _Form(NamedTuple):
 
 
 @cache
-def _form(name: str) -> _Form:
+def _form(name: str) -> _OperandPositions:
     letters = BY_NAME[name].format.replace("n", "")
     positions = (
         tuple(i for i, letter in enumerate(letters) if letter in kinds)
         for kinds in ("w", "reEuvRV", "reER", "uvV", "jJ")
     )
-    return _Form(*positions)
+    return _OperandPositions(*positions)
 
 
 def _values(instruction: Instruction, positions: Sequence[int]) -> list[int]:

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 from ekiden._lazy import LazyModule
 from ekiden.backend.kernels.tiers import Finishing
 from ekiden.backend.vm.module_kernels import ModuleKernels, compile_kernels
-from ekiden.backend.vm.refusals import refusals_of
-from ekiden.codegen.parallel import Progress
+from ekiden.backend.vm.unsupported import refusals_of
+from ekiden.codegen.parallel import ProgressCallback
 from ekiden.ir.module import IRModule
 from ekiden.ir.pass_context import COSTS, PassContext
 from ekiden.ir.transform import Pass, Sequential, needed
@@ -30,6 +30,7 @@ from ekiden.relay.transform.fusion.fuse_ops import FuseOps
 from ekiden.relay.transform.fusion.rematerialize import Rematerialize
 from ekiden.relay.transform.fusion.split_args import SplitArgs
 from ekiden.relay.transform.graph.combine_parallel import CombineFewRows
+from ekiden.relay.transform.graph.constant_evaluation_cache import cache_results
 from ekiden.relay.transform.graph.eliminate_common_subexpr import EliminateCommonSubexpr
 from ekiden.relay.transform.graph.expand_ops import ExpandOps
 from ekiden.relay.transform.graph.fast_math import FastMath
@@ -40,7 +41,6 @@ from ekiden.relay.transform.graph.fold_scale_axis import FoldScaleAxis
 from ekiden.relay.transform.graph.fuse_attention import FuseAttention
 from ekiden.relay.transform.graph.legalize import Legalize
 from ekiden.relay.transform.graph.multiply_einsums import MultiplyEinsums
-from ekiden.relay.transform.graph.result_cache import keeping
 from ekiden.relay.transform.graph.simplify_expr import SimplifyExpr
 from ekiden.relay.transform.graph.simplify_inference import SimplifyInference
 from ekiden.relay.transform.graph.sum_convolutions import SumConvolutions
@@ -77,12 +77,12 @@ if TYPE_CHECKING:
 else:
     place_by_cost = LazyModule("ekiden.backend.vm.place_by_cost")
 
-MOST_JOINED = 64
+MAX_CONCAT_INPUTS = 64
 """Tensors that one kernel joins at most, below the parts that loops are cut into (kernels): a
 kernel of many takes LLVM longer than in proportion, and kernels of as many are one. Nor does it
 read more of what it computes them from: a part with operators of its own is a kernel then, which
 many parts share."""
-FEW = "as a kernel of a device takes no more inputs"
+FEW_INPUTS_REASON = "as a kernel of a device takes no more inputs"
 
 
 def pipeline(
@@ -147,7 +147,9 @@ def pipeline(
                 )
             ),
             FoldConstant(),  # packs the weights
-            needed(SplitArgs(most_inputs), FEW) if most_inputs else SplitArgs(MOST_JOINED),
+            needed(SplitArgs(most_inputs), FEW_INPUTS_REASON)
+            if most_inputs
+            else SplitArgs(MAX_CONCAT_INPUTS),
             # also what inlining and the passes above put into loops
             HoistInvariants(),
             Rematerialize(),
@@ -162,7 +164,7 @@ def pipeline(
                 "to say where each value lives",
             ),
             needed(
-                FuseOps(most_inputs=most_inputs or MOST_JOINED),
+                FuseOps(most_inputs=most_inputs or MAX_CONCAT_INPUTS),
                 "to make kernels; the option relay.FuseOps.max_depth=1 keeps operators apart",
             ),
             needed(ToANormalForm(), "to put the program into order"),
@@ -198,12 +200,12 @@ def optimize(
     concurrent: bool = False,
 ) -> IRModule:
     """Return a module as `pipeline` leaves it; no kernel of it is compiled."""
-    with keeping():
+    with cache_results():
         return pipeline(target, config, in_place=in_place, concurrent=concurrent)(module)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Lowered:
+class LoweredModule:
     """Module ready for `compile_variants`: its memory is planned and its kernels are compiled."""
 
     module: IRModule
@@ -221,27 +223,27 @@ def lower(
     in_place: bool = True,
     concurrent: bool = False,
     tier: str = "full",
-    progress: Progress | None = None,
-) -> Lowered:
+    progress: ProgressCallback | None = None,
+) -> LoweredModule:
     """Run the pipeline for a target and compile the kernels; arguments as those of `pipeline` and
     `compile_kernels`. Raises what these do."""
     passes = pipeline(target, config, in_place=in_place, concurrent=concurrent, plans_memory=False)
     devices = config.device_targets_by(target) if config is not None else {}
-    with keeping():
+    with cache_results():
         unplanned = passes(module)
         kernels = compile_kernels(unplanned, target, devices, progress, tier=tier)
         planned = _planned(unplanned, kernels, concurrent)
-    return Lowered(planned, kernels, unplanned if kernels.kernels.general else None)
+    return LoweredModule(planned, kernels, unplanned if kernels.kernels.general else None)
 
 
-def lower_again(general: Lowered, finishing: Finishing, concurrent: bool) -> Lowered:
+def lower_again(general: LoweredModule, finishing: Finishing, concurrent: bool) -> LoweredModule:
     """Return what was lowered with general kernels, with the kernels' own code."""
     assert general.unplanned is not None, "it has general kernels"
     general_kernels = general.kernels
     kernels = compile_kernels(
         general.unplanned, general_kernels.target, general_kernels.devices, finishing=finishing
     )
-    return Lowered(_planned(general.unplanned, kernels, concurrent), kernels, None)
+    return LoweredModule(_planned(general.unplanned, kernels, concurrent), kernels, None)
 
 
 def _planned(module: IRModule, kernels: ModuleKernels, concurrent: bool) -> IRModule:

@@ -20,7 +20,7 @@ from dataclasses import field
 from math import prod
 
 from ekiden.backend.kernels.flops import count_flops
-from ekiden.backend.vm.refusals import Refusals
+from ekiden.backend.vm.unsupported import UnsupportedOperators
 from ekiden.ir.dtype import itemsize
 from ekiden.ir.expr import GlobalVar, RelayExpr
 from ekiden.ir.module import IRModule
@@ -42,7 +42,7 @@ from ekiden.relay.expr import (
     Var,
 )
 from ekiden.relay.op.annotation import DeviceCopyAttrs, OnDeviceAttrs, on_device
-from ekiden.relay.transform.fusion.fuse_ops import alone, is_primitive_call
+from ekiden.relay.transform.fusion.fuse_ops import is_primitive_call, single_operator_function
 from ekiden.relay.transform.language.infer_type import InferType
 from ekiden.relay.transform.language.scopes import (
     evaluation_order,
@@ -55,16 +55,16 @@ from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target import CompilationConfig
 from ekiden.target.virtual_device import HOST, VirtualDevice
 
-__all__ = ["Costs", "PlaceByCost"]
+__all__ = ["DeviceCosts", "PlaceByCost"]
 
-UNKNOWN = 16
+ASSUMED_DIM = 16
 """A size that only a run knows."""
-TICKS = 1e12
+PICOSECONDS_PER_S = 1e12
 """Costs are counted in whole picoseconds."""
 
 
 @dataclass(frozen=True, slots=True)
-class Costs:
+class DeviceCosts:
     """Measured costs of the host and a device, in this order, and of copies: operations and bytes
     per second, launch time in seconds, and the time of the whole program on each (0: not
     measured).
@@ -97,13 +97,13 @@ def PlaceByCost(config: CompilationConfig | None) -> Pass:  # noqa: N802
         (device,) = (
             virtual_device for virtual_device in config.devices if not virtual_device.is_host
         )
-        refuses = Refusals(config.by_kind[device.device_type_int])
-        costs = Costs(**measured)
+        refuses = UnsupportedOperators(config.by_kind[device.device_type_int])
+        costs = DeviceCosts(**measured)
         scale = _scales(module, costs)
 
         def place_function(function: Function) -> Function:
             """Place one function by itself: in `main` parameters and results are the host's."""
-            network = _Places(costs, scale, refuses, device)
+            network = _PlacementNetwork(costs, scale, refuses, device)
             on_device_calls = network.on_device(function, module["main"] is function)
             return on_body(lambda body: _marked(body, on_device_calls, network.said, device))(
                 function
@@ -133,7 +133,7 @@ def _marked(
     return rewrite_graph(body, mark)
 
 
-def _scales(module: IRModule, costs: Costs) -> tuple[float, float]:
+def _scales(module: IRModule, costs: DeviceCosts) -> tuple[float, float]:
     """Return by what factor all operators of host and device take longer than their figures
     predict.
     """
@@ -153,12 +153,12 @@ def _scales(module: IRModule, costs: Costs) -> tuple[float, float]:
 
 
 @dataclass(slots=True)
-class _Places:
+class _PlacementNetwork:
     """Flow network of one function's expressions: the source is the host, the sink the device."""
 
-    costs: Costs
+    costs: DeviceCosts
     scale: tuple[float, float]
-    refuses: Refusals
+    refuses: UnsupportedOperators
     device: VirtualDevice
     said: set[RelayExpr] = field(default_factory=set)
     """What the program places itself."""
@@ -201,7 +201,7 @@ class _Places:
         else:
             self._fix(expr)
 
-    def _said(self, call: Call) -> None:
+    def _record_annotation(self, call: Call) -> None:
         """Record the devices that an annotation or copy of the program declares."""
         (value,), attrs = call.args, call.attrs
         if isinstance(attrs, DeviceCopyAttrs):
@@ -227,7 +227,7 @@ class _Places:
             case Call() if is_primitive_call(expr):
                 self._price(expr, node)
             case Call(attrs=OnDeviceAttrs() | DeviceCopyAttrs()):
-                self._said(expr)
+                self._record_annotation(expr)
             case If():
                 self._use(expr.cond, Network.SOURCE)
                 operands = (expr.true_branch, expr.false_branch)
@@ -251,8 +251,8 @@ class _Places:
             self._fix(call)
             return
         host, device = (s * self.costs.of(n, *_work(call)) for n, s in enumerate(self.scale))
-        self.network.edge(node, Network.SINK, int(host * TICKS))
-        self.network.edge(Network.SOURCE, node, int(device * TICKS))
+        self.network.edge(node, Network.SINK, int(host * PICOSECONDS_PER_S))
+        self.network.edge(Network.SOURCE, node, int(device * PICOSECONDS_PER_S))
 
     def _copies(self, value: RelayExpr, users: Sequence[int]) -> None:
         """Add one copy to the device for any user there of a value on the host, and one
@@ -261,9 +261,11 @@ class _Places:
         node, size = self._node(value), _nbytes(value.checked_type)
         to_device, back = self.network.node(), self.network.node()
         self.network.edge(
-            node, to_device, int((self.costs.latency + size / self.costs.there) * TICKS)
+            node, to_device, int((self.costs.latency + size / self.costs.there) * PICOSECONDS_PER_S)
         )
-        self.network.edge(back, node, int((self.costs.latency + size / self.costs.back) * TICKS))
+        self.network.edge(
+            back, node, int((self.costs.latency + size / self.costs.back) * PICOSECONDS_PER_S)
+        )
         # One auxiliary node per direction makes all users on a side share a single copy.
         for user in users:
             self.network.edge(to_device, user, NEVER)
@@ -273,7 +275,7 @@ class _Places:
 def _work(call: RelayExpr) -> tuple[float, float]:
     """Return an operator's operation count, and the bytes that it reads and writes."""
     assert isinstance(call, Call)
-    flops = count_flops(alone(call))
+    flops = count_flops(single_operator_function(call))
     flop_count = flops.value if isinstance(flops, IntImm) else 0
     nbytes = sum(_nbytes(a.checked_type) for a in call.args) + _nbytes(call.checked_type)
     return flop_count, nbytes
@@ -284,5 +286,5 @@ def _nbytes(kind: Type) -> float:
         return sum(map(_nbytes, kind.fields))
     if not isinstance(kind, TensorType):
         return 0
-    sizes = (d.value if isinstance(d, IntImm) else UNKNOWN for d in kind.shape)
+    sizes = (d.value if isinstance(d, IntImm) else ASSUMED_DIM for d in kind.shape)
     return prod(sizes) * itemsize(kind.dtype)

@@ -15,13 +15,13 @@ from collections.abc import Iterable
 from ekiden.backend.vm.module_kernels import ModuleKernels
 from ekiden.ir.module import IRModule
 from ekiden.relay.expr import Function
-from ekiden.relay.transform.devices.device_domains import reads_shapes_alone
+from ekiden.relay.transform.devices.device_domains import reads_only_shapes
 
-__all__ = ["ANYWHERE", "HOST", "Primitives"]
+__all__ = ["ANY_DEVICE", "HOST_DEVICE", "Primitives"]
 
-HOST = 0
+HOST_DEVICE = 0
 """The device index of the host."""
-ANYWHERE = -1
+ANY_DEVICE = -1
 """In its place: a primitive looks at shapes alone, or at values of the host that are no tensors."""
 
 
@@ -39,8 +39,8 @@ class Primitives:
         own = {f: name for (f, _), name in zip(module_kernels.functions, names, strict=True)}
         self._named = {**own, **module_kernels.symbols}
         called = [(self._name(f, device), _place(f, device)) for f, device in module_kernels.calls]
-        called += [(self._named[f], HOST) for f in module_kernels.loads.values()]
-        called += [(name, ANYWHERE) for name in anywhere]
+        called += [(self._named[f], HOST_DEVICE) for f in module_kernels.loads.values()]
+        called += [(name, ANY_DEVICE) for name in anywhere]
         self._numbers = {primitive: at for at, primitive in enumerate(dict.fromkeys(called))}
 
     def _name(self, f: Function, device: int) -> str:
@@ -63,13 +63,13 @@ class Primitives:
 
     def load(self, f: Function) -> int:
         """Return the number of the primitive that computes a constant at load time, on the host."""
-        return self._numbers[self._named[f], HOST]
+        return self._numbers[self._named[f], HOST_DEVICE]
 
     def anywhere(self, name: str) -> int:
         """Return the number of a primitive without a device."""
-        return self._numbers[name, ANYWHERE]
+        return self._numbers[name, ANY_DEVICE]
 
 
 def _place(f: Function, device: int) -> int:
     """Return the device that a kernel's arguments must be on."""
-    return ANYWHERE if reads_shapes_alone(f) else device
+    return ANY_DEVICE if reads_only_shapes(f) else device

@@ -35,7 +35,7 @@ from ekiden.runtime.lazy_dataclass import dataclass
 
 __all__ = ["allocate"]
 
-VIEW, OWNER = 1, 2
+VIEW_KIND, OWNER_KIND = 1, 2
 """What a dead value holds: a tensor in memory that others share, or memory of its own."""
 
 
@@ -130,7 +130,7 @@ def _never_goes_on(instruction: Instruction) -> bool:
 
 
 @dataclass(slots=True)
-class _Places:
+class _RegisterFile:
     """Register file of a function: the register of each value, and which registers are occupied."""
 
     liveness: _Liveness
@@ -203,10 +203,10 @@ class _Allocator:
             if instruction.name == "Move"
         ]
         wishes = {src: dst for src, dst in moves if isinstance(src, int) and isinstance(dst, int)}
-        self.places = _Places(self.liveness, {i: i for i in range(n_params)}, wishes)
+        self.places = _RegisterFile(self.liveness, {i: i for i in range(n_params)}, wishes)
         self.places.count = n_params
         self.places.taken = set(range(n_params))
-        self.holds: dict[int, int] = dict.fromkeys(range(n_params), OWNER)
+        self.holds: dict[int, int] = dict.fromkeys(range(n_params), OWNER_KIND)
         """Register -> what is in it, dead or alive; registers that hold no memory are left out."""
         self.dead: set[int] = set()
         """Those of them that nothing needs any more."""
@@ -280,10 +280,10 @@ class _Allocator:
         if instruction.has("plain"):
             return 0
         if instruction.name in ("AllocTensor", "AllocTensorReg"):
-            return OWNER if instruction["storage"] in dying else VIEW
+            return OWNER_KIND if instruction["storage"] in dying else VIEW_KIND
         if instruction.name in ("Move", "ReshapeTensor"):
             return max(self.holds.get(self.places.of[v], 0) for v in reads(instruction))
-        return OWNER
+        return OWNER_KIND
 
     def _kills(self, instruction: Instruction) -> list[Instruction]:
         """Return KillRegister instructions for dead values before an instruction that allocates or
@@ -293,7 +293,7 @@ class _Allocator:
         """
         if not instruction.has("long") and not instruction.has("allocates"):
             return []
-        lowest_kind = VIEW if instruction.has("long") else OWNER
+        lowest_kind = VIEW_KIND if instruction.has("long") else OWNER_KIND
         dead_registers = sorted(
             candidate for candidate in self.dead if self.holds[candidate] >= lowest_kind
         )

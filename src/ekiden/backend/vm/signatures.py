@@ -28,7 +28,7 @@ from ekiden.runtime.binding.dtypes import dtype_code
 from ekiden.runtime.binding.layout import DimWord, TypeLimit, TypeWord
 from ekiden.runtime.lazy_dataclass import dataclass
 
-ANY_DIM = -(2**63)
+ANY_DIM_WORD = -(2**63)
 NO_LIMIT = 2**63 - 1
 _OPERATIONS: dict[type[PrimExpr], int] = {
     Add: DimWord.ADD, Sub: DimWord.SUB, Mul: DimWord.MUL, FloorDiv: DimWord.FLOORDIV,
@@ -119,7 +119,7 @@ def _dim_word(dim: PrimExpr, symbols: _Symbols) -> int:
         case Var() | BinaryExpr():
             return -1 - symbols.number(dim)
         case _:
-            return ANY_DIM
+            return ANY_DIM_WORD
 
 
 def signatures(functions: Sequence[Sequence[Type]]) -> bytes:

@@ -12,8 +12,8 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from ekiden.arith import Analyzer, prove_equal, simplify, substitute
 from ekiden.backend.kernels.checked_sizes import MAX_EXTENT, size_conditions
-from ekiden.backend.kernels.lower import Check, shape_function
-from ekiden.backend.vm.dims import Dims, Plan, Stage
+from ekiden.backend.kernels.lower import RunCheck, shape_function
+from ekiden.backend.vm.dims import DimPlan, DimStage, DimVector
 from ekiden.ir.expr import RelayExpr
 from ekiden.ir.op import OPS
 from ekiden.ir.prim import AnyDim, IntImm, PrimExpr, SizeVar, Var, cast, const
@@ -30,7 +30,7 @@ from ekiden.tir.stmt import PrimFunc
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class ShapeSource:
     """Tensor whose shape binds symbols: a parameter's number, then tuple field indices."""
 
     path: tuple[int, ...]
@@ -39,35 +39,35 @@ class Source:
 
 
 @dataclass(frozen=True, slots=True)
-class Sources:
+class ShapeSources:
     """Shape sources of a function: what its dims and their constraints read."""
 
-    tensors: tuple[Source, ...]
+    tensors: tuple[ShapeSource, ...]
     exprs: tuple[PrimExpr, ...]
     """The expressions of the dims, in the symbols that the tensors have as dimensions."""
-    checks: tuple[Check, ...]
+    checks: tuple[RunCheck, ...]
 
 
-def sources(function: Function, dims: Dims) -> Sources:
+def sources(function: Function, dims: DimVector) -> ShapeSources:
     """Return the parameters whose shapes bind the symbols that dims and their constraints need. A
     symbol that occurs only in a dimension like `n * 2 + 1` is solved for. Raises CompileError
     naming a symbol that no parameter binds.
     """
     tensors = [t for n, p in enumerate(function.params) for t in _tensors((n,), p.checked_type)]
     shown: dict[Var, PrimExpr] = {}
-    all_sources = [Source(path, _with_names(kind, shown)) for path, kind in tensors]
+    all_sources = [ShapeSource(path, _with_names(kind, shown)) for path, kind in tensors]
     plain = {d for t in all_sources for d in t.kind.shape if isinstance(d, Var) and d not in shown}
     solved = _solve(shown, plain)
     simplest = Analyzer().simplify  # one for all, which have much in common
     moved = [replace(e, solved) for e in dims.exprs]  # what is not, is as simple as it was made
     exprs = tuple(e if e is old else simplest(e) for e, old in zip(moved, dims.exprs, strict=True))
     checks = tuple(
-        Check.of(constraint).map(lambda e: simplest(replace(e, solved)))
+        RunCheck.of(constraint).map(lambda e: simplest(replace(e, solved)))
         for constraint in dims.constraints
     )
     checks = (*_divisions(function, all_sources, shown, solved), *checks)
     needed = set(free_vars(*exprs, *(c.condition for c in checks)))  # parts that they share once
-    used: list[Source] = []
+    used: list[ShapeSource] = []
     for source in all_sources:
         bound_here = needed & {d for d in source.kind.shape if isinstance(d, Var)}
         if bound_here:
@@ -78,19 +78,19 @@ def sources(function: Function, dims: Dims) -> Sources:
         raise CompileError(
             f"allocating memory: no parameter of the function has the dimension {names}"
         )
-    return Sources(tuple(used), exprs, checks)
+    return ShapeSources(tuple(used), exprs, checks)
 
 
 def _divisions(
     function: Function,
-    all_sources: Sequence[Source],
+    all_sources: Sequence[ShapeSource],
     shown: Mapping[Var, PrimExpr],
     solved: Mapping[Var, PrimExpr],
-) -> list[Check]:
+) -> list[RunCheck]:
     """Return the checks that dimensions from which symbols are solved are consistent: 5 elements
     along n * 2 have no n.
     """
-    consistency_checks: list[Check] = []
+    consistency_checks: list[RunCheck] = []
     for source in all_sources:
         for axis, name in enumerate(source.kind.shape):
             dim = shown.get(name) if isinstance(name, Var) else None
@@ -100,7 +100,7 @@ def _divisions(
             if not prove_equal(value, name):
                 where = f"dimension {axis} of '{function.params[source.path[0]].name_hint}'"
                 text = f"run: expected {where} to be {prim_text(dim)}"
-                consistency_checks.append(Check(name.equal(value), text, {"it": name}))
+                consistency_checks.append(RunCheck(name.equal(value), text, {"it": name}))
     return consistency_checks
 
 
@@ -156,26 +156,26 @@ def _inverse(name: Var, dim: PrimExpr, symbol: Var) -> PrimExpr | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Argument:
+class StageArgument:
     """Tensor that a stage reads: an expression of the chain, then tuple field indices."""
 
     value: RelayExpr
     path: tuple[int, ...]
 
 
-def arguments(stage: Stage) -> list[Argument]:
+def arguments(stage: DimStage) -> list[StageArgument]:
     """Return the tensors whose shapes or elements a stage after the entry reads."""
-    return [Argument(value, path) for value, path, _ in _read(stage)]
+    return [StageArgument(value, path) for value, path, _ in _read(stage)]
 
 
-def _read(stage: Stage) -> Iterator[tuple[RelayExpr, tuple[int, ...], TensorType]]:
+def _read(stage: DimStage) -> Iterator[tuple[RelayExpr, tuple[int, ...], TensorType]]:
     for call in stage.calls:
         value = call.args[0 if isinstance(call.attrs, MatchShapeAttrs) else 1]
         for path, kind in _tensors((), value.checked_type):
             yield value, path, kind
 
 
-def entry_sources(plan: Plan) -> Sources:
+def entry_sources(plan: DimPlan) -> ShapeSources:
     """Return the sources of a function's entry stage, computed once: a plan's dimensions do not
     change.
     """
@@ -184,7 +184,7 @@ def entry_sources(plan: Plan) -> Sources:
     return plan.sources
 
 
-def stage_kernel(plan: Plan, stage: Stage) -> PrimFunc:
+def stage_kernel(plan: DimPlan, stage: DimStage) -> PrimFunc:
     """Return the kernel of a stage. Its arguments are the parameters of `sources` at entry, or
     `arguments` and then the vectors of `stage.earlier`; the last one is its output.
     """
@@ -203,7 +203,7 @@ def stage_kernel(plan: Plan, stage: Stage) -> PrimFunc:
 class _StageKernel:
     """Builder of the kernel of one stage after the entry."""
 
-    def __init__(self, stage: Stage) -> None:
+    def __init__(self, stage: DimStage) -> None:
         self.stage = stage
         self.buffers = [
             Buffer(f"p{i}", _own_shape(kind, i), kind.dtype)
@@ -215,7 +215,7 @@ class _StageKernel:
         ]
         self.result = Buffer("dims", (const(len(stage.dims.exprs)),), "int64")
         self.defined: dict[Var, PrimExpr] = {}
-        self.checks: list[Check] = []
+        self.checks: list[RunCheck] = []
 
     def build(self, name: str) -> PrimFunc:
         """Build the whole kernel."""
@@ -239,7 +239,7 @@ class _StageKernel:
             else substitute(e, symbol_values)
             for e in dims.exprs
         )
-        all_checks = [*self.checks, *map(Check.of, dims.constraints)]
+        all_checks = [*self.checks, *map(RunCheck.of, dims.constraints)]
         checks = [check.map(lambda e: substitute(e, symbol_values)) for check in all_checks]
         conditions = [check.condition for check in checks[len(self.checks) :]]
         computed = [e for e, dim in zip(exprs, dims.exprs, strict=True) if dim not in self.defined]
@@ -269,16 +269,18 @@ class _StageKernel:
             values, conditions = rule(attrs.attrs, buffers)
             name = f"run: {attrs.operator}{where}"
             self.checks.extend(_size_checks(values, name=name))
-            self.checks.extend(Check(c, f"{name}: {text}", shown) for c, text, shown in conditions)
+            self.checks.extend(
+                RunCheck(c, f"{name}: {text}", shown) for c, text, shown in conditions
+            )
         else:
             values = [cast(buffers[0][i], "int64") for i in range(len(attrs.symbols))]
         for symbol, value in zip(attrs.symbols, values, strict=True):
             if isinstance(symbol, Var) and symbol not in self.defined:
                 self.defined[symbol] = value
                 text = f"run: {attrs.operator}{where}: a dimension of the result is negative"
-                self.checks.append(Check(symbol >= 0, text, {"it": value}))
+                self.checks.append(RunCheck(symbol >= 0, text, {"it": value}))
                 text = f"run: {attrs.operator}{where}: a dimension of the result is too large"
-                self.checks.append(Check(symbol <= MAX_EXTENT, text, {"it": value}))
+                self.checks.append(RunCheck(symbol <= MAX_EXTENT, text, {"it": value}))
 
     def _match(self, expected: PrimExpr, dim: PrimExpr, text: str) -> None:
         if (
@@ -289,15 +291,15 @@ class _StageKernel:
             self.defined[expected] = dim
         elif not isinstance(expected, AnyDim) and expected is not dim:
             shown = {v.name: v for v in free_vars(expected)}
-            self.checks.append(Check(dim.equal(expected), text, {**shown, "it": dim}))
+            self.checks.append(RunCheck(dim.equal(expected), text, {**shown, "it": dim}))
 
 
 def _size_checks(
     exprs: Sequence[PrimExpr], extents: Sequence[Buffer] = (), name: str = "run"
-) -> list[Check]:
+) -> list[RunCheck]:
     """Return the checks that no size wraps; see `size_conditions`. `name` begins what they say."""
     rows = size_conditions(exprs, extents)
-    return [Check(condition, f"{name}: {text}", shown) for condition, text, shown in rows]
+    return [RunCheck(condition, f"{name}: {text}", shown) for condition, text, shown in rows]
 
 
 def _own_shape(kind: TensorType, number: int) -> tuple[PrimExpr, ...]:

@@ -9,16 +9,22 @@ import numpy as np
 
 from ekiden.backend.vm.signatures import signatures
 from ekiden.ir.type import Type
-from ekiden.runtime.artifact.frame import Assembly, Constant, Part, assemble, write_constants
-from ekiden.runtime.artifact.pieces import Pieces
+from ekiden.runtime.artifact.chunks import Pieces
+from ekiden.runtime.artifact.frame import (
+    ArtifactFile,
+    ConstantRecord,
+    SectionSource,
+    assemble,
+    write_constants,
+)
 from ekiden.runtime.binding.layout import Section
 from ekiden.runtime.debug.instructions import Instruction, dtype_code, encode
 from ekiden.runtime.errors import InternalError
 from ekiden.runtime.lazy_dataclass import dataclass
 
 __all__ = [
-    "Places",
-    "Program",
+    "DeviceTable",
+    "ExecutableProgram",
     "VMFunction",
     "write_executable",
     "write_programs",
@@ -38,7 +44,7 @@ class VMFunction:
 
 
 @dataclass(frozen=True, slots=True)
-class Places:
+class DeviceTable:
     """Device table of an executable: DLPack (type, id) pairs, the host first, and the device number
     of each constant, primitive (-1: any) and function parameter.
     """
@@ -50,7 +56,7 @@ class Places:
 
 
 @dataclass(frozen=True, slots=True)
-class Program:
+class ExecutableProgram:
     """Contents of an executable for one target. Primitives and functions are named by their
     position. An empty `image` and a table with the host alone leave their sections out.
     """
@@ -59,7 +65,7 @@ class Program:
     primitives: Sequence[str]
     image: bytes
     metadata: dict[str, object]
-    places: Places = field(default_factory=Places)
+    places: DeviceTable = field(default_factory=DeviceTable)
     derived: Sequence[tuple[int, int, tuple[int, ...]]] = ()
     """Constants that are made when it is loaded: number, primitive, the constants they are made of,
     which are there before."""
@@ -75,19 +81,21 @@ def write_executable(
     primitives: Sequence[str],
     image: bytes,
     metadata: dict[str, object],
-    device_table: Places | None = None,
+    device_table: DeviceTable | None = None,
 ) -> bytes:
     """Return the bytes of a file for one target; see `write_programs`."""
-    program = Program(functions, primitives, image, metadata, device_table or Places())
+    program = ExecutableProgram(
+        functions, primitives, image, metadata, device_table or DeviceTable()
+    )
     return bytes(write_programs([program], constants).joined())
 
 
 def write_programs(
-    programs: Sequence[Program],
+    programs: Sequence[ExecutableProgram],
     constants: Sequence[np.ndarray],
     load_time: Collection[int] = (),
     apart: Collection[int] = (),
-) -> Assembly:
+) -> ArtifactFile:
     """Write an executable file; the same arguments always give the same bytes; of several programs,
     variants of one, the loader takes the first whose image its machine can run. The same
     arguments always give the same bytes.
@@ -103,15 +111,19 @@ def write_programs(
     written = [_sections(program) for program in several]
     kinds = dict.fromkeys(kind for sections in written for kind in sections)
     common = {k for k in kinds if all(s.get(k) == written[0].get(k) for s in written)}
-    file_parts = [Part(Section.CONSTANTS, lambda at: write_constants(records, at))]
-    file_parts += [Part(kind, _at_once(written[0][kind])) for kind in kinds if kind in common]
+    file_parts = [SectionSource(Section.CONSTANTS, lambda at: write_constants(records, at))]
+    file_parts += [
+        SectionSource(kind, _at_once(written[0][kind])) for kind in kinds if kind in common
+    ]
     for number, sections in enumerate(written, start=1):
         own = {kind: payload for kind, payload in sections.items() if kind not in common}
-        file_parts += [Part(kind, _at_once(payload), number) for kind, payload in own.items()]
+        file_parts += [
+            SectionSource(kind, _at_once(payload), number) for kind, payload in own.items()
+        ]
     return assemble(file_parts)
 
 
-def _sections(program: Program) -> dict[Section, bytes]:
+def _sections(program: ExecutableProgram) -> dict[Section, bytes]:
     """Return the bytes of all sections but CONSTANTS."""
     payloads = {
         Section.GLOBALS: _globals(program.functions),
@@ -150,7 +162,7 @@ def _globals(functions: Sequence[VMFunction]) -> bytes:
     return struct.pack("<I", len(functions)) + b"".join(names)
 
 
-def _places(table: Places) -> bytes:
+def _places(table: DeviceTable) -> bytes:
     devices = [number for device in table.devices for number in device]
     numbers = [*table.constants, *(p + 1 for p in table.primitives)]
     numbers += [p for params in table.params for p in params]
@@ -176,14 +188,14 @@ def _json(metadata: dict[str, object]) -> bytes:
     return json.dumps(metadata, sort_keys=True, ensure_ascii=False, separators=(",", ":")).encode()
 
 
-def _constant(array: np.ndarray, is_made: bool, is_apart: bool) -> Constant:
+def _constant(array: np.ndarray, is_made: bool, is_apart: bool) -> ConstantRecord:
     code, bits, _ = dtype_code(array.dtype.name)
-    stored = _packed(array, bits) if bits < _BYTE else array
+    stored = _packed(array, bits) if bits < _BITS_PER_BYTE else array
     data = None if is_made or is_apart else stored
-    return Constant(code, bits, array.shape, stored.nbytes, data, is_made)
+    return ConstantRecord(code, bits, array.shape, stored.nbytes, data, is_made)
 
 
-_BYTE = 8
+_BITS_PER_BYTE = 8
 """Bits of the smallest elements that have an address."""
 
 

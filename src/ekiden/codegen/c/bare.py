@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import re
 
-from ekiden.codegen.c.dots import Dots
+from ekiden.codegen.c.dots import DotProductNest
 from ekiden.codegen.c.dots_writer import NEXT, DotsWriter
 from ekiden.codegen.c.helium import HeliumSyntax
 from ekiden.codegen.c.helpers import Helpers, c_symbol
 from ekiden.codegen.c.types import memory_type
 from ekiden.codegen.c.vector_writer import VectorWriter
-from ekiden.codegen.common import dimensions, in_place
+from ekiden.codegen.common import in_place, shape_checks
 from ekiden.ir import dtype as dt
 from ekiden.ir.prim import IntImm, Intrinsic, StringImm
 from ekiden.runtime.errors import CompileError
@@ -23,9 +23,9 @@ from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.tir.expr import Buffer
 from ekiden.tir.stmt import AssertStmt, For, Prefetch, PrimFunc, Stmt
 from ekiden.tir.transform import remove_no_op
-from ekiden.tir.visitor import NOTHING, StmtMutator, buffers_written, with_body
+from ekiden.tir.visitor import EMPTY_STMT, StmtMutator, buffers_written, with_body
 
-ALIGNMENT = 16
+WORKSPACE_ALIGNMENT_BYTES = 16
 """Of what is put into working memory."""
 
 
@@ -53,7 +53,7 @@ class BareWriter(VectorWriter):
         """Emit a serial loop; int8 dot-product nests use Helium vectors where the target
         has them.
         """
-        dots = Dots.of(s) if self.vectors is not None else None
+        dots = DotProductNest.of(s) if self.vectors is not None else None
         if dots is None:
             super().serial(s, low, high)
             return
@@ -93,7 +93,7 @@ class BareWriter(VectorWriter):
         declared = f"(*{name}){inner}" if inner else f"*{name}"
         pointer = f"{kind} (*){inner}" if inner else f"{kind} *"
         self.put(f"{kind} {declared} = ({pointer})(void *)({self.memory} + {self.at});")
-        self.at += -(-size // ALIGNMENT) * ALIGNMENT
+        self.at += -(-size // WORKSPACE_ALIGNMENT_BYTES) * WORKSPACE_ALIGNMENT_BYTES
         self.most = max(self.most, self.at)
 
     def assertion(self, s: AssertStmt) -> None:
@@ -125,7 +125,7 @@ class BareWriter(VectorWriter):
 class _WithoutPrefetches(StmtMutator):
     def visit_prefetch(self, stmt: Prefetch) -> Stmt:
         """Drop the prefetch."""
-        return NOTHING
+        return EMPTY_STMT
 
 
 def without_prefetches(func: PrimFunc) -> PrimFunc:
@@ -142,7 +142,7 @@ def emit_bare(func: PrimFunc, name: str, helpers: Helpers) -> BareFunction:
     """
     symbol = c_symbol(name)
     writer = BareWriter(helpers, symbol)
-    if any(row.binds for row in dimensions(func)) or func.scalars:
+    if any(row.binds for row in shape_checks(func)) or func.scalars:
         raise CompileError(f"{symbol}: it has no constant sizes, and there is no allocator")
     written = set(buffers_written(func.body))
     apart = (func.attrs or {}).get("tir.noalias") and not in_place(func)

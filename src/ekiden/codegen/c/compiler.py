@@ -13,9 +13,9 @@ from ekiden.runtime import include_dir
 from ekiden.runtime.errors import CompileError
 from ekiden.target import Target
 from ekiden.target.features import X86
-from ekiden.target.processors import GENERIC, PROCESSORS
+from ekiden.target.processors import GENERIC_PROCESSORS, PROCESSORS
 
-FLAGS = (
+COMPILER_FLAGS = (
     "-std=c11", "-O2", "-ftree-vectorize", "-fvect-cost-model=dynamic", "-fPIC", "-fwrapv",
     "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-fno-stack-protector",
     "-fno-asynchronous-unwind-tables", "-fcf-protection=none", "-w",
@@ -80,7 +80,7 @@ def _machine_flags(target: Target) -> tuple[str, ...]:
     lesser = [
         p.name
         for p in PROCESSORS.values()
-        if p.name.startswith(GENERIC[target.architecture])
+        if p.name.startswith(GENERIC_PROCESSORS[target.architecture])
         and Target(target, cpu=p.name, features=()).serves(plain)
     ]
     name = next(
@@ -105,7 +105,7 @@ def compile_text(text: str, target: Target, debug_path: Path | None = None) -> b
         source.write_text(text, encoding="utf-8")
         object_path = Path(folder) / "kernel.o"
         command = [
-            find_compiler(), *FLAGS, *_machine_flags(target), "-DEK_KERNEL_IMAGE",
+            find_compiler(), *COMPILER_FLAGS, *_machine_flags(target), "-DEK_KERNEL_IMAGE",
             *(("-g",) if debug_path else ()), f"-I{include_dir()}", "-c", str(source),
             "-o", str(object_path),
         ]  # fmt: skip

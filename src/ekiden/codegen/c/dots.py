@@ -16,12 +16,12 @@ from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.tir.expr import Broadcast, Buffer, BufferLoad, Ramp
 from ekiden.tir.stmt import BufferStore, For, LetStmt, SeqStmt, Stmt
 
-WORD, LANES = 4, 4
+WORD_BYTES, VECTOR_WORDS = 4, 4
 """Bytes of a word, words of a vector."""
 
 
 @dataclass(frozen=True, slots=True)
-class Word:
+class FactorLoad:
     """One factor's load in an iteration: its variable, and the offset of its bytes."""
 
     var: Var
@@ -32,20 +32,20 @@ class Word:
 
 
 @dataclass(slots=True)
-class Dots:
+class DotProductNest:
     """Loop nest that only accumulates products of uint8 data and int8 weights."""
 
     loops: list[For] = field(default_factory=list)
-    data: list[Word] = field(default_factory=list)
-    weights: list[Word] = field(default_factory=list)
+    data: list[FactorLoad] = field(default_factory=list)
+    weights: list[FactorLoad] = field(default_factory=list)
     acc: Buffer | None = None
     sums: dict[tuple[Var, Var], PrimExpr] = field(default_factory=dict)
     """(data, weights) -> the sum that their products are added to."""
 
     @staticmethod
-    def of(loop: For) -> Dots | None:
+    def of(loop: For) -> DotProductNest | None:
         """Match a loop nest; return None if it does anything but accumulate dot products."""
-        nest = Dots()
+        nest = DotProductNest()
         at: Stmt = loop
         while isinstance(at, For):
             if not is_const(at.min, 0) or not isinstance(at.extent, IntImm):
@@ -84,9 +84,9 @@ class Dots:
     @property
     def columns(self) -> int:
         """Return the number of output columns: all lanes of all weight vectors."""
-        return LANES * len(self.weights)
+        return VECTOR_WORDS * len(self.weights)
 
-    def first(self, word: Word) -> PrimExpr:
+    def first(self, word: FactorLoad) -> PrimExpr:
         """Return the offset of a word in the first iteration of the innermost loop."""
         k = self.loops[-1].loop_var
         return simplify(substitute(word.index, {k: const(0, k.dtype)}))
@@ -116,7 +116,7 @@ class Dots:
         """Record `let a = broadcast(word of uint8)` or `let b = words of int8`; return whether it
         is one.
         """
-        if s.var.dtype != dt.with_lanes("int32", LANES):
+        if s.var.dtype != dt.with_lanes("int32", VECTOR_WORDS):
             return False
         is_data = isinstance(s.value, Broadcast)
         value = s.value.value if isinstance(s.value, Broadcast) else s.value
@@ -128,14 +128,20 @@ class Dots:
         ramp, k = load.indices[0], self.loops[-1].loop_var
         if load.buffer.dtype != ("uint8" if is_data else "int8") or not isinstance(ramp, Ramp):
             return False
-        if not is_const(ramp.stride, 1) or ramp.lanes != (WORD if is_data else WORD * LANES):
+        if not is_const(ramp.stride, 1) or ramp.lanes != (
+            WORD_BYTES if is_data else WORD_BYTES * VECTOR_WORDS
+        ):
             return False
         moved = substitute(ramp.base, {k: k + const(1, k.dtype)}) - ramp.base
         step = simplify(moved)
-        if not isinstance(step, IntImm) or step.value % WORD or (is_data and step.value != WORD):
+        if (
+            not isinstance(step, IntImm)
+            or step.value % WORD_BYTES
+            or (is_data and step.value != WORD_BYTES)
+        ):
             return False
         to = self.data if is_data else self.weights
-        to.append(Word(s.var, load.buffer, ramp.base, step.value))
+        to.append(FactorLoad(s.var, load.buffer, ramp.base, step.value))
         return True
 
     def _is_whole(self) -> bool:
@@ -151,9 +157,9 @@ class Dots:
         return all(
             w.buffer is begin.buffer
             and w.step == begin.step
-            and is_const(simplify(w.index - begin.index), n * WORD * LANES)
+            and is_const(simplify(w.index - begin.index), n * WORD_BYTES * VECTOR_WORDS)
             for n, w in enumerate(self.weights)
         )
 
 
-__all__ = ["LANES", "WORD", "Dots", "Word"]
+__all__ = ["VECTOR_WORDS", "WORD_BYTES", "DotProductNest", "FactorLoad"]

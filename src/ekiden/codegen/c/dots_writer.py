@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 
-from ekiden.codegen.c.dots import LANES, WORD, Dots, Word
+from ekiden.codegen.c.dots import VECTOR_WORDS, WORD_BYTES, DotProductNest, FactorLoad
 from ekiden.codegen.c.expression import ExpressionWriter
 from ekiden.codegen.c.types import c_type
 
-TOGETHER = 4
+COLUMNS_PER_LOOP = 4
 """Sums that grow in one loop: instructions name every second register of twelve."""
-UNROLLED = 4
+MAX_UNROLLED_VECTORS = 4
 """Vectors of k that stand one after the other, if there are no more: the loop over columns is short
 then, and what a loop inside of it needs to begin is a third of it (64 channels: 73 instructions,
 with a loop 79)."""
@@ -27,16 +27,16 @@ static inline uint8x16_t ek_raised_bytes(uint32x4_t words) { /* int8 more by 128
   return veorq_u8(vreinterpretq_u8_u32(words), vdupq_n_u8(128));
 }
 #endif"""
-Lines = Callable[[Sequence[str]], list[str]]
+VectorBody = Callable[[Sequence[str]], list[str]]
 """The lines that do something with vectors, from the texts that load them."""
 
 
 class DotsWriter:
     """Writer of a dot-product nest; it appends lines to a statement writer."""
 
-    def __init__(self, writer: ExpressionWriter, dots: Dots) -> None:
+    def __init__(self, writer: ExpressionWriter, dots: DotProductNest) -> None:
         self.out, self.dots = writer, dots
-        self.together = max(1, TOGETHER // len(dots.data))
+        self.together = max(1, COLUMNS_PER_LOOP // len(dots.data))
         self.apart = writer.unique("apart")
         """How far the words of a vector of weights lie apart."""
 
@@ -55,7 +55,7 @@ class DotsWriter:
         for row, data in enumerate(dots.data):
             less = f"ek_v_dup_i32((int32_t)(128u * {totals[row]}))"
             for vector, weight in enumerate(dots.weights):
-                begin = row * dots.columns + vector * LANES
+                begin = row * dots.columns + vector * VECTOR_WORDS
                 acc = f"{out.name(dots.sum_buffer)}[{out.text(dots.sums[data.var, weight.var])}]"
                 out.put(f"{acc} += ek_v_load_i32(&{sums}[{begin}]) - {less};")
 
@@ -80,7 +80,7 @@ class DotsWriter:
                 emitted += self.added("vmladavaq_u8", column, data, f", {weight}")
             return emitted
 
-        self.over([f" + ({n} + {c}) * {WORD}" for c in range(self.together)], lines)
+        self.over([f" + ({n} + {c}) * {WORD_BYTES}" for c in range(self.together)], lines)
         for c, column in enumerate(own):
             for row, name in enumerate(column):
                 at = row * self.dots.columns + c
@@ -99,7 +99,7 @@ class DotsWriter:
         self.out.put(f"uint32_t {', '.join(f'{name} = 0' for name in names)};")
         return names
 
-    def over(self, columns: Sequence[str], lines: Lines) -> None:
+    def over(self, columns: Sequence[str], lines: VectorBody) -> None:
         """Emit the loops around a body that handles 16 bytes of each data row and of `columns`
         weight columns (offsets added to the weights' addresses): four words an iteration, then
         one masked iteration for the remaining words.
@@ -113,10 +113,10 @@ class DotsWriter:
                 inside.enter_context(out.indented())
             data = [self.pointer(word, "uint8_t", "") for word in dots.data]
             weights = [self.pointer(dots.weights[0], "uint32_t", more) for more in columns]
-            full_vectors, tail_words = divmod(dots.steps, LANES)
+            full_vectors, tail_words = divmod(dots.steps, VECTOR_WORDS)
             # Short reductions are unrolled: the loop overhead would cost as much as one vector's
             # work.
-            if full_vectors > UNROLLED:
+            if full_vectors > MAX_UNROLLED_VECTORS:
                 k = out.unique("k")
                 out.put(f"for (int32_t {k} = 0; {k} < {full_vectors}; ++{k}) {{")
                 self.step(lines, [f"ek_next_bytes(&{name})" for name in data], weights, 0)
@@ -127,7 +127,7 @@ class DotsWriter:
                 full_vectors = 0
             for at in range(full_vectors):
                 out.put("{")
-                near = [f"vldrbq_u8({name} + {at * LANES * WORD})" for name in data]
+                near = [f"vldrbq_u8({name} + {at * VECTOR_WORDS * WORD_BYTES})" for name in data]
                 self.step(lines, near, weights, at)
                 out.put("}")
             if tail_words:
@@ -135,7 +135,7 @@ class DotsWriter:
                 self.left(lines, data, weights, full_vectors, tail_words)
                 out.put("}")
 
-    def step(self, lines: Lines, data: list[str], weights: list[str], k: int) -> None:
+    def step(self, lines: VectorBody, data: list[str], weights: list[str], k: int) -> None:
         """Emit the body for four full words of each operand."""
         more = k * self.dots.weights[0].step
         weight_vectors = [
@@ -145,13 +145,13 @@ class DotsWriter:
         self.put_inside(lines([*data, *weight_vectors]))
 
     def left(
-        self, lines: Lines, data: list[str], weights: list[str], k: int, tail_words: int
+        self, lines: VectorBody, data: list[str], weights: list[str], k: int, tail_words: int
     ) -> None:
         """Emit the body for the remaining words of each operand. The mask has one bit per byte,
         whatever the loaded type.
         """
-        mask, more = f"{(1 << tail_words * WORD) - 1:#x}", k * self.dots.weights[0].step
-        near = [f"vldrbq_z_u8({name} + {k * LANES * WORD}, {mask})" for name in data]
+        mask, more = f"{(1 << tail_words * WORD_BYTES) - 1:#x}", k * self.dots.weights[0].step
+        near = [f"vldrbq_z_u8({name} + {k * VECTOR_WORDS * WORD_BYTES}, {mask})" for name in data]
         weight_vectors = [
             f"ek_raised_bytes(vldrwq_gather_offset_z_u32({name} + {more}, {self.apart}, {mask}))"
             for name in weights
@@ -164,7 +164,7 @@ class DotsWriter:
             for line in lines:
                 self.out.put(line)
 
-    def pointer(self, word: Word, kind: str, more: str) -> str:
+    def pointer(self, word: FactorLoad, kind: str, more: str) -> str:
         """Declare a pointer to the first byte of a word and return its name."""
         out, name = self.out, self.out.unique("from")
         address = f"{out.name(word.buffer)} + ({out.text(self.dots.first(word))}){more}"

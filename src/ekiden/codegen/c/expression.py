@@ -50,9 +50,9 @@ from ekiden.ir.prim_visitor import children
 from ekiden.runtime.errors import CompileError, InternalError
 from ekiden.tir.expr import Broadcast, Buffer, BufferAddress, BufferLoad, Ramp, VectorReduce
 
-LONGEST = 96
+MAX_EXPRESSION_CHARS = 96
 """An expression longer than this is given a name."""
-PLAIN = frozenset(("int32", "int64", "uint32", "uint64", "float32", "float64"))
+NATIVE_C_DTYPES = frozenset(("int32", "int64", "uint32", "uint64", "float32", "float64"))
 """Types on which C's own operators mean what the nodes mean."""
 _INFIX = {"and": "&&", "or": "||"}
 
@@ -148,7 +148,7 @@ class ExpressionWriter:
                 stack.extend(reversed(waiting))
                 continue
             text = self._node(e)
-            if (uses.get(e, 0) > 1 or len(text) > LONGEST) and not _is_name(text):
+            if (uses.get(e, 0) > 1 or len(text) > MAX_EXPRESSION_CHARS) and not _is_name(text):
                 text = self._named(e, text)
             self._memo[-1][e] = text
             stack.pop()
@@ -176,7 +176,7 @@ class ExpressionWriter:
             return ()
         if isinstance(e, Intrinsic) and e.op in ("shuffle", "same_memory"):
             return ()
-        if (index := _neighbours(e)) is not None:
+        if (index := _wide_access(e)) is not None:
             return (index.base,)
         if isinstance(e, Intrinsic):
             check_compiled(e)
@@ -248,11 +248,16 @@ class ExpressionWriter:
             if plain:
                 return f"({x} {'/' if kind is FloorDiv else '%'} {y})"
         infix = kind in (Add, Sub, Mul) or (kind is Div and dt.is_float(dtype))
-        if dtype in PLAIN and (infix or kind in BOOLEAN):
+        if dtype in NATIVE_C_DTYPES and (infix or kind in BOOLEAN):
             return f"({x} {e.symbol} {y})"
         if dtype == "bool" and e.symbol in _INFIX:
             return f"({x} {_INFIX[e.symbol]} {y})"
-        if kind in (Min, Max) and dtype in PLAIN and dt.is_int(dtype) and _are_names(x, y):
+        if (
+            kind in (Min, Max)
+            and dtype in NATIVE_C_DTYPES
+            and dt.is_int(dtype)
+            and _are_names(x, y)
+        ):
             before = f"{x} {'<' if kind is Min else '>'} {y}"
             return f"({self.syntax.choose(before, x, y)})"
         return self.helpers.binary(kind, dtype, stripped(x), stripped(y))
@@ -290,7 +295,7 @@ class ExpressionWriter:
         value, target = e.args[0], dt.element(e.dtype)
         if dt.lanes(value.dtype) == dt.lanes(e.dtype):
             return self.helpers.reinterpret(dt.element(value.dtype), target, self.of(value))
-        index = _neighbours(e)
+        index = _wide_access(e)
         if not isinstance(value, BufferLoad) or index is None:
             raise InternalError(f"c: lanes can only be taken together from memory: {e!r}")
         step = dt.lanes(value.dtype) // dt.lanes(e.dtype)
@@ -393,7 +398,7 @@ class ExpressionWriter:
         self.put("}")
 
     def _combined(self, kind: type[BinaryExpr], dtype: str, x: str, y: str) -> str:
-        if dtype in PLAIN and kind in (Add, Mul):
+        if dtype in NATIVE_C_DTYPES and kind in (Add, Mul):
             return f"{x} {kind.symbol} {y}"
         return self.helpers.binary(kind, dtype, x, y)
 
@@ -433,7 +438,7 @@ class ExpressionWriter:
             self.positive.add(var)
 
 
-def _neighbours(e: PrimExpr) -> Ramp | None:
+def _wide_access(e: PrimExpr) -> Ramp | None:
     """Return the index of contiguous elements that are read as one wider value, or None."""
     if not isinstance(e, Intrinsic) or e.op != "reinterpret":
         return None

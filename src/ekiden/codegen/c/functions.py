@@ -12,14 +12,14 @@ from ekiden.codegen.common import (
     DEVICE_ID,
     argument_label,
     device_of,
-    dimensions,
     dtype_word,
-    flushes,
-    gaps,
+    flushes_subnormals,
     in_place,
     lies_on_device,
-    misfit,
+    not_contiguous_message,
+    out_of_range_message,
     scalar_kind,
+    shape_checks,
 )
 from ekiden.ir import dtype as dt
 from ekiden.ir.prim import SizeVar, Var, cast
@@ -27,7 +27,7 @@ from ekiden.target import Target
 from ekiden.tir.expr import Buffer
 from ekiden.tir.stmt import PrimFunc
 
-HEAD = """\
+FILE_HEADER = """\
 /* Made by Ekiden for {target}.
 **
 ** C11 with -fwrapv -ffp-contract=off (GCC or Clang). Vectors are loops over lanes. Functions return
@@ -40,7 +40,7 @@ HEAD = """\
 
 #include <ekiden/kernel.h>
 """
-ARGUMENT = """\
+ARGUMENT_HELPER = """\
 static const ek_dltensor *ek_argument(const ek_value *value) {
   if (value->type_index == EK_TENSOR) return &((const ek_tensor *)value->v.ptr)->dl;
   return value->type_index == EK_DLTENSOR_PTR ? (const ek_dltensor *)value->v.ptr : NULL;
@@ -50,7 +50,7 @@ static uint32_t ek_dtype_word(ek_dtype type) {
   return type.code | (uint32_t)type.bits << 8 | (uint32_t)type.lanes << 16;
 }
 """
-CHECKED = f"""\
+BOUNDS_CHECK_MACRO = f"""\
 #define EK_AT(at, size, free, message) __extension__ ({{ \\
   const int64_t ek_at = (int64_t)(at), ek_size = (int64_t)(size); \\
   if ((uint64_t)ek_at >= (uint64_t)ek_size) {{ \\
@@ -71,12 +71,14 @@ def emit_all(funcs: Sequence[PrimFunc], target: Target) -> str:
     """Emit several functions as one C file."""
     helpers = Helpers(target)
     definitions = [text for func in funcs for text in _function(func, helpers)]
-    head = HEAD.format(target=target)
+    head = FILE_HEADER.format(target=target)
     sites = [f"EK_CALL_SITE({v}, {quoted(name)});" for name, v in helpers.sites.items()]
     sites += [*helpers.prototypes.values(), *helpers.externs.values()]
     if helpers.bounds:
-        sites.append(CHECKED)
-    return "\n\n".join([head, *sites, ARGUMENT, *helpers.texts.values(), *definitions]) + "\n"
+        sites.append(BOUNDS_CHECK_MACRO)
+    return (
+        "\n\n".join([head, *sites, ARGUMENT_HELPER, *helpers.texts.values(), *definitions]) + "\n"
+    )
 
 
 class HostWriter(StatementWriter):
@@ -98,7 +100,7 @@ def _function(func: PrimFunc, helpers: Helpers) -> list[str]:
     symbol = c_symbol(func.name)
     loops: list[str] = []
     writer = HostWriter(helpers, symbol, loops)
-    sizes = [row.extent for row in dimensions(func) if row.binds]
+    sizes = [row.extent for row in shape_checks(func) if row.binds]
     variables = [v for v in sizes if isinstance(v, Var)]
     writer.positive |= {v for v in variables if isinstance(v, SizeVar)}
     if (func.attrs or {}).get("tir.noalias"):
@@ -113,7 +115,7 @@ def _function(func: PrimFunc, helpers: Helpers) -> list[str]:
     writer.device = device_of(func)
     if writer.device is not None:
         arguments.append(f"{c_type(DEVICE_ID.dtype)} {writer.define(DEVICE_ID)}")
-    if flushes(func):
+    if flushes_subnormals(func):
         writer.flush_subnormals()
     writer.statement(func.body)
     writer.end()
@@ -138,7 +140,7 @@ def _entry(func: PrimFunc, symbol: str, helpers: Helpers) -> str:
         for i, p in enumerate(func.params)
     ]
     sizes: list[str] = []
-    for row in dimensions(func):
+    for row in shape_checks(func):
         actual = f"{argument_names[row.index]}->shape[{row.axis}]"
         if row.binds:
             assert isinstance(row.extent, Var)
@@ -180,7 +182,7 @@ def _number(w: StatementWriter, func: PrimFunc, i: int, param: Var) -> str:
     w.check(f"!{is_integer}", "TypeError", f"{label} must be {kind}")
     w.put(f"const {ctype} {name} = ({ctype}){value}.i64;")
     wrong = f"{value}.i64 < 0" if param.dtype == "uint64" else f"(int64_t){name} != {value}.i64"
-    w.check(wrong, "ValueError", f"{label} {misfit(param)}")
+    w.check(wrong, "ValueError", f"{label} {out_of_range_message(param)}")
     return name
 
 
@@ -194,7 +196,7 @@ def _tensor(w: StatementWriter, func: PrimFunc, i: int, buffer: Buffer) -> str:
     wrong = f"ek_dtype_word({name}->dtype) != {dtype_word(buffer.dtype)}u"
     w.check(wrong, "TypeError", f"{label} must have dtype {buffer.dtype}")
     if rank and not buffer.strides:
-        w.check(f"!ek_dltensor_is_contiguous({name})", "ValueError", gaps(label))
+        w.check(f"!ek_dltensor_is_contiguous({name})", "ValueError", not_contiguous_message(label))
     if w.device is not None and lies_on_device(func, buffer):
         _on_device(w, name, label)
     return name

@@ -14,8 +14,8 @@ from ekiden.ir import dtype as dt
 from ekiden.ir.prim import Div, Max, Min
 from ekiden.runtime.lazy_dataclass import dataclass
 
-LANES = 4
-HEAD = """\
+HELIUM_LANES = 4
+HELIUM_HEADER = """\
 #if defined(__ARM_FEATURE_MVE) && (__ARM_FEATURE_MVE & 2)
 #define EK_HELIUM 1
 #include <arm_mve.h>
@@ -98,7 +98,7 @@ _ROWS = (
 
 
 @dataclass(frozen=True, slots=True)
-class _Row:
+class _HeliumFunction:
     name: str
     result: str
     parameters: str
@@ -111,7 +111,7 @@ class _Row:
         """Return the C definition: instructions where Helium is present, else a loop over lanes."""
         kind = f"ek_{self.result}x4" if self.result else "void"
         lane_statement = f"r[i] = {self.lane}" if self.result else self.lane
-        lanes = f"  for (int i = 0; i < {LANES}; ++i) {lane_statement};"
+        lanes = f"  for (int i = 0; i < {HELIUM_LANES}; ++i) {lane_statement};"
         body = [f"#if EK_HELIUM\n  {self.instructions};\n#else\n{lanes}\n#endif"]
         if not self.instructions or not self.lane:
             body = [lanes if self.lane else f"  {self.instructions};"]
@@ -126,7 +126,7 @@ _REVERSED = {"<": ">", "<=": ">="}
 """Instructions take `<` for the opposite of `>=`, which holds for NaN too."""
 
 
-def _test(symbol: str, word: str) -> _Row:
+def _test(symbol: str, word: str) -> _HeliumFunction:
     """Return the comparison function of a symbol and word type: -1 in lanes where it holds."""
     pair = "%q2, %q1" if symbol in _REVERSED else "%q1, %q2"
     name = _TESTS[_REVERSED.get(symbol, symbol)]
@@ -137,12 +137,12 @@ def _test(symbol: str, word: str) -> _Row:
     operands = f'{_TWO}, "w"(vdupq_n_s32(-1)), "w"(vdupq_n_s32(0))'
     instructions = _CHOSEN.format(test=f"{kind} {name}, {pair}", of="%q3, %q4", given=operands)
     parameters = f"ek_{word}x4 x, ek_{word}x4 y"
-    return _Row(
+    return _HeliumFunction(
         f"{_TESTS[symbol]}_{word}", "b32", parameters, instructions, f"-(x[i] {symbol} y[i])"
     )
 
 
-ROWS = {row[0]: _Row(*row) for row in _ROWS} | {
+HELIUM_FUNCTIONS = {row[0]: _HeliumFunction(*row) for row in _ROWS} | {
     row.name: row for row in (_test(symbol, w) for symbol in _TESTS for w in ("f32", "i32", "u32"))
 }
 
@@ -150,8 +150,8 @@ ROWS = {row[0]: _Row(*row) for row in _ROWS} | {
 def functions_in(texts: Iterable[str]) -> list[str]:
     """Return the helper definitions that the given texts use, with the header before them."""
     used = {name for text in texts for name in re.findall(r"\bek_v_(\w+)", text)}
-    definitions = [row.text() for name, row in ROWS.items() if name in used]
-    return [HEAD, *definitions] if definitions else []
+    definitions = [row.text() for name, row in HELIUM_FUNCTIONS.items() if name in used]
+    return [HELIUM_HEADER, *definitions] if definitions else []
 
 
 class HeliumSyntax(VectorSyntax):
@@ -165,7 +165,7 @@ class HeliumSyntax(VectorSyntax):
 
     def has(self, dtype: str) -> bool:
         """Return whether the dtype is a four-lane vector that Helium holds."""
-        return dt.lanes(dtype) == LANES and dt.element(dtype) in self.names
+        return dt.lanes(dtype) == HELIUM_LANES and dt.element(dtype) in self.names
 
     def type(self, dtype: str) -> str:
         """Return the vector type's name, such as `ek_f32x4`."""
@@ -297,7 +297,7 @@ class HeliumSyntax(VectorSyntax):
         """
         if dt.lanes(dtype) == 1:
             return C.math(name, dtype)
-        if name not in ROWS or dt.element(dtype) != "float32":
+        if name not in HELIUM_FUNCTIONS or dt.element(dtype) != "float32":
             raise NoVectorsError
         return f"ek_v_{name}"
 
@@ -316,11 +316,11 @@ class HeliumSyntax(VectorSyntax):
 
     def every(self, condition: str) -> str:
         """Return whether a condition holds in all lanes."""
-        return " && ".join(f"{condition}[{n}]" for n in range(LANES))
+        return " && ".join(f"{condition}[{n}]" for n in range(HELIUM_LANES))
 
     def some(self, condition: str) -> str:
         """Return whether a condition holds in at least one lane."""
-        return f"({' || '.join(f'{condition}[{n}]' for n in range(LANES))})"
+        return f"({' || '.join(f'{condition}[{n}]' for n in range(HELIUM_LANES))})"
 
 
-__all__ = ["LANES", "HeliumSyntax", "functions_in"]
+__all__ = ["HELIUM_LANES", "HeliumSyntax", "functions_in"]

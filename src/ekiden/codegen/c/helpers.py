@@ -12,12 +12,12 @@ from dataclasses import field
 
 from ekiden.codegen.c.types import KEYWORDS, C, Syntax, c_type, constant, is_macro_like
 from ekiden.codegen.c.vectors import NoVectorsError
-from ekiden.codegen.llvm.builder import Arguments, Builder, Module, Operand
+from ekiden.codegen.llvm.builder import Arguments, FunctionBuilder, LlvmModule, Operand
 from ekiden.codegen.llvm.cast import emit_cast
-from ekiden.codegen.llvm.image import EXTERN
+from ekiden.codegen.llvm.image import EXTERN_PREFIX
 from ekiden.codegen.llvm.intrinsics import emit_intrinsic
 from ekiden.codegen.llvm.operations import emit_binary
-from ekiden.codegen.llvm.software import WITHOUT
+from ekiden.codegen.llvm.software import SOFTWARE_FORMS
 from ekiden.ir import dtype as dt
 from ekiden.ir.prim import BinaryExpr
 from ekiden.runtime.errors import InternalError
@@ -32,7 +32,7 @@ _INFIX = {
 }
 _UNSIGNED = frozenset(("udiv", "urem", "shl", "lshr"))
 _ORDER = {"lt": "<", "le": "<=", "gt": ">", "ge": ">="}
-WORDS = """\
+WORD_CONVERSIONS = """\
 static inline float ek_word_to_float(uint32_t bits) {
   float value;
   memcpy(&value, &bits, sizeof value);
@@ -44,7 +44,7 @@ static inline uint32_t ek_float_to_word(float value) {
   memcpy(&bits, &value, sizeof bits);
   return bits;
 }"""
-HALF = """\
+HALF_CONVERSIONS = """\
 static inline float ek_half_to_float(uint16_t x) {
   uint32_t bits = (uint32_t)(x & 0x7fff) << 13;
   float value = ek_word_to_float(bits);
@@ -68,7 +68,7 @@ static inline uint16_t ek_float_to_half(float x) {
   bits += 0xc8000fffu + (bits >> 13 & 1u);  /* to nearest, ties to even */
   return (uint16_t)(sign | bits >> 13);
 }"""
-SUBNORMALS = """\
+SUBNORMAL_MODE = """\
 static inline void ek_set_rounding(uint64_t mode) {
 #if defined(__x86_64__)
   const uint32_t word = (uint32_t)mode;
@@ -94,7 +94,7 @@ static inline uint64_t ek_flush_subnormals(void) { /* gives what was set before 
 #endif
   return mode;
 }"""
-SMLAD = """\
+SMLAD_HELPERS = """\
 #if defined(__ARM_FEATURE_DSP)
 static inline int32_t ek_even_u8(int32_t x) { /* bytes 0 and 2 as two uint16 */
   int32_t even;
@@ -143,7 +143,7 @@ static inline int32_t ek_smlad(int32_t x, int32_t y, int32_t sum) {
   return (int32_t)((uint32_t)sum + (uint32_t)low + (uint32_t)high);
 }
 #endif"""
-DOT_OF_HALVES = """\
+DOT4_BY_SMLAD = """\
 static inline int32_t ek_dot4_u8s8_int32(int32_t sum, int32_t x, int32_t y) {
   sum = ek_smlad(ek_even_u8(x), ek_even_s8(y), sum);
   return ek_smlad(ek_odd_u8(x), ek_odd_s8(y), sum);
@@ -152,7 +152,7 @@ _MATH = {
     "floor": "floor", "ceil": "ceil", "trunc": "trunc", "roundeven": "rint", "fabs": "fabs",
     "sqrt": "sqrt", "copysign": "copysign", "fma": "fma",
 }
-INSTRUCTIONS = {
+MATH_INSTRUCTIONS = {
     "sqrt": "sqrt", "abs": "fabs", "floor": "floor", "ceil": "ceil", "trunc": "trunc",
     "round": "roundeven", "fma": "fma",
 }
@@ -197,7 +197,7 @@ def asm_label(name: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class HelperDialect:
     """How helper functions are written in a dialect of C. function: what stands before them.
     table: before tables of constants, which then stand beside functions; "" for C's, inside. bits:
     the expression for the bits of a value as a type; None for C's, which takes lines. syntax: the
@@ -212,14 +212,14 @@ class Form:
     own: Mapping[str, str] = field(default_factory=dict)
 
 
-class HelperBuilder(Builder):
+class HelperBuilder(FunctionBuilder):
     """Builder of one helper function's lines. Operands are names after a percent sign, as in LLVM
     IR, or constants.
     """
 
     has_blocks = False
 
-    def __init__(self, module: Module, form: Form, prefix: str) -> None:
+    def __init__(self, module: LlvmModule, form: HelperDialect, prefix: str) -> None:
         super().__init__(module)
         self.form, self.prefix = form, prefix if form.table else ""
         self.syntax, self.reorders = form.syntax, form.reorders
@@ -361,16 +361,16 @@ class Helpers:
     buffers are checked.
     """
 
-    def __init__(self, target: Target | None = None, form: Form | None = None) -> None:
-        self.form = form or Form()
+    def __init__(self, target: Target | None = None, form: HelperDialect | None = None) -> None:
+        self.form = form or HelperDialect()
         self.bounds = target is not None and bool(target.bounds)
         self.texts: dict[str, str] = {}
         self.sites: dict[str, str] = {}
         self.prototypes: dict[str, str] = {}
         self.externs: dict[str, str] = {}
-        self._module = Module(target)
+        self._module = LlvmModule(target)
 
-    def over(self, form: Form) -> Helpers:
+    def over(self, form: HelperDialect) -> Helpers:
         """Return a view of these helpers in another dialect, writing to the same file."""
         view = Helpers(self._module.target, form)
         view.texts = self.texts
@@ -380,10 +380,10 @@ class Helpers:
         """Return the <math.h> function that compiles to one instruction for an intrinsic, or None
         if a helper is needed.
         """
-        name = INSTRUCTIONS.get(op)
+        name = MATH_INSTRUCTIONS.get(op)
         if name is None or dt.element(dtype) not in ("float32", "float64"):
             return None
-        ability, _ = WITHOUT.get(name, (None, None))
+        ability, _ = SOFTWARE_FORMS.get(name, (None, None))
         has = ability is None or self._module.has(ability)
         return self.form.syntax.math(_MATH[name], dtype) if has else None
 
@@ -401,11 +401,11 @@ class Helpers:
         an image the loader resolves the symbol (`image.EXTERN`).
         """
         kinds = ", ".join(_C_KINDS.get(a or "") or c_type(dt.element(a or "")) for a in arguments)
-        declared = f"{c_type(dt.element(result))} {EXTERN}{name}({kinds or 'void'})"
+        declared = f"{c_type(dt.element(result))} {EXTERN_PREFIX}{name}({kinds or 'void'})"
         label = f" EK_SYMBOL({quoted(name)})"
         self.externs.setdefault("", EXTERN_LABEL)
         self.externs.setdefault(name, f"extern {declared}{label};")
-        return f"{EXTERN}{name}"
+        return f"{EXTERN_PREFIX}{name}"
 
     def function(self, name: str) -> str:
         """Declare a function of the same module and return its C name."""
@@ -434,8 +434,8 @@ class Helpers:
         name = f"ek_{op}_{argument}"
         target = self._module.target
         if name == "ek_dot4_u8s8_int32" and target is not None and target.has("smlad"):
-            self.texts.setdefault("smlad", SMLAD)
-            self.texts.setdefault(name, DOT_OF_HALVES)
+            self.texts.setdefault("smlad", SMLAD_HELPERS)
+            self.texts.setdefault(name, DOT4_BY_SMLAD)
         if name in self.form.own:
             self.texts.setdefault(name, self.form.own[name])
         kinds = [argument] * len(xs)
@@ -472,8 +472,10 @@ class Helpers:
         value = _bare(emit(b, names))
         if b.uses_half:
             if self.form.bits is None:
-                self.texts.setdefault("words", WORDS)
-            self.texts.setdefault("half", HALF.replace("static inline ", self.form.function))
+                self.texts.setdefault("words", WORD_CONVERSIONS)
+            self.texts.setdefault(
+                "half", HALF_CONVERSIONS.replace("static inline ", self.form.function)
+            )
         syntax = self.form.syntax
         parameters = [(syntax.type(t), n[1:]) for t, n in zip(arguments, names, strict=True)]
         tables = [_table(row, label, self.form) for row, label in b.tables.items()]
@@ -485,7 +487,7 @@ class Helpers:
         self.texts[name] = "\n".join([head, *tables, *b.lines, f"  return {value};", "}"])
 
 
-def _table(values: Sequence[float], label: str, form: Form) -> str:
+def _table(values: Sequence[float], label: str, form: HelperDialect) -> str:
     numbers = ", ".join(constant(v, "float64") for v in values)
     if form.table:
         return f"{form.table}double {label}[] = {{{numbers}}};"

@@ -57,7 +57,7 @@ class _Lane:
         """Return the scalar loop if every expression is the same function of its element, else
         None.
         """
-        values = [self._alone(e) for e in (store.indices[0], store.value)]
+        values = [self._scalar_expression(e) for e in (store.indices[0], store.value)]
         if any(v is None or dt.lanes(v.dtype) > 1 for v in values):
             return None
         index, value = values
@@ -66,7 +66,7 @@ class _Lane:
         times = const(self.lanes, self.var.dtype)
         return For(self.element, loop.min * times, loop.extent * times, loop.kind, body)
 
-    def _alone(self, root: PrimExpr) -> PrimExpr | None:
+    def _scalar_expression(self, root: PrimExpr) -> PrimExpr | None:
         """Return an expression for one element, or None. A value shared by all lanes must be
         invariant in the loop too.
         """

@@ -11,7 +11,7 @@ from typing import ClassVar
 
 from ekiden.arith import simplify
 from ekiden.codegen.c.expression import ExpressionWriter
-from ekiden.codegen.c.helpers import SUBNORMALS, Helpers, quoted
+from ekiden.codegen.c.helpers import SUBNORMAL_MODE, Helpers, quoted
 from ekiden.codegen.c.lanes import over_elements
 from ekiden.codegen.c.types import c_type, memory_type
 from ekiden.codegen.common import (
@@ -108,7 +108,7 @@ class StatementWriter(ExpressionWriter):
 
     def flush_subnormals(self) -> None:
         """Flush subnormals to zero from here to the end of the function."""
-        self.helpers.texts.setdefault("subnormals", SUBNORMALS)
+        self.helpers.texts.setdefault("subnormals", SUBNORMAL_MODE)
         self.mode = self.unique("mode")
         self.put(f"const uint64_t {self.mode} = ek_flush_subnormals();")
 
@@ -307,7 +307,7 @@ class StatementWriter(ExpressionWriter):
         lanes = max(dt.lanes(index.dtype), dt.lanes(value.dtype))
         if lanes == 1:
             self.put(self.assigned(s, self.text(value)))
-        elif _reads_others(s, value):
+        elif _has_lane_dependence(s, value):
             self.staged(s, value, lanes)
         else:
             self.reduce_first(value, index)
@@ -351,7 +351,7 @@ class StatementWriter(ExpressionWriter):
                 continue
             index, extent = e.indices[0], simplify(flat_extent(e.buffer))
             lanes = dt.lanes(index.dtype)
-            if isinstance(index, Ramp) and (step := near_step(index)):
+            if isinstance(index, Ramp) and (step := contiguous_stride(index)):
                 index, lanes = index.base, (lanes - 1) * step + 1
             elif isinstance(index, Broadcast):
                 index, lanes = index.value, 1
@@ -545,12 +545,12 @@ def _both_sides(e: PrimExpr) -> PrimExpr:
     return e
 
 
-def near_step(index: Ramp) -> int:
+def contiguous_stride(index: Ramp) -> int:
     """Return 1 or 2 for indices that are loaded as contiguous vectors, else 0."""
     return next((n for n in (1, 2) if is_const(index.stride, n)), 0)
 
 
-def _reads_others(s: BufferStore, value: PrimExpr) -> bool:
+def _has_lane_dependence(s: BufferStore, value: PrimExpr) -> bool:
     """Return whether a lane's value may be read from where another lane is stored."""
     for e in post_order(value, *s.indices):
         own = isinstance(e, BufferLoad) and e.buffer is s.buffer

@@ -6,9 +6,9 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 
 from ekiden.arith import simplify
-from ekiden.codegen.c.expression import PLAIN, stripped
-from ekiden.codegen.c.helpers import Form, Helpers
-from ekiden.codegen.c.statement import StatementWriter, near_step
+from ekiden.codegen.c.expression import NATIVE_C_DTYPES, stripped
+from ekiden.codegen.c.helpers import HelperDialect, Helpers
+from ekiden.codegen.c.statement import StatementWriter, contiguous_stride
 from ekiden.codegen.c.vectors import NoVectorsError, VectorSyntax
 from ekiden.codegen.common import check_lanes, is_nonnegative, stored_value
 from ekiden.ir import dtype as dt
@@ -57,7 +57,7 @@ class VectorWriter(StatementWriter):
         """Buffers of a thread that are arrays of vectors -> lanes of each."""
         self._in_lanes = False
         if vectors is not None:
-            form = Form(helpers.form.function, helpers.form.table, vectors.bits, vectors)
+            form = HelperDialect(helpers.form.function, helpers.form.table, vectors.bits, vectors)
             self._functions_of_vectors = helpers.over(form)
 
     def _writes(self, dtype: str) -> bool:
@@ -114,7 +114,7 @@ class VectorWriter(StatementWriter):
     def _operands(self, e: PrimExpr) -> tuple[PrimExpr, ...]:
         if isinstance(e, BufferLoad) and self._writes(e.dtype) and len(e.indices) == 1:
             match e.indices[0]:
-                case Ramp(base=base) as index if near_step(index):
+                case Ramp(base=base) as index if contiguous_stride(index):
                     return (base,)
                 case Broadcast(value=value):
                     return (value,)
@@ -129,9 +129,9 @@ class VectorWriter(StatementWriter):
     def _named(self, e: PrimExpr, text: str) -> str:
         if not self._writes(e.dtype):
             return super()._named(e, text)
-        return self._kept("t", e.dtype, text)
+        return self._vector_variable("t", e.dtype, text)
 
-    def _kept(self, hint: str, dtype: str, text: str) -> str:
+    def _vector_variable(self, hint: str, dtype: str, text: str) -> str:
         """Declare a vector variable for an expression and return its name."""
         assert self.vectors is not None
         name = self.unique(hint)
@@ -158,7 +158,7 @@ class VectorWriter(StatementWriter):
         self.put(self.vectors.var(self.vectors.lane_type(e.dtype), name, lanes))
         sign = "-(int)" if dt.element(e.dtype) == "bool" else ""
         self.lane_loop(lanes, lambda: f"{name}[lane] = {sign}({self.text(e)});")
-        return self._kept("t", e.dtype, self.vectors.of_lanes(name, e.dtype))
+        return self._vector_variable("t", e.dtype, self.vectors.of_lanes(name, e.dtype))
 
     # what nodes are
 
@@ -195,13 +195,15 @@ class VectorWriter(StatementWriter):
         x, y = self.of(e.a), self.of(e.b)
         if kind in (And, Or) and element == "bool":
             return f"({x} {_INFIX[kind]} {y})"
-        if kind in BOOLEAN and element in PLAIN:
+        if kind in BOOLEAN and element in NATIVE_C_DTYPES:
             return self.vectors.comparison(self.vectors.compared(x, e.symbol, y, dtype), dtype)
-        if kind in (Add, Sub, Mul) and element in PLAIN:
+        if kind in (Add, Sub, Mul) and element in NATIVE_C_DTYPES:
             return f"({x} {e.symbol} {y})"
-        if element in PLAIN and (own := self.vectors.own(kind, dtype, x, y, _is_number(e.b))):
+        if element in NATIVE_C_DTYPES and (
+            own := self.vectors.own(kind, dtype, x, y, _is_number(e.b))
+        ):
             return own
-        if kind is Div and dt.is_float(element) and element in PLAIN:
+        if kind is Div and dt.is_float(element) and element in NATIVE_C_DTYPES:
             return f"({x} / {y})"
         if kind in (FloorDiv, FloorMod) and self._divides_plainly(e):
             return f"({x} {'/' if kind is FloorDiv else '%'} {y})"
@@ -249,7 +251,7 @@ class VectorWriter(StatementWriter):
             raise NoVectorsError
         if (slot := self._slot(e.buffer, index)) is not None:
             return slot
-        if isinstance(index, Ramp) and (step := near_step(index)):
+        if isinstance(index, Ramp) and (step := contiguous_stride(index)):
             load = self.vectors.load if step == 1 else self.vectors.load_seconds
             return load(self.name(e.buffer), self.text(index.base), e.dtype)
         if isinstance(index, Broadcast):
@@ -284,7 +286,7 @@ class VectorWriter(StatementWriter):
             return self._branches(e.dtype, rows, lambda: self._by_lanes(e))
         held = self.of(condition)
         if not held.isidentifier():
-            held = self._kept("mask", condition.dtype, held)
+            held = self._vector_variable("mask", condition.dtype, held)
         rows = [(self.vectors.every(held), lambda: self._side_of(yes))]
         rows.append((f"!{self.vectors.some(held)}", lambda: self._side_of(no)))
         return self._branches(e.dtype, rows, lambda: self._by_lanes(e))
@@ -336,17 +338,17 @@ class VectorWriter(StatementWriter):
         assert self.vectors is not None
         kind, dtype = _COMBINE[e.kind], e.value.dtype
         self._walk(e.value)
-        name = self._kept("parts", dtype, self.of(e.value))
+        name = self._vector_variable("parts", dtype, self.of(e.value))
         while dt.lanes(dtype) > 1:
             dtype = dt.with_lanes(dtype, dt.lanes(dtype) // 2)
             low, high = self.vectors.halves(name)
-            if dt.element(dtype) in PLAIN and kind in (Add, Mul):
+            if dt.element(dtype) in NATIVE_C_DTYPES and kind in (Add, Mul):
                 text = f"{low} {kind.symbol} {high}"
             elif dt.lanes(dtype) > 1:
                 text = self._functions_of_vectors.binary(kind, dtype, low, high)
             else:
                 text = self.helpers.binary(kind, dtype, low, high)
-            name = self._kept("parts", dtype, text)
+            name = self._vector_variable("parts", dtype, text)
         return name
 
     # statements
@@ -359,7 +361,7 @@ class VectorWriter(StatementWriter):
         assert self.vectors is not None
         self.learn(var, value)
         text = self.text(value)
-        self.whole[var] = self._kept(var.name, var.dtype, text)
+        self.whole[var] = self._vector_variable(var.name, var.dtype, text)
         self.names[var] = self.vectors.lanes_of(self.whole[var], var.dtype)
 
     def store(self, s: BufferStore) -> None:
@@ -388,11 +390,11 @@ class VectorWriter(StatementWriter):
             self.forget()
             return
         name = Var("value", value.dtype)
-        self.whole[name] = self._kept("value", value.dtype, text)
+        self.whole[name] = self._vector_variable("value", value.dtype, text)
         self.names[name] = self.vectors.lanes_of(self.whole[name], value.dtype)
         lane_value = f"{self.names[name]}[lane]"
         if is_near and s.predicate is not None and dt.lanes(s.predicate.dtype) > 1:
-            held = self._kept("mask", s.predicate.dtype, self.text(s.predicate))
+            held = self._vector_variable("mask", s.predicate.dtype, self.text(s.predicate))
             self.put(f"if ({self.vectors.every(held)}) {{")
             with self.indented():
                 self._store_near(s, self.whole[name], value.dtype)

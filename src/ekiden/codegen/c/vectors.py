@@ -12,7 +12,7 @@ from ekiden.codegen.c.types import C, Syntax, in_parentheses
 from ekiden.ir import dtype as dt
 from ekiden.ir.prim import BinaryExpr, Max, Min
 
-LANES = (2, 4, 8, 16)
+OPENCL_VECTOR_LANES = (2, 4, 8, 16)
 """How many lanes vectors have; others are computed lane by lane."""
 
 
@@ -40,7 +40,7 @@ class VectorSyntax(Syntax):
 
     def has(self, dtype: str) -> bool:
         """Return whether the dialect has this vector type."""
-        return dt.lanes(dtype) in LANES and dt.element(dtype) in self.names
+        return dt.lanes(dtype) in OPENCL_VECTOR_LANES and dt.element(dtype) in self.names
 
     def type(self, dtype: str) -> str:
         """Return the vector type, such as `float16`."""

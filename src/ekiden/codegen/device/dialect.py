@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import field
 
-from ekiden.codegen.c.helpers import Form
+from ekiden.codegen.c.helpers import HelperDialect
 from ekiden.codegen.c.types import Syntax
 from ekiden.codegen.c.vectors import VectorSyntax
 from ekiden.codegen.device import wgsl
 from ekiden.runtime.lazy_dataclass import dataclass
 
-AXES = ("x", "y", "z")
+AXIS_NAMES = ("x", "y", "z")
 
 
 @dataclass(frozen=True, slots=True)
-class Dialect:
+class KernelDialect:
     """One way to write a kernel.
 
     name: that of the target kind and of the format of its code. head: what stands before
@@ -38,7 +38,7 @@ class Dialect:
 
     name: str
     head: str
-    form: Form
+    form: HelperDialect
     kernel: str
     memory: str
     shared: str
@@ -63,8 +63,8 @@ class Dialect:
     @property
     def linear(self) -> str:
         """Return the expression for the linear index of a thread in the launch."""
-        x, y, z = (self.threads[f"global{a}"] for a in AXES)
-        nx, ny = (self.threads[f"size{a}"] for a in AXES[:2])
+        x, y, z = (self.threads[f"global{a}"] for a in AXIS_NAMES)
+        nx, ny = (self.threads[f"size{a}"] for a in AXIS_NAMES[:2])
         return f"{x} + {nx} * ({y} + {ny} * {z})"
 
     @property
@@ -127,7 +127,7 @@ template <typename T, typename S> EK_DEVICE T ek_bits(S x) {
 EK_DEVICE float ek_word_to_float(uint32_t x) { return ek_bits<float>(x); }
 EK_DEVICE uint32_t ek_float_to_word(float x) { return ek_bits<uint32_t>(x); }
 """
-CUDA_NEAR = """\
+CUDA_WIDE_ACCESS = """\
 #ifndef EK_NEAR
 template <typename W, int N, typename T>
 EK_DEVICE void ek_load_near(T (&to)[N], const T *from, bool near) {
@@ -247,48 +247,50 @@ _CUDA_WORDS = frozenset(
 )
 
 # fmt: off
-DIALECTS: dict[str, Dialect] = {each.name: each for each in (
-    Dialect(
-        "opencl", OPENCL_HEAD, Form("static inline ", "__constant ", _opencl_bits),
+DIALECTS: dict[str, KernelDialect] = {each.name: each for each in (
+    KernelDialect(
+        "opencl", OPENCL_HEAD, HelperDialect("static inline ", "__constant ", _opencl_bits),
         kernel="__kernel void", memory="__global ", shared="__local ", offsets=True,
         threads={
-            **{f"blockIdx.{a}": f"(int64_t)get_group_id({n})" for n, a in enumerate(AXES)},
-            **{f"threadIdx.{a}": f"(int64_t)get_local_id({n})" for n, a in enumerate(AXES)},
-            **{f"global{a}": f"(int64_t)get_global_id({n})" for n, a in enumerate(AXES)},
-            **{f"size{a}": f"(int64_t)get_global_size({n})" for n, a in enumerate(AXES)},
+            **{f"blockIdx.{a}": f"(int64_t)get_group_id({n})" for n, a in enumerate(AXIS_NAMES)},
+            **{f"threadIdx.{a}": f"(int64_t)get_local_id({n})" for n, a in enumerate(AXIS_NAMES)},
+            **{f"global{a}": f"(int64_t)get_global_id({n})" for n, a in enumerate(AXIS_NAMES)},
+            **{f"size{a}": f"(int64_t)get_global_size({n})" for n, a in enumerate(AXIS_NAMES)},
         },
         barrier="barrier(CLK_LOCAL_MEM_FENCE | CLK_GLOBAL_MEM_FENCE);",
         least="atomic_min((volatile __global int *){place}, {value});",
         keywords=_OPENCL_WORDS,
         vectors=VectorSyntax(),
     ),
-    Dialect(
+    KernelDialect(
         "cuda", CUDA_HEAD,
-        Form("EK_DEVICE ", "EK_TABLE ", lambda target, x: f"ek_bits<{target}>({x})",
+        HelperDialect("EK_DEVICE ", "EK_TABLE ", lambda target, x: f"ek_bits<{target}>({x})",
              own=_cuda_dots()),
         kernel='extern "C" __global__ void', memory="", shared="EK_SHARED ", offsets=False,
         threads={
-            **{f"{k}.{a}": f"(int64_t){k}.{a}" for k in ("blockIdx", "threadIdx") for a in AXES},
+            **{f"{k}.{a}": f"(int64_t){k}.{a}" for k in ("blockIdx",
+                                                         "threadIdx") for a in AXIS_NAMES},
             **{f"global{a}": f"((int64_t)blockIdx.{a} * blockDim.{a} + threadIdx.{a})"
-               for a in AXES},
-            **{f"size{a}": f"((int64_t)gridDim.{a} * blockDim.{a})" for a in AXES},
+               for a in AXIS_NAMES},
+            **{f"size{a}": f"((int64_t)gridDim.{a} * blockDim.{a})" for a in AXIS_NAMES},
         },
         barrier="__syncthreads();",
         least="atomicMin({place}, {value});",
-        keywords=_CUDA_WORDS, matrices=True, wide_types=CUDA_WORDS_OF, wide_helpers=CUDA_NEAR,
+        keywords=_CUDA_WORDS, matrices=True, wide_types=CUDA_WORDS_OF,
+        wide_helpers=CUDA_WIDE_ACCESS,
         shuffles=CUDA_SHUFFLES, masked=True, word=CUDA_WORD,
     ),
-    Dialect(
+    KernelDialect(
         "metal", METAL_HEAD,
-        Form("static inline ", "constant ", lambda target, x: f"as_type<{target}>({x})",
+        HelperDialect("static inline ", "constant ", lambda target, x: f"as_type<{target}>({x})",
              reorders=True),
         kernel="kernel void", memory="device ", shared="threadgroup ", offsets=True,
         threads={
-            **{f"blockIdx.{a}": f"(int64_t)ek_block.{a}" for a in AXES},
-            **{f"threadIdx.{a}": f"(int64_t)ek_thread.{a}" for a in AXES},
+            **{f"blockIdx.{a}": f"(int64_t)ek_block.{a}" for a in AXIS_NAMES},
+            **{f"threadIdx.{a}": f"(int64_t)ek_thread.{a}" for a in AXIS_NAMES},
             **{f"global{a}": f"((int64_t)ek_block.{a} * ek_threads.{a} + ek_thread.{a})"
-               for a in AXES},
-            **{f"size{a}": f"((int64_t)ek_blocks.{a} * ek_threads.{a})" for a in AXES},
+               for a in AXIS_NAMES},
+            **{f"size{a}": f"((int64_t)ek_blocks.{a} * ek_threads.{a})" for a in AXIS_NAMES},
         },
         barrier="threadgroup_barrier(mem_flags::mem_device | mem_flags::mem_threadgroup);",
         least="atomic_fetch_min_explicit((device atomic_int *){place}, {value}, "
@@ -297,16 +299,17 @@ DIALECTS: dict[str, Dialect] = {each.name: each for each in (
         number="constant int64_t &{name}", also=METAL_THREADS, missing=frozenset(("float64",)),
         shuffles=METAL_SHUFFLES, lane=", uint ek_lane [[thread_index_in_simdgroup]]",
     ),
-    Dialect(
-        "webgpu", wgsl.HEAD,
-        Form("", "", lambda target, x: f"bitcast<{target}>({x})", wgsl.Wgsl(), reorders=True),
+    KernelDialect(
+        "webgpu", wgsl.WGSL_HEADER,
+        HelperDialect("", "", lambda target, x: f"bitcast<{target}>({x})", wgsl.Wgsl(),
+                      reorders=True),
         kernel="@compute @workgroup_size(ek_x, ek_y, ek_z)\nfn", memory="storage, read_write",
         shared="var<workgroup> ", offsets=True, bound=True,
         threads={
             "blockIdx.x": "ek_block % ek_given.blocks_x",
             "blockIdx.y": "ek_block / ek_given.blocks_x % ek_given.blocks_y",
             "blockIdx.z": "ek_block / (ek_given.blocks_x * ek_given.blocks_y)",
-            **{f"threadIdx.{a}": f"i32(ek_thread.{a})" for a in AXES},
+            **{f"threadIdx.{a}": f"i32(ek_thread.{a})" for a in AXIS_NAMES},
             "globalx": "ek_block % ek_given.blocks_x * ek_x + i32(ek_thread.x)",
             "globaly": "(ek_block / ek_given.blocks_x % ek_given.blocks_y * ek_y + "
                        "i32(ek_thread.y))",
@@ -316,7 +319,7 @@ DIALECTS: dict[str, Dialect] = {each.name: each for each in (
         },
         barrier="storageBarrier();\n  workgroupBarrier();",
         least="atomicMin(&{place}[0], {value});",
-        keywords=wgsl.WORDS,
+        keywords=wgsl.WGSL_KEYWORDS,
     ),
 )}
 # fmt: on

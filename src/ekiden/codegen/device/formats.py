@@ -7,19 +7,23 @@ from collections.abc import Mapping
 from ekiden.target import Target
 from ekiden.target.kinds import KINDS
 
-FORMATS: Mapping[str, str] = {
+KERNEL_FORMATS: Mapping[str, str] = {
     kind.name: "ptx" if kind.name == "nvptx" else kind.name
     for kind in KINDS.values()
     if kind.has_threads and kind.has_generator
 }
 """Kind of target -> the format that its kernels are in, where its triple asks for no other."""
-KNOWN = frozenset(FORMATS.values()).union(*(kind.triples.values() for kind in KINDS.values()))
+ALL_KERNEL_FORMATS = frozenset(KERNEL_FORMATS.values()).union(
+    *(kind.triples.values() for kind in KINDS.values())
+)
 """All formats that kernels are made in."""
 
 
 def format_of(target: Target) -> str:
     """Return the code format of a target's kernels."""
-    return target.kind.triples.get(str(target.attrs.get("mtriple")), FORMATS[target.kind.name])
+    return target.kind.triples.get(
+        str(target.attrs.get("mtriple")), KERNEL_FORMATS[target.kind.name]
+    )
 
 
-__all__ = ["FORMATS", "KNOWN", "format_of"]
+__all__ = ["ALL_KERNEL_FORMATS", "KERNEL_FORMATS", "format_of"]

@@ -17,18 +17,18 @@ from ekiden.ir import dtype as dt
 from ekiden.ir.prim import IntImm, Intrinsic, PrimExpr, StringImm
 from ekiden.runtime.errors import CompileError
 from ekiden.runtime.lazy_dataclass import dataclass
-from ekiden.tir.expr import FRAGMENTS, Buffer, BufferAddress
+from ekiden.tir.expr import FRAGMENT_SCOPES, Buffer, BufferAddress
 from ekiden.tir.stmt import Evaluate, Stmt
 from ekiden.tir.visitor import walk
 
-SIDE = 16
+FRAGMENT_DIM = 16
 """Rows and columns of each matrix."""
-LAYOUTS = {"row_major": "row", "col_major": "col"}
+PTX_LAYOUTS = {"row_major": "row", "col_major": "col"}
 """TVM's words -> those of PTX."""
 
 
 @dataclass(frozen=True, slots=True)
-class Product:
+class MmaType:
     """Type combination of a tensor-core instruction: the PTX and C names of the factors' type,
     registers per factor, the PTX and C names of the accumulator's type, and its register
     constraint.
@@ -38,7 +38,7 @@ class Product:
     kind: str
     registers: int
     total: str
-    total_kind: str
+    accumulator_kind: str
     letter: str
 
     @property
@@ -51,23 +51,24 @@ class Product:
 
 
 # fmt: off
-PRODUCTS: Mapping[str, Product] = {
-    "float16":  Product("f16",  "uint16_t", 8, "f32", "float",   "f"),
-    "bfloat16": Product("bf16", "uint16_t", 4, "f32", "float",   "f"),
-    "int8":     Product("s8",   "int8_t",   2, "s32", "int32_t", "r"),
-    "uint8":    Product("u8",   "uint8_t",  2, "s32", "int32_t", "r"),
+MMA_BY_FACTOR: Mapping[str, MmaType] = {
+    "float16":  MmaType("f16",  "uint16_t", 8, "f32", "float",   "f"),
+    "bfloat16": MmaType("bf16", "uint16_t", 4, "f32", "float",   "f"),
+    "int8":     MmaType("s8",   "int8_t",   2, "s32", "int32_t", "r"),
+    "uint8":    MmaType("u8",   "uint8_t",  2, "s32", "int32_t", "r"),
 }
 """By the type of the factors."""
-SUMS: Mapping[str, Product] = {"float32": PRODUCTS["float16"], "int32": PRODUCTS["int8"]}
+MMA_BY_ACCUMULATOR: Mapping[str, MmaType] = {"float32": MMA_BY_FACTOR["float16"],
+                                             "int32": MMA_BY_FACTOR["int8"]}
 """By that of the sums."""
 # fmt: on
-TOTALS = 8
+ACCUMULATOR_REGISTERS = 8
 """Registers of the sums."""
 
 
 def is_fragment(buffer: Buffer) -> bool:
     """Return whether a buffer holds matrix fragments."""
-    return buffer.scope in FRAGMENTS
+    return buffer.scope in FRAGMENT_SCOPES
 
 
 def layouts_of(body: Stmt) -> dict[Buffer, str]:
@@ -85,7 +86,11 @@ def layouts_of(body: Stmt) -> dict[Buffer, str]:
 def calls_of(body: Stmt) -> Iterator[Intrinsic]:
     """Yield the fragment intrinsics of a statement."""
     for s in walk(body):
-        if isinstance(s, Evaluate) and isinstance(s.value, Intrinsic) and s.value.op in CALLS:
+        if (
+            isinstance(s, Evaluate)
+            and isinstance(s.value, Intrinsic)
+            and s.value.op in FRAGMENT_CALLS
+        ):
             yield s.value
 
 
@@ -96,29 +101,32 @@ def declared(buffer: Buffer, name: str) -> str:
         if not isinstance(d, IntImm):
             raise CompileError(f"fragment {buffer.name!r} has no constant size")
         count *= d.value
-    if count % (SIDE * SIDE):
+    if count % (FRAGMENT_DIM * FRAGMENT_DIM):
         raise CompileError(
-            f"fragment {buffer.name!r}: expected matrices of {SIDE} x {SIDE}, got {count} elements"
+            f"fragment {buffer.name!r}: expected matrices of {FRAGMENT_DIM} x {FRAGMENT_DIM}, "
+            f"got {count} elements"
         )
-    return f"{_type(buffer)} {name}[{count // (SIDE * SIDE)}];"
+    return f"{_type(buffer)} {name}[{count // (FRAGMENT_DIM * FRAGMENT_DIM)}];"
 
 
 def helpers_of(buffer: Buffer) -> tuple[str, str]:
     """(name, text) of the type of a buffer."""
     if buffer.scope == "wmma.accumulator":
-        product = _row(SUMS, buffer)
-        return _type(buffer), f"struct {_type(buffer)} {{ {product.total_kind} r[{TOTALS}]; }};"
-    product = _row(PRODUCTS, buffer)
+        product = _mma_type(MMA_BY_ACCUMULATOR, buffer)
+        return _type(
+            buffer
+        ), f"struct {_type(buffer)} {{ {product.accumulator_kind} r[{ACCUMULATOR_REGISTERS}]; }};"
+    product = _mma_type(MMA_BY_FACTOR, buffer)
     return _type(buffer), f"struct {_type(buffer)} {{ uint32_t r[{product.registers}]; }};"
 
 
 def _type(buffer: Buffer) -> str:
     if buffer.scope == "wmma.accumulator":
-        return f"ek_sums_{_row(SUMS, buffer).total}"
-    return f"ek_factor_{_row(PRODUCTS, buffer).word}"
+        return f"ek_sums_{_mma_type(MMA_BY_ACCUMULATOR, buffer).total}"
+    return f"ek_factor_{_mma_type(MMA_BY_FACTOR, buffer).word}"
 
 
-def _row(table: Mapping[str, Product], buffer: Buffer) -> Product:
+def _mma_type(table: Mapping[str, MmaType], buffer: Buffer) -> MmaType:
     mma_type = table.get(dt.element(buffer.dtype))
     if mma_type is None:
         raise CompileError(
@@ -135,13 +143,13 @@ def _buffer(e: PrimExpr) -> Buffer:
 
 def _layout(e: PrimExpr) -> str:
     text = e.value if isinstance(e, StringImm) else ""
-    if text not in LAYOUTS:
-        raise CompileError(f"fragments lie in memory as {' or '.join(LAYOUTS)}, not {text!r}")
-    return LAYOUTS[text]
+    if text not in PTX_LAYOUTS:
+        raise CompileError(f"fragments lie in memory as {' or '.join(PTX_LAYOUTS)}, not {text!r}")
+    return PTX_LAYOUTS[text]
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class FragmentCall:
     """Fragment operation as a C call: the helper function's name and text, and its arguments, of
     which some are still expressions.
     """
@@ -170,31 +178,33 @@ def _function(name: str, parameters: str, code: str, outputs: str, inputs: str) 
 
 def _check_sides(e: Intrinsic) -> None:
     sides = [a.value if isinstance(a, IntImm) else a for a in e.args[1:4]]
-    if sides != [SIDE] * 3:
-        raise CompileError(f"{e.op}: matrices have {SIDE} x {SIDE} x {SIDE}, got {sides}")
+    if sides != [FRAGMENT_DIM] * 3:
+        raise CompileError(
+            f"{e.op}: matrices have {FRAGMENT_DIM} x {FRAGMENT_DIM} x {FRAGMENT_DIM}, got {sides}"
+        )
 
 
-def _fill(e: Intrinsic, layouts: Mapping[Buffer, str]) -> Call:
+def _fill(e: Intrinsic, layouts: Mapping[Buffer, str]) -> FragmentCall:
     """Lower `tvm_fill_fragment(sums, m, n, k, index, value)`."""
     _check_sides(e)
     buffer = _buffer(e.args[0])
-    row = _row(SUMS, buffer)
+    row = _mma_type(MMA_BY_ACCUMULATOR, buffer)
     name = f"ek_fill_{row.total}"
     text = (
-        f"EK_DEVICE void {name}({_type(buffer)} *d, {row.total_kind} x) {{\n"
-        f"#pragma unroll\n  for (int i = 0; i < {TOTALS}; i++) d->r[i] = x;\n}}"
+        f"EK_DEVICE void {name}({_type(buffer)} *d, {row.accumulator_kind} x) {{\n"
+        f"#pragma unroll\n  for (int i = 0; i < {ACCUMULATOR_REGISTERS}; i++) d->r[i] = x;\n}}"
     )
-    return Call(name, text, ((buffer, e.args[4]), e.args[5]))
+    return FragmentCall(name, text, ((buffer, e.args[4]), e.args[5]))
 
 
-def _load(e: Intrinsic, layouts: Mapping[Buffer, str]) -> Call:
+def _load(e: Intrinsic, layouts: Mapping[Buffer, str]) -> FragmentCall:
     """Lower `tvm_load_matrix_sync(fragment, m, n, k, index, address, stride, layout)`."""
     _check_sides(e)
     buffer, source = _buffer(e.args[0]), e.args[5]
     assert isinstance(source, BufferAddress), e
     if buffer.scope == "wmma.accumulator":
         raise CompileError(f"fragment {buffer.name!r}: sums are filled, not loaded")
-    row, layout = _row(PRODUCTS, buffer), _layout(e.args[7])
+    row, layout = _mma_type(MMA_BY_FACTOR, buffer), _layout(e.args[7])
     which = buffer.scope[-1]
     name = f"ek_load_{which}_{row.word}_{layout}"
     code = f"wmma.load.{which}.sync.aligned.{layout}.m16n16k16.{row.word} "
@@ -206,33 +216,38 @@ def _load(e: Intrinsic, layouts: Mapping[Buffer, str]) -> Call:
         _listed("=r", "d", row.registers),
         '"l"(p), "r"((int)stride)',
     )
-    return Call(name, text, ((buffer, e.args[4]), _place(source), e.args[6]))
+    return FragmentCall(name, text, ((buffer, e.args[4]), _place(source), e.args[6]))
 
 
-def _store(e: Intrinsic, layouts: Mapping[Buffer, str]) -> Call:
+def _store(e: Intrinsic, layouts: Mapping[Buffer, str]) -> FragmentCall:
     """Lower `tvm_store_matrix_sync(sums, m, n, k, index, address, stride, layout)`."""
     _check_sides(e)
     buffer, target = _buffer(e.args[0]), e.args[5]
     assert isinstance(target, BufferAddress), e
-    row, layout = _row(SUMS, buffer), _layout(e.args[7])
+    row, layout = _mma_type(MMA_BY_ACCUMULATOR, buffer), _layout(e.args[7])
     name = f"ek_store_{row.total}_{layout}"
     code = f"wmma.store.d.sync.aligned.{layout}.m16n16k16.{row.total} "
-    code += f"[%{TOTALS}], {_registers(0, TOTALS)}, %{TOTALS + 1}"
+    registers = _registers(0, ACCUMULATOR_REGISTERS)
+    code += f"[%{ACCUMULATOR_REGISTERS}], {registers}, %{ACCUMULATOR_REGISTERS + 1}"
     text = _function(
         name,
-        f"const {_type(buffer)} *d, {row.total_kind} *p, int64_t stride",
+        f"const {_type(buffer)} *d, {row.accumulator_kind} *p, int64_t stride",
         code,
         "",
-        f'{_listed(row.letter, "d", TOTALS)}, "l"(p), "r"((int)stride)',
+        f'{_listed(row.letter, "d", ACCUMULATOR_REGISTERS)}, "l"(p), "r"((int)stride)',
     )
-    return Call(name, text, ((buffer, e.args[4]), _place(target), e.args[6]))
+    return FragmentCall(name, text, ((buffer, e.args[4]), _place(target), e.args[6]))
 
 
-def _multiply(e: Intrinsic, layouts: Mapping[Buffer, str]) -> Call:
+def _multiply(e: Intrinsic, layouts: Mapping[Buffer, str]) -> FragmentCall:
     """Lower `tvm_mma_sync(d, index, a, index, b, index, c, index)`: d = a b + c."""
     d, a, b, c = (_buffer(e.args[n]) for n in (0, 2, 4, 6))
-    row = _row(PRODUCTS, a)
-    if a.dtype != b.dtype or _row(SUMS, d).total != row.total or c.dtype != d.dtype:
+    row = _mma_type(MMA_BY_FACTOR, a)
+    if (
+        a.dtype != b.dtype
+        or _mma_type(MMA_BY_ACCUMULATOR, d).total != row.total
+        or c.dtype != d.dtype
+    ):
         raise CompileError(
             f"tvm_mma_sync: no tensor core multiplies {a.dtype} by {b.dtype} into {d.dtype}"
         )
@@ -241,32 +256,37 @@ def _multiply(e: Intrinsic, layouts: Mapping[Buffer, str]) -> Call:
         raise CompileError(f"tvm_mma_sync: nothing loads fragment {missing[0]!r}")
     layout_pair = f"{layouts[a]}_{layouts[b]}"
     name = f"ek_multiply_{row.word}_{layout_pair}"
-    at = [0, TOTALS, TOTALS + row.registers, TOTALS + 2 * row.registers]
-    counts = [TOTALS, row.registers, row.registers, TOTALS]
+    at = [
+        0,
+        ACCUMULATOR_REGISTERS,
+        ACCUMULATOR_REGISTERS + row.registers,
+        ACCUMULATOR_REGISTERS + 2 * row.registers,
+    ]
+    counts = [ACCUMULATOR_REGISTERS, row.registers, row.registers, ACCUMULATOR_REGISTERS]
     registers = ", ".join(_registers(n, count) for n, count in zip(at, counts, strict=True))
     factor, total = f"const ek_factor_{row.word}", f"ek_sums_{row.total}"
     text = _function(
         name,
         f"{total} *d, {factor} *a, {factor} *b, const {total} *c",
         f"wmma.mma.sync.aligned.{layout_pair.replace('_', '.')}.m16n16k16{row.types} {registers}",
-        _listed(f"={row.letter}", "d", TOTALS),
+        _listed(f"={row.letter}", "d", ACCUMULATOR_REGISTERS),
         ", ".join(
             (
                 _listed("r", "a", row.registers),
                 _listed("r", "b", row.registers),
-                _listed(row.letter, "c", TOTALS),
+                _listed(row.letter, "c", ACCUMULATOR_REGISTERS),
             )
         ),
     )
     arguments = tuple((_buffer(e.args[n]), e.args[n + 1]) for n in (0, 2, 4, 6))
-    return Call(name, text, arguments)
+    return FragmentCall(name, text, arguments)
 
 
 def _place(e: BufferAddress) -> tuple[Buffer, PrimExpr]:
     return e.buffer, e.indices[0] if e.indices else IntImm(0, "int64")
 
 
-CALLS: Mapping[str, Callable[[Intrinsic, Mapping[Buffer, str]], Call]] = {
+FRAGMENT_CALLS: Mapping[str, Callable[[Intrinsic, Mapping[Buffer, str]], FragmentCall]] = {
     "tvm_fill_fragment": _fill,
     "tvm_load_matrix_sync": _load,
     "tvm_store_matrix_sync": _store,
@@ -274,4 +294,12 @@ CALLS: Mapping[str, Callable[[Intrinsic, Mapping[Buffer, str]], Call]] = {
 }
 """Intrinsic -> what writes a call of it."""
 
-__all__ = ["CALLS", "Call", "calls_of", "declared", "helpers_of", "is_fragment", "layouts_of"]
+__all__ = [
+    "FRAGMENT_CALLS",
+    "FragmentCall",
+    "calls_of",
+    "declared",
+    "helpers_of",
+    "is_fragment",
+    "layouts_of",
+]

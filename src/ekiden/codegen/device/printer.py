@@ -8,9 +8,15 @@ from ekiden.codegen.c.expression import stripped
 from ekiden.codegen.c.helpers import Helpers, c_symbol
 from ekiden.codegen.c.types import memory_type
 from ekiden.codegen.device import fragments
-from ekiden.codegen.device.dialect import DIALECTS, Dialect
+from ekiden.codegen.device.dialect import DIALECTS, KernelDialect
 from ekiden.codegen.device.wide_access import WideAccessWriter
-from ekiden.codegen.shuffles import ACTIVE, exchange_of, is_exchange, operands_of, takes_all
+from ekiden.codegen.shuffles import (
+    ACTIVE_MASK_OP,
+    is_full_warp,
+    is_warp_shuffle,
+    operands_of,
+    warp_shuffle_of,
+)
 from ekiden.ir import dtype as dt
 from ekiden.ir.prim import IntImm, Intrinsic, PrimExpr, SizeVar, StringImm, Var, cast, const
 from ekiden.runtime.artifact.device_code import DeviceKernel
@@ -29,16 +35,16 @@ from ekiden.tir.stmt import (
 )
 from ekiden.tir.visitor import all_expressions, used_inside, walk
 
-MOST_SHOWN = 14
+MAX_MESSAGE_VALUES = 14
 """Values that the message of a check can show."""
-MOST_LOCAL = 1 << 16
+MAX_LOCAL_BYTES = 1 << 16
 """Bytes of arrays of one thread."""
 
 
 class KernelWriter(WideAccessWriter):
     """Writer of the body of one kernel."""
 
-    def __init__(self, helpers: Helpers, symbol: str, dialect: Dialect) -> None:
+    def __init__(self, helpers: Helpers, symbol: str, dialect: KernelDialect) -> None:
         super().__init__(helpers, symbol, dialect)
         self.in_parallel = True  # loops that a processor would share run in the thread
         self.checks: list[tuple[str, str]] = []
@@ -54,7 +60,7 @@ class KernelWriter(WideAccessWriter):
     def statement(self, s: Stmt) -> None:
         """Write one statement."""
         value = s.value if isinstance(s, Evaluate) else None
-        if isinstance(value, Intrinsic) and value.op in fragments.CALLS:
+        if isinstance(value, Intrinsic) and value.op in fragments.FRAGMENT_CALLS:
             self.put(self.fragment_call(value))
             self.forget()
             return
@@ -98,7 +104,7 @@ class KernelWriter(WideAccessWriter):
 
     def fragment_call(self, e: Intrinsic) -> str:
         """Return a call of a matrix-fragment helper."""
-        lowered = fragments.CALLS[e.op](e, self.layouts)
+        lowered = fragments.FRAGMENT_CALLS[e.op](e, self.layouts)
         self.helpers.texts.setdefault(lowered.name, guarded(lowered.text))
         arguments = [
             f"&{self.name(argument[0])}[{self.text(argument[1])}]"
@@ -109,11 +115,11 @@ class KernelWriter(WideAccessWriter):
         return f"{lowered.name}({', '.join(arguments)});"
 
     def _operands(self, e: PrimExpr) -> tuple[PrimExpr, ...]:
-        return operands_of(e) if is_exchange(e) else super()._operands(e)
+        return operands_of(e) if is_warp_shuffle(e) else super()._operands(e)
 
     def intrinsic(self, e: Intrinsic) -> str:
         """Return an intrinsic's call; warp shuffles too."""
-        if not is_exchange(e):
+        if not is_warp_shuffle(e):
             return super().intrinsic(e)
         form = self.dialect.shuffles.get(e.op)
         if form is None:
@@ -122,10 +128,10 @@ class KernelWriter(WideAccessWriter):
                 "warp"
             )
         self.exchanges = True
-        if e.op == ACTIVE:
+        if e.op == ACTIVE_MASK_OP:
             return self._named(e, form)
-        exchange = exchange_of(e)
-        if not self.dialect.masked and not takes_all(exchange):
+        exchange = warp_shuffle_of(e)
+        if not self.dialect.masked and not is_full_warp(exchange):
             raise CompileError(
                 f"kernel {self.symbol!r}: {e.op}: kind {self.dialect.name!r} has no masks: threads "
                 "of a warp take part that are there"
@@ -158,11 +164,11 @@ class KernelWriter(WideAccessWriter):
             raise CompileError(
                 f"kernel {self.symbol!r}: buffer {buffer.name!r} of a thread has no constant size"
             )
-        if buffer.scope != "shared" and extent.value * dt.itemsize(buffer.dtype) > MOST_LOCAL:
+        if buffer.scope != "shared" and extent.value * dt.itemsize(buffer.dtype) > MAX_LOCAL_BYTES:
             raise CompileError(
                 f"kernel {self.symbol!r}: buffer {buffer.name!r} of a thread has "
                 f"{extent.value * dt.itemsize(buffer.dtype)} bytes, of which there may be "
-                f"{MOST_LOCAL}"
+                f"{MAX_LOCAL_BYTES}"
             )
         inner = f"[{lanes}]" if lanes > 1 else ""
         line = f"{kind} {self.define(buffer)}[{max(extent.value, 1)}]{inner};"
@@ -175,7 +181,7 @@ class KernelWriter(WideAccessWriter):
         """Emit a check that records the lowest failing thread and, for that thread, the values of
         the message.
         """
-        if len(s.values) > MOST_SHOWN:
+        if len(s.values) > MAX_MESSAGE_VALUES:
             raise InternalError(f"kernel {self.symbol!r}: a check shows {len(s.values)} values")
         check = (s.kind, s.format)
         number = len(self.checks)
@@ -226,7 +232,7 @@ def guarded(text: str) -> str:
     return f"#ifndef EK_MATRICES\n{text}\n#endif"
 
 
-def free_things(body: Stmt) -> tuple[list[Buffer], list[Var]]:
+def free_symbols(body: Stmt) -> tuple[list[Buffer], list[Var]]:
     """Return the buffers and the scalar parameters of a kernel."""
     used = used_inside(body)
     return [b for b in used if isinstance(b, Buffer)], [v for v in used if isinstance(v, Var)]
@@ -267,7 +273,7 @@ def print_kernel(func: PrimFunc, sizes: list[Var], target: Target) -> DeviceKern
     return DeviceKernel(symbol, target.kind.device_type, dialect.name, args, text.encode(), checks)
 
 
-def _check_types(func: PrimFunc, dialect: Dialect, symbol: str) -> None:
+def _check_types(func: PrimFunc, dialect: KernelDialect, symbol: str) -> None:
     """Raise CompileError for a dtype that the dialect lacks."""
     memory = [s.buffer.dtype for s in walk(func.body) if isinstance(s, (Allocate, BufferStore))]
     values = [e.dtype for e in all_expressions(func.body)] if dialect.missing else []
@@ -276,7 +282,9 @@ def _check_types(func: PrimFunc, dialect: Dialect, symbol: str) -> None:
             raise CompileError(f"kernel {symbol!r}: {dialect.name} has no {dt.element(dtype)}")
 
 
-def _declare(writer: KernelWriter, dialect: Dialect, buffer: Buffer, parameters: list[str]) -> None:
+def _declare(
+    writer: KernelWriter, dialect: KernelDialect, buffer: Buffer, parameters: list[str]
+) -> None:
     """Declare a buffer's parameter, and its name in the body."""
     kind, name = memory_type(buffer.dtype), writer.define(buffer)
     writer.arguments[buffer] = ""

@@ -11,12 +11,12 @@ import struct
 
 from ekiden.codegen.device.spirv_module import FUNCTION, NO_CONTRACTION, Id, SpirvModule
 from ekiden.codegen.device.spirv_module import Operand as Word
-from ekiden.codegen.llvm.builder import Arguments, Builder, Module, Operand
+from ekiden.codegen.llvm.builder import Arguments, FunctionBuilder, LlvmModule, Operand
 from ekiden.ir import dtype as dt
 from ekiden.runtime.errors import CompileError, InternalError
 
 # fmt: off
-TYPES: dict[str, str] = {
+SPIRV_TYPES: dict[str, str] = {
     "bool": "bool", "int8": "i8", "uint8": "i8", "int16": "i16", "uint16": "i16", "int32": "i32",
     "uint32": "i32", "int64": "i64", "uint64": "i64", "float16": "i16", "bfloat16": "i16",
     "float32": "f32", "float64": "f64",
@@ -46,18 +46,18 @@ _GLSL = {"roundeven": 2, "trunc": 3, "fabs": 4, "floor": 8, "ceil": 9, "sqrt": 3
 
 def type_name(dtype: str) -> str:
     """Return the SPIR-V type of a value in a register. Raises CompileError where there is none."""
-    name = TYPES.get(dt.carrier(dt.element(dtype)))
+    name = SPIRV_TYPES.get(dt.carrier(dt.element(dtype)))
     if name is None:
         raise CompileError(f"SPIR-V for Vulkan has no {dtype}")
     return name
 
 
-class SpirvBuilder(Builder):
+class SpirvBuilder(FunctionBuilder):
     """Builder that appends instructions to a module's function."""
 
     has_blocks = False
 
-    def __init__(self, module: Module, spirv: SpirvModule) -> None:
+    def __init__(self, module: LlvmModule, spirv: SpirvModule) -> None:
         super().__init__(module)
         self.spirv = spirv
         self.label = Id(0)
@@ -117,10 +117,10 @@ class SpirvBuilder(Builder):
         op = (_OF_BOOL if is_bool else _BINARY)[opcode]
         result = self.typed(op, dtype, self.id(a, dtype), self.id(b, dtype))
         if op[0] == "F":
-            self._as_written(result)
+            self._forbid_contraction(result)
         return result
 
-    def _as_written(self, result: Operand) -> None:
+    def _forbid_contraction(self, result: Operand) -> None:
         """Decorate a float operation NoContraction, so that no driver fuses a product and a sum."""
         last = self.spirv.function[-1][1]
         if len(last) > 1 and f"%{last[1]}" == result:

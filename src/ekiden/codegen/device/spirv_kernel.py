@@ -27,11 +27,11 @@ from ekiden.codegen.device.spirv_module import (
     Id,
     SpirvModule,
 )
-from ekiden.codegen.llvm.builder import Module, Operand
+from ekiden.codegen.llvm.builder import LlvmModule, Operand
 from ekiden.codegen.llvm.cast import emit_cast
 from ekiden.codegen.llvm.intrinsics import emit_intrinsic
-from ekiden.codegen.llvm.operations import REDUCTIONS, emit_binary
-from ekiden.codegen.shuffles import is_exchange
+from ekiden.codegen.llvm.operations import REDUCTION_NODES, emit_binary
+from ekiden.codegen.shuffles import is_warp_shuffle
 from ekiden.ir import dtype as dt
 from ekiden.ir.prim import (
     BinaryExpr,
@@ -68,14 +68,14 @@ from ekiden.tir.stmt import (
 
 MAX_LOCAL_BYTES = 1 << 16
 """Of an array of a thread."""
-NOBODY = 0x7FFFFFFE
+LAST_REPORTED_THREAD = 0x7FFFFFFE
 """The last number of a thread that a check tells."""
 _AXES = "xyz"
 _WORD = "int64"
-_BARRIER = (2, 2, 0x8 | 0x40 | 0x100)
+_BARRIER_OPERANDS = (2, 2, 0x8 | 0x40 | 0x100)
 """Of threads of a block, for their memory and the device's: acquire and release."""
 
-Lanes = list[Operand]
+LaneOperands = list[Operand]
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,8 +96,8 @@ class SpirvKernel:
     def __init__(self, target: Target, name: str, threads: Sequence[int]) -> None:
         self.name, self.threads = name, threads
         self.spirv = SpirvModule()
-        self.b = SpirvBuilder(Module(target), self.spirv)
-        self.variables: dict[Var, Lanes] = {}
+        self.b = SpirvBuilder(LlvmModule(target), self.spirv)
+        self.variables: dict[Var, LaneOperands] = {}
         self.memory: dict[Buffer, _Memory] = {}
         self.checks: list[tuple[str, str]] = []
         self.blocks: dict[str, Operand] = {}
@@ -283,7 +283,7 @@ class SpirvKernel:
         if isinstance(e, IntImm):
             return
         if isinstance(e, Intrinsic) and e.op == "tvm_storage_sync":
-            constants = (self.spirv.constant("i32", n) for n in _BARRIER)
+            constants = (self.spirv.constant("i32", n) for n in _BARRIER_OPERANDS)
             self.b.put("ControlBarrier", *constants)
             self.b.touch_memory()
             return
@@ -302,7 +302,7 @@ class SpirvKernel:
         kind = self.spirv.type(type_name(dtype))
         counter = self.spirv.local(kind)
         b.put("Store", counter, b.id(low, dtype))
-        number: Lanes = []
+        number: LaneOperands = []
 
         def going() -> Operand:
             """Emit the loop condition."""
@@ -351,10 +351,10 @@ class SpirvKernel:
         # An atomic minimum decides which thread reports, so that the message does not depend on
         # scheduling.
         wrong = self.b.binary("xor", "bool", condition, "true")
-        self._if(wrong, lambda: self._tell([const(number), *s.values]))
+        self._if(wrong, lambda: self._report_failure([const(number), *s.values]))
         self._leave_if(wrong)
 
-    def _tell(self, values: Sequence[PrimExpr]) -> None:
+    def _report_failure(self, values: Sequence[PrimExpr]) -> None:
         b, spirv = self.b, self.spirv
         word = spirv.type("i32")
         linear: Operand = b.const(0, _WORD)
@@ -364,7 +364,7 @@ class SpirvKernel:
             own = b.binary("mul", _WORD, self.thread(f"blockIdx.{axis}"), threads)
             own = b.binary("add", _WORD, own, self.thread(f"threadIdx.{axis}"))
             linear = b.binary("add", _WORD, b.binary("mul", _WORD, linear, axis_threads), own)
-        last = b.const(NOBODY, _WORD)
+        last = b.const(LAST_REPORTED_THREAD, _WORD)
         clamped_thread = b.select(b.compare("slt", _WORD, linear, last), _WORD, linear, last)
         mine = b.id(b.convert("trunc", _WORD, "int32", clamped_thread), "int32")
         pointer = spirv.pointer(PHYSICAL, word, 4)
@@ -375,9 +375,9 @@ class SpirvKernel:
         second = b.id(b.binary("add", _WORD, f"%{status}", b.const(4, _WORD)), _WORD)
         first = b.made("Load", word, b.id(b.once("ConvertUToPtr", pointer, second), _WORD), 2, 4)
         is_first = b.compare("eq", "int32", first, f"%{mine}")
-        self._if(is_first, lambda: self._tell_values(values))
+        self._if(is_first, lambda: self._report_values(values))
 
-    def _tell_values(self, values: Sequence[PrimExpr]) -> None:
+    def _report_values(self, values: Sequence[PrimExpr]) -> None:
         b, spirv = self.b, self.spirv
         pointer = spirv.pointer(PHYSICAL, spirv.type("i64"), 8)
         for n, value in enumerate(values, start=1):
@@ -421,7 +421,7 @@ class SpirvKernel:
             return loaded
         return b.compare("ne", "uint8", loaded, "0")
 
-    def _indices(self, buffer: Buffer, index: PrimExpr) -> Lanes:
+    def _indices(self, buffer: Buffer, index: PrimExpr) -> LaneOperands:
         """Return the element index of each lane of an access; for a buffer of vectors, of all lanes
         of an element.
         """
@@ -437,7 +437,7 @@ class SpirvKernel:
             for n in range(own)
         ]
 
-    def load(self, e: BufferLoad) -> Lanes:
+    def load(self, e: BufferLoad) -> LaneOperands:
         """Return the lanes of a load."""
         if len(e.indices) != 1:
             raise InternalError(f"SPIR-V: access of {e.buffer.name!r}: flatten buffers first")
@@ -471,9 +471,9 @@ class SpirvKernel:
 
     # Expressions.
 
-    def value(self, root: PrimExpr) -> Lanes:
+    def value(self, root: PrimExpr) -> LaneOperands:
         """Return the lanes of an expression, each node computed once."""
-        computed: dict[PrimExpr, Lanes] = {}
+        computed: dict[PrimExpr, LaneOperands] = {}
         stack = [root]
         while stack:
             e = stack[-1]
@@ -501,7 +501,7 @@ class SpirvKernel:
         return children(e)
 
     def _check_call(self, e: Intrinsic) -> None:
-        if is_exchange(e):
+        if is_warp_shuffle(e):
             raise CompileError(
                 f"kernel {self.name!r}: {e.op}: kind 'vulkan' has no shuffles of a warp"
             )
@@ -510,7 +510,7 @@ class SpirvKernel:
             raise CompileError(f"kernel {self.name!r}: a thread cannot call {name!r} of the host")
         check_compiled(e)
 
-    def _node(self, e: PrimExpr, computed: dict[PrimExpr, Lanes]) -> Lanes:
+    def _node(self, e: PrimExpr, computed: dict[PrimExpr, LaneOperands]) -> LaneOperands:
         b, kind = self.b, dt.element(e.dtype) if e.dtype else ""
         match e:
             case IntImm() | FloatImm():
@@ -549,11 +549,11 @@ class SpirvKernel:
                 return self._intrinsic(e, kind, computed)
         raise InternalError(f"SPIR-V: {type(e).__name__} has no meaning in a kernel: {e!r}")
 
-    def _reduced(self, e: VectorReduce, lanes: Lanes) -> Operand:
+    def _reduced(self, e: VectorReduce, lanes: LaneOperands) -> Operand:
         """Combine the halves of a vector until one lane is left, in the order of LLVM's
         reductions.
         """
-        kind, node = dt.element(e.dtype), REDUCTIONS[e.kind]
+        kind, node = dt.element(e.dtype), REDUCTION_NODES[e.kind]
         while len(lanes) > 1 and len(lanes) % 2 == 0:
             half = len(lanes) // 2
             pairs = zip(lanes[:half], lanes[half:], strict=True)
@@ -563,7 +563,9 @@ class SpirvKernel:
             total = emit_binary(self.b, node, kind, total, lane)
         return total
 
-    def _intrinsic(self, e: Intrinsic, kind: str, computed: dict[PrimExpr, Lanes]) -> Lanes:
+    def _intrinsic(
+        self, e: Intrinsic, kind: str, computed: dict[PrimExpr, LaneOperands]
+    ) -> LaneOperands:
         b = self.b
         if e.op == "if_then_else":
             return self._chosen(e, kind, computed[e.args[0]])
@@ -582,10 +584,10 @@ class SpirvKernel:
         lanes = zip(*lanes_by_operand, strict=True)
         return [emit_intrinsic(b, e.op, kind, source, list(xs)) for xs in lanes]
 
-    def _chosen(self, e: Intrinsic, kind: str, conditions: Lanes) -> Lanes:
+    def _chosen(self, e: Intrinsic, kind: str, conditions: LaneOperands) -> LaneOperands:
         """Emit a branch that evaluates only the chosen side: the other may read out of bounds."""
         b, spirv = self.b, self.spirv
-        sides: list[tuple[Lanes, Id]] = []
+        sides: list[tuple[LaneOperands, Id]] = []
         if len(conditions) > 1:
             raise CompileError(
                 f"kernel {self.name!r}: lanes of vectors choose between values: do not vectorize"
@@ -605,7 +607,7 @@ class SpirvKernel:
         ]
 
 
-def _as_wide(*values: Lanes) -> list[Lanes]:
+def _as_wide(*values: LaneOperands) -> list[LaneOperands]:
     """Return the lanes of several values, scalars repeated to the widest."""
     width = max(map(len, values))
     return [lanes * width if len(lanes) == 1 else lanes for lanes in values]

@@ -16,7 +16,7 @@ from itertools import chain
 
 from ekiden.arith import prove_equal
 from ekiden.codegen.common import DEVICE_ID, DEVICE_TYPE
-from ekiden.codegen.device.printer import free_things
+from ekiden.codegen.device.printer import free_symbols
 from ekiden.codegen.device.texts import print_for
 from ekiden.ir import dtype as dt
 from ekiden.ir.expr import BaseFunc, GlobalVar
@@ -80,7 +80,7 @@ def split_program(func: PrimFunc, target: Target, readable: bool = False) -> Spl
         kernel_func = narrow_data_type(
             kernel_func
         )  # devices compute in 32 bits, of 64 each step is several
-        buffers, numbers = free_things(kernel_func.body)
+        buffers, numbers = free_symbols(kernel_func.body)
         params = tuple(b for b in kernel_func.buffers if b in buffers)
         body, sizes, size_values = _as_integers(kernel_func.body, numbers)
         kernel = print_for(
@@ -90,7 +90,7 @@ def split_program(func: PrimFunc, target: Target, readable: bool = False) -> Spl
         used = tuple(n for n, b in enumerate(kernel_func.params) if b in buffers)
         own = callers[name.name_hint]
         grid = {axis: substitute(extent, own) for axis, extent in grids[name.name_hint].items()}
-        calls[name.name_hint] = _Call(
+        calls[name.name_hint] = _KernelLaunch(
             kernel, grid, used, tuple(substitute(g, own) for g in size_values)
         )
     host = lowered[func.name]
@@ -149,11 +149,11 @@ def _as_integers(
     return body, sizes, tuple(arguments)
 
 
-Grid = Mapping[str, PrimExpr]
+LaunchGrid = Mapping[str, PrimExpr]
 """Thread axis -> how many there are."""
 
 
-def _grid(kernel: PrimFunc) -> Grid:
+def _grid(kernel: PrimFunc) -> LaunchGrid:
     extents: dict[str, PrimExpr] = {}
     inside: set[Var] = set()
     for s in walk(kernel.body):
@@ -176,7 +176,7 @@ class _Guards(StmtMutator):
     where they had a smaller one.
     """
 
-    def __init__(self, grid: Grid) -> None:
+    def __init__(self, grid: LaunchGrid) -> None:
         self._grid = grid
 
     def function(self, func: BaseFunc) -> BaseFunc:
@@ -197,9 +197,9 @@ class _Guards(StmtMutator):
 
 
 @dataclass(frozen=True, slots=True)
-class _Call:
+class _KernelLaunch:
     kernel: DeviceKernel
-    grid: Grid
+    grid: LaunchGrid
     used: tuple[int, ...]
     """The numbers of the buffers that it is given."""
     sizes: tuple[PrimExpr, ...]
@@ -216,7 +216,7 @@ class _Call:
 
 
 class _Launches(StmtMutator):
-    def __init__(self, calls: Mapping[str, _Call]) -> None:
+    def __init__(self, calls: Mapping[str, _KernelLaunch]) -> None:
         self._calls = calls
 
     def visit_evaluate(self, stmt: Evaluate) -> Stmt:
@@ -242,7 +242,7 @@ def _check_untouched(name: str, host: Stmt, target: Target) -> None:
         )
 
 
-def _host(func: PrimFunc, calls: Mapping[str, _Call], target: Target) -> PrimFunc:
+def _host(func: PrimFunc, calls: Mapping[str, _KernelLaunch], target: Target) -> PrimFunc:
     body = _Launches(calls).visit(func.body)
     _check_untouched(func.name, body, target)
     attrs = {**(func.attrs or {}), DEVICE_TYPE: target.kind.device_type}

@@ -5,19 +5,19 @@ LLVM, Vulkan's SPIR-V by `spirv_kernel`, WGSL here.
 from __future__ import annotations
 
 from ekiden.codegen.c.helpers import Helpers, c_symbol
-from ekiden.codegen.device.dialect import AXES, DIALECTS, Dialect
+from ekiden.codegen.device.dialect import AXIS_NAMES, DIALECTS, KernelDialect
 from ekiden.codegen.device.formats import format_of
-from ekiden.codegen.device.printer import MOST_SHOWN, KernelWriter, print_kernel
+from ekiden.codegen.device.printer import MAX_MESSAGE_VALUES, KernelWriter, print_kernel
 from ekiden.codegen.device.spirv_kernel import vulkan_kernel
-from ekiden.codegen.device.wgsl import STORED, NarrowIndices
-from ekiden.codegen.llvm import thread_kernel
-from ekiden.codegen.llvm.roads import ROADS
+from ekiden.codegen.device.wgsl import STORAGE_DTYPES, NarrowIndices
+from ekiden.codegen.llvm import gpu_kernel
+from ekiden.codegen.llvm.gpu_backends import GPU_BACKENDS
 from ekiden.ir import dtype as dt
 from ekiden.ir.prim import IntImm, Intrinsic, PrimExpr, SizeVar, Var, const
 from ekiden.runtime.artifact.device_code import DeviceKernel
 from ekiden.runtime.errors import CompileError, InternalError
 from ekiden.target import Target
-from ekiden.target.kinds import MOST_ARGUMENTS
+from ekiden.target.kinds import MAX_KERNEL_ARGUMENTS
 from ekiden.tir.expr import Buffer
 from ekiden.tir.stmt import AssertStmt, BufferStore, For, PrimFunc, Stmt
 from ekiden.tir.visitor import buffers_written, walk
@@ -26,7 +26,7 @@ from ekiden.tir.visitor import buffers_written, walk
 class BoundWriter(KernelWriter):
     """Kernel writer for a language whose memory is bound outside of the kernel (WGSL)."""
 
-    def __init__(self, helpers: Helpers, symbol: str, dialect: Dialect) -> None:
+    def __init__(self, helpers: Helpers, symbol: str, dialect: KernelDialect) -> None:
         super().__init__(helpers, symbol, dialect)
         self.places: dict[Buffer, str] = {}
         """Memory that is given -> the element at which it begins."""
@@ -71,7 +71,7 @@ class BoundWriter(KernelWriter):
 
     def assertion(self, s: AssertStmt) -> None:
         """Emit a check as on other devices; values are recorded as 32-bit words."""
-        if len(s.values) > MOST_SHOWN:
+        if len(s.values) > MAX_MESSAGE_VALUES:
             raise InternalError(f"kernel {self.symbol!r}: a check shows {len(s.values)} values")
         number = len(self.checks)
         self.checks.append((s.kind, s.format))
@@ -92,16 +92,16 @@ class BoundWriter(KernelWriter):
 
 
 def _stored(buffer: Buffer) -> None:
-    if dt.element(buffer.dtype) not in STORED:
+    if dt.element(buffer.dtype) not in STORAGE_DTYPES:
         raise CompileError(
-            f"WGSL keeps {', '.join(STORED)} in memory: buffer {buffer.name!r} has "
+            f"WGSL keeps {', '.join(STORAGE_DTYPES)} in memory: buffer {buffer.name!r} has "
             f"{dt.element(buffer.dtype)}"
         )
 
 
 def _threads(body: Stmt, symbol: str) -> list[int]:
     """Return the number of threads of a block along each axis."""
-    extents = dict.fromkeys(AXES, 1)
+    extents = dict.fromkeys(AXIS_NAMES, 1)
     for s in walk(body):
         axis = str((s.annotations or {}).get("thread")) if isinstance(s, For) else ""
         if not isinstance(s, For) or not axis.startswith("threadIdx."):
@@ -109,7 +109,7 @@ def _threads(body: Stmt, symbol: str) -> list[int]:
         if not isinstance(s.extent, IntImm):
             raise CompileError(f"kernel {symbol!r}: how many threads a block has must be constant")
         extents[axis[-1]] = max(extents[axis[-1]], s.extent.value)
-    return [extents[a] for a in AXES]
+    return [extents[a] for a in AXIS_NAMES]
 
 
 def print_wgsl(func: PrimFunc, sizes: list[Var], target: Target) -> DeviceKernel:
@@ -120,7 +120,7 @@ def print_wgsl(func: PrimFunc, sizes: list[Var], target: Target) -> DeviceKernel
     helpers = Helpers(target, dialect.form)
     narrow = NarrowIndices()
     writer = BoundWriter(helpers, symbol, dialect)
-    fields = [f"blocks_{a}" for a in AXES]
+    fields = [f"blocks_{a}" for a in AXIS_NAMES]
     bound: list[tuple[str, str, str]] = []
     written = set(buffers_written(func.body))
     try:
@@ -144,7 +144,7 @@ def print_wgsl(func: PrimFunc, sizes: list[Var], target: Target) -> DeviceKernel
         bound.append((dialect.memory, "ek_status", "atomic<i32>"))
         fields.append("ek_status_at")
     lines = [f"/* Made by Ekiden for {target.kind.name}. */", dialect.head]
-    threads = zip(AXES, _threads(func.body, symbol), strict=True)
+    threads = zip(AXIS_NAMES, _threads(func.body, symbol), strict=True)
     lines += [f"const ek_{axis} : i32 = {n};" for axis, n in threads]
     lines += ["struct ek_numbers {", *(f"  {field} : i32," for field in fields), "}"]
     for at, (access, name, kind) in enumerate(bound):
@@ -171,10 +171,10 @@ _BLOCK = (
 
 def print_by_llvm(func: PrimFunc, sizes: list[Var], target: Target, readable: bool) -> DeviceKernel:
     """Compile the kernel through LLVM. Raises CompileError for what a device cannot do."""
-    symbol, backend = c_symbol(func.name), ROADS[format_of(target)]
-    text = thread_kernel.kernel_text(func, symbol, sizes, target, backend)
+    symbol, backend = c_symbol(func.name), GPU_BACKENDS[format_of(target)]
+    text = gpu_kernel.kernel_text(func, symbol, sizes, target, backend)
     args, device = "b" * len(func.buffers) + "l" * len(sizes), target.kind.device_type
-    generate = thread_kernel.readable_code if readable else thread_kernel.device_code
+    generate = gpu_kernel.readable_code if readable else gpu_kernel.device_code
     code = generate(text, target, backend)
     return DeviceKernel(symbol, device, backend.format, args, code, text.checks)
 
@@ -195,10 +195,10 @@ def print_for(
     devices accept.
     """
     count = len(func.buffers) + len(sizes)
-    if count > MOST_ARGUMENTS:
+    if count > MAX_KERNEL_ARGUMENTS:
         raise CompileError(
             f"kernel {c_symbol(func.name)!r}: it has {count} arguments, and devices take"
-            f" {MOST_ARGUMENTS}"
+            f" {MAX_KERNEL_ARGUMENTS}"
         )
     if target.kind.name == "vulkan":
         return print_vulkan(func, sizes, target, readable)

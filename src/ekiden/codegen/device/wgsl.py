@@ -26,21 +26,21 @@ from ekiden.tir.expr import Broadcast, Buffer, BufferLoad, Ramp
 from ekiden.tir.stmt import Allocate, For, LetStmt, Stmt
 from ekiden.tir.visitor import StmtMutator
 
-TYPES = {"bool": "bool", "int32": "i32", "uint32": "u32", "float32": "f32", "int": "i32"}
-STORED = ("float32", "int32", "uint32")
+WGSL_TYPES = {"bool": "bool", "int32": "i32", "uint32": "u32", "float32": "f32", "int": "i32"}
+STORAGE_DTYPES = ("float32", "int32", "uint32")
 """The types of elements in memory."""
 WIDE, NARROW = "int64", "int32"
-INDEXING = frozenset(("if_then_else", "call_packed", "call_function"))
+INDEX_SAFE_CALLS = frozenset(("if_then_else", "call_packed", "call_function"))
 """What of int64 stays within the sizes that it is made of; a shift need not."""
 
-HEAD = """\
+WGSL_HEADER = """\
 var<private> ek_infinity : u32 = 0x7f800000u; /* a constant may not be one */
 var<private> ek_nan : u32 = 0x7fc00000u;
 fn ek_copysign(x : f32, y : f32) -> f32 {
   return bitcast<f32>((bitcast<u32>(x) & 0x7fffffffu) | (bitcast<u32>(y) & 0x80000000u));
 }
 """
-WORDS = frozenset(
+WGSL_KEYWORDS = frozenset(
     "alias break case const const_assert continue continuing default diagnostic discard else "
     "enable false fn for if let loop override requires return struct switch true var while "
     "abs acos all any array atan bitcast bool ceil clamp cos cosh countOneBits cross degrees "
@@ -64,7 +64,7 @@ class Wgsl(Syntax):
 
     def type(self, dtype: str) -> str:
         """Return the type of one lane. Raises CompileError where there is none."""
-        name = TYPES.get(dt.element(dtype))
+        name = WGSL_TYPES.get(dt.element(dtype))
         if name is None:
             raise CompileError(f"WGSL has no {dt.element(dtype)}")
         return name
@@ -116,7 +116,7 @@ class Wgsl(Syntax):
 
     def loop(self, kind: str, name: str, low: str, high: str) -> str:
         """Return `for (var i : i32 = ...`."""
-        kind = TYPES.get(kind, kind)
+        kind = WGSL_TYPES.get(kind, kind)
         return f"for (var {name} : {kind} = {low}; {name} < {high}; {name}++) {{"
 
     def shifted(self, kind: str, x: str, symbol: str, by: str) -> str:
@@ -219,7 +219,7 @@ class NarrowIndices(StmtMutator):
                 return Broadcast(operands[0], e.lanes)
             case Ramp():
                 return Ramp(operands[0], operands[1], e.lanes)
-            case Intrinsic() if is_wide and e.op not in INDEXING:
+            case Intrinsic() if is_wide and e.op not in INDEX_SAFE_CALLS:
                 raise CompileError(f"WGSL has no integers of 64 bits: {e.op} of int64")
             case Intrinsic():
                 return Intrinsic(e.op, tuple(operands), _narrow(e.dtype)) if children(e) else e
@@ -243,4 +243,4 @@ def _narrow(dtype: str) -> str:
     return dt.with_lanes(NARROW, dt.lanes(dtype)) if dt.element(dtype) == WIDE else dtype
 
 
-__all__ = ["HEAD", "STORED", "WORDS", "NarrowIndices", "Wgsl"]
+__all__ = ["STORAGE_DTYPES", "WGSL_HEADER", "WGSL_KEYWORDS", "NarrowIndices", "Wgsl"]

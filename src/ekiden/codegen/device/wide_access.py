@@ -18,7 +18,7 @@ from ekiden.codegen.c.helpers import Helpers
 from ekiden.codegen.c.types import memory_type
 from ekiden.codegen.c.vector_writer import VectorWriter
 from ekiden.codegen.common import stored_value
-from ekiden.codegen.device.dialect import Dialect
+from ekiden.codegen.device.dialect import KernelDialect
 from ekiden.codegen.wide_access import MAX_ACCESS_BYTES, access_bytes
 from ekiden.ir import dtype as dt
 from ekiden.ir.prim import PrimExpr, is_const
@@ -31,7 +31,7 @@ from ekiden.tir.visitor import guarded_nodes
 class WideAccessWriter(VectorWriter):
     """The writer of a kernel in a dialect that may have wide accesses."""
 
-    def __init__(self, helpers: Helpers, symbol: str, dialect: Dialect) -> None:
+    def __init__(self, helpers: Helpers, symbol: str, dialect: KernelDialect) -> None:
         super().__init__(helpers, symbol, dialect.vectors)
         self.dialect = dialect
         self.top: list[str] = []

@@ -7,7 +7,7 @@ from ekiden.codegen.llvm._exports import EXPORTS
 
 if TYPE_CHECKING:
     from ekiden.codegen.llvm.compiler import (
-        VERSION,
+        LLVM_VERSION,
         assembly,
         assembly_of_text,
         check_target,
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ekiden.codegen.llvm.image import ImageInfo, inspect, link
 
 __all__ = [
-    "VERSION",
+    "LLVM_VERSION",
     "DebugLines",
     "ImageInfo",
     "assembly",

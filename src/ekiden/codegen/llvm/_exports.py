@@ -2,8 +2,8 @@
 
 EXPORTS = {
     "compiler": """
-        VERSION assembly assembly_of_text check_target check_triple compile_object compile_text
-        held
+        LLVM_VERSION assembly assembly_of_text check_target check_triple compile_object
+        compile_text held
     """,
     "debug": """
         DebugLines

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 from ekiden.tir.expr import Buffer
 
-FIRST = 100_000
+FIRST_SCOPE_NODE = 100_000
 """Numbers of metadata nodes from which scopes are counted; debug information has those below."""
 
 
@@ -28,7 +28,7 @@ class AliasScopes:
         self._scopes: dict[Buffer, int] = {}
 
     def _next(self) -> int:
-        return FIRST + len(self._metadata)
+        return FIRST_SCOPE_NODE + len(self._metadata)
 
     def _node(self, text: str) -> int:
         number = self._next()
@@ -60,7 +60,7 @@ class AliasScopes:
         """Write the `noalias` lists, once all buffers are known."""
         for own in self._scopes.values():
             other_scopes = ", ".join(f"!{n}" for n in self._scopes.values() if n != own)
-            self._metadata[own + 2 - FIRST] = f"!{own + 2} = !{{{other_scopes}}}"
+            self._metadata[own + 2 - FIRST_SCOPE_NODE] = f"!{own + 2} = !{{{other_scopes}}}"
 
 
 def _plain(name: str) -> str:

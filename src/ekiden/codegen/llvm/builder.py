@@ -24,7 +24,7 @@ Operand = str
 Arguments = Sequence[tuple[str, Operand]]
 
 
-class Module:
+class LlvmModule:
     """State that the functions of one module share: declarations, string constants, finished
     functions, debug lines. `target` decides which instructions are available; without one, only
     those of every machine.
@@ -130,7 +130,7 @@ class Module:
         )
 
 
-class Builder:
+class FunctionBuilder:
     """Builder of the instructions of one function, in order. `block` is the label of the current
     block.
     """
@@ -138,7 +138,7 @@ class Builder:
     has_blocks = True
     """Whether there are branches: not where a function is written as assignments alone."""
 
-    def __init__(self, module: Module) -> None:
+    def __init__(self, module: LlvmModule) -> None:
         self.module = module
         self.entry: list[str] = []
         self.lines: list[str] = []
@@ -226,7 +226,7 @@ class Builder:
         """Return a constant."""
         return constant(number, dtype)
 
-    def kept_const(self, number: float, dtype: str) -> Operand:
+    def pooled_const(self, number: float, dtype: str) -> Operand:
         """Return a constant of a long computation. On AVX it is loaded as a vector: registers are
         few, and LLVM would otherwise broadcast it in every iteration of a loop.
         """

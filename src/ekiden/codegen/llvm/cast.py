@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from ekiden.codegen.llvm.builder import Builder, Operand
+from ekiden.codegen.llvm.builder import FunctionBuilder, Operand
 from ekiden.codegen.llvm.half import from_half, to_half
 from ekiden.ir import dtype as dt
 
 
-def emit_cast(b: Builder, a: Operand, source: str, target: str) -> Operand:
+def emit_cast(b: FunctionBuilder, a: Operand, source: str, target: str) -> Operand:
     """Convert `a`; floats truncate towards zero, non-zero becomes True, narrower integers wrap."""
     if source == target:
         return a
@@ -33,7 +33,7 @@ def emit_cast(b: Builder, a: Operand, source: str, target: str) -> Operand:
     return _int_to_int(b, a, source, target)
 
 
-def _int_to_int(b: Builder, a: Operand, source: str, target: str) -> Operand:
+def _int_to_int(b: FunctionBuilder, a: Operand, source: str, target: str) -> Operand:
     before, after = _bits(source), _bits(target)
     if before == after:
         return a
@@ -47,7 +47,7 @@ def _bits(dtype: str) -> int:
     return 1 if dt.element(dtype) == "bool" else dt.SCALAR_BITS[dt.element(dtype)]
 
 
-def _int_to_float(b: Builder, a: Operand, source: str, target: str) -> Operand:
+def _int_to_float(b: FunctionBuilder, a: Operand, source: str, target: str) -> Operand:
     unsigned = dt.is_unsigned(source) or dt.element(source) == "bool"
     opcode = "uitofp" if unsigned else "sitofp"
     if dt.element(target) in ("float16", "bfloat16"):
@@ -56,7 +56,7 @@ def _int_to_float(b: Builder, a: Operand, source: str, target: str) -> Operand:
     return b.convert(opcode, source, target, a)
 
 
-def _to_int(b: Builder, a: Operand, source: str, target: str) -> Operand:
+def _to_int(b: FunctionBuilder, a: Operand, source: str, target: str) -> Operand:
     bits = _bits(target)
     if dt.element(target) == "uint64":
         return _to_uint64(b, a, source, target)
@@ -65,7 +65,7 @@ def _to_int(b: Builder, a: Operand, source: str, target: str) -> Operand:
     return _int_to_int(b, b.convert("fptosi", source, wide, a), wide, target)
 
 
-def _to_uint64(b: Builder, a: Operand, source: str, target: str) -> Operand:
+def _to_uint64(b: FunctionBuilder, a: Operand, source: str, target: str) -> Operand:
     """Convert floats to uint64: values from 2**63 on as unsigned, others as signed (negative ones
     wrap).
     """
@@ -76,7 +76,7 @@ def _to_uint64(b: Builder, a: Operand, source: str, target: str) -> Operand:
     return b.select(large, target, unsigned, signed, lanes)
 
 
-def _from_float(b: Builder, a: Operand, source: str, target: str) -> Operand:
+def _from_float(b: FunctionBuilder, a: Operand, source: str, target: str) -> Operand:
     start, end, lanes = dt.element(source), dt.element(target), dt.lanes(source)
     if start == "bfloat16":
         wide = b.convert("zext", source, dt.with_lanes("int32", lanes), a)
@@ -94,7 +94,7 @@ def _from_float(b: Builder, a: Operand, source: str, target: str) -> Operand:
     return b.convert("fpext" if wider else "fptrunc", source, target, a)
 
 
-def _round_to_odd(b: Builder, a: Operand, source: str) -> Operand:
+def _round_to_odd(b: FunctionBuilder, a: Operand, source: str) -> Operand:
     """Round float64 to float32 to odd, so that rounding once more to 16 bits is exact (Boldo and
     Melquiond 2008).
     """
@@ -114,7 +114,7 @@ def _round_to_odd(b: Builder, a: Operand, source: str) -> Operand:
     return b.convert("bitcast", word, single, bits)
 
 
-def _to_bfloat16(b: Builder, a: Operand, lanes: int) -> Operand:
+def _to_bfloat16(b: FunctionBuilder, a: Operand, lanes: int) -> Operand:
     """Round to nearest even on the bits. NaN stays a quiet NaN."""
     single, word = dt.with_lanes("float32", lanes), dt.with_lanes("int32", lanes)
     bits = b.convert("bitcast", single, word, a)

@@ -17,7 +17,7 @@ from ekiden.runtime import environment
 from ekiden.runtime.errors import CompileError, InternalError
 from ekiden.runtime.forks import hold_at_forks
 from ekiden.target import Target
-from ekiden.target.features import BASE, RISCV
+from ekiden.target.features import BASELINE_FEATURES, RISCV
 from ekiden.tir.stmt import PrimFunc
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ else:
         "llvmlite.binding"
     )  # 15 ms that a program with general kernels does not wait for
 
-VERSION = f"llvmlite {version_of('llvmlite')}"
+LLVM_VERSION = f"llvmlite {version_of('llvmlite')}"
 """Part of the key under which object code is cached."""
 
 
@@ -53,7 +53,7 @@ def held() -> AbstractContextManager[object]:
 hold_at_forks(held)
 
 
-ABIS = {RISCV: "lp64d"}
+ABI_NAMES = {RISCV: "lp64d"}
 """Architecture -> the calling convention of its runtime, where LLVM would take another."""
 
 
@@ -70,15 +70,15 @@ def check_triple(triple: str, what: str) -> None:
     try:
         llvm.Target.from_triple(triple)
     except RuntimeError as error:
-        message = f"LLVM makes no code for {triple!r} in {VERSION} as it was built here"
+        message = f"LLVM makes no code for {triple!r} in {LLVM_VERSION} as it was built here"
         raise CompileError(f"{what}: {message}: {error}") from error
 
 
 def _machine(target: Target) -> llvm.TargetMachine:
-    base = BASE[target.architecture] if target.architecture in ABIS else ()
+    base = BASELINE_FEATURES[target.architecture] if target.architecture in ABI_NAMES else ()
     named = (*sorted(base), *target.features, *(f"-{f}" for f in sorted(target.idle)))
     features = ",".join(f if f[0] == "-" else f"+{f}" for f in named)
-    return machine_of(target.triple, target.cpu, features, ABIS.get(target.architecture, ""))
+    return machine_of(target.triple, target.cpu, features, ABI_NAMES.get(target.architecture, ""))
 
 
 @functools.lru_cache(maxsize=8)
@@ -101,14 +101,14 @@ def new_machine(
 
 PROGRAM_INTRINSICS = "; intrinsics that the program calls: "
 """Begins the line of a module's text that names them."""
-HEAD_CHARS = 4096
+HEADER_CHARS = 4096
 """Characters of a text in which its head begins to name the program's intrinsics: a target is
 before that."""
 
 
 def program_intrinsics(text: str) -> str:
     """Return the names of the intrinsics that the program of a text itself calls, "" for none."""
-    begin = text.find(PROGRAM_INTRINSICS, 0, HEAD_CHARS)
+    begin = text.find(PROGRAM_INTRINSICS, 0, HEADER_CHARS)
     return "" if begin < 0 else text[begin + len(PROGRAM_INTRINSICS) : text.index("\n", begin)]
 
 

@@ -12,13 +12,13 @@ from ekiden.runtime.lazy_dataclass import dataclass
 
 SHT_SYMTAB, SHT_RELA, SHT_NOBITS, SHT_REL = 2, 4, 8, 9
 SHF_ALLOC, SHF_EXECUTE = 2, 4
-UNDEFINED = 0
-UNWINDING = (".eh_frame", ".ARM.ex")
+UNDEFINED_SECTION = 0
+UNWIND_SECTION_PREFIXES = (".eh_frame", ".ARM.ex")
 """How the names of sections begin that nobody reads who loads no libraries."""
 
 
 @dataclass(frozen=True, slots=True)
-class Relocation:
+class ElfRelocation:
     """ELF relocation: patch `offset` of a section with a value of a symbol and an addend. 32-bit
     objects store the addend in place; it is 0 here.
     """
@@ -30,7 +30,7 @@ class Relocation:
 
 
 @dataclass(frozen=True, slots=True)
-class Symbol:
+class ElfSymbol:
     """ELF symbol: offset `value` in section number `section`, which is 0 if it is defined
     elsewhere.
     """
@@ -42,14 +42,14 @@ class Symbol:
 
 
 @dataclass(slots=True)
-class Section:
+class ElfSection:
     """ELF section that is loaded at run time."""
 
     name: str
     data: bytes
     alignment: int
     executable: bool
-    relocations: list[Relocation] = field(default_factory=list)
+    relocations: list[ElfRelocation] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,12 +58,12 @@ class ElfObject:
 
     machine: int
     """ELF's number of the architecture."""
-    sections: dict[int, Section]
-    symbols: list[Symbol]
+    sections: dict[int, ElfSection]
+    symbols: list[ElfSymbol]
 
 
 @dataclass(frozen=True, slots=True)
-class _Form:
+class _ElfLayout:
     """ELF file layout of one word size: where the header stores the section table's offset and
     length, and the struct formats of its rows.
     """
@@ -77,15 +77,15 @@ class _Form:
     kind_bits: int
 
 
-_FORMS = {
-    b"\x7fELF\2\1": _Form(("<Q", 40), 58, "<IIQQQQIIQQ", "<IBBHQQ", SHT_RELA, "<QQq", 32),
-    b"\x7fELF\1\1": _Form(("<I", 32), 46, "<IIIIIIIIII", "<IIIBBH", SHT_REL, "<II", 8),
+_ELF_LAYOUTS = {
+    b"\x7fELF\2\1": _ElfLayout(("<Q", 40), 58, "<IIQQQQIIQQ", "<IBBHQQ", SHT_RELA, "<QQq", 32),
+    b"\x7fELF\1\1": _ElfLayout(("<I", 32), 46, "<IIIIIIIIII", "<IIIBBH", SHT_REL, "<II", 8),
 }
 
 
 def read(data: bytes) -> ElfObject:
     """Parse an object. Raises InternalError if it is not a little-endian relocatable."""
-    form = _FORMS.get(data[:6])
+    form = _ELF_LAYOUTS.get(data[:6])
     if form is None or struct.unpack_from("<H", data, 16) != (1,):
         raise InternalError("elf: expected a relocatable object")
     (machine,) = struct.unpack_from("<H", data, 18)
@@ -101,12 +101,14 @@ def read(data: bytes) -> ElfObject:
         )
 
     names = content(names_at)
-    sections: dict[int, Section] = {}
-    symbols: list[Symbol] = []
+    sections: dict[int, ElfSection] = {}
+    symbols: list[ElfSymbol] = []
     for i, (name, kind, flags, _, _, _, link, _, alignment, _) in enumerate(headers):
         title = _string(names, name)
-        if flags & SHF_ALLOC and not title.startswith(UNWINDING):
-            sections[i] = Section(title, content(i), max(alignment, 1), bool(flags & SHF_EXECUTE))
+        if flags & SHF_ALLOC and not title.startswith(UNWIND_SECTION_PREFIXES):
+            sections[i] = ElfSection(
+                title, content(i), max(alignment, 1), bool(flags & SHF_EXECUTE)
+            )
         if kind == SHT_SYMTAB:
             symbols = _symbols(form, content(i), content(link))
     for i, header in enumerate(headers):
@@ -119,7 +121,7 @@ def _string(table: bytes, at: int) -> str:
     return table[at : table.index(b"\0", at)].decode()
 
 
-def _symbols(form: _Form, table: bytes, names: bytes) -> list[Symbol]:
+def _symbols(form: _ElfLayout, table: bytes, names: bytes) -> list[ElfSymbol]:
     rows = list(struct.iter_unpack(form.symbol, table))
     if form.kind_bits == 8:  # name, value, size, info, other, section
         rows = [
@@ -127,14 +129,14 @@ def _symbols(form: _Form, table: bytes, names: bytes) -> list[Symbol]:
             for name, value, size, info, visibility, at in rows
         ]
     return [
-        Symbol(_string(names, name), section, value, info >> 4 == 0)
+        ElfSymbol(_string(names, name), section, value, info >> 4 == 0)
         for name, info, _, section, value, _ in rows
     ]
 
 
-def _relocations(form: _Form, table: bytes) -> list[Relocation]:
+def _relocations(form: _ElfLayout, table: bytes) -> list[ElfRelocation]:
     mask = (1 << form.kind_bits) - 1
     return [
-        Relocation(at, info & mask, info >> form.kind_bits, *(addend or (0,)))
+        ElfRelocation(at, info & mask, info >> form.kind_bits, *(addend or (0,)))
         for at, info, *addend in struct.iter_unpack(form.relocation, table)
     ]

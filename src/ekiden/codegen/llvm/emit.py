@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ekiden.codegen.llvm.builder import Module
+from ekiden.codegen.llvm.builder import LlvmModule
 from ekiden.codegen.llvm.debug import DebugLines
 from ekiden.codegen.llvm.entry import EntryEmitter
 from ekiden.codegen.llvm.expression import DemoteRegisterError
@@ -24,7 +24,7 @@ def emit(func: PrimFunc, target: Target) -> str:
 
 def emit_all(funcs: Sequence[PrimFunc], target: Target, debug: DebugLines | None = None) -> str:
     """Emit one module with several functions, with debug information if lines are given."""
-    module = Module(target, debug)
+    module = LlvmModule(target, debug)
     for func in funcs:
         _write(module, func)
     head = [f"; for {target}", f'target triple = "{target.triple}"']
@@ -35,7 +35,7 @@ def emit_all(funcs: Sequence[PrimFunc], target: Target, debug: DebugLines | None
     return module.text(head) + tail + (debug.text() if debug else "")
 
 
-def _write(module: Module, func: PrimFunc) -> None:
+def _write(module: LlvmModule, func: PrimFunc) -> None:
     """Add a function; register buffers that cannot all be SSA values are demoted to the stack and
     the function is emitted again.
     """

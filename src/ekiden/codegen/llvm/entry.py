@@ -6,17 +6,17 @@ from __future__ import annotations
 
 from ekiden.codegen.common import (
     DEVICE_ID,
-    Dimension,
+    ShapeCheck,
     argument_label,
     device_of,
-    dimensions,
     dtype_word,
-    flushes,
-    gaps,
+    flushes_subnormals,
     in_place,
     lies_on_device,
-    misfit,
+    not_contiguous_message,
+    out_of_range_message,
     scalar_kind,
+    shape_checks,
 )
 from ekiden.codegen.llvm import subnormals
 from ekiden.codegen.llvm.alias import AliasScopes
@@ -32,7 +32,7 @@ from ekiden.runtime.errors import CompileError
 from ekiden.tir.expr import Buffer
 from ekiden.tir.stmt import PrimFunc
 
-PARAMETERS = "ptr %self, ptr %args, i32 %nargs, ptr %ret"
+PACKED_PARAMETERS = "ptr %self, ptr %args, i32 %nargs, ptr %ret"
 
 
 class EntryEmitter(StatementEmitter):
@@ -54,7 +54,7 @@ class EntryEmitter(StatementEmitter):
             line = self.module.debug.first_line(func)
             self.lines = FunctionLines(self.module.debug, self.name, line)
             self.b.location = self.lines.header()
-        if flushes(func):
+        if flushes_subnormals(func):
             self.flushed = subnormals.enter(self.b)
         count = len(func.params)
         right = self.b.value(f"icmp eq i32 %nargs, {count}")
@@ -66,7 +66,7 @@ class EntryEmitter(StatementEmitter):
                 shapes[i] = self.unpack(func, i, param)
             else:
                 self.variables[param] = self.number(func, i, param)
-        for shape_check in dimensions(func):
+        for shape_check in shape_checks(func):
             self.dimension(
                 shape_check, self.field(shapes[shape_check.index], 8 * shape_check.axis, "i64")
             )
@@ -76,7 +76,7 @@ class EntryEmitter(StatementEmitter):
             self.alias.finish()
         name = quoted(self.name)
         self.module.defined.add(name)
-        self.module.functions.append(function_text(name, PARAMETERS, self))
+        self.module.functions.append(function_text(name, PACKED_PARAMETERS, self))
 
     def field(self, base: Operand, offset: int, kind: str) -> Operand:
         """Load a member of a structure."""
@@ -104,7 +104,11 @@ class EntryEmitter(StatementEmitter):
         )
         self.check(right, "TypeError", f"{name} must have dtype {buffer.dtype}")
         if buffer.shape and not buffer.strides:
-            self.check(self.is_compact(tensor, len(buffer.shape)), "ValueError", gaps(name))
+            self.check(
+                self.is_compact(tensor, len(buffer.shape)),
+                "ValueError",
+                not_contiguous_message(name),
+            )
         if self.device is not None and lies_on_device(func, buffer):
             self.on_device(tensor, name)
         data, offset = (
@@ -138,7 +142,7 @@ class EntryEmitter(StatementEmitter):
         fits = b.value(f"icmp eq i64 {back}, {integer}")
         if param.dtype == "uint64":
             fits = b.value(f"icmp sge i64 {integer}, 0")
-        self.check(fits, "ValueError", f"{name} {misfit(param)}")
+        self.check(fits, "ValueError", f"{name} {out_of_range_message(param)}")
         return narrowed
 
     def on_device(self, tensor: Operand, name: str) -> None:
@@ -182,7 +186,7 @@ class EntryEmitter(StatementEmitter):
     def _at(self, base: Operand, offset: int) -> Operand:
         return self.b.pure(f"getelementptr i8, ptr {base}, i64 {offset}") if offset else base
 
-    def dimension(self, row: Dimension, actual: Operand) -> None:
+    def dimension(self, row: ShapeCheck, actual: Operand) -> None:
         """Bind a symbolic dimension, or compare a dimension with its required extent."""
         if not row.binds:
             right = self.b.value(f"icmp eq i64 {actual}, {self.value(cast(row.extent, 'int64'))}")
@@ -194,7 +198,7 @@ class EntryEmitter(StatementEmitter):
             self.positive.add(row.extent)
 
 
-FAST_MATH = ("nnan", "ninf", "nsz", "arcp", "contract", "afn", "reassoc")
+FAST_MATH_FLAGS = ("nnan", "ninf", "nsz", "arcp", "contract", "afn", "reassoc")
 """LLVM's flags of floating-point operations."""
 
 
@@ -205,10 +209,10 @@ def fast_math_flags(func: PrimFunc) -> str:
     CompileError for an unknown flag.
     """
     flags = str((func.attrs or {}).get("tir.fast_math", "")).split()
-    unknown = [f for f in flags if f not in FAST_MATH]
+    unknown = [f for f in flags if f not in FAST_MATH_FLAGS]
     if unknown:
         raise CompileError(
             f"function {func.name!r}: 'tir.fast_math' has unknown flags {', '.join(unknown)}; "
-            f"there are {', '.join(FAST_MATH)}"
+            f"there are {', '.join(FAST_MATH_FLAGS)}"
         )
     return " ".join(flags)

@@ -18,12 +18,12 @@ from ekiden.codegen.common import (
     undefined,
 )
 from ekiden.codegen.llvm.alias import AliasScopes
-from ekiden.codegen.llvm.builder import Builder, Module, Operand
+from ekiden.codegen.llvm.builder import FunctionBuilder, LlvmModule, Operand
 from ekiden.codegen.llvm.cast import emit_cast
 from ekiden.codegen.llvm.halves import in_halves
 from ekiden.codegen.llvm.intrinsics import emit_intrinsic
 from ekiden.codegen.llvm.operations import emit_binary, reduce_lanes
-from ekiden.codegen.llvm.strided import emit_strided, is_near, shuffle
+from ekiden.codegen.llvm.strided import emit_strided, is_shufflable, shuffle
 from ekiden.codegen.llvm.types import memory_dtype, memory_type, register_type, suffix
 from ekiden.ir import dtype as dt
 from ekiden.ir.intrinsic import row_of
@@ -60,7 +60,7 @@ class DemoteRegisterError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Mask:
+class LaneMask:
     """Lanes in which a conditional side is evaluated."""
 
     value: Operand
@@ -75,8 +75,8 @@ class ExpressionEmitter:
     to operands.
     """
 
-    def __init__(self, module: Module) -> None:
-        self.b = Builder(module)
+    def __init__(self, module: LlvmModule) -> None:
+        self.b = FunctionBuilder(module)
         self.variables: dict[Var, Operand] = {}
         self.pointers: dict[Buffer, Operand] = {}
         self.spaces: dict[Buffer, int] = {}
@@ -84,7 +84,7 @@ class ExpressionEmitter:
         self.registers: dict[RegisterKey, Operand] = {}
         self.register_lanes: dict[Buffer, int] = {}
         self.positive: set[Var] = set()
-        self.mask: Mask | None = None
+        self.mask: LaneMask | None = None
         self.alias: AliasScopes | None = None
         self.fast_math = ""
         self._affine: dict[PrimExpr, PrimExpr] = {}
@@ -128,7 +128,7 @@ class ExpressionEmitter:
         self._memo = [{}]
 
     @contextmanager
-    def region(self, mask: Mask | None) -> Iterator[None]:
+    def region(self, mask: LaneMask | None) -> Iterator[None]:
         """Emit a conditional part: its values do not outlive it."""
         outer, self.mask = self.mask, mask
         self._memo.append({})
@@ -192,7 +192,7 @@ class ExpressionEmitter:
             case BinaryExpr():
                 return (e.a, e.b)
             case Cast():
-                alternative = self.other_form(e)
+                alternative = self.half_width_form(e)
                 return (e.value if alternative is None else alternative,)
             case Broadcast() | VectorReduce():
                 return (e.value,)
@@ -251,7 +251,7 @@ class ExpressionEmitter:
                 finally:
                     b.flags = ""
             case Cast():
-                form = self.other_form(e)
+                form = self.half_width_form(e)
                 if form is not None:
                     return self.value(form)
                 return emit_cast(b, self.value(e.value), e.value.dtype, e.dtype)
@@ -291,7 +291,7 @@ class ExpressionEmitter:
                 return self.load(e)
         raise InternalError(f"llvm: {type(e).__name__} has no meaning in a kernel: {e!r}")
 
-    def other_form(self, e: Cast) -> PrimExpr | None:
+    def half_width_form(self, e: Cast) -> PrimExpr | None:
         """Return the rewritten form of a cast from int64 arithmetic to int32 where the processor
         multiplies every second element (PMULDQ), else None; the same object for the same cast.
         """
@@ -362,12 +362,12 @@ class ExpressionEmitter:
             else_value = self.value(no)
         return self.b.select(test, e.dtype, chosen, else_value, lanes)
 
-    def narrowed(self, test: Operand, lanes: int) -> Mask:
+    def narrowed(self, test: Operand, lanes: int) -> LaneMask:
         """Return the mask of the lanes of the enclosing mask in which `test` holds."""
         outer = self.mask
         if outer is not None and outer.lanes == lanes:
             test = self.b.binary("and", dt.with_lanes("bool", lanes), outer.value, test)
-        return Mask(test, lanes)
+        return LaneMask(test, lanes)
 
     def branched(self, test: Operand, e: Intrinsic) -> Operand:
         """Evaluate one side only."""
@@ -411,7 +411,7 @@ class ExpressionEmitter:
         mask = self.mask.value if self.mask is not None and self.mask.lanes == lanes else None
         index = self.affine(index)
         stride = index.stride if isinstance(index, Ramp) else None
-        if not isinstance(stride, IntImm) or not is_near(stride.value, lanes):
+        if not isinstance(stride, IntImm) or not is_shufflable(stride.value, lanes):
             return self.masked_load(buffer, index, dtype, mask)
         assert isinstance(index, Ramp)
         neighbours = index.with_fields(stride=IntImm(1, stride.dtype))

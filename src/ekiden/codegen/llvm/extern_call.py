@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from ekiden.codegen.common import extern_name
 from ekiden.codegen.llvm.builder import Operand
-from ekiden.codegen.llvm.image import EXTERN
+from ekiden.codegen.llvm.image import EXTERN_PREFIX
 from ekiden.codegen.llvm.packed_call import PackedCallEmitter
 from ekiden.codegen.llvm.types import memory_type, register_type
 from ekiden.ir import dtype as dt
@@ -35,7 +35,7 @@ class ExternCallEmitter(PackedCallEmitter):
         if any(dt.lanes(operand.dtype) > 1 for operand in (e, *e.args[1:])):
             raise InternalError(f"llvm: {e.op}: an argument is a vector: {e!r}")
         arguments = [self._argument(a) for a in e.args[1:]]
-        result, symbol = _typed(e.dtype), f"{EXTERN}{name}"
+        result, symbol = _typed(e.dtype), f"{EXTERN_PREFIX}{name}"
         result = " ".join(reversed(result.split()))  # an attribute stands before a result's type
         self.module.declare(symbol, result, [kind for kind, _ in arguments])
         argument_list = ", ".join(f"{kind} {operand}" for kind, operand in arguments)

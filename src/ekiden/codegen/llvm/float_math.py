@@ -7,21 +7,21 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from ekiden.codegen.llvm.builder import Builder, Operand
+from ekiden.codegen.llvm.builder import FunctionBuilder, Operand
 from ekiden.codegen.llvm.cast import emit_cast
-from ekiden.codegen.llvm.software import WITHOUT, whole_product
+from ekiden.codegen.llvm.software import SOFTWARE_FORMS, whole_product
 from ekiden.ir import dtype as dt
 
-MANTISSA = {"float32": 23, "float64": 52}
-BIAS = {"float32": 127, "float64": 1023}
+MANTISSA_BITS = {"float32": 23, "float64": 52}
+EXPONENT_BIAS = {"float32": 127, "float64": 1023}
 # no subnormal number in float32, nor its square root's, and of no weight beside 1 in float64
-LOST = 1e-30
+ABSORBED_TERM = 1e-30
 
 
 class FloatMath:
     """Arithmetic on operands of `dtype` (float32 or float64 with lanes)."""
 
-    def __init__(self, b: Builder, dtype: str) -> None:
+    def __init__(self, b: FunctionBuilder, dtype: str) -> None:
         self.b, self.dtype = b, dtype
         self.element, self.lanes = dt.element(dtype), dt.lanes(dtype)
         self.word = dt.with_lanes("int32" if self.element == "float32" else "int64", self.lanes)
@@ -34,11 +34,11 @@ class FloatMath:
     @property
     def mantissa(self) -> int:
         """Return the number of stored mantissa bits."""
-        return MANTISSA[self.element]
+        return MANTISSA_BITS[self.element]
 
     def const(self, value: float) -> Operand:
         """Return a float constant."""
-        return self.b.kept_const(value, self.dtype)
+        return self.b.pooled_const(value, self.dtype)
 
     def int_const(self, value: int) -> Operand:
         """Return a constant of the integer type of the same width."""
@@ -46,7 +46,7 @@ class FloatMath:
 
     def llvm(self, name: str, *operands: Operand) -> Operand:
         """Emit an LLVM intrinsic on this type, or its software form where the target lacks it."""
-        ability, compute = WITHOUT.get(name, (None, None))
+        ability, compute = SOFTWARE_FORMS.get(name, (None, None))
         if ability is not None and compute is not None and not self.b.module.has(ability):
             with self.as_written():
                 return compute(self, *operands)
@@ -109,8 +109,8 @@ class FloatMath:
         """x * x for |x| below 1, which is never subnormal: what is added, to it or without a fused
         instruction to x, is lost beside 1."""
         if self.b.module.has("fma") or self.b.module.has("madd"):
-            return self.madd(x, x, self.const(LOST))
-        moved = self.add(x, self.const(LOST if self.is_double else LOST**0.5))
+            return self.madd(x, x, self.const(ABSORBED_TERM))
+        moved = self.add(x, self.const(ABSORBED_TERM if self.is_double else ABSORBED_TERM**0.5))
         return self.mul(moved, moved)
 
     def abs(self, x: Operand) -> Operand:
@@ -193,7 +193,7 @@ class FloatMath:
 
     def power_of_two(self, n: Operand) -> Operand:
         """Return 2**n for an integer n in the normal range."""
-        biased = self.int_op("add", n, self.int_const(BIAS[self.element]))
+        biased = self.int_op("add", n, self.int_const(EXPONENT_BIAS[self.element]))
         return self.from_bits(self.int_op("shl", biased, self.int_const(self.mantissa)))
 
     def rounded(self, x: Operand, factor: float, bias: int) -> tuple[Operand, Operand]:
@@ -215,14 +215,14 @@ class FloatMath:
 
     def rounded_power(self, x: Operand, factor: float) -> tuple[Operand, Operand]:
         """Return (n, 2**n) for n = round(x * factor), where 2**n is in the normal range."""
-        n, biased = self.rounded(x, factor, BIAS[self.element])
+        n, biased = self.rounded(x, factor, EXPONENT_BIAS[self.element])
         return n, self._power(biased)
 
     def rounded_powers(self, x: Operand, factor: float) -> tuple[Operand, Operand, Operand]:
         """Return (n, 2**h, 2**(n - h)) with h = n // 2; both powers are in the normal range for n
         in twice that range.
         """
-        n, biased = self.rounded(x, factor, 2 * BIAS[self.element])
+        n, biased = self.rounded(x, factor, 2 * EXPONENT_BIAS[self.element])
         half = self.int_op("lshr", biased, self.int_const(1))
         return n, self._power(half), self._power(self.int_op("sub", biased, half))
 

@@ -4,14 +4,14 @@ x86-64 below level v3. LLVM would call a library.
 
 from __future__ import annotations
 
-from ekiden.codegen.llvm.builder import Builder, Operand
+from ekiden.codegen.llvm.builder import FunctionBuilder, Operand
 from ekiden.ir import dtype as dt
 
 
 class _Words:
     """Operations on float32 and its bits, with the constants made."""
 
-    def __init__(self, b: Builder, lanes: int) -> None:
+    def __init__(self, b: FunctionBuilder, lanes: int) -> None:
         self.b, self.lanes = b, lanes
         self.single, self.word = dt.with_lanes("float32", lanes), dt.with_lanes("int32", lanes)
         self.half, self.short = dt.with_lanes("float16", lanes), dt.with_lanes("uint16", lanes)
@@ -34,7 +34,7 @@ class _Words:
         return self.b.convert("bitcast", self.single, self.word, result)
 
 
-def from_half(b: Builder, a: Operand, lanes: int) -> Operand:
+def from_half(b: FunctionBuilder, a: Operand, lanes: int) -> Operand:
     """Convert float16 to float32: a multiplication rebiases the exponent and normalises subnormals;
     infinities and NaN get float32's exponent.
     """
@@ -48,7 +48,7 @@ def from_half(b: Builder, a: Operand, lanes: int) -> Operand:
     return b.convert("bitcast", w.word, w.single, w.op("or", magnitude_bits, sign))
 
 
-def to_half(b: Builder, a: Operand, lanes: int) -> Operand:
+def to_half(b: FunctionBuilder, a: Operand, lanes: int) -> Operand:
     """Convert float32 to float16, to nearest even; a NaN becomes the quiet NaN."""
     w = _Words(b, lanes)
     bits = b.convert("bitcast", w.single, w.word, a)

@@ -19,11 +19,11 @@ from ekiden.ir.intrinsic import call_intrin, shuffle
 from ekiden.ir.prim import Add, Cast, IntImm, Intrinsic, Mul, PrimExpr, Sub, binary, const
 from ekiden.tir.expr import Broadcast, broadcast
 
-WORD = 32
+WORD_BITS = 32
 """Bits of an element of the vectors around."""
-LIMIT = 24
+MAX_INT64_NODES = 24
 """Nodes of int64 that are looked at; more are no requantisation."""
-SHIFTS = frozenset(("left_shift", "right_shift"))
+SHIFT_OPS = frozenset(("left_shift", "right_shift"))
 
 
 def in_halves(e: Cast) -> PrimExpr | None:
@@ -34,7 +34,7 @@ def in_halves(e: Cast) -> PrimExpr | None:
     if dt.element(e.dtype) != "int32" or dt.element(e.value.dtype) != "int64" or lanes % 2:
         return None
     nodes = list(_inner(e.value))
-    if len(nodes) > LIMIT or not any(isinstance(n, Mul) for n in nodes):
+    if len(nodes) > MAX_INT64_NODES or not any(isinstance(n, Mul) for n in nodes):
         return None
     if not all(_is_leaf(n) or isinstance(n, (Add, Sub, Mul)) or _is_shift(n) for n in nodes):
         return None
@@ -47,7 +47,7 @@ def in_halves(e: Cast) -> PrimExpr | None:
 def _inner(root: PrimExpr) -> Iterator[PrimExpr]:
     """Yield the int64 nodes, at most one more than MAX_INT64_NODES."""
     stack = [root]
-    for _ in range(LIMIT + 1):
+    for _ in range(MAX_INT64_NODES + 1):
         if not stack:
             return
         e = stack.pop()
@@ -59,7 +59,7 @@ def _inner(root: PrimExpr) -> Iterator[PrimExpr]:
 
 
 def _is_shift(e: PrimExpr) -> bool:
-    return isinstance(e, Intrinsic) and e.op in SHIFTS
+    return isinstance(e, Intrinsic) and e.op in SHIFT_OPS
 
 
 def _is_same(e: PrimExpr) -> bool:
@@ -83,8 +83,8 @@ def _half(e: PrimExpr, odd: int) -> PrimExpr:
         return broadcast(e.value, half)
     if isinstance(e, Cast):
         words = call_intrin("reinterpret", e.value, dtype=dt.with_lanes("int64", half))
-        moved = words if odd else _shifted("left_shift", words, WORD)
-        return _shifted("right_shift", moved, WORD)
+        moved = words if odd else _shifted("left_shift", words, WORD_BITS)
+        return _shifted("right_shift", moved, WORD_BITS)
     if isinstance(e, (Add, Sub, Mul)):
         return binary(type(e), _half(e.a, odd), _half(e.b, odd))
     assert isinstance(e, Intrinsic)
@@ -102,7 +102,7 @@ def _distance(e: PrimExpr) -> int | None:
     if not (isinstance(e, Intrinsic) and e.op == "right_shift"):
         return None
     by = e.args[1].value if isinstance(e.args[1], Broadcast) else e.args[1]
-    return by.value if isinstance(by, IntImm) and 0 <= by.value <= WORD else None
+    return by.value if isinstance(by, IntImm) and 0 <= by.value <= WORD_BITS else None
 
 
 def _lower_words(e: PrimExpr) -> PrimExpr:
@@ -121,9 +121,9 @@ def _upper_words(e: PrimExpr) -> PrimExpr:
     """Return an int32 vector whose odd elements are the lower words."""
     by = _distance(e)
     if by is None:
-        return _words(_shifted("left_shift", e, WORD))
+        return _words(_shifted("left_shift", e, WORD_BITS))
     assert isinstance(e, Intrinsic)
-    return _words(_shifted("left_shift", e.args[0], WORD - by))
+    return _words(_shifted("left_shift", e.args[0], WORD_BITS - by))
 
 
 def _unsigned(dtype: str) -> str:

@@ -19,23 +19,23 @@ import struct
 from collections.abc import Sequence
 
 from ekiden.codegen.llvm import elf, wasm
-from ekiden.codegen.llvm.relocation import ARCHITECTURES, X86_64, Reference
+from ekiden.codegen.llvm.relocation import LINK_ARCHITECTURES, X86_64, ResolvedReference
 from ekiden.runtime.binding.layout import ABI_SERVICES, SERVICES
 from ekiden.runtime.binding.opcodes import OPCODES
 from ekiden.runtime.errors import InternalError, LoadError
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target import Target
 
-MAGIC = b"EKIMG\0"
-VERSION = 1
-PAGE = 4096
-HEADER = struct.Struct("<6sBBIIQQQQ")
-CALL_SITE = "packed:"
+IMAGE_MAGIC = b"EKIMG\0"
+IMAGE_VERSION = 1
+PAGE_BYTES = 4096
+IMAGE_HEADER = struct.Struct("<6sBBIIQQQQ")
+CALL_SITE_PREFIX = "packed:"
 """Before the name of a function for which code has a call site."""
-EXTERN = "ek_extern_"
+EXTERN_PREFIX = "ek_extern_"
 """Before the name of a C function that the program declares by calling it (`call_extern`): it is
 that of the library or program that the code is linked into, or of the process that loads it."""
-MACHINE = frozenset(f"ek_op_{opcode.name}" for opcode in OPCODES)
+VM_HELPERS = frozenset(f"ek_op_{opcode.name}" for opcode in OPCODES)
 """What the virtual machine gives to native code of its functions, beside the services."""
 
 
@@ -65,8 +65,8 @@ def link(objects: Sequence[bytes], exports: Sequence[str], target: Target | None
         objects define one name.
     """
     linker = _linker(objects, exports)
-    provided = MACHINE.union(SERVICES, ABI_SERVICES)
-    prefixes = CALL_SITE, EXTERN
+    provided = VM_HELPERS.union(SERVICES, ABI_SERVICES)
+    prefixes = CALL_SITE_PREFIX, EXTERN_PREFIX
     unknown = [n for n in linker.imports if n not in provided and not n.startswith(prefixes)]
     if unknown:
         raise InternalError(
@@ -74,15 +74,17 @@ def link(objects: Sequence[bytes], exports: Sequence[str], target: Target | None
         )
     text = linker.text()
     table = [_entry(name) + struct.pack("<Q", linker.exported(name)) for name in exports]
-    exports_at = PAGE + len(text)
+    exports_at = PAGE_BYTES + len(text)
     imports_at = exports_at + sum(len(row) for row in table)
     tail = b"".join([*table, *(_entry(name) for name in linker.imports)])
     total = exports_at + len(tail)
     counts = len(exports), len(linker.imports)
     mark = linker.mark
-    header = HEADER.pack(MAGIC, mark, VERSION, *counts, len(text), exports_at, imports_at, total)
+    header = IMAGE_HEADER.pack(
+        IMAGE_MAGIC, mark, IMAGE_VERSION, *counts, len(text), exports_at, imports_at, total
+    )
     needs = " ".join((target.cpu, *target.needs)) if target is not None else ""
-    return (header + needs.encode()).ljust(PAGE, b"\0") + text + tail
+    return (header + needs.encode()).ljust(PAGE_BYTES, b"\0") + text + tail
 
 
 def _entry(name: str) -> bytes:
@@ -94,9 +96,9 @@ def _align(value: int, alignment: int) -> int:
     return -(-value // alignment) * alignment
 
 
-def _linker(objects: Sequence[bytes], exports: Sequence[str]) -> _Linker | wasm.Linker:
-    if any(data[: len(wasm.MAGIC)] == wasm.MAGIC for data in objects):
-        return wasm.Linker(objects, exports)
+def _linker(objects: Sequence[bytes], exports: Sequence[str]) -> _Linker | wasm.WasmLinker:
+    if any(data[: len(wasm.WASM_MAGIC)] == wasm.WASM_MAGIC for data in objects):
+        return wasm.WasmLinker(objects, exports)
     return _Linker([elf.read(data) for data in objects])
 
 
@@ -111,9 +113,9 @@ class _Linker:
     def __init__(self, objects: Sequence[elf.ElfObject]) -> None:
         self.objects = objects
         machines = {file.machine for file in objects} or {X86_64.elf_machine}
-        if len(machines) != 1 or not machines <= set(ARCHITECTURES):
+        if len(machines) != 1 or not machines <= set(LINK_ARCHITECTURES):
             raise InternalError(f"image: objects of one known machine expected, got {machines}")
-        self.architecture = ARCHITECTURES[machines.pop()]
+        self.architecture = LINK_ARCHITECTURES[machines.pop()]
         self.mark = self.architecture.mark
         self.places: dict[tuple[int, int], int] = {}
         self.globals: dict[str, int] = {}
@@ -126,7 +128,7 @@ class _Linker:
         self.imports = sorted(self._undefined())
         self.stubs = _align(self.end, 8)
         self.size = self._stub(len(self.imports))
-        self.slots = _align(self.size, PAGE)
+        self.slots = _align(self.size, PAGE_BYTES)
 
     def _place(self, number: int, elf_object: elf.ElfObject, executable: bool) -> None:
         for index, section in elf_object.sections.items():
@@ -154,7 +156,7 @@ class _Linker:
         return {
             s.name
             for s in used
-            if s.section == elf.UNDEFINED and s.name and s.name not in self.globals
+            if s.section == elf.UNDEFINED_SECTION and s.name and s.name not in self.globals
         }
 
     def exported(self, name: str) -> int:
@@ -188,7 +190,9 @@ class _Linker:
 
     # A call of something outside goes to a stub that jumps through the slot; a load of its address,
     # which the compiler wrote as one through a table, reads the slot itself.
-    def _reference(self, number: int, section_offset: int, r: elf.Relocation) -> Reference:
+    def _reference(
+        self, number: int, section_offset: int, r: elf.ElfRelocation
+    ) -> ResolvedReference:
         """Return what a relocation of an object refers to: an offset in the text, an address-table
         slot, or a stub.
         """
@@ -202,17 +206,17 @@ class _Linker:
             imported = self.imports.index(symbol.name)
             slot = self.slots + self.architecture.slot_bytes * imported
             target = slot if is_slot else self._stub(imported)
-        return Reference(r.kind, at, target + r.addend, is_slot, symbol.name)
+        return ResolvedReference(r.kind, at, target + r.addend, is_slot, symbol.name)
 
 
 def inspect(image: bytes) -> ImageInfo:
     """Parse an image into its parts. Raises LoadError if it is not one."""
-    if len(image) < PAGE or image[: len(MAGIC)] != MAGIC:
+    if len(image) < PAGE_BYTES or image[: len(IMAGE_MAGIC)] != IMAGE_MAGIC:
         raise LoadError("image: not a native code image")
-    _, _, _, n_exports, n_imports, text_size, exports_at, imports_at, total = HEADER.unpack_from(
-        image
+    _, _, _, n_exports, n_imports, text_size, exports_at, imports_at, total = (
+        IMAGE_HEADER.unpack_from(image)
     )
-    if total != len(image) or exports_at != PAGE + text_size or imports_at > total:
+    if total != len(image) or exports_at != PAGE_BYTES + text_size or imports_at > total:
         raise LoadError(f"image: header promises {total} bytes, got {len(image)}")
     exports: dict[str, int] = {}
     at = exports_at
@@ -224,8 +228,10 @@ def inspect(image: bytes) -> ImageInfo:
     for _ in range(n_imports):
         name, at = _name(image, at)
         imports.append(name)
-    needs = image[HEADER.size : PAGE].rstrip(b"\0").decode()
-    return ImageInfo(exports, tuple(imports), image[PAGE : PAGE + text_size], tuple(needs.split()))
+    needs = image[IMAGE_HEADER.size : PAGE_BYTES].rstrip(b"\0").decode()
+    return ImageInfo(
+        exports, tuple(imports), image[PAGE_BYTES : PAGE_BYTES + text_size], tuple(needs.split())
+    )
 
 
 def architecture_of(image: bytes) -> str:
@@ -234,10 +240,10 @@ def architecture_of(image: bytes) -> str:
     """
     names = [
         architecture.name
-        for architecture in ARCHITECTURES.values()
+        for architecture in LINK_ARCHITECTURES.values()
         if architecture.mark == image[6]
     ]
-    if image[: len(MAGIC)] != MAGIC or not names:
+    if image[: len(IMAGE_MAGIC)] != IMAGE_MAGIC or not names:
         raise LoadError("image: not a native code image of a known machine")
     return names[0]
 

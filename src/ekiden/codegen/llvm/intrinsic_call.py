@@ -14,7 +14,7 @@ from ekiden.ir.intrinsic import row_of
 from ekiden.ir.prim import Intrinsic, PrimExpr, StringImm
 from ekiden.runtime.errors import CompileError
 from ekiden.tir.expr import BufferAddress
-from ekiden.tir.op import NO_VALUE
+from ekiden.tir.op import VOID_DTYPE
 
 
 class IntrinsicCallEmitter(ExternCallEmitter):
@@ -28,7 +28,7 @@ class IntrinsicCallEmitter(ExternCallEmitter):
         b, effects = self.b, row_of(e.op).effects
         b.module.intrinsics.add(name)
         operands = ", ".join(" ".join(self._operand(name, a)) for a in e.args[2:])
-        if e.dtype == NO_VALUE:
+        if e.dtype == VOID_DTYPE:
             b.effect(f"call void @{name}({operands})")
             b.touch_memory()
             return "undef"

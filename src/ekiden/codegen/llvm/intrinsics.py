@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from ekiden.codegen.llvm.builder import Builder, Operand
+from ekiden.codegen.llvm.builder import FunctionBuilder, Operand
 from ekiden.codegen.llvm.cast import emit_cast
 from ekiden.codegen.llvm.float_math import FloatMath
 from ekiden.codegen.llvm.math_erf import erf
@@ -17,7 +17,7 @@ from ekiden.runtime.errors import InternalError
 
 
 def emit_intrinsic(
-    b: Builder,
+    b: FunctionBuilder,
     name: str,
     dtype: str,
     argument: str,
@@ -39,18 +39,22 @@ def emit_intrinsic(
     """
     if name == "reinterpret":
         return b.convert("bitcast", argument, dtype, operands[0])
-    if name in FLOAT:
-        compute = AT_MOST_ZERO.get(name, FLOAT[name]) if at_most_zero else FLOAT[name]
+    if name in FLOAT_INTRINSICS:
+        compute = (
+            NONPOSITIVE_INTRINSICS.get(name, FLOAT_INTRINSICS[name])
+            if at_most_zero
+            else FLOAT_INTRINSICS[name]
+        )
         return _in_float(b, compute, dtype, argument, operands)
-    if name in TESTS:
+    if name in FLOAT_TESTS:
         return _test(b, name, argument, operands[0])
-    if name in INTEGER:
-        return INTEGER[name](b, argument, *operands)
+    if name in INTEGER_INTRINSICS:
+        return INTEGER_INTRINSICS[name](b, argument, *operands)
     raise InternalError(f"llvm: no meaning for intrinsic {name!r}")
 
 
 def _in_float(
-    b: Builder,
+    b: FunctionBuilder,
     compute: Callable[..., Operand],
     dtype: str,
     argument: str,
@@ -68,7 +72,7 @@ def _in_float(
 
 
 def _on_integers(
-    b: Builder, compute: Callable[..., Operand], dtype: str, operands: Sequence[Operand]
+    b: FunctionBuilder, compute: Callable[..., Operand], dtype: str, operands: Sequence[Operand]
 ) -> Operand:
     lanes = dt.lanes(dtype)
     if compute in (_floor, _ceil, _trunc, _round):
@@ -90,7 +94,7 @@ def _on_integers(
     return emit_cast(b, compute(FloatMath(b, working), *values), working, dtype)
 
 
-def _integer_power(b: Builder, dtype: str, base: Operand, exponent: Operand) -> Operand:
+def _integer_power(b: FunctionBuilder, dtype: str, base: Operand, exponent: Operand) -> Operand:
     """Emit square and multiply over the bits of the exponent; it wraps on overflow. A negative
     exponent gives the truncated quotient: 0, except for bases 1 and -1, where the exponent's
     last bit decides.
@@ -149,7 +153,7 @@ def _fma(m: FloatMath, x: Operand, y: Operand, z: Operand) -> Operand:
     return m.madd(x, y, z) if has_either else m.add(m.mul(x, y), z)
 
 
-def _test(b: Builder, name: str, dtype: str, x: Operand) -> Operand:
+def _test(b: FunctionBuilder, name: str, dtype: str, x: Operand) -> Operand:
     """Emit isnan or isinf; integers are neither."""
     if not dt.is_float(dtype):
         return b.const(False, dt.with_lanes("bool", dt.lanes(dtype)))
@@ -165,7 +169,7 @@ def _bitwise(opcode: str) -> Callable[..., Operand]:
     return lambda b, dtype, x, y: b.binary(opcode, dtype, x, y)
 
 
-INSTRUCTIONS: dict[tuple[str, str, int], str] = {
+TARGET_INTRINSICS: dict[tuple[str, str, int], str] = {
     ("dot4_u8s8", "x86-64", 16): "llvm.x86.avx512.vpdpbusd.512",
     ("dot4_u8s8", "x86-64", 8): "llvm.x86.avx512.vpdpbusd.256",
     ("dot4_u8s8", "aarch64", 4): "llvm.aarch64.neon.usdot.v4i32.v16i8",
@@ -188,7 +192,7 @@ INSTRUCTIONS: dict[tuple[str, str, int], str] = {
 intrinsic."""
 
 
-def _instruction(b: Builder, ability: str, lanes: int) -> str | None:
+def _instruction(b: FunctionBuilder, ability: str, lanes: int) -> str | None:
     """Return LLVM's intrinsic for a feature on this many lanes, or None where the target
     lacks it.
     """
@@ -196,10 +200,10 @@ def _instruction(b: Builder, ability: str, lanes: int) -> str | None:
     if target is None or not target.has(ability) or 32 * lanes > target.vector_bits:
         return None
     if target.kind.has_threads:
-        return INSTRUCTIONS.get((ability, target.kind.name, lanes))
+        return TARGET_INTRINSICS.get((ability, target.kind.name, lanes))
     if target.architecture == "x86-64" and lanes == 8 and not target.has("integers_256"):
         return None
-    return INSTRUCTIONS.get((ability, target.architecture, lanes))
+    return TARGET_INTRINSICS.get((ability, target.architecture, lanes))
 
 
 def _in_halves(compute: Callable[..., Operand]) -> Callable[..., Operand]:
@@ -207,7 +211,7 @@ def _in_halves(compute: Callable[..., Operand]) -> Callable[..., Operand]:
     vectors are for floats only (AVX without AVX2).
     """
 
-    def emit(b: Builder, dtype: str, total: Operand, x: Operand, y: Operand) -> Operand:
+    def emit(b: FunctionBuilder, dtype: str, total: Operand, x: Operand, y: Operand) -> Operand:
         """Emit `compute` on halves: sums have `dtype`, `x` and `y` are words of four bytes."""
         target, bits = b.module.target, dt.SCALAR_BITS[dt.element(dtype)] * dt.lanes(dtype)
         has_it = target is not None and target.has("madd_u8s8")
@@ -229,7 +233,7 @@ def _in_halves(compute: Callable[..., Operand]) -> Callable[..., Operand]:
     return emit
 
 
-def _part(b: Builder, dtype: str, value: Operand, number: int) -> Operand:
+def _part(b: FunctionBuilder, dtype: str, value: Operand, number: int) -> Operand:
     """Return the lower or the upper half of a vector."""
     count, kind = dt.lanes(dtype) // 2, register_type(dtype)
     order = ", ".join(f"i32 {number * count + n}" for n in range(count))
@@ -241,7 +245,7 @@ def _dot4_of(left_sign: str, right_sign: str) -> Callable[..., Operand]:
     or unsigned ("u").
     """
 
-    def emit(b: Builder, dtype: str, total: Operand, x: Operand, y: Operand) -> Operand:
+    def emit(b: FunctionBuilder, dtype: str, total: Operand, x: Operand, y: Operand) -> Operand:
         """Emit one dot-product instruction, or multiply byte by byte."""
         lanes = dt.lanes(dtype)
         name = _instruction(b, f"dot4_{left_sign}8{right_sign}8", lanes)
@@ -262,7 +266,7 @@ def _dot4_of(left_sign: str, right_sign: str) -> Callable[..., Operand]:
     return emit
 
 
-def _byte(b: Builder, dtype: str, x: Operand, number: int, sign: str) -> Operand:
+def _byte(b: FunctionBuilder, dtype: str, x: Operand, number: int, sign: str) -> Operand:
     """Extract one byte of each word as a number."""
     if sign == "u":
         moved = b.binary("lshr", dtype, x, b.const(8 * number, dtype))
@@ -274,7 +278,7 @@ def _byte(b: Builder, dtype: str, x: Operand, number: int, sign: str) -> Operand
 _dot4 = _dot4_of("u", "s")
 
 
-def _narrow_dot4(b: Builder, dtype: str, total: Operand, x: Operand, y: Operand) -> Operand:
+def _narrow_dot4(b: FunctionBuilder, dtype: str, total: Operand, x: Operand, y: Operand) -> Operand:
     """Emit `_dot4` where the sum of two neighbouring products fits int16 (PMADDUBSW, PMADDWD)."""
     lanes = dt.lanes(dtype)
     sums = _pairs(b, lanes, x, y)
@@ -284,7 +288,7 @@ def _narrow_dot4(b: Builder, dtype: str, total: Operand, x: Operand, y: Operand)
     return _madd(b, dtype, total, b.convert("bitcast", f"int16x{2 * lanes}", dtype, sums), ones)
 
 
-def _pairs(b: Builder, lanes: int, x: Operand, y: Operand) -> Operand | None:
+def _pairs(b: FunctionBuilder, lanes: int, x: Operand, y: Operand) -> Operand | None:
     """Return sums of neighbouring byte products as int16 lanes (PMADDUBSW), or None where there is
     no instruction.
     """
@@ -297,11 +301,11 @@ def _pairs(b: Builder, lanes: int, x: Operand, y: Operand) -> Operand | None:
     return b.pure(f"call {halves} @{name}({bytes_} {a}, {bytes_} {c})")
 
 
-def _as_bytes(b: Builder, lanes: int, words: Operand) -> Operand:
+def _as_bytes(b: FunctionBuilder, lanes: int, words: Operand) -> Operand:
     return b.convert("bitcast", dt.with_lanes("int32", lanes), f"int8x{4 * lanes}", words)
 
 
-def _pair_sums(b: Builder, dtype: str, total: Operand, x: Operand, y: Operand) -> Operand:
+def _pair_sums(b: FunctionBuilder, dtype: str, total: Operand, x: Operand, y: Operand) -> Operand:
     """Return total + the sums of neighbouring byte products, in int16."""
     lanes = dt.lanes(dtype) // 2
     sums = _pairs(b, lanes, x, y)
@@ -321,7 +325,7 @@ def _pair_sums(b: Builder, dtype: str, total: Operand, x: Operand, y: Operand) -
     return total
 
 
-def _signed_dot4(b: Builder, dtype: str, total: Operand, x: Operand, y: Operand) -> Operand:
+def _signed_dot4(b: FunctionBuilder, dtype: str, total: Operand, x: Operand, y: Operand) -> Operand:
     """Emit `_dot4` of signed bytes on both sides: magnitudes of the first times the second with the
     first's sign (PSIGNB).
     """
@@ -345,7 +349,7 @@ def _signed_dot4(b: Builder, dtype: str, total: Operand, x: Operand, y: Operand)
     return _narrow_dot4(b, dtype, total, magnitudes, signed_bytes)
 
 
-def _madd(b: Builder, dtype: str, total: Operand, x: Operand, y: Operand) -> Operand:
+def _madd(b: FunctionBuilder, dtype: str, total: Operand, x: Operand, y: Operand) -> Operand:
     """Return total + the dot product of the two int16 of each word of x and y."""
     lanes = dt.lanes(dtype)
     name = _instruction(b, "madd_s16", lanes)
@@ -363,7 +367,7 @@ def _madd(b: Builder, dtype: str, total: Operand, x: Operand, y: Operand) -> Ope
     return total
 
 
-def _dot2(b: Builder, dtype: str, total: Operand, x: Operand, y: Operand) -> Operand:
+def _dot2(b: FunctionBuilder, dtype: str, total: Operand, x: Operand, y: Operand) -> Operand:
     """Return total + the dot product of the two bfloat16 in each word of x and y (VDPBF16PS, which
     flushes subnormals to 0).
     """
@@ -383,11 +387,11 @@ def _dot2(b: Builder, dtype: str, total: Operand, x: Operand, y: Operand) -> Ope
     return total
 
 
-def _left_shift(b: Builder, dtype: str, x: Operand, y: Operand) -> Operand:
+def _left_shift(b: FunctionBuilder, dtype: str, x: Operand, y: Operand) -> Operand:
     return _shifted(b, "shl", dtype, x, y)
 
 
-def _right_shift(b: Builder, dtype: str, x: Operand, y: Operand) -> Operand:
+def _right_shift(b: FunctionBuilder, dtype: str, x: Operand, y: Operand) -> Operand:
     if dt.is_unsigned(dtype):
         return _shifted(b, "lshr", dtype, x, y)
     last = b.const(dt.SCALAR_BITS[dt.element(dtype)] - 1, dtype)
@@ -395,7 +399,7 @@ def _right_shift(b: Builder, dtype: str, x: Operand, y: Operand) -> Operand:
     return b.binary("ashr", dtype, x, b.select(inside, dtype, y, last, dt.lanes(dtype)))
 
 
-def _shifted(b: Builder, opcode: str, dtype: str, x: Operand, y: Operand) -> Operand:
+def _shifted(b: FunctionBuilder, opcode: str, dtype: str, x: Operand, y: Operand) -> Operand:
     """Emit a shift that gives 0 for the width or more."""
     width, zero, lanes = (
         b.const(dt.SCALAR_BITS[dt.element(dtype)], dtype),
@@ -408,15 +412,15 @@ def _shifted(b: Builder, opcode: str, dtype: str, x: Operand, y: Operand) -> Ope
 
 
 # fmt: off
-FLOAT: dict[str, Callable[..., Operand]] = {
+FLOAT_INTRINSICS: dict[str, Callable[..., Operand]] = {
     "exp": exp, "log": log, "pow": power, "sigmoid": sigmoid, "tanh": tanh, "erf": erf,
     "sin": sin, "cos": cos,
     "sqrt": _sqrt, "rsqrt": _rsqrt, "abs": _absolute, "fma": _fma,
     "floor": _floor, "ceil": _ceil, "round": _round, "trunc": _trunc,
 }
-AT_MOST_ZERO: dict[str, Callable[..., Operand]] = {"exp": exp_at_most_one}
-TESTS = ("isnan", "isinf")
-INTEGER: dict[str, Callable[..., Operand]] = {
+NONPOSITIVE_INTRINSICS: dict[str, Callable[..., Operand]] = {"exp": exp_at_most_one}
+FLOAT_TESTS = ("isnan", "isinf")
+INTEGER_INTRINSICS: dict[str, Callable[..., Operand]] = {
     "bitwise_and": _bitwise("and"), "bitwise_or": _bitwise("or"), "bitwise_xor": _bitwise("xor"),
     "dot4_u8s8": _dot4, "dot4_s8s8": _dot4_of("s", "s"), "dot4_u8u8": _dot4_of("u", "u"),
     "madd_u8s8": _in_halves(_narrow_dot4),

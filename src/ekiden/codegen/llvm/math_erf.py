@@ -8,17 +8,17 @@ from ekiden.codegen.llvm.math_exp import exp
 
 # erf(x) / x = P(x**2) / Q(x**2) on |x| <= 3.93, where erf rounds to 1. At LAST it is 1 to the last
 # bit, with fused products or without: a rounding less makes x * (1 + erf(x)) -6e22 at -1e30.
-LAST = 3.929879665374756
-P = (
+SATURATION = 3.929879665374756
+ERF_NUMERATOR = (
     1.1283791696060288, 0.19249151359131664, 0.05559354111111007, 0.00419676690264922,
     0.0004060860092787317, 6.601167988231853e-06,
 )  # fmt: skip
-Q = (
+ERF_DENOMINATOR = (
     1.0, 0.5039245842598646, 0.11724277648063777, 0.01621875952847197, 0.0014084333892950933,
     7.120062948384711e-05, 2.497171868308637e-07,
 )  # fmt: skip
 # erf(x) / x as a polynomial in x**2 on |x| <= 1
-NEAR = (
+ERF_SERIES = (
     1.1283791670955126, -0.3761263890318375, 0.11283791670954924, -0.026866170645083204,
     0.005223977624866591, -0.0008548326983060386, 0.00012055331177513614, -1.4925596568712043e-05,
     1.6461017878885293e-06, -1.6350468170693882e-07, 1.466066746345464e-08,
@@ -26,7 +26,7 @@ NEAR = (
 )  # fmt: skip
 # log(1 - erf(x)) as a polynomial in (x - 1) / 5 on [1, 6]: most accurate at 1, where it matters
 # most
-FAR = (
+LOG_ERFC_POLYNOMIAL = (
     -1.8496055099332482, -13.194837571173943, -21.077681408966548, -5.1951372552579125,
     6.271140860510387, -6.180945568827609, 3.7081646323061257, 2.0529473272921415,
     -10.608914506211386, 18.76657014785585, -20.110634322267455, 6.959100101825902,
@@ -41,18 +41,20 @@ def erf(m: FloatMath, x: Operand) -> Operand:
 
 
 def _single(m: FloatMath, x: Operand) -> Operand:
-    x = m.clamp(x, -LAST, LAST)
+    x = m.clamp(x, -SATURATION, SATURATION)
     square = m.mul(x, x)
-    return m.div(m.mul(x, m.polynomial(square, P)), m.polynomial(square, Q))
+    return m.div(
+        m.mul(x, m.polynomial(square, ERF_NUMERATOR)), m.polynomial(square, ERF_DENOMINATOR)
+    )
 
 
 def _double(m: FloatMath, x: Operand) -> Operand:
     size = m.abs(x)
     square = m.mul(x, x)
-    near = m.mul(x, m.paired_polynomial(square, m.mul(square, square), NEAR))
+    near = m.mul(x, m.paired_polynomial(square, m.mul(square, square), ERF_SERIES))
     within = m.clamp(size, 1.0, 6.0)
     scaled = m.mul(m.sub(within, m.const(1.0)), m.const(0.2))
-    complement = exp(m, m.paired_polynomial(scaled, m.mul(scaled, scaled), FAR))
+    complement = exp(m, m.paired_polynomial(scaled, m.mul(scaled, scaled), LOG_ERFC_POLYNOMIAL))
     far = m.copysign(m.sub(m.const(1.0), complement), x)
     return m.select(
         m.less(size, m.const(1.0)), near, m.select(m.b.compare("uno", m.dtype, x, x), x, far)

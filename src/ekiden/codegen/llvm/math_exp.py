@@ -12,17 +12,17 @@ LOG2_E = 1.4426950408889634
 LN2_HIGH = {"float32": 0.693145751953125, "float64": 0.693147180369123816490}
 LN2_LOW = {"float32": 1.42860682030941723212e-6, "float64": 1.90821492927058770002e-10}
 # arguments beyond which the result is 0 or infinite whatever happens in between
-RANGE = {"float32": (-106.0, 90.0), "float64": (-750.0, 711.0)}
+EXP_RANGE = {"float32": (-106.0, 90.0), "float64": (-750.0, 711.0)}
 # those beyond which exp(x), or 2 / exp(x), is subnormal: arithmetic on such takes 100 cycles and
 # more
-NORMAL = {"float32": (-87.33, 80.0), "float64": (-708.39, 700.0)}
+NORMAL_RANGE = {"float32": (-87.33, 80.0), "float64": (-708.39, 700.0)}
 # within a half of where 2**n, made of n's bits with their bias alone, has none left and is 0
-NONE_LEFT = {"float32": -88.0, "float64": -709.06}
+UNDERFLOW_LIMIT = {"float32": -88.0, "float64": -709.06}
 # what an r below it adds by r**2 / 2 is lost beside r, and may be subnormal
-NUDGE = {"float32": 1e-8, "float64": 1e-17}
+TANH_NUDGE = {"float32": 1e-8, "float64": 1e-17}
 
 # (exp(r) - 1 - r) / r**2 on |r| <= ln(2)/2
-EXP = {
+EXP_POLYNOMIAL = {
     "float32": (
         0.4999999305049137, 0.16666514789120923, 0.0416684568332621, 0.008369419043271245,
         0.0013813142358422628,
@@ -40,7 +40,7 @@ def exp(m: FloatMath, x: Operand) -> Operand:
     stays NaN; subnormal results are rounded once. Arguments that underflow are replaced by 0
     before the computation: subnormal results cost 100 cycles, and a masked softmax has many.
     """
-    low, high = RANGE[m.element]
+    low, high = EXP_RANGE[m.element]
     vanishes, zero = m.less(x, m.const(low)), m.const(0.0)
     exponential = exp_within(m, m.at_most(m.select(vanishes, zero, x), high))
     return m.select(vanishes, zero, exponential)
@@ -53,40 +53,40 @@ def exp_at_most_one(m: FloatMath, x: Operand) -> Operand:
     three, which is why AVX-512's instruction that scales is not used (Zen 4: a softmax takes
     1.16 of the time).
     """
-    return exp_normal(m, m.at_least(x, NONE_LEFT[m.element]))
+    return exp_normal(m, m.at_least(x, UNDERFLOW_LIMIT[m.element]))
 
 
 def _none_subnormal(m: FloatMath, x: Operand) -> Operand:
     """Return exp(x) for x <= 0, or NaN, with subnormal results as 0. 0 for what would be
     subnormal.
     """
-    vanishes = m.less(x, m.const(NORMAL[m.element][0]))
-    return exp_normal(m, m.select(vanishes, m.const(NONE_LEFT[m.element]), x))
+    vanishes = m.less(x, m.const(NORMAL_RANGE[m.element][0]))
+    return exp_normal(m, m.select(vanishes, m.const(UNDERFLOW_LIMIT[m.element]), x))
 
 
 def exp_within(m: FloatMath, x: Operand) -> Operand:
     """Return exp(x) for x in EXP_RANGE."""
     if m.has_scale:
         n = m.llvm("roundeven", m.mul(x, m.const(LOG2_E)))
-        return m.scale(m.add(m.const(1.0), _of_rest(m, x, n)), n)
+        return m.scale(m.add(m.const(1.0), _expm1_reduced(m, x, n)), n)
     n, first, second = m.rounded_powers(x, LOG2_E)
-    return m.mul(m.madd(_of_rest(m, x, n), first, first), second)
+    return m.mul(m.madd(_expm1_reduced(m, x, n), first, first), second)
 
 
 def exp_normal(m: FloatMath, x: Operand) -> Operand:
     """Return exp(x) for x in NORMAL_RANGE, or 0 for x = UNDERFLOW_LIMIT. NaN stays."""
     n, power = m.rounded_power(x, LOG2_E)
-    return m.madd(_of_rest(m, x, n), power, power)
+    return m.madd(_expm1_reduced(m, x, n), power, power)
 
 
-def _of_rest(m: FloatMath, x: Operand, n: Operand) -> Operand:
+def _expm1_reduced(m: FloatMath, x: Operand, n: Operand) -> Operand:
     """Return exp(r) - 1 for r = x - n ln 2, accurate to the last place of exp(r)."""
-    r = _rest(m, x, n)
+    r = _reduced(m, x, n)
     square = m.square(r)
-    return m.madd(m.paired_polynomial(r, square, EXP[m.element]), square, r)
+    return m.madd(m.paired_polynomial(r, square, EXP_POLYNOMIAL[m.element]), square, r)
 
 
-def _rest(m: FloatMath, x: Operand, n: Operand) -> Operand:
+def _reduced(m: FloatMath, x: Operand, n: Operand) -> Operand:
     """Return the reduced argument x - n ln 2."""
     r = m.madd(n, m.const(-LN2_HIGH[m.element]), x)
     return m.madd(n, m.const(-LN2_LOW[m.element]), r)
@@ -107,12 +107,12 @@ def tanh(m: FloatMath, x: Operand) -> Operand:
     - 1 is r + r (r q), whose product with r is not rounded separately. Three roundings remain.
     """
     size, one = m.abs(x), m.const(1.0)
-    twice = m.at_most(m.add(size, size), NORMAL[m.element][1])
+    twice = m.at_most(m.add(size, size), NORMAL_RANGE[m.element][1])
     n, power = m.rounded_power(twice, LOG2_E)
-    r = _rest(m, twice, n)
+    r = _reduced(m, twice, n)
     square = m.square(r)
-    q = m.paired_polynomial(r, square, EXP[m.element])
-    again = r if m.b.module.has("fma") else m.add(r, m.const(NUDGE[m.element]))
+    q = m.paired_polynomial(r, square, EXP_POLYNOMIAL[m.element])
+    again = r if m.b.module.has("fma") else m.add(r, m.const(TANH_NUDGE[m.element]))
     expm1 = m.madd(m.mul(q, r), again, r)
     e = m.madd(expm1, power, m.sub(power, one))
     return m.copysign(m.div(e, m.add(e, m.const(2.0))), x)

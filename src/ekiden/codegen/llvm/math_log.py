@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from ekiden.codegen.llvm.builder import Operand
-from ekiden.codegen.llvm.float_math import BIAS, MANTISSA, FloatMath
+from ekiden.codegen.llvm.float_math import EXPONENT_BIAS, MANTISSA_BITS, FloatMath
 from ekiden.codegen.llvm.math_exp import LN2_HIGH, LN2_LOW, exp
 
 SQRT_HALF = {"float32": 0x3F3504F3, "float64": 0x3FE6A09E667F3BCD}
 # (log(1 + f) - f + f**2 / 2) / f**3 on [sqrt(1/2) - 1, sqrt(2) - 1]
-SINGLE = (
+LOG_FLOAT32 = (
     0.33333312602497794, -0.2500000960467403, 0.20002118749950612, -0.1666799562240262,
     0.14219550557701416, -0.12405592013076278, 0.1188817756558814, -0.11675638799841145,
     0.06746591932222609,
 )  # fmt: skip
 # (2 atanh(s) - 2 s) / s**3 as a polynomial in s**2 on |s| <= 0.1716
-DOUBLE = (
+LOG_FLOAT64 = (
     0.6666666666666662, 0.4000000000003342, 0.28571428563243784, 0.22222223246422315,
     0.18181742584500096, 0.15388092971643821, 0.13234510248766568, 0.13348038372461044,
 )  # fmt: skip
@@ -30,7 +30,7 @@ def log(m: FloatMath, x: Operand) -> Operand:
         tail = m.sub(half, m.add(_after_square(m, f, half), last))
         result = m.sub(f, tail)
     else:
-        tail = m.madd(m.mul(f, square), m.polynomial(f, SINGLE), last)
+        tail = m.madd(m.mul(f, square), m.polynomial(f, LOG_FLOAT32), last)
         result = m.add(f, m.madd(square, m.const(-0.5), tail))
     result = m.madd(e, m.const(LN2_HIGH[m.element]), result)
     return _at_edges(m, x, result)
@@ -42,7 +42,7 @@ def _after_square(m: FloatMath, f: Operand, half: Operand) -> Operand:
     """
     s = m.div(f, m.add(m.const(2.0), f))
     square = m.mul(s, s)
-    higher_terms = m.mul(square, m.polynomial(square, DOUBLE))
+    higher_terms = m.mul(square, m.polynomial(square, LOG_FLOAT64))
     return m.mul(s, m.add(half, higher_terms))
 
 
@@ -50,8 +50,8 @@ def _split(m: FloatMath, x: Operand) -> tuple[Operand, Operand]:
     """Return (e, f) with x = 2**e * (1 + f) and 1 + f within a factor sqrt(2) of 1. Subnormals are
     scaled up first.
     """
-    mantissa = MANTISSA[m.element]
-    tiny = m.less(x, m.const(2.0 ** (1 - BIAS[m.element])))
+    mantissa = MANTISSA_BITS[m.element]
+    tiny = m.less(x, m.const(2.0 ** (1 - EXPONENT_BIAS[m.element])))
     x = m.select(tiny, m.mul(x, m.const(2.0 ** (mantissa + 2))), x)
     bits = m.int_op("sub", m.bits(x), m.int_const(SQRT_HALF[m.element]))
     e = m.to_float(m.int_op("ashr", bits, m.int_const(mantissa)))
@@ -81,7 +81,7 @@ def _log_near_one(m: FloatMath, f: Operand) -> tuple[Operand, Operand]:
     # what s misses: f = (s + s_low) * (u + u_low)
     s_low = m.div(m.madd(m.neg(s), u_low, m.less_product(f, s, u)), u)
     square = m.mul(s, s)
-    tail = m.mul(m.mul(square, s), m.polynomial(square, DOUBLE))
+    tail = m.mul(m.mul(square, s), m.polynomial(square, LOG_FLOAT64))
     doubled = m.add(s, s)
     high = m.add(doubled, tail)
     low = m.add(m.sub(tail, m.sub(high, doubled)), m.add(s_low, s_low))
@@ -135,7 +135,7 @@ def _plain_power(m: FloatMath, x: Operand, y: Operand) -> Operand:
     s = m.div(f, m.add(m.const(2.0), f))
     square = m.mul(s, s)
     tail = m.madd(
-        m.mul(square, s), m.polynomial(square, DOUBLE), m.mul(e, m.const(LN2_LOW["float64"]))
+        m.mul(square, s), m.polynomial(square, LOG_FLOAT64), m.mul(e, m.const(LN2_LOW["float64"]))
     )
     log_x = m.madd(e, m.const(LN2_HIGH["float64"]), m.add(m.add(s, s), tail))
     return exp(m, m.mul(_at_edges(m, x, log_x), y))

@@ -30,7 +30,7 @@ SHORT_HALF_PI = {
 }  # fmt: skip
 TWO_OVER_PI = 0.6366197723675814
 # (sin(x) - x) / x**3 and (cos(x) - 1 + x**2 / 2) / x**4 as polynomials in x**2 on |x| <= pi / 4
-SIN = {
+SIN_POLYNOMIAL = {
     "float32": (
         -0.166666666407866, 0.008333329303626642, -0.00019839311876646503, 2.7181178665816127e-06,
     ),
@@ -40,7 +40,7 @@ SIN = {
         -7.568714620417548e-13,
     ),
 }  # fmt: skip
-COS = {
+COS_POLYNOMIAL = {
     "float32": (0.0416666456765662, -0.0013887315935473437, 2.443311987707331e-05),
     "float64": (
         0.041666666666666574, -0.0013888888888869929, 2.480158728699693e-05,
@@ -48,14 +48,14 @@ COS = {
     ),
 }  # fmt: skip
 """To the last place of a result of each type."""
-LARGE = 2.0**30
+LARGE_ARGUMENT = 2.0**30
 """From here on arguments go through the table."""
 
 
-LARGEST = {24: 104, 53: 971}
+MAX_EXPONENT = {24: 104, 53: 971}
 """A float32 is m * 2**e with an integer m below 2**24 and e at most this, a float64 one below
 2**53."""
-HALF = 27
+SPLIT_BITS = 27
 """An m of 53 bits is taken in two parts, the lower of so many bits, so that each product is small
 against 2**53."""
 
@@ -107,32 +107,34 @@ def _quarter_turns(narrow: FloatMath, x: Operand, ahead: int) -> Operand:
     wide, bits = narrow.cast(x, m), 53 if narrow.is_double else 24
     if not b.has_blocks:
         high, low = _modulo_turn(m, wide, bits)
-        return m.cast(_of_rest(m, narrow.element, high, low, ahead), narrow)
-    small_result = m.cast(_of_rest(m, narrow.element, wide, None, ahead), narrow)
-    is_large = b.compare("oge", narrow.dtype, narrow.abs(x), narrow.const(LARGE))
+        return m.cast(_sin_reduced(m, narrow.element, high, low, ahead), narrow)
+    small_result = m.cast(_sin_reduced(m, narrow.element, wide, None, ahead), narrow)
+    is_large = b.compare("oge", narrow.dtype, narrow.abs(x), narrow.const(LARGE_ARGUMENT))
     some = is_large if narrow.lanes == 1 else b.any(is_large, narrow.lanes)
     before, large, after = b.block, b.fresh("large"), b.fresh("join")
     b.branch_if(some, large, after)
     b.start(large)
     with b.scope():
         high, low = _modulo_turn(m, wide, bits)
-        large_result = m.cast(_of_rest(m, narrow.element, high, low, ahead), narrow)
+        large_result = m.cast(_sin_reduced(m, narrow.element, high, low, ahead), narrow)
     end = b.block
     b.branch(after)
     b.start(after)
     return b.phi(narrow.dtype, (small_result, before), (large_result, end))
 
 
-def _of_rest(m: FloatMath, element: str, x: Operand, low: Operand | None, ahead: int) -> Operand:
+def _sin_reduced(
+    m: FloatMath, element: str, x: Operand, low: Operand | None, ahead: int
+) -> Operand:
     """Return sin(x + low + ahead * pi / 2) for |x| <= LARGE, to the last place of a type."""
     n, quadrant = m.rounded(x, TWO_OVER_PI, 0)
-    r = _less_quarters(m, element, x, n)
+    r = _reduce_by_half_pi(m, element, x, n)
     if low is not None:
         r = m.add(r, low)
     return _at_quarter(m, element, r, m.int_op("add", quadrant, m.int_const(ahead)))
 
 
-def _less_quarters(m: FloatMath, element: str, x: Operand, n: Operand) -> Operand:
+def _reduce_by_half_pi(m: FloatMath, element: str, x: Operand, n: Operand) -> Operand:
     """Return x - n pi / 2 for n below 2**30 and a difference of at most 1, to the last place of a
     type (Cody-Waite reduction).
     """
@@ -154,16 +156,16 @@ def _modulo_turn(m: FloatMath, x: Operand, bits: int) -> tuple[Operand, Operand]
     """Return (high, low), x modulo 2 pi, below 2**30; x itself if it is below 2**24. `bits` is the
     width of its mantissa (Payne-Hanek reduction by table).
     """
-    tables = _powers_of_two(LARGEST[bits] + (0 if bits == 24 else HALF))
+    tables = _powers_of_two(MAX_EXPONENT[bits] + (0 if bits == 24 else SPLIT_BITS))
     biased = m.int_op("lshr", m.bits(m.abs(x)), m.int_const(52))
     e = m.int_op("sub", biased, m.int_const(1023 + bits - 1))
-    e = _within(m, e, LARGEST[bits])
+    e = _within(m, e, MAX_EXPONENT[bits])
     integer_mantissa = m.mul(x, m.power_of_two(m.int_op("sub", m.int_const(0), e)))
     if bits == 24:
         return _times_power(m, integer_mantissa, e, tables)
-    upper = m.llvm("trunc", m.mul(integer_mantissa, m.const(2.0**-HALF)))
-    lower = m.fma(upper, m.const(-(2.0**HALF)), integer_mantissa)
-    a, a_low = _times_power(m, upper, m.int_op("add", e, m.int_const(HALF)), tables)
+    upper = m.llvm("trunc", m.mul(integer_mantissa, m.const(2.0**-SPLIT_BITS)))
+    lower = m.fma(upper, m.const(-(2.0**SPLIT_BITS)), integer_mantissa)
+    a, a_low = _times_power(m, upper, m.int_op("add", e, m.int_const(SPLIT_BITS)), tables)
     b, b_low = _times_power(m, lower, e, tables)
     total = m.add(a, b)
     b_share = m.sub(total, a)  # what of b is in the sum, and so what of both is not (Knuth)
@@ -196,10 +198,10 @@ def _at_quarter(m: FloatMath, element: str, r: Operand, quadrant: Operand) -> Op
     quadrant count.
     """
     square = m.mul(r, r)
-    sine = m.madd(m.mul(r, square), m.polynomial(square, SIN[element]), r)
+    sine = m.madd(m.mul(r, square), m.polynomial(square, SIN_POLYNOMIAL[element]), r)
     fourth = m.mul(square, square)
     near_one = m.madd(square, m.const(-0.5), m.const(1.0))
-    cosine = m.madd(fourth, m.polynomial(square, COS[element]), near_one)
+    cosine = m.madd(fourth, m.polynomial(square, COS_POLYNOMIAL[element]), near_one)
     first, sign = m.int_op("shl", quadrant, m.int_const(63)), m.int_const(-(1 << 63))
     swap = m.b.compare("slt", m.word, first, m.int_const(0))
     flip = m.int_op("and", m.int_op("shl", quadrant, m.int_const(62)), sign)

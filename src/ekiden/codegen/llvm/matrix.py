@@ -9,25 +9,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ekiden.codegen.llvm.builder import Builder, Operand
+from ekiden.codegen.llvm.builder import FunctionBuilder, Operand
 
-BYTES = 64
+MAX_ROW_BYTES = 64
 """Of a row, at most."""
 _BYTES_AT, _ROWS_AT = 16, 48
 """Where a shape, of 64 bytes whose first is 1, says the bytes of a row, and the rows."""
-DOTS = {
+TILE_DOT_INTRINSICS = {
     "matrix_dot4_u8s8": "llvm.x86.tdpbusd",
     "matrix_dot2_bf16": "llvm.x86.tdpbf16ps",
 }
 """What multiplies and adds -> LLVM's intrinsic."""
 
 
-class Shapes:
+class TileConfig:
     """Tile configuration of a function. LDTILECFG takes as long as some hundred multiplications, so
     each configuration has a number, and the current one is not loaded again.
     """
 
-    def __init__(self, b: Builder) -> None:
+    def __init__(self, b: FunctionBuilder) -> None:
         self.b = b
         self.numbers: dict[tuple[Operand | None, ...], int] = {}
         self.current, self.place = f"%{b.fresh('shaped')}", f"%{b.fresh('shape')}"
@@ -70,40 +70,40 @@ class Shapes:
         return number
 
 
-def _put(b: Builder, base: Operand, at: int, kind: str, value: Operand) -> None:
+def _put(b: FunctionBuilder, base: Operand, at: int, kind: str, value: Operand) -> None:
     where = b.pure(f"getelementptr i8, ptr {base}, i64 {at}")
     b.effect(f"store {kind} {value}, ptr {where}, align 1")
 
 
-def release(b: Builder) -> None:
+def release(b: FunctionBuilder) -> None:
     """Release the tiles (TILERELEASE)."""
     b.module.declare("llvm.x86.tilerelease", "void", [])
     b.effect("call void @llvm.x86.tilerelease()")
 
 
-def clear(b: Builder, number: int) -> None:
+def clear(b: FunctionBuilder, number: int) -> None:
     """Zero a tile (TILEZERO)."""
     b.module.declare("llvm.x86.tilezero", "void", ["i8"])
     b.effect(f"call void @llvm.x86.tilezero(i8 {number})")
 
 
-def load(b: Builder, number: int, address: Operand, stride: Operand) -> None:
+def load(b: FunctionBuilder, number: int, address: Operand, stride: Operand) -> None:
     """Load a tile whose rows are `stride` bytes (i64) apart (TILELOADD)."""
     b.module.declare("llvm.x86.tileloadd64", "void", ["i8", "ptr", "i64"])
     b.effect(f"call void @llvm.x86.tileloadd64(i8 {number}, ptr {address}, i64 {stride})")
 
 
-def store(b: Builder, number: int, address: Operand) -> None:
+def store(b: FunctionBuilder, number: int, address: Operand) -> None:
     """Store the rows of a tile."""
     b.module.declare("llvm.x86.tilestored64", "void", ["i8", "ptr", "i64"])
-    b.effect(f"call void @llvm.x86.tilestored64(i8 {number}, ptr {address}, i64 {BYTES})")
+    b.effect(f"call void @llvm.x86.tilestored64(i8 {number}, ptr {address}, i64 {MAX_ROW_BYTES})")
 
 
-def multiply(b: Builder, name: str, numbers: Sequence[int]) -> None:
+def multiply(b: FunctionBuilder, name: str, numbers: Sequence[int]) -> None:
     """Add the product of the second and the third tile to the first."""
-    b.module.declare(DOTS[name], "void", ["i8", "i8", "i8"])
+    b.module.declare(TILE_DOT_INTRINSICS[name], "void", ["i8", "i8", "i8"])
     arguments = ", ".join(f"i8 {n}" for n in numbers)
-    b.effect(f"call void @{DOTS[name]}({arguments})")
+    b.effect(f"call void @{TILE_DOT_INTRINSICS[name]}({arguments})")
 
 
-__all__ = ["DOTS", "Shapes", "clear", "load", "multiply", "release", "store"]
+__all__ = ["TILE_DOT_INTRINSICS", "TileConfig", "clear", "load", "multiply", "release", "store"]

@@ -6,17 +6,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ekiden.codegen.llvm.builder import Builder, Operand
+from ekiden.codegen.llvm.builder import FunctionBuilder, Operand
 from ekiden.codegen.llvm.cast import emit_cast
 from ekiden.codegen.llvm.float_math import FloatMath
 from ekiden.codegen.llvm.types import is_nan_constant, register_type
 from ekiden.ir import dtype as dt
 from ekiden.ir import prim
 
-Emit = Callable[..., Operand]
+EmitFunction = Callable[..., Operand]
 
 
-def widened(b: Builder, compute: Emit, dtype: str, *operands: Operand) -> Operand:
+def widened(b: FunctionBuilder, compute: EmitFunction, dtype: str, *operands: Operand) -> Operand:
     """Run `compute(b, dtype, *operands)`, in float32 when dtype is a 16-bit float."""
     if dt.element(dtype) not in ("float16", "bfloat16"):
         return compute(b, dtype, *operands)
@@ -25,8 +25,8 @@ def widened(b: Builder, compute: Emit, dtype: str, *operands: Operand) -> Operan
     return emit_cast(b, result, wide, dtype)
 
 
-def _simple(floating: str, integer: str, boolean: str) -> Emit:
-    def emit(b: Builder, dtype: str, x: Operand, y: Operand) -> Operand:
+def _simple(floating: str, integer: str, boolean: str) -> EmitFunction:
+    def emit(b: FunctionBuilder, dtype: str, x: Operand, y: Operand) -> Operand:
         """Emit the instruction of the operands' kind; bool has its own, on one bit."""
         if dt.is_float(dtype):
             return b.binary(floating, dtype, x, y)
@@ -36,7 +36,7 @@ def _simple(floating: str, integer: str, boolean: str) -> Emit:
 
 
 def _guarded_division(
-    b: Builder, dtype: str, x: Operand, y: Operand
+    b: FunctionBuilder, dtype: str, x: Operand, y: Operand
 ) -> tuple[Operand, Operand, Operand | None]:
     """Return (dividend, divisor, wrong) such that the division cannot trap. `wrong` says where the
     divisor was 0.
@@ -53,7 +53,7 @@ def _guarded_division(
     return x, y, wrong
 
 
-def divide(b: Builder, dtype: str, x: Operand, y: Operand) -> Operand:
+def divide(b: FunctionBuilder, dtype: str, x: Operand, y: Operand) -> Operand:
     """Emit `x / y`, towards zero for integers; an integer divided by zero is zero, as in NumPy."""
     if dt.is_float(dtype):
         return b.binary("fdiv", dtype, x, y)
@@ -66,7 +66,7 @@ def divide(b: Builder, dtype: str, x: Operand, y: Operand) -> Operand:
     )
 
 
-def floor_divide(b: Builder, dtype: str, x: Operand, y: Operand) -> Operand:
+def floor_divide(b: FunctionBuilder, dtype: str, x: Operand, y: Operand) -> Operand:
     """Emit `x // y` rounded down."""
     if dt.is_float(dtype):
         return FloatMath(b, dtype).llvm("floor", b.binary("fdiv", dtype, x, y))
@@ -84,7 +84,7 @@ def floor_divide(b: Builder, dtype: str, x: Operand, y: Operand) -> Operand:
     )
 
 
-def floor_modulo(b: Builder, dtype: str, x: Operand, y: Operand) -> Operand:
+def floor_modulo(b: FunctionBuilder, dtype: str, x: Operand, y: Operand) -> Operand:
     """Emit `x % y` with the sign of y."""
     if dt.is_float(dtype):
         return _float_modulo(b, dtype, x, y)
@@ -102,7 +102,7 @@ def floor_modulo(b: Builder, dtype: str, x: Operand, y: Operand) -> Operand:
 
 
 def _guarded_modulo(
-    b: Builder, dtype: str, x: Operand, y: Operand
+    b: FunctionBuilder, dtype: str, x: Operand, y: Operand
 ) -> tuple[Operand, Operand, Operand | None]:
     """Return (dividend, divisor, wrong) such that the remainder cannot trap; x % -1 is 0, so the
     divisor 1 stands for -1.
@@ -117,14 +117,14 @@ def _guarded_modulo(
     return x, b.select(unsafe, dtype, one, y, lanes), wrong
 
 
-def _crosses(b: Builder, dtype: str, remainder: Operand, y: Operand) -> Operand:
+def _crosses(b: FunctionBuilder, dtype: str, remainder: Operand, y: Operand) -> Operand:
     """Return whether a truncated remainder is non-zero with a sign other than the divisor's."""
     zero = b.const(0, dtype)
     apart = b.compare("slt", dtype, b.binary("xor", dtype, remainder, y), zero)
     return b.binary("and", _bool(dtype), apart, b.compare("ne", dtype, remainder, zero))
 
 
-def _float_modulo(b: Builder, dtype: str, x: Operand, y: Operand) -> Operand:
+def _float_modulo(b: FunctionBuilder, dtype: str, x: Operand, y: Operand) -> Operand:
     """Return x - floor(x / y) * y in float64, limited to [0, y): exact while the quotient is below
     2**53.
     """
@@ -149,10 +149,10 @@ def _bool(dtype: str) -> str:
     return dt.with_lanes("bool", dt.lanes(dtype))
 
 
-def _extreme(ordered: str, signed: str, unsigned: str, boolean: str) -> Emit:
+def _extreme(ordered: str, signed: str, unsigned: str, boolean: str) -> EmitFunction:
     """Return the emitter of a minimum or maximum. NaN of either side wins, as in NumPy."""
 
-    def emit(b: Builder, dtype: str, x: Operand, y: Operand) -> Operand:
+    def emit(b: FunctionBuilder, dtype: str, x: Operand, y: Operand) -> Operand:
         """Emit one comparison for floats that propagates a NaN of x, and a second for one of y,
         which is left out where y is a constant that is not NaN, or NaNs are excluded (flag
         nnan).
@@ -176,8 +176,8 @@ def _extreme(ordered: str, signed: str, unsigned: str, boolean: str) -> Emit:
     return emit
 
 
-def _comparison(floating: str, signed: str, unsigned: str) -> Emit:
-    def emit(b: Builder, dtype: str, x: Operand, y: Operand) -> Operand:
+def _comparison(floating: str, signed: str, unsigned: str) -> EmitFunction:
+    def emit(b: FunctionBuilder, dtype: str, x: Operand, y: Operand) -> Operand:
         """bfloat16, and float16 where the processor has none, are compared as float32, which holds
         all their values exactly.
         """
@@ -194,7 +194,7 @@ def _comparison(floating: str, signed: str, unsigned: str) -> Emit:
 
 
 # fmt: off
-BINARY: dict[type[prim.BinaryExpr], Emit] = {
+BINARY_EMITTERS: dict[type[prim.BinaryExpr], EmitFunction] = {
     prim.Add: _simple("fadd", "add", "or"),
     prim.Sub: _simple("fsub", "sub", "xor"),
     prim.Mul: _simple("fmul", "mul", "and"),
@@ -206,7 +206,7 @@ BINARY: dict[type[prim.BinaryExpr], Emit] = {
     prim.Min: _extreme("ogt", "slt", "ult", "and"),
     prim.Max: _extreme("olt", "sgt", "ugt", "or"),
 }
-COMPARISON: dict[type[prim.BinaryExpr], Emit] = {
+COMPARISON_EMITTERS: dict[type[prim.BinaryExpr], EmitFunction] = {
     prim.EQ: _comparison("oeq", "eq",  "eq"),
     prim.NE: _comparison("une", "ne",  "ne"),
     prim.LT: _comparison("olt", "slt", "ult"),
@@ -218,15 +218,15 @@ COMPARISON: dict[type[prim.BinaryExpr], Emit] = {
 
 
 def emit_binary(
-    b: Builder, kind: type[prim.BinaryExpr], dtype: str, x: Operand, y: Operand
+    b: FunctionBuilder, kind: type[prim.BinaryExpr], dtype: str, x: Operand, y: Operand
 ) -> Operand:
     """Emit any two-operand node on operands of `dtype`."""
-    if kind in COMPARISON:
-        return COMPARISON[kind](b, dtype, x, y)
-    return widened(b, BINARY[kind], dtype, x, y)
+    if kind in COMPARISON_EMITTERS:
+        return COMPARISON_EMITTERS[kind](b, dtype, x, y)
+    return widened(b, BINARY_EMITTERS[kind], dtype, x, y)
 
 
-def reduce_lanes(b: Builder, kind: str, dtype: str, x: Operand) -> Operand:
+def reduce_lanes(b: FunctionBuilder, kind: str, dtype: str, x: Operand) -> Operand:
     """Combine the lanes of a vector: kind is sum, max, min or prod. Float sums are trees."""
     element = dt.element(dtype)
     if element in ("float16", "bfloat16"):
@@ -234,7 +234,7 @@ def reduce_lanes(b: Builder, kind: str, dtype: str, x: Operand) -> Operand:
         return emit_cast(
             b, reduce_lanes(b, kind, wide, emit_cast(b, x, dtype, wide)), "float32", element
         )
-    node, lanes = REDUCTIONS[kind], dt.lanes(dtype)
+    node, lanes = REDUCTION_NODES[kind], dt.lanes(dtype)
     while lanes > 1 and lanes % 2 == 0:
         half = lanes // 2
         low, high = (_part(b, element, x, lanes, start, half) for start in (0, half))
@@ -247,7 +247,7 @@ def reduce_lanes(b: Builder, kind: str, dtype: str, x: Operand) -> Operand:
     return total
 
 
-REDUCTIONS: dict[str, type[prim.BinaryExpr]] = {
+REDUCTION_NODES: dict[str, type[prim.BinaryExpr]] = {
     "sum": prim.Add,
     "prod": prim.Mul,
     "max": prim.Max,
@@ -255,7 +255,9 @@ REDUCTIONS: dict[str, type[prim.BinaryExpr]] = {
 }
 
 
-def _part(b: Builder, element: str, x: Operand, lanes: int, start: int, count: int) -> Operand:
+def _part(
+    b: FunctionBuilder, element: str, x: Operand, lanes: int, start: int, count: int
+) -> Operand:
     """Return lanes [start, start + count) of a vector."""
     kind = register_type(dt.with_lanes(element, lanes))
     if count == 1:

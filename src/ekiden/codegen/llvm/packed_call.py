@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ekiden.codegen.common import dtype_word
-from ekiden.codegen.llvm.builder import Module, Operand
+from ekiden.codegen.llvm.builder import LlvmModule, Operand
 from ekiden.codegen.llvm.cast import emit_cast
 from ekiden.codegen.llvm.expression import ExpressionEmitter
-from ekiden.codegen.llvm.image import CALL_SITE
+from ekiden.codegen.llvm.image import CALL_SITE_PREFIX
 from ekiden.codegen.llvm.quoting import quoted
 from ekiden.codegen.llvm.types import memory_type
 from ekiden.ir import dtype as dt
@@ -22,15 +22,15 @@ from ekiden.runtime.binding.layout import DeviceType, TypeIndex, Value
 from ekiden.runtime.errors import InternalError
 from ekiden.tir.expr import BufferAddress
 
-WORD = 8
-VALUE, PAYLOAD = Value.BYTES // WORD, Value.V // WORD
+WORD_BYTES = 8
+VALUE_WORDS, PAYLOAD_WORD = Value.BYTES // WORD_BYTES, Value.V // WORD_BYTES
 """Words of a value, and the one with its payload."""
 
 
 class PackedCallEmitter(ExpressionEmitter):
     """Emitter of `call_packed`; a subclass handles failing calls."""
 
-    def __init__(self, module: Module) -> None:
+    def __init__(self, module: LlvmModule) -> None:
         super().__init__(module)
         self.module = module
 
@@ -44,13 +44,13 @@ class PackedCallEmitter(ExpressionEmitter):
         if not isinstance(name, StringImm):
             raise InternalError(f"llvm: call_packed: expected a name first, got {name!r}")
         values = [self.packed_value(a) for a in e.args[1:]]
-        arguments = self.words(VALUE * len(values))
+        arguments = self.words(VALUE_WORDS * len(values))
         for n, (kind, payload) in enumerate(values):
-            self.put(arguments, VALUE * n, f"i64 {kind}")
-            self.put(arguments, VALUE * n + PAYLOAD, payload)
-        result = self.words(VALUE)
+            self.put(arguments, VALUE_WORDS * n, f"i64 {kind}")
+            self.put(arguments, VALUE_WORDS * n + PAYLOAD_WORD, payload)
+        result = self.words(VALUE_WORDS)
         self.put(result, 0, "i64 0")
-        self.put(result, PAYLOAD, "i64 0")
+        self.put(result, PAYLOAD_WORD, "i64 0")
         call_arguments = f"ptr {arguments}, i32 {len(values)}, ptr {result}"
         status = b.value(f"call i32 {self.callee(e.op, name.value)}, {call_arguments})")
         b.touch_memory()
@@ -65,7 +65,7 @@ class PackedCallEmitter(ExpressionEmitter):
         if op == "call_function":
             self.module.declare(quoted(name), "i32", types)
             return f"@{quoted(name)}(ptr null"
-        site = f"@{quoted(CALL_SITE + name)}"
+        site = f"@{quoted(CALL_SITE_PREFIX + name)}"
         self.module.declarations.setdefault(site, f"{site} = external global i8")
         self.module.declare("ek_call_packed", "i32", types)
         return f"@ek_call_packed(ptr {site}"
@@ -112,7 +112,7 @@ class PackedCallEmitter(ExpressionEmitter):
             self.put(strides, axis, f"i64 {self.value(stride)}")
             step = step * buffer.shape[axis]
         layout = self.module.tensor
-        descriptor = self.words(layout.BYTES // WORD)
+        descriptor = self.words(layout.BYTES // WORD_BYTES)
         for offset, word in (
             (layout.DATA, f"ptr {data}"),
             (layout.DEVICE, f"i32 {DeviceType.CPU}"),
@@ -131,7 +131,7 @@ class PackedCallEmitter(ExpressionEmitter):
         """Return the value that a call has returned; an object in it is released."""
         b = self.b
         kind = b.value(f"load i32, ptr {slot}, align 8")
-        payload = b.pure(f"getelementptr i64, ptr {slot}, i64 {PAYLOAD}")
+        payload = b.pure(f"getelementptr i64, ptr {slot}, i64 {PAYLOAD_WORD}")
         integer = b.value(f"load i64, ptr {payload}, align 8")
         number = b.value(f"load double, ptr {payload}, align 8")
         self.module.declare("ek_value_drop", "void", ["ptr"])

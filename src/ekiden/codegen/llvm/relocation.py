@@ -26,14 +26,14 @@ LOAD_LOW12 = {278: 0, 284: 1, 285: 2, 286: 3, 299: 4}   # -> log2 of the bytes l
 RV_CALL, RV_CALL_PLT, RV_GOT_HI20, RV_HI20, RV_LO12_I, RV_LO12_S = 18, 19, 20, 23, 24, 25
 RV_ADD, RV_SUB = {35: "<i", 36: "<q"}, {39: "<i", 40: "<q"}   # -> what is added to
 A32_REL32, A32_CALL, A32_JUMP24, A32_GOT_PREL = 3, 28, 29, 96
-RV_LO12_SAME = -1   # the low half of what goes through no slot
+RV_LO12_ADDRESS = -1   # the low half of what goes through no slot
 # fmt: on
 LOAD_WORD, ADD_WORD = 0xF9400000, 0x91000000
 """`ldr x0, [x0, #0]` and `add x0, x0, #0`."""
 
 
 @dataclass(frozen=True, slots=True)
-class Reference:
+class ResolvedReference:
     """A place in the code, `at`, that refers to `target`, both in bytes from the start of the text.
 
     `is_slot`: the target is not what the symbol names but the slot of the address table that holds
@@ -47,13 +47,13 @@ class Reference:
     name: str
 
 
-def _alone(references: Sequence[Reference]) -> Sequence[Reference]:
+def _alone(references: Sequence[ResolvedReference]) -> Sequence[ResolvedReference]:
     """References of which none needs another."""
     return references
 
 
 @dataclass(frozen=True, slots=True)
-class Architecture:
+class LinkArchitecture:
     """Machine-code conventions of one architecture that the linker needs."""
 
     name: str
@@ -68,20 +68,20 @@ class Architecture:
     """(place of a stub, slot that holds an address) -> code that jumps to the address."""
     through_table: frozenset[int]
     """Types of relocations that go through the address table."""
-    relocate: Callable[[bytearray, Reference], None]
-    pair: Callable[[Sequence[Reference]], Sequence[Reference]] = _alone
+    relocate: Callable[[bytearray, ResolvedReference], None]
+    pair: Callable[[Sequence[ResolvedReference]], Sequence[ResolvedReference]] = _alone
     """Completes references that are relative to others."""
     slot_bytes: int = 8
     """Those of an address in the table."""
 
 
-def _wrong(r: Reference) -> InternalError:
+def _wrong(r: ResolvedReference) -> InternalError:
     return InternalError(
         f"image: relocation type {r.kind} against {r.name!r} is not position independent"
     )
 
 
-def _branch(r: Reference, bits: int) -> int:
+def _branch(r: ResolvedReference, bits: int) -> int:
     """Return a branch's immediate, in instructions of 4 bytes. Raises InternalError if the distance
     does not fit: it would be truncated to another function's address.
     """
@@ -95,7 +95,7 @@ def _x86_stub(at: int, slot: int) -> bytes:
     return b"\xff\x25" + struct.pack("<i", slot - (at + 6)) + b"\xcc\xcc"  # jmp *slot(%rip)
 
 
-def _x86_relocate(out: bytearray, r: Reference) -> None:
+def _x86_relocate(out: bytearray, r: ResolvedReference) -> None:
     if r.kind in X86_64.through_table and not r.is_slot:
         if out[r.at - 2] != 0x8B:
             raise InternalError(
@@ -123,7 +123,7 @@ def _arm_stub(at: int, slot: int) -> bytes:
     )
 
 
-def _arm_relocate(out: bytearray, r: Reference) -> None:
+def _arm_relocate(out: bytearray, r: ResolvedReference) -> None:
     if r.kind in (PREL32, PREL64):
         struct.pack_into("<i" if r.kind == PREL32 else "<q", out, r.at, r.target - r.at)
         return
@@ -161,13 +161,13 @@ def _riscv_stub(at: int, slot: int) -> bytes:
     )
 
 
-def _riscv_pair(references: Sequence[Reference]) -> Sequence[Reference]:
+def _riscv_pair(references: Sequence[ResolvedReference]) -> Sequence[ResolvedReference]:
     """Resolve low-half relocations, which name the instruction with the high half: they get its
     target, relative to it.
     """
     firsts = {r.at: r for r in references if r.kind in (RV_GOT_HI20, RV_HI20)}
 
-    def paired(r: Reference) -> Reference:
+    def paired(r: ResolvedReference) -> ResolvedReference:
         """Return a reference, or the low half of the address that its first instruction begins.
         Raises KeyError where there is no instruction at its target.
         """
@@ -176,12 +176,12 @@ def _riscv_pair(references: Sequence[Reference]) -> Sequence[Reference]:
         first = firsts[r.target]
         is_same = first.kind == RV_GOT_HI20 and not first.is_slot
         target = r.at + first.target - first.at
-        return replace(r, kind=RV_LO12_SAME if is_same else r.kind, target=target)
+        return replace(r, kind=RV_LO12_ADDRESS if is_same else r.kind, target=target)
 
     return [paired(r) for r in references]
 
 
-def _riscv_relocate(out: bytearray, r: Reference) -> None:
+def _riscv_relocate(out: bytearray, r: ResolvedReference) -> None:
     delta = r.target - r.at
     add = RV_ADD.get(r.kind) or RV_SUB.get(r.kind)
     if add is not None:
@@ -198,7 +198,7 @@ def _riscv_relocate(out: bytearray, r: Reference) -> None:
         word = word & 0xFFF | _high(delta)
     elif r.kind == RV_LO12_I:
         word = word & 0xFFFFF | low << 20
-    elif r.kind == RV_LO12_SAME:  # ld becomes addi
+    elif r.kind == RV_LO12_ADDRESS:  # ld becomes addi
         word = word & 0xF8F80 | 0x13 | low << 20
     elif r.kind == RV_LO12_S:
         word = word & 0x1FFF07F | (low >> 5) << 25 | (low & 0x1F) << 7
@@ -212,7 +212,7 @@ def _armv7_stub(at: int, slot: int) -> bytes:
     return struct.pack("<IIIi", 0xE59FC004, 0xE08FC00C, 0xE59CF000, slot - (at + 12))
 
 
-def _armv7_relocate(out: bytearray, r: Reference) -> None:
+def _armv7_relocate(out: bytearray, r: ResolvedReference) -> None:
     """Patch a reference of ARMv7, whose addend is stored in place."""
     (word,) = struct.unpack_from("<I", out, r.at)
     if r.kind == A32_REL32 or (r.kind == A32_GOT_PREL and r.is_slot):
@@ -225,7 +225,7 @@ def _armv7_relocate(out: bytearray, r: Reference) -> None:
     struct.pack_into("<I", out, r.at, word)
 
 
-X86_64 = Architecture(
+X86_64 = LinkArchitecture(
     name="x86_64",
     elf_machine=62,
     mark=0,
@@ -235,7 +235,7 @@ X86_64 = Architecture(
     through_table=frozenset((GOTPCREL, GOTPCRELX, REX_GOTPCRELX)),
     relocate=_x86_relocate,
 )
-AARCH64 = Architecture(
+AARCH64 = LinkArchitecture(
     name="aarch64",
     elf_machine=183,
     mark=1,
@@ -245,7 +245,7 @@ AARCH64 = Architecture(
     through_table=frozenset((GOT_PAGE21, GOT_LOW12)),
     relocate=_arm_relocate,
 )
-RISCV64 = Architecture(
+RISCV64 = LinkArchitecture(
     name="riscv64",
     elf_machine=243,
     mark=2,
@@ -256,7 +256,7 @@ RISCV64 = Architecture(
     relocate=_riscv_relocate,
     pair=_riscv_pair,
 )
-ARMV7 = Architecture(
+ARMV7 = LinkArchitecture(
     name="armv7",
     elf_machine=40,
     mark=4,
@@ -267,5 +267,5 @@ ARMV7 = Architecture(
     relocate=_armv7_relocate,
     slot_bytes=4,
 )
-ARCHITECTURES = {each.elf_machine: each for each in (X86_64, AARCH64, RISCV64, ARMV7)}
+LINK_ARCHITECTURES = {each.elf_machine: each for each in (X86_64, AARCH64, RISCV64, ARMV7)}
 """By ELF's number of the machine."""

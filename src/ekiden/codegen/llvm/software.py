@@ -71,7 +71,7 @@ def trunc(m: FloatMath, x: Operand) -> Operand:
     return m.copysign(floor(m, m.abs(x)), x)
 
 
-WITHOUT: dict[str, tuple[str, Callable[..., Operand]]] = {
+SOFTWARE_FORMS: dict[str, tuple[str, Callable[..., Operand]]] = {
     "fma": ("fma", fma),
     "roundeven": ("rounding", round_even),
     "floor": ("rounding", floor),

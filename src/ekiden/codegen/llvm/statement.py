@@ -20,7 +20,7 @@ from ekiden.codegen.common import (
     stored_value,
 )
 from ekiden.codegen.llvm import matrix, subnormals
-from ekiden.codegen.llvm.builder import Module, Operand
+from ekiden.codegen.llvm.builder import LlvmModule, Operand
 from ekiden.codegen.llvm.cast import emit_cast
 from ekiden.codegen.llvm.debug import FunctionLines
 from ekiden.codegen.llvm.expression import DemoteRegisterError, RegisterKey
@@ -73,7 +73,7 @@ def is_first_lane(mask: PrimExpr) -> bool:
 class StatementEmitter(IntrinsicCallEmitter):
     """Emitter of statements into one function that returns int: 0, or -1 with an error set."""
 
-    def __init__(self, module: Module, name: str, demoted: frozenset[Buffer]) -> None:
+    def __init__(self, module: LlvmModule, name: str, demoted: frozenset[Buffer]) -> None:
         super().__init__(module)
         self.module, self.name, self.demoted = module, name, demoted
         self.workspaces: list[Operand] = []
@@ -81,7 +81,7 @@ class StatementEmitter(IntrinsicCallEmitter):
         """DLPack's number of the kind of device that it launches kernels on; buffers lie there."""
         self._sizes: dict[Operand, Operand] = {}
         self.failures: list[str] = []
-        self.shapes: matrix.Shapes | None = None
+        self.shapes: matrix.TileConfig | None = None
         """Of registers that hold matrices, if it has set any."""
         self.flushed: subnormals.Flushed | None = None
         """What was set before subnormal numbers were flushed, if they are."""
@@ -124,12 +124,12 @@ class StatementEmitter(IntrinsicCallEmitter):
         assert isinstance(e, Intrinsic)
         if e.op == "matrix_shape":
             if self.shapes is None:
-                self.shapes = matrix.Shapes(self.b)
+                self.shapes = matrix.TileConfig(self.b)
             return self.shapes.set([self.value(cast(a, "int64")) for a in e.args])
         numbers = [a.value for a in e.args if isinstance(a, IntImm)]
         if e.op == "matrix_zero":
             return matrix.clear(self.b, numbers[0])
-        if e.op in matrix.DOTS:
+        if e.op in matrix.TILE_DOT_INTRINSICS:
             return matrix.multiply(self.b, e.op, numbers)
         _, region, stride = e.args
         assert isinstance(region, BufferAddress)
@@ -603,7 +603,7 @@ class BodyEmitter(StatementEmitter):
     function.
     """
 
-    def __init__(self, module: Module, outer: StatementEmitter) -> None:
+    def __init__(self, module: LlvmModule, outer: StatementEmitter) -> None:
         super().__init__(module, outer.name, outer.demoted)
         self.alias, self.fast_math = outer.alias, outer.fast_math
         self.outer = outer

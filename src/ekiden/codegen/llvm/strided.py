@@ -8,25 +8,27 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ekiden.codegen.llvm.builder import Builder, Operand
+from ekiden.codegen.llvm.builder import FunctionBuilder, Operand
 from ekiden.codegen.llvm.types import register_type
 from ekiden.ir import dtype as dt
 
-LONGEST = 4
+MAX_SHUFFLED_STRIDE = 4
 """Distance up to which neighbouring vectors are read; a gather is ahead from 5 on."""
 
-Load = Callable[[int, Operand | None], Operand]
+LoadWindow = Callable[[int, Operand | None], Operand]
 """(offset from the first element wanted, mask or None) -> the vector that begins there."""
 
 
-def is_near(stride: int, lanes: int) -> bool:
+def is_shufflable(stride: int, lanes: int) -> bool:
     """Return whether a vector of every `stride`-th element is shuffled from contiguous loads; -1 is
     a reversed vector.
     """
-    return lanes >= 4 and (stride == -1 or 2 <= stride <= min(LONGEST, lanes))
+    return lanes >= 4 and (stride == -1 or 2 <= stride <= min(MAX_SHUFFLED_STRIDE, lanes))
 
 
-def emit_strided(b: Builder, dtype: str, stride: int, mask: Operand | None, load: Load) -> Operand:
+def emit_strided(
+    b: FunctionBuilder, dtype: str, stride: int, mask: Operand | None, load: LoadWindow
+) -> Operand:
     """Load the elements at 0, stride, 2 * stride, ...; zero where the mask is off."""
     lanes = dt.lanes(dtype)
     if stride == -1:
@@ -66,7 +68,7 @@ def _windows(stride: int, lanes: int) -> list[tuple[int, range]]:
 
 
 def _spread(
-    b: Builder, mask: Operand, lanes: int, begin: int, stride: int, lanes_taken: range
+    b: FunctionBuilder, mask: Operand, lanes: int, begin: int, stride: int, lanes_taken: range
 ) -> Operand:
     """Return the mask of a contiguous load: off in lanes that provide no element."""
     element_of_lane = {i * stride - begin: i for i in lanes_taken}
@@ -75,7 +77,9 @@ def _spread(
     return shuffle(b, bits, mask, "zeroinitializer", order)
 
 
-def shuffle(b: Builder, dtype: str, one: Operand, two: Operand | None, order: list[int]) -> Operand:
+def shuffle(
+    b: FunctionBuilder, dtype: str, one: Operand, two: Operand | None, order: list[int]
+) -> Operand:
     """Select elements of two vectors by index. -1 is any."""
     kind = register_type(dtype)
     chosen = ", ".join("i32 poison" if i < 0 else f"i32 {i}" for i in order)

@@ -9,13 +9,13 @@ with what its maker had set, and would keep that for ever.
 
 from __future__ import annotations
 
-from ekiden.codegen.llvm.builder import Builder, Operand
+from ekiden.codegen.llvm.builder import FunctionBuilder, Operand
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target.features import ARM, X86
 
-MXCSR = (1 << 15) | (1 << 6)
+MXCSR_FTZ_DAZ = (1 << 15) | (1 << 6)
 """Results that are subnormal become 0 (FTZ), operands are taken for 0 (DAZ)."""
-FPCR = 1 << 24
+FPCR_FZ = 1 << 24
 """The same in one bit (FZ)."""
 
 
@@ -29,16 +29,16 @@ class Flushed:
     outside: Operand
     inside: Operand
 
-    def leave(self, b: Builder) -> None:
+    def leave(self, b: FunctionBuilder) -> None:
         """Restore the previous setting."""
         b.effect(f"call void @{self.instruction}({self.outside})")
 
-    def resume(self, b: Builder) -> None:
+    def resume(self, b: FunctionBuilder) -> None:
         """Flush again."""
         b.effect(f"call void @{self.instruction}({self.inside})")
 
 
-def enter(b: Builder) -> Flushed | None:
+def enter(b: FunctionBuilder) -> Flushed | None:
     """Flush from here on; return None where subnormals cost nothing."""
     target = b.module.target
     if target is None or not target.has("flush_subnormals"):
@@ -49,22 +49,22 @@ def enter(b: Builder) -> Flushed | None:
     return setting
 
 
-def _x86(b: Builder) -> Flushed:
+def _x86(b: FunctionBuilder) -> Flushed:
     for name in ("stmxcsr", "ldmxcsr"):
         b.module.declare(f"llvm.x86.sse.{name}", "void", ["ptr"])
     saved, changed = f"%{b.fresh('kept')}", f"%{b.fresh('changed')}"
     b.entry += [f"  {slot} = alloca i32, align 4" for slot in (saved, changed)]
     b.effect(f"call void @llvm.x86.sse.stmxcsr(ptr {saved})")
     before = b.value(f"load i32, ptr {saved}, align 4")
-    b.effect(f"store i32 {b.value(f'or i32 {before}, {MXCSR}')}, ptr {changed}, align 4")
+    b.effect(f"store i32 {b.value(f'or i32 {before}, {MXCSR_FTZ_DAZ}')}, ptr {changed}, align 4")
     return Flushed("llvm.x86.sse.ldmxcsr", f"ptr {saved}", f"ptr {changed}")
 
 
-def _arm(b: Builder) -> Flushed:
+def _arm(b: FunctionBuilder) -> Flushed:
     b.module.declare("llvm.aarch64.get.fpcr", "i64", [])
     b.module.declare("llvm.aarch64.set.fpcr", "void", ["i64"])
     saved = b.value("call i64 @llvm.aarch64.get.fpcr()")
-    changed = b.value(f"or i64 {saved}, {FPCR}")
+    changed = b.value(f"or i64 {saved}, {FPCR_FZ}")
     return Flushed("llvm.aarch64.set.fpcr", f"i64 {saved}", f"i64 {changed}")
 
 

@@ -17,7 +17,7 @@ from ekiden.ir import dtype as dt
 from ekiden.runtime.errors import CompileError
 
 # fmt: off
-REGISTER: dict[str, str] = {
+REGISTER_TYPES: dict[str, str] = {
     "bool": "i1",
     "int8": "i8", "int16": "i16", "int32": "i32", "int64": "i64",
     "uint8": "i8", "uint16": "i16", "uint32": "i32", "uint64": "i64",
@@ -31,7 +31,7 @@ _SUFFIX = {"half": "f16", "float": "f32", "double": "f64", "ptr": "p0"}
 @cache
 def register_type(dtype: str) -> str:
     """Return the type of a value in a register."""
-    lanes, scalar = dt.lanes(dtype), REGISTER[dt.carrier(dt.element(dtype))]
+    lanes, scalar = dt.lanes(dtype), REGISTER_TYPES[dt.carrier(dt.element(dtype))]
     return scalar if lanes == 1 else f"<{lanes} x {scalar}>"
 
 
@@ -51,7 +51,7 @@ def suffix(dtype: str) -> str:
     """Return an overloaded intrinsic's type suffix: f32, v16f32, i64. Raises CompileError for a
     type that no register holds.
     """
-    scalar = REGISTER.get(dt.element(dtype))
+    scalar = REGISTER_TYPES.get(dt.element(dtype))
     if scalar is None:
         raise CompileError(f"code generation: no register holds values of type {dtype}")
     name = _SUFFIX.get(scalar, scalar)
@@ -63,7 +63,7 @@ def constant(value: int | float, dtype: str) -> str:
     scalar = _scalar_constant(value, dt.element(dtype))
     if dt.lanes(dtype) == 1:
         return scalar
-    return f"splat ({REGISTER[dt.element(dtype)]} {scalar})"
+    return f"splat ({REGISTER_TYPES[dt.element(dtype)]} {scalar})"
 
 
 _EXPONENTS = {"bfloat16": (0x7F80, 16), "float16": (0x7C00, 16)}

@@ -14,7 +14,7 @@ from dataclasses import field
 from ekiden.runtime.errors import InternalError
 from ekiden.runtime.lazy_dataclass import dataclass
 
-MAGIC = b"\0asm\1\0\0\0"
+WASM_MAGIC = b"\0asm\1\0\0\0"
 CUSTOM, TYPE, IMPORT, FUNCTION, ELEMENT, CODE, DATA = 0, 1, 2, 3, 9, 10, 11
 I32, MUTABLE = 0x7F, 1
 OF_FUNCTION, OF_DATA, OF_GLOBAL = 0, 1, 2
@@ -23,7 +23,7 @@ UNDEFINED, NAMED = 0x10, 0x40
 SEGMENT_INFO, SYMBOL_TABLE = 5, 8
 FUNCTION_INDEX, TYPE_INDEX, GLOBAL_INDEX, MEMORY_REL, TABLE_REL = 0, 6, 7, 11, 12
 """The relocations of position-independent code."""
-BASES = ("__memory_base", "__table_base", "__stack_pointer")
+BASE_GLOBALS = ("__memory_base", "__table_base", "__stack_pointer")
 
 
 class _Cursor:
@@ -93,14 +93,14 @@ def section(number: int, content: bytes) -> bytes:
 
 def sections(data: bytes) -> Iterator[tuple[int, bytes]]:
     """Yield the sections of a module: number and content."""
-    cursor = _Cursor(data, len(MAGIC))
+    cursor = _Cursor(data, len(WASM_MAGIC))
     while cursor.at < len(data):
         number = cursor.byte()
         yield number, cursor.take(cursor.number())
 
 
 @dataclass(frozen=True, slots=True)
-class Symbol:
+class WasmSymbol:
     """Symbol of a function or of data; index -1 if it is defined elsewhere."""
 
     kind: int
@@ -111,7 +111,7 @@ class Symbol:
 
 
 @dataclass(frozen=True, slots=True)
-class Relocation:
+class WasmRelocation:
     """Relocation: patch `offset` of the section with the value of a symbol or type."""
 
     kind: int
@@ -136,8 +136,8 @@ class WasmObject:
     """Where those of the functions begin and end in the section."""
     segments: list[bytes] = field(default_factory=list)
     alignments: list[int] = field(default_factory=list)
-    symbols: list[Symbol] = field(default_factory=list)
-    relocations: list[Relocation] = field(default_factory=list)
+    symbols: list[WasmSymbol] = field(default_factory=list)
+    relocations: list[WasmRelocation] = field(default_factory=list)
     """Of the code; there are none of data."""
 
 
@@ -145,7 +145,7 @@ def read(data: bytes) -> WasmObject:
     """Parse an object. Raises InternalError for another file, and for code that is not position
     independent.
     """
-    if data[: len(MAGIC)] != MAGIC:
+    if data[: len(WASM_MAGIC)] != WASM_MAGIC:
         raise InternalError("wasm: expected a relocatable object")
     wasm_object = WasmObject()
     for number, content in sections(data):
@@ -225,33 +225,33 @@ def _custom(wasm_object: WasmObject, name: str, cursor: _Cursor) -> None:
         raise InternalError("wasm: compiled code has data with addresses in it")
 
 
-def _symbol(wasm_object: WasmObject, cursor: _Cursor) -> Symbol:
+def _symbol(wasm_object: WasmObject, cursor: _Cursor) -> WasmSymbol:
     kind, flags = cursor.byte(), cursor.number()
     outside, local = bool(flags & UNDEFINED), flags & 3 == 2
     if kind == OF_DATA:
         name = cursor.name()
         if outside:
-            return Symbol(kind, name, -1, 0, local)
+            return WasmSymbol(kind, name, -1, 0, local)
         index, offset = cursor.number(), cursor.number()
         cursor.number()
-        return Symbol(kind, name, index, offset, local)
+        return WasmSymbol(kind, name, index, offset, local)
     index = cursor.number()
     name = "" if outside and not flags & NAMED else cursor.name() if kind != 3 else ""
     if kind == OF_FUNCTION and outside:
-        return Symbol(kind, name or wasm_object.imported[index][0], -1, index, local)
+        return WasmSymbol(kind, name or wasm_object.imported[index][0], -1, index, local)
     if kind == OF_GLOBAL and outside:
         name = name or wasm_object.globals[index]
-    return Symbol(kind, name, index, 0, local)
+    return WasmSymbol(kind, name, index, 0, local)
 
 
-def _relocation(cursor: _Cursor) -> Relocation:
+def _relocation(cursor: _Cursor) -> WasmRelocation:
     kind, offset, index = cursor.byte(), cursor.number(), cursor.number()
     if kind not in (FUNCTION_INDEX, TYPE_INDEX, GLOBAL_INDEX, MEMORY_REL, TABLE_REL):
         raise InternalError(f"wasm: relocation {kind} is none of position-independent code")
-    return Relocation(kind, offset, index, cursor.signed() if kind == MEMORY_REL else 0)
+    return WasmRelocation(kind, offset, index, cursor.signed() if kind == MEMORY_REL else 0)
 
 
-class Linker:
+class WasmLinker:
     """Linker that numbers the types, functions, globals and data of all objects, then resolves
     relocations.
     """
@@ -275,7 +275,7 @@ class Linker:
         addresses = sorted(n for n in self.wanted if self.wanted[n] is None)
         self.imports = [*functions, *addresses]
         self.functions = {name: i for i, name in enumerate(functions)}
-        self.globals = {name: i for i, name in enumerate((*BASES, *addresses))}
+        self.globals = {name: i for i, name in enumerate((*BASE_GLOBALS, *addresses))}
         self.own: dict[tuple[int, int], int] = {}
         for number, wasm_object in enumerate(self.objects):
             for index in range(len(wasm_object.functions)):
@@ -316,7 +316,7 @@ class Linker:
         """Return the table index of an exported function."""
         return self._places[name]
 
-    def _value(self, number: int, r: Relocation) -> int:
+    def _value(self, number: int, r: WasmRelocation) -> int:
         """Return the value that a relocation writes into the code."""
         wasm_object = self.objects[number]
         if r.kind == TYPE_INDEX:
@@ -355,7 +355,7 @@ class Linker:
         room = b"".join(map(leb, (memory, self.alignment.bit_length() - 1, table_size, 0)))
         base = bytes((0x23, 0, 0x0B)), bytes((0x23, 1, 0x0B))  # global.get, end
         encoded_sections = [
-            MAGIC,
+            WASM_MAGIC,
             section(CUSTOM, named("dylink.0") + b"\1" + leb(len(room)) + room),
             section(TYPE, vector(list(self.types))),
             section(IMPORT, vector(self._imported())),
@@ -376,9 +376,12 @@ class Linker:
         own = [
             named("env") + named("memory") + b"\2\0\0",
             named("env") + named("__indirect_function_table") + table,
-            *(named("env") + named(n) + bytes((3, I32, n == "__stack_pointer")) for n in BASES),
+            *(
+                named("env") + named(n) + bytes((3, I32, n == "__stack_pointer"))
+                for n in BASE_GLOBALS
+            ),
         ]
-        addresses = [n for n in self.globals if n not in BASES]
+        addresses = [n for n in self.globals if n not in BASE_GLOBALS]
         return [
             *own,
             *(named("env") + named(n) + b"\0" + leb(self.wanted[n] or 0) for n in self.functions),
@@ -386,4 +389,4 @@ class Linker:
         ]
 
 
-__all__ = ["Linker", "WasmObject", "read", "sections"]
+__all__ = ["WasmLinker", "WasmObject", "read", "sections"]

@@ -10,7 +10,7 @@ is.
 from __future__ import annotations
 
 from ekiden.codegen.llvm.builder import Operand
-from ekiden.codegen.llvm.roads import Road
+from ekiden.codegen.llvm.gpu_backends import GpuBackend
 from ekiden.codegen.llvm.statement import StatementEmitter
 from ekiden.codegen.llvm.types import memory_type, register_type
 from ekiden.codegen.wide_access import MAX_ACCESS_BYTES, SHARED, access_bytes
@@ -23,7 +23,7 @@ from ekiden.tir.stmt import BufferStore
 class WideAccessEmitter(StatementEmitter):
     """The emitter of a kernel, with wide accesses where the device has them."""
 
-    road: Road
+    road: GpuBackend
 
     def masked_load(
         self, buffer: Buffer, index: PrimExpr, dtype: str, mask: Operand | None

@@ -17,7 +17,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from ekiden import runtime
-from ekiden.compiler.cache.keys import Request
+from ekiden.compiler.cache.keys import CacheRequest
 from ekiden.ir.cache_layers import cache_layers, is_filled
 from ekiden.runtime import environment
 from ekiden.runtime.errors import LoadError
@@ -33,9 +33,9 @@ from ekiden.runtime.files import (
 )
 
 if TYPE_CHECKING:
-    from ekiden.runtime.artifact.pieces import Bytes
+    from ekiden.runtime.artifact.chunks import Bytes
 
-LARGEST = 4
+MIN_ARTIFACTS_IN_LIMIT = 4
 """An artifact is kept if that many of its size fit in the limit."""
 
 
@@ -64,7 +64,7 @@ class ArtifactCache:
         folders = [os.path.join(fallback, "artifacts") for fallback in fallbacks]
         return ArtifactCache(folder, environment.cache_limit(), folders)
 
-    def get(self, wanted_request: Request) -> runtime.Executable | None:
+    def get(self, wanted_request: CacheRequest) -> runtime.Executable | None:
         """Return the compiler of this process."""
         for layer in (self.folder, *self.others):
             with suppress(OSError, ValueError):
@@ -73,20 +73,20 @@ class ArtifactCache:
                     return executable
         return None
 
-    def _get(self, layer: PathName, wanted_request: Request) -> runtime.Executable | None:
+    def _get(self, layer: PathName, wanted_request: CacheRequest) -> runtime.Executable | None:
         if not is_filled(layer):  # nobody has to read the model's bytes and the compiler's
             return None
         key = wanted_request.key(_weight_files(layer, wanted_request))
         return _mapped(_artifact(layer, key), None if layer is self.folder else layer)
 
     def put(
-        self, wanted_request: Request, artifact: Bytes | Written, weight_files: Sequence[str]
+        self, wanted_request: CacheRequest, artifact: Bytes | Written, weight_files: Sequence[str]
     ) -> runtime.Executable | None:
         """Store an artifact atomically, unless the model has changed since the request or this
         machine cannot run it, and remove the least recently used ones. Return it mapped from its
         file, so that it need not stay in memory; None if it was not stored.
         """
-        if self.folder is None or len(artifact) * LARGEST > self.limit:
+        if self.folder is None or len(artifact) * MIN_ARTIFACTS_IN_LIMIT > self.limit:
             return None
         try:
             path = _artifact(self.folder, wanted_request.key(weight_files))
@@ -114,11 +114,11 @@ def _artifact(layer: PathName, key: str) -> str:
     return os.path.join(layer, f"{key}.eki")
 
 
-def _list(layer: PathName, wanted_request: Request) -> str:
+def _list(layer: PathName, wanted_request: CacheRequest) -> str:
     return os.path.join(layer, f"{wanted_request.digest()}.json")
 
 
-def _weight_files(layer: PathName, wanted_request: Request) -> list[str]:
+def _weight_files(layer: PathName, wanted_request: CacheRequest) -> list[str]:
     """Return the stored names of external weight files; most models have none."""
     try:
         with open(_list(layer, wanted_request), "rb") as file:

@@ -24,15 +24,15 @@ from ekiden.runtime.errors import EkidenError, InputError, LoadError
 from ekiden.runtime.files import PathName, files_below, make_own_folder, named, shrink, write_whole
 from ekiden.runtime.lazy_dataclass import dataclass
 
-VERSION = 1
+PACKED_VERSION = 1
 """Of packed caches. Files of another version are refused."""
-MANIFEST = "ekiden-cache.json"
-LARGEST = 4 << 30
+MANIFEST_NAME = "ekiden-cache.json"
+MAX_PACKED_FILE_BYTES = 4 << 30
 """Most bytes of a file that is taken from a packed cache."""
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class CacheKind:
     """Kind of cached file: its folder, the pattern of its names, and the integrity check of its
     contents.
     """
@@ -51,20 +51,20 @@ def _is_artifact(data: bytes) -> bool:
     return True
 
 
-KINDS = (
-    Kind("kernels", re.compile(r"[0-9a-f]{16}/[0-9a-f]{32}\.o"),
+CACHE_KINDS = (
+    CacheKind("kernels", re.compile(r"[0-9a-f]{16}/[0-9a-f]{32}\.o"),
          lambda data: checked_code(data) is not None),
-    Kind("artifacts", re.compile(r"[0-9a-f]{16,64}\.(eki|json)"), _is_artifact),
-    Kind("device", re.compile(r"[0-9a-f]{32}"), bool),
-    Kind("known", re.compile(r"[0-9a-f]{32}"), bool, travels=False),
+    CacheKind("artifacts", re.compile(r"[0-9a-f]{16,64}\.(eki|json)"), _is_artifact),
+    CacheKind("device", re.compile(r"[0-9a-f]{32}"), bool),
+    CacheKind("known", re.compile(r"[0-9a-f]{32}"), bool, travels=False),
 )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class CacheEntry:
     """File of a cache layer, by its name in that folder."""
 
-    kind: Kind
+    kind: CacheKind
     name: str
     path: Path
 
@@ -91,18 +91,18 @@ def written_layer() -> Path:
     return Path(home)
 
 
-def entries(layer: Path) -> Iterator[Entry]:
+def entries(layer: Path) -> Iterator[CacheEntry]:
     """Yield the files of a layer in order, without those of other names."""
-    for kind in KINDS:
+    for kind in CACHE_KINDS:
         folder = layer / kind.folder
         for path in files_below(folder):
             name = path.relative_to(folder).as_posix()
             if kind.pattern.fullmatch(name):
-                yield Entry(kind, f"{kind.folder}/{name}", path)
+                yield CacheEntry(kind, f"{kind.folder}/{name}", path)
 
 
 @dataclass(slots=True)
-class Stats:
+class CacheStats:
     """Statistics of a kind in a layer: files, bytes, and files of this compiler version."""
 
     layer: str
@@ -112,11 +112,11 @@ class Stats:
     current: int = 0
 
 
-def cache_stats() -> list[Stats]:
+def cache_stats() -> list[CacheStats]:
     """Return a row for each layer and kind."""
-    rows: list[Stats] = []
+    rows: list[CacheStats] = []
     for layer in layers():
-        by_folder = {kind.folder: Stats(str(layer), kind.folder) for kind in KINDS}
+        by_folder = {kind.folder: CacheStats(str(layer), kind.folder) for kind in CACHE_KINDS}
         for entry in entries(layer):
             row = by_folder[entry.kind.folder]
             row.files, row.current = row.files + 1, row.current + entry.is_current
@@ -138,7 +138,7 @@ def export_cache(path: PathName, everything: bool = False) -> int:
     number. `everything` includes those of other compiler versions. The same content gives the
     same bytes.
     """
-    chosen: dict[str, Entry] = {}
+    chosen: dict[str, CacheEntry] = {}
     for layer in layers():
         for entry in entries(layer):
             if entry.kind.travels and (everything or entry.is_current):
@@ -146,9 +146,9 @@ def export_cache(path: PathName, everything: bool = False) -> int:
     packed = io.BytesIO()
     count = 0
     with tarfile.open(fileobj=packed, mode="w") as archive:
-        _add(archive, MANIFEST, json.dumps({"version": VERSION}).encode())
+        _add(archive, MANIFEST_NAME, json.dumps({"version": PACKED_VERSION}).encode())
         for name in sorted(chosen):
-            data = _whole(chosen[name])
+            data = _contents(chosen[name])
             if data is not None:
                 _add(archive, name, data)
                 count += 1
@@ -162,7 +162,7 @@ def _add(archive: tarfile.TarFile, name: str, data: bytes) -> None:
     archive.addfile(about, io.BytesIO(data))
 
 
-def _whole(entry: Entry) -> bytes | None:
+def _contents(entry: CacheEntry) -> bytes | None:
     """Return a file's contents; None if it is damaged or gone."""
     try:
         data = entry.path.read_bytes()
@@ -171,7 +171,7 @@ def _whole(entry: Entry) -> bytes | None:
     return data if _checked(entry.kind, data) else None
 
 
-def _checked(kind: Kind, data: bytes) -> bool:
+def _checked(kind: CacheKind, data: bytes) -> bool:
     try:
         return kind.is_whole(data)
     except (EkidenError, ValueError, RecursionError):
@@ -179,7 +179,7 @@ def _checked(kind: Kind, data: bytes) -> bool:
 
 
 @dataclass(slots=True)
-class Imported:
+class ImportCounts:
     """Counts of imported files: new, already present, and rejected as damaged or unknown."""
 
     new: int = 0
@@ -187,14 +187,14 @@ class Imported:
     refused: int = 0
 
 
-def import_cache(path: PathName) -> Imported:
+def import_cache(path: PathName) -> ImportCounts:
     """Take the files of a packed cache into the layer that is written; those that are there stay.
 
     What it brings is native code, which runs when a model needs it: take only what you trust.
     Raises LoadError for what is no packed cache, or of another version, before anything is taken;
     OSError where a file cannot be read or written.
     """
-    home, done = written_layer(), Imported()
+    home, done = written_layer(), ImportCounts()
     with named("read", path), open(path, "rb") as file:
         try:
             with tarfile.open(fileobj=file, mode="r:") as archive:
@@ -209,25 +209,34 @@ def import_cache(path: PathName) -> Imported:
 def _check_manifest(
     first: tarfile.TarInfo | None, archive: tarfile.TarFile, path: PathName
 ) -> None:
-    text = archive.extractfile(first) if first and first.name == MANIFEST else None
+    text = archive.extractfile(first) if first and first.name == MANIFEST_NAME else None
     try:
         manifest = json.loads(text.read(1000)) if text is not None else None
     except ValueError:
         manifest = None
     version = manifest.get("version") if isinstance(manifest, dict) else None
     if version is None:
-        raise LoadError(f"'{path}' is no packed cache: it does not begin with {MANIFEST}")
-    if version != VERSION:
-        raise LoadError(f"'{path}': packed cache of version {VERSION} expected, got {version}")
+        raise LoadError(f"'{path}' is no packed cache: it does not begin with {MANIFEST_NAME}")
+    if version != PACKED_VERSION:
+        raise LoadError(
+            f"'{path}': packed cache of version {PACKED_VERSION} expected, got {version}"
+        )
 
 
-def _take(member: tarfile.TarInfo, archive: tarfile.TarFile, home: Path, done: Imported) -> None:
+def _take(
+    member: tarfile.TarInfo, archive: tarfile.TarFile, home: Path, done: ImportCounts
+) -> None:
     """Write one file, whose name must be one of a cache's: it cannot lie anywhere else."""
-    if member.name == MANIFEST:
+    if member.name == MANIFEST_NAME:
         return
     folder, _, name = member.name.partition("/")
-    kind = next((k for k in KINDS if k.folder == folder and k.pattern.fullmatch(name)), None)
-    if kind is None or not kind.travels or not member.isreg() or member.size > LARGEST:
+    kind = next((k for k in CACHE_KINDS if k.folder == folder and k.pattern.fullmatch(name)), None)
+    if (
+        kind is None
+        or not kind.travels
+        or not member.isreg()
+        or member.size > MAX_PACKED_FILE_BYTES
+    ):
         done.refused += 1
         return
     target = home / folder / name
@@ -269,14 +278,14 @@ def _folders(folder: Path) -> Sequence[Path]:
 
 def _shrunk(home: Path, limit: int) -> Iterator[tuple[int, int]]:
     """Shrink each kind to its share of the limit, in proportion to its current size."""
-    sizes = {kind.folder: sum(map(_size, files_below(home / kind.folder))) for kind in KINDS}
+    sizes = {kind.folder: sum(map(_size, files_below(home / kind.folder))) for kind in CACHE_KINDS}
     total_bytes = sum(sizes.values())
     for name, size in sizes.items():
         if total_bytes > limit:
             yield shrink(home / name, limit * size // total_bytes)
 
 
-def as_rows(stats: Sequence[Stats]) -> list[dict[str, object]]:
+def as_rows(stats: Sequence[CacheStats]) -> list[dict[str, object]]:
     """Return the statistics as JSON-compatible rows."""
     names = ("layer", "kind", "files", "bytes", "current")
     return [{name: cast(object, getattr(row, name)) for name in names} for row in stats]

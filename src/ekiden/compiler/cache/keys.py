@@ -41,12 +41,12 @@ else:
     pathlib = LazyModule("pathlib")
     virtual_device = LazyModule("ekiden.target.virtual_device")
 
-_LEAF, _BLOCK = 16 << 20, 1 << 20
+_LEAF_BYTES, _BLOCK_BYTES = 16 << 20, 1 << 20
 """Bytes of a file that one thread takes at a time, and that it has in memory of them."""
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class CacheRequest:
     """Cache request of a compilation.
 
     digest: gives one of everything but weights in files of their own; the bytes of the model and of
@@ -87,7 +87,7 @@ class Request:
         return all(max(s.st_mtime_ns, s.st_ctime_ns) <= self.made_at for s in states)
 
 
-def request(model: object, options: CompileOptions) -> Request | None:
+def request(model: object, options: CompileOptions) -> CacheRequest | None:
     """Return the cache request of a compilation, or None where the cache must not be used: the
     compilation is observed or dumped, the program has extended the compiler, engines or devices
     are measured, or the model is a module or no model.
@@ -115,7 +115,7 @@ def request(model: object, options: CompileOptions) -> Request | None:
             return _digest([compiler_digest(), model_digest(), targets(), *settings])
 
         path = _path(model)
-        return Request(digest, path, made_at, "" if path is None else os.path.realpath(path))
+        return CacheRequest(digest, path, made_at, "" if path is None else os.path.realpath(path))
     except Exception:  # whatever is wrong with what was given, compiling says it
         return None
 
@@ -155,14 +155,14 @@ def _machine() -> str | None:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
             boot = file.read().strip()
         with open("/proc/cpuinfo", "rb", buffering=0) as file:
-            first = file.read(_ENTRY).partition(b"\n\n")[0].decode("ascii", "replace")
+            first = file.read(_CPUINFO_BYTES).partition(b"\n\n")[0].decode("ascii", "replace")
     except OSError:
         return None
     facts = [line for line in first.splitlines() if not line.startswith("cpu MHz")]
     return f"{boot} {len(os.sched_getaffinity(0))} {facts}"
 
 
-_ENTRY = 1 << 13
+_CPUINFO_BYTES = 1 << 13
 """Bytes that hold what /proc/cpuinfo has of a processor, which asks each core for its frequency."""
 
 
@@ -194,7 +194,7 @@ def _model(model: object) -> tuple[list[str], Callable[[], str]]:
             raise TypeError(f"{row.model} has no bytes")
         model = row.serialize(model)
     view = memoryview(model)
-    text = _tree(len(view), lambda at: hashlib.sha256(view[at : at + _LEAF]))
+    text = _tree(len(view), lambda at: hashlib.sha256(view[at : at + _LEAF_BYTES]))
     return importer, lambda: text
 
 
@@ -227,8 +227,8 @@ def _check_regular(path: PathName) -> None:
 
 
 def _leaf(handle: int, start: int) -> hashlib._Hash:
-    hasher, block = hashlib.sha256(), memoryview(bytearray(_BLOCK))
-    for at in range(start, start + _LEAF, _BLOCK):
+    hasher, block = hashlib.sha256(), memoryview(bytearray(_BLOCK_BYTES))
+    for at in range(start, start + _LEAF_BYTES, _BLOCK_BYTES):
         hasher.update(block[: os.preadv(handle, [block], at)])
     return hasher
 
@@ -237,7 +237,7 @@ def _tree(size: int, leaf: Callable[[int], hashlib._Hash]) -> str:
     """Return the SHA-256 over the digests of fixed-size leaves (a Merkle tree of two levels), which
     all cores hash in parallel.
     """
-    starts = range(0, size, _LEAF)
+    starts = range(0, size, _LEAF_BYTES)
     if len(starts) <= 1:
         return sha256(b"".join(leaf(at).digest() for at in starts)).hexdigest()
     with futures.ThreadPoolExecutor(max(1, min(len(starts), os.cpu_count() or 1))) as pool:

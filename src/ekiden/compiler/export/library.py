@@ -26,13 +26,13 @@ import numpy as np
 
 from ekiden import runtime
 from ekiden.codegen.llvm.image import architecture_of
-from ekiden.compiler.export.library_source import NUMBERS, externs_of, library_source
+from ekiden.compiler.export.library_source import NUMBERS_HEADER, externs_of, library_source
 from ekiden.runtime.artifact import late_bound
-from ekiden.runtime.artifact.frame import ALIGNMENT, function_names, metadata_of
+from ekiden.runtime.artifact.chunks import Bytes
+from ekiden.runtime.artifact.frame import SECTION_ALIGNMENT_BYTES, function_names, metadata_of
 from ekiden.runtime.artifact.metadata import variants
-from ekiden.runtime.artifact.pieces import Bytes
 from ekiden.runtime.errors import ExportError
-from ekiden.runtime.executable.formats import ARTIFACT, KINDS
+from ekiden.runtime.executable.formats import ARTIFACT_SUFFIX, FILE_KINDS
 from ekiden.runtime.files import PathName, Writer, check_folder, named, write_whole
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.runtime.paths import include_dir, source_dir, static_library_path
@@ -41,8 +41,8 @@ from ekiden.target.features import WASM
 from ekiden.target.triple import TRIPLES
 
 __all__ = [
-    "FORMATS",
-    "Format",
+    "EXPORT_FORMATS",
+    "ExportFormat",
     "compile_in",
     "compiler_for",
     "export_library",
@@ -62,17 +62,25 @@ LINK = -shared -s -Wl,--gc-sections -Wl,-z,nodelete -Wl,-z,defs
 {stem}.so: {stem}.c {stem}.eki $(wildcard src/*)
 \t$(CC) $(CFLAGS) $(MODEL) $(RUNTIME) $(LINK) {stem}.c src/*.c -o $@ -pthread -ldl -lm
 """
-_STATIC = ("-DEK_STATIC", '-DEK_API=__attribute__((visibility("hidden")))')
-_LINK = ("-shared", "-fPIC", "-O2", "-s", "-Wl,--gc-sections", "-Wl,-z,nodelete", "-Wl,-z,defs")
-_EXPORTS = ("-O2", "-Wl,--gc-sections", "-Wl,-z,nodelete")
+_STATIC_FLAGS = ("-DEK_STATIC", '-DEK_API=__attribute__((visibility("hidden")))')
+_LINK_FLAGS = (
+    "-shared",
+    "-fPIC",
+    "-O2",
+    "-s",
+    "-Wl,--gc-sections",
+    "-Wl,-z,nodelete",
+    "-Wl,-z,defs",
+)
+_FCOMPILE_FLAGS = ("-O2", "-Wl,--gc-sections", "-Wl,-z,nodelete")
 """For a function that makes a library, which says itself that it is one."""
-_NAME = "executable.eki"
-_SEVERAL = b"EKMODS\0\1"
+_EMBEDDED_NAME = "executable.eki"
+_MODULES_MAGIC = b"EKMODS\0\1"
 """How the bytes of modules that import each other begin; runtime.h describes what follows."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Content:
+class _ExportContent:
     """Content to export: bytes for `ek_module_from_bytes`, the names of its functions, and the
     architecture of its code.
     """
@@ -84,7 +92,7 @@ class _Content:
     """The C functions that its kernels call, which are linked with it."""
 
 
-def _of_artifact(data: Bytes) -> _Content:
+def _of_artifact(data: Bytes) -> _ExportContent:
     """Return the content of an artifact; of several variants, this machine's architecture if it is
     among them, else the first's.
     """
@@ -92,17 +100,17 @@ def _of_artifact(data: Bytes) -> _Content:
     architectures = [target.architecture.replace("-", "_") for target in parsed]
     machine = platform.machine()
     runs_on = machine if machine in architectures else architectures[0]
-    return _Content(data, function_names(data), runs_on, externs_of([data]))
+    return _ExportContent(data, function_names(data), runs_on, externs_of([data]))
 
 
-def _of_module(module: runtime.Module) -> _Content:
+def _of_module(module: runtime.Module) -> _ExportContent:
     """Return the content of a module with all that it imports, for its code's architecture if it is
     code alone, else this machine's. Raises ExportError for a kind that cannot be saved.
     """
     module_images = [_alone(imported) for imported in _with_imports(module)]
     data = saved_module(module)
     runs_on = architecture_of(_alone(module)) if module.kind == "image" else platform.machine()
-    return _Content(data, module.names(), runs_on, externs_of(module_images))
+    return _ExportContent(data, module.names(), runs_on, externs_of(module_images))
 
 
 def save_module(module: runtime.Module, path: PathName, fmt: str = "") -> None:
@@ -116,20 +124,20 @@ def save_module(module: runtime.Module, path: PathName, fmt: str = "") -> None:
         text = module.get_source(name)
         write_whole(path, lambda file: file.write(text.encode()))
         return
-    row = FORMATS.get(f".{chosen}")
+    row = EXPORT_FORMATS.get(f".{chosen}")
     if row is None:
-        known_formats = [*(module.sources or {}), *(suffix[1:] for suffix in FORMATS)]
+        known_formats = [*(module.sources or {}), *(suffix[1:] for suffix in EXPORT_FORMATS)]
         raise ExportError(
             f"save '{path}': a format of {', '.join(known_formats)} expected, got {chosen!r}"
         )
-    _make(row, _Order(_of_module(module), check_folder(path).absolute(), None, ()))
+    _make(row, _ExportRequest(_of_module(module), check_folder(path).absolute(), None, ()))
 
 
 @dataclass(frozen=True, slots=True)
-class _Order:
+class _ExportRequest:
     """Export request: the content, the target path, and the C compiler with its options."""
 
-    content: _Content
+    content: _ExportContent
     target: Path
     cc: str | None
     options: Sequence[str]
@@ -154,29 +162,29 @@ class _Order:
         return self.architecture != platform.machine()
 
 
-def _write_artifact(order: _Order) -> None:
+def _write_artifact(order: _ExportRequest) -> None:
     write_whole(order.target, lambda file: file.write(order.data))
 
 
-def _write_library(order: _Order) -> None:
+def _write_library(order: _ExportRequest) -> None:
     if order.fcompile is not None:
         _call_compiler(order, order.fcompile)
         return
-    arguments = [*_LINK, *order.options, "library.c", *_runtime(order)]
+    arguments = [*_LINK_FLAGS, *order.options, "library.c", *_runtime(order)]
     _compile(order, [*arguments, "-o", "made", *_libraries(order)], is_program=True)
 
 
-def _write_object(order: _Order) -> None:
+def _write_object(order: _ExportRequest) -> None:
     _compile(order, ["-c", "-fPIC", "-O2", *order.options, "library.c", "-o", "made"])
 
 
-def _write_c(order: _Order) -> None:
+def _write_c(order: _ExportRequest) -> None:
     def write(file: Writer) -> None:
         """Write the source, then the executable as decimal numbers, 65,536 to a line: a table of
         byte texts and one join per line, since models have hundreds of megabytes.
         """
         file.write(_source(order, None).encode())
-        file.write(b"\n" + NUMBERS.encode())
+        file.write(b"\n" + NUMBERS_HEADER.encode())
         rows = np.frombuffer(order.data, np.uint8)
         for at in range(0, len(rows), 1 << 16):
             file.write(b",".join(_NUMBERS[rows[at : at + (1 << 16)]].tolist()) + b",\n")
@@ -188,7 +196,7 @@ def _write_c(order: _Order) -> None:
 _NUMBERS = np.array([str(i).encode() for i in range(256)])
 
 
-def _write_archive(order: _Order) -> None:
+def _write_archive(order: _ExportRequest) -> None:
     """Write an archive with all that a C compiler needs to build the library for any machine."""
     stem = re.sub(r"[^A-Za-z0-9_.-]", "_", order.target.stem) or "model"
     texts = {
@@ -211,11 +219,11 @@ def _write_archive(order: _Order) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Format:
+class ExportFormat:
     """File format: its description, and the function that writes it."""
 
     what: str
-    write: Callable[[_Order], None]
+    write: Callable[[_ExportRequest], None]
     is_compiled: bool
     """Whether a C compiler makes it."""
 
@@ -227,16 +235,16 @@ class Format:
         suffix = os.path.splitext(path)[1]
         raise ExportError(f"write '{path}': no C compiler makes {suffix or 'it'}, got {what}")
 
-    def make(self, order: _Order) -> None:
+    def make(self, order: _ExportRequest) -> None:
         """Write the file, asked for as it can be."""
         self.check_compiler(order.target, order.cc, order.options)
         self.write(order)
 
 
-FORMATS = {
-    suffix: Format(KINDS[suffix], write, is_compiled)
+EXPORT_FORMATS = {
+    suffix: ExportFormat(FILE_KINDS[suffix], write, is_compiled)
     for suffix, write, is_compiled in (
-        (ARTIFACT, _write_artifact, False),
+        (ARTIFACT_SUFFIX, _write_artifact, False),
         (".so", _write_library, True),
         (".o", _write_object, True),
         (".c", _write_c, False),
@@ -246,17 +254,17 @@ FORMATS = {
 """Suffix -> what a compiled model is written as."""
 
 
-def format_of(path: PathName) -> Format:
+def format_of(path: PathName) -> ExportFormat:
     """Return the format of a path's suffix; the artifact format for a device or pipe. Raises
     ExportError, which lists the formats, for another suffix.
     """
     target = Path(path)
-    format_row = FORMATS.get(target.suffix)
+    format_row = EXPORT_FORMATS.get(target.suffix)
     if format_row is None and target.exists() and not target.is_file() and not target.is_dir():
-        format_row = FORMATS[".eki"]
+        format_row = EXPORT_FORMATS[".eki"]
     if format_row is not None:
         return format_row
-    suffixes = ", ".join(f"{suffix} ({row.what})" for suffix, row in FORMATS.items())
+    suffixes = ", ".join(f"{suffix} ({row.what})" for suffix, row in EXPORT_FORMATS.items())
     actual = f"'{target.suffix}'" if target.suffix else "none"
     raise ExportError(
         f"write '{target}': the suffix decides what is written, got {actual}: {suffixes}"
@@ -269,7 +277,7 @@ def write_artifact(
     """Write the bytes of an artifact, which need not run here, as what the suffix of `path` asks
     for; see `export_library`. Raises ExportError for WebAssembly as anything but an artifact.
     """
-    order = _Order(_of_artifact(data), check_folder(path).absolute(), cc, options)
+    order = _ExportRequest(_of_artifact(data), check_folder(path).absolute(), cc, options)
     _make(format_of(path), order)
 
 
@@ -303,22 +311,24 @@ def export_library(
     library.
     """
     function = _compile_function(path, fcompile)
-    chosen = FORMATS[".so"] if function else format_of(path)
+    chosen = EXPORT_FORMATS[".so"] if function else format_of(path)
     if name and not re.fullmatch(r"[A-Za-z0-9_]+", name):
         raise ExportError(f"export library '{path}': a C identifier expected as name, got {name!r}")
-    if name and chosen is FORMATS[ARTIFACT]:
+    if name and chosen is EXPORT_FORMATS[ARTIFACT_SUFFIX]:
         raise ExportError(f"export library '{path}': an artifact has no symbols to name {name!r}")
     target = check_folder(path).absolute()
     if isinstance(program, runtime.Executable):
-        content = _of_artifact(late_bound.whole(program))
+        content = _of_artifact(late_bound.complete_file(program))
     else:
-        if chosen is FORMATS[".eki"] and (program.imported_modules or program.kind != "executable"):
+        if chosen is EXPORT_FORMATS[".eki"] and (
+            program.imported_modules or program.kind != "executable"
+        ):
             raise ExportError(
                 f"export library '{path}': modules are written as .so, .o, .c or .tar"
             )
         content = _of_module(program)
     prefix = f"{name}_" if name else ""
-    _make(chosen, _Order(content, target, cc, options, function, prefix))
+    _make(chosen, _ExportRequest(content, target, cc, options, function, prefix))
 
 
 def _compile_function(path: PathName, fcompile: object) -> Callable[..., object] | None:
@@ -333,11 +343,12 @@ def _compile_function(path: PathName, fcompile: object) -> Callable[..., object]
     return fcompile
 
 
-def _make(chosen: Format, order: _Order) -> None:
+def _make(chosen: ExportFormat, order: _ExportRequest) -> None:
     """Write a file. Raises ExportError for code that only an artifact can hold."""
-    if order.architecture == WASM and chosen is not FORMATS[ARTIFACT]:
+    if order.architecture == WASM and chosen is not EXPORT_FORMATS[ARTIFACT_SUFFIX]:
         raise ExportError(
-            f"write '{order.target}': code for {WASM} is written as {ARTIFACT}, or by `ekiden web`"
+            f"write '{order.target}': code for {WASM} is written as {ARTIFACT_SUFFIX}, or by "
+            "`ekiden web`"
         )
     chosen.make(order)
 
@@ -357,15 +368,15 @@ def saved_module(module: runtime.Module) -> bytes:
     if len(images) == 1:
         return images[0]
     rows: list[int] = []
-    at = len(_SEVERAL) + 16 + 16 * len(images) + 8 * len(imports)
+    at = len(_MODULES_MAGIC) + 16 + 16 * len(images) + 8 * len(imports)
     for image in images:
-        at += -at % ALIGNMENT
+        at += -at % SECTION_ALIGNMENT_BYTES
         rows += (at, len(image))
         at += len(image)
     words = [len(images), *rows, len(imports) // 2, *imports]
-    data = bytearray(_SEVERAL + struct.pack(f"<{len(words)}Q", *words))
+    data = bytearray(_MODULES_MAGIC + struct.pack(f"<{len(words)}Q", *words))
     for image in images:
-        data += bytes(-len(data) % ALIGNMENT) + image
+        data += bytes(-len(data) % SECTION_ALIGNMENT_BYTES) + image
     return bytes(data)
 
 
@@ -385,53 +396,53 @@ def _alone(module: runtime.Module) -> bytes:
         raise ExportError(f"export library: {error}; import what it was made from") from error
 
 
-def _source(order: _Order, file: str | None) -> str:
+def _source(order: _ExportRequest, file: str | None) -> str:
     """Return the C source with the functions of a program and its bytes, read from `file`."""
     content = order.content
     return library_source(len(content.data), content.names, content.externs, file, order.prefix)
 
 
-def _runtime(order: _Order) -> list[str]:
+def _runtime(order: _ExportRequest) -> list[str]:
     """Return the runtime that is linked with a model: the installed library, or its sources for
     another architecture.
     """
     if not order.is_foreign:
         return [str(static_library_path().resolve())]
     sources = map(str, sorted(source_dir().glob("*.c")))
-    return ["-std=gnu11", f"-I{include_dir()}", *_STATIC, *sources]
+    return ["-std=gnu11", f"-I{include_dir()}", *_STATIC_FLAGS, *sources]
 
 
-def _libraries(order: _Order) -> list[str]:
+def _libraries(order: _ExportRequest) -> list[str]:
     """Return the system libraries that a model is linked with; libm where kernels call C
     functions.
     """
     return ["-pthread", "-ldl", *(("-lm",) if order.content.externs else ())]
 
 
-def _compile(order: _Order, arguments: Sequence[str], is_program: bool = False) -> None:
+def _compile(order: _ExportRequest, arguments: Sequence[str], is_program: bool = False) -> None:
     """Run the C compiler on library.c to build the file `made`."""
     command = compiler_for("export library", order.architecture, order.cc)
     with tempfile.TemporaryDirectory(prefix="ekiden-export-") as folder:
         with named(f"export library '{order.target}': write to the folder", folder):
-            Path(folder, _NAME).write_bytes(order.data)
-            Path(folder, "library.c").write_text(_source(order, _NAME))
+            Path(folder, _EMBEDDED_NAME).write_bytes(order.data)
+            Path(folder, "library.c").write_text(_source(order, _EMBEDDED_NAME))
         compile_in(folder, [*command, *arguments], f"export library '{order.target}'")
         with open(Path(folder, "made"), "rb") as built:
             write_whole(order.target, partial(shutil.copyfileobj, built), is_program)
 
 
-def _call_compiler(order: _Order, fcompile: Callable[..., object]) -> None:
+def _call_compiler(order: _ExportRequest, fcompile: Callable[..., object]) -> None:
     """Call a function to build the library from files in a folder of its own; all paths are
     absolute, since it may run anywhere.
     """
     with tempfile.TemporaryDirectory(prefix="ekiden-export-") as folder:
-        data, source, built = (Path(folder, n) for n in (_NAME, "library.c", "made"))
+        data, source, built = (Path(folder, n) for n in (_EMBEDDED_NAME, "library.c", "made"))
         data.write_bytes(order.data)
         source.write_text(_source(order, str(data)))
         linked = _runtime(order)
         files = [option for option in linked if not option.startswith("-")]
         flags = [path for path in linked if path.startswith("-")]
-        options = [*_EXPORTS, *flags, *order.options, *_libraries(order)]
+        options = [*_FCOMPILE_FLAGS, *flags, *order.options, *_libraries(order)]
         compiler = {} if order.cc is None else {"cc": order.cc}
         fcompile(str(built), [str(source), *files], options=options, **compiler)
         if not built.exists():
@@ -449,7 +460,7 @@ def compiler_for(what: str, architecture: str, cc: str | None = None) -> list[st
         return shlex.split(named)
     is_foreign = architecture != platform.machine()
     machine, _, system = TRIPLES.get(architecture, f"{architecture}-linux-gnu").partition("-")
-    foreign = f"{_COMPILERS.get(machine, machine)}-{system.removeprefix('unknown-')}"
+    foreign = f"{_COMPILER_PREFIXES.get(machine, machine)}-{system.removeprefix('unknown-')}"
     names = (f"{foreign}-gcc",) if is_foreign else ("cc", "gcc", "clang")
     for name in names:
         if shutil.which(name):
@@ -464,7 +475,7 @@ def compiler_for(what: str, architecture: str, cc: str | None = None) -> list[st
     )
 
 
-_COMPILERS = {"armv7": "arm"}
+_COMPILER_PREFIXES = {"armv7": "arm"}
 """What names of compilers begin with where that is not the architecture."""
 
 

@@ -11,10 +11,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
-from ekiden.codegen.llvm.image import EXTERN, MAGIC, inspect
-from ekiden.runtime.artifact.frame import MAGIC as ARTIFACT
+from ekiden.codegen.llvm.image import EXTERN_PREFIX, IMAGE_MAGIC, inspect
+from ekiden.runtime.artifact.chunks import Bytes
+from ekiden.runtime.artifact.frame import ARTIFACT_MAGIC as ARTIFACT
 from ekiden.runtime.artifact.frame import read_sections
-from ekiden.runtime.artifact.pieces import Bytes
 from ekiden.runtime.binding.layout import Section
 
 _HEAD = """\
@@ -87,7 +87,7 @@ _TAIL = """
 }
 #endif
 """
-NUMBERS = "_Alignas(64) static const unsigned char ek_bytes[] = {\n"
+NUMBERS_HEADER = "_Alignas(64) static const unsigned char ek_bytes[] = {\n"
 """What begins the bytes of a model as numbers, behind `source(file=None)`."""
 
 
@@ -129,7 +129,7 @@ def externs_of(modules: Iterable[Bytes]) -> list[str]:
     called: set[str] = set()
     for module in modules:
         contents = memoryview(module)
-        if bytes(contents[: len(MAGIC)]) == MAGIC:
+        if bytes(contents[: len(IMAGE_MAGIC)]) == IMAGE_MAGIC:
             images = [contents]
         elif bytes(contents[: len(ARTIFACT)]) != ARTIFACT:
             images = []
@@ -137,5 +137,7 @@ def externs_of(modules: Iterable[Bytes]) -> list[str]:
             images = [p for kind, _, p in read_sections(contents) if kind is Section.IMAGE]
         for image in images:
             imports = inspect(bytes(image)).imports if len(image) else ()
-            called.update(n.removeprefix(EXTERN) for n in imports if n.startswith(EXTERN))
+            called.update(
+                n.removeprefix(EXTERN_PREFIX) for n in imports if n.startswith(EXTERN_PREFIX)
+            )
     return sorted(called)

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ekiden.backend.crt.emit import prefix_of
-from ekiden.backend.crt.kernels import Kernels
+from ekiden.backend.crt.kernels import MicroKernels
 from ekiden.backend.crt.layout import unbounded
-from ekiden.backend.crt.module import ALIGNMENT, MicroModule, Pool, Tensor
+from ekiden.backend.crt.module import POOL_ALIGNMENT_BYTES, MicroModule, Pool, Tensor
 from ekiden.backend.crt.plan import plan_module
-from ekiden.backend.crt.program import RUNTIME
+from ekiden.backend.crt.program import ERROR_PREFIX
 from ekiden.backend.vm.pipeline import pipeline
-from ekiden.byoc.backend import taken_back
+from ekiden.byoc.backend import inline_regions
 from ekiden.compiler.build import Model, describe, import_model
 from ekiden.frontend.common.imported import ImportedModule
 from ekiden.frontend.common.options import ImportOptions, Shapes
@@ -28,9 +28,9 @@ from ekiden.runtime.errors import CompileError
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target import Target
 from ekiden.target.target import TargetLike
-from ekiden.target.triple import MICRO
+from ekiden.target.triple import MICROCONTROLLER_ARCHES
 
-DEFAULT = "default"
+DEFAULT_NAME = "default"
 """The name of a model that is given none (TVM's)."""
 
 
@@ -53,10 +53,10 @@ def compile(
     target: TargetLike = "c",
     *,
     shape: Shapes | None = None,
-    name: str = DEFAULT,
+    name: str = DEFAULT_NAME,
     pools: Sequence[Pool] = (),
     packed: bool = False,
-    alignment: int = ALIGNMENT,
+    alignment: int = POOL_ALIGNMENT_BYTES,
     constant_alignment: int = 4,
 ) -> MicroProgram:
     """The program of a model of static shapes, for a target of kind "c": a microcontroller
@@ -88,7 +88,7 @@ def compile(
     if [t.name for t in outputs] == ["output0"] and not ImportedModule.of(module).output_names:
         outputs = (replace(outputs[0], name="output"),)  # TVM's name of the only one
     prepared = pipeline(chosen, plans_memory=False)(module)
-    kernels = Kernels(chosen, prefix_of(name))
+    kernels = MicroKernels(chosen, prefix_of(name))
     with phase("kernels"):
         planned = plan_module(prepared, kernels, name, inputs, outputs, pools)
     return MicroProgram(
@@ -98,7 +98,7 @@ def compile(
 
 def _without_regions(module: IRModule) -> IRModule:
     """Inline the module's regions for the compiler "ccompiler": they become C like all else."""
-    return taken_back(
+    return inline_regions(
         module,
         {
             name
@@ -137,9 +137,10 @@ def _check_alignment(memories: int, constants: int) -> None:
             raise CompileError(
                 f"compile: alignment {what}: a power of two expected, got {alignment}"
             )
-    if memories > ALIGNMENT:
+    if memories > POOL_ALIGNMENT_BYTES:
         raise CompileError(
-            f"compile: alignment of memories: at most {ALIGNMENT} bytes expected, got {memories}"
+            f"compile: alignment of memories: at most {POOL_ALIGNMENT_BYTES} bytes expected, "
+            f"got {memories}"
         )
 
 
@@ -150,7 +151,7 @@ def _target(target_like: TargetLike) -> Target:
         raise CompileError(
             f"compile: runtime 'crt' makes C: target kind 'c' expected, got {target.kind.name!r}"
         )
-    if target.triple.partition("-")[0] not in MICRO:
+    if target.triple.partition("-")[0] not in MICROCONTROLLER_ARCHES:
         target.check_usable("compile")
     return Target(target, cores=1)
 
@@ -162,7 +163,7 @@ def _tensors(rows: object, what: str, kinds: Sequence[Type]) -> tuple[Tensor, ..
     assert isinstance(rows, list)
     tensors: list[Tensor] = []
     for row, kind in zip(rows, kinds, strict=True):
-        shape, dtype, head = row["shape"], row["dtype"], f"{RUNTIME}: {what} '{row['name']}'"
+        shape, dtype, head = row["shape"], row["dtype"], f"{ERROR_PREFIX}: {what} '{row['name']}'"
         if not all(isinstance(d, int) for d in shape):
             if what == "output" and isinstance(kind, TensorType):
                 raise CompileError(f"{head}: {unbounded(kind)}")
@@ -175,4 +176,4 @@ def _tensors(rows: object, what: str, kinds: Sequence[Type]) -> tuple[Tensor, ..
     return tuple(tensors)
 
 
-__all__ = ["DEFAULT", "MicroProgram", "compile"]
+__all__ = ["DEFAULT_NAME", "MicroProgram", "compile"]

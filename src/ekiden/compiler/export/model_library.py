@@ -21,14 +21,14 @@ from ekiden.backend.crt.module import MicroModule, Tensor
 from ekiden.compiler.export.micro import MicroProgram
 from ekiden.runtime.files import PathName, Writer, check_folder, write_whole
 
-VERSION = 7
-CPU = 1
+MLF_VERSION = 7
+DLPACK_CPU = 1
 """DLPack's number of the only device."""
 
 
 def metadata(module: MicroModule) -> dict[str, Any]:
     """Return the content of metadata.json."""
-    return {"version": VERSION, "modules": {module.name: _module_metadata(module)}}
+    return {"version": MLF_VERSION, "modules": {module.name: _module_metadata(module)}}
 
 
 def _module_metadata(module: MicroModule) -> dict[str, Any]:
@@ -50,7 +50,7 @@ def _functions(module: MicroModule) -> dict[str, Any]:
     """Return the memory use of the program, and of each kernel."""
     used = sum(t.nbytes for t in (*module.inputs, *module.outputs))
     main: dict[str, Any] = {
-        "device": CPU,
+        "device": DLPACK_CPU,
         "inputs": {t.name: _described(t) for t in module.inputs},
         "outputs": {t.name: _described(t) for t in module.outputs},
         "io_size_bytes": used,
@@ -64,7 +64,7 @@ def _functions(module: MicroModule) -> dict[str, Any]:
     operators = [
         {
             "function_name": k.name,
-            "workspace": [{"device": CPU, "workspace_size_bytes": k.workspace}],
+            "workspace": [{"device": DLPACK_CPU, "workspace_size_bytes": k.workspace}],
         }
         for k in module.kernels
     ]
@@ -106,4 +106,4 @@ def export_model_library_format(program: MicroProgram, file_name: PathName) -> P
     return file_name
 
 
-__all__ = ["VERSION", "export_model_library_format", "library_files", "metadata"]
+__all__ = ["MLF_VERSION", "export_model_library_format", "library_files", "metadata"]

@@ -22,12 +22,12 @@ SIZE_FLAGS = (
     "-s",
 )  # fmt: skip
 """What makes it small."""
-_ALWAYS = (
+_COMMON_FLAGS = (
     "-std=gnu11", "-D_GNU_SOURCE", "-D_FILE_OFFSET_BITS=64",
     "-DEK_STATIC", '-DEK_API=__attribute__((visibility("hidden")))',
     "-fvisibility=hidden", "-DEK_SMALL", "-DNDEBUG",
 )  # fmt: skip
-_OF_ARCHITECTURE = {"aarch64": ("-mno-outline-atomics", "-mcmodel=tiny")}
+_ARCHITECTURE_FLAGS = {"aarch64": ("-mno-outline-atomics", "-mcmodel=tiny")}
 """What keeps it small there."""
 
 
@@ -49,11 +49,19 @@ def build_server(
     target = check_folder(path).absolute()
     what = f"build '{target}'"
     machine = architecture or platform.machine()
-    command = [*compiler_for(what, machine, cc), *_OF_ARCHITECTURE.get(machine, ())]
+    command = [*compiler_for(what, machine, cc), *_ARCHITECTURE_FLAGS.get(machine, ())]
     sources = [*source_dir().glob("*.c"), *server_source_dir().glob("*.c")]
     folders = [f"-I{folder}" for folder in (include_dir(), source_dir(), server_source_dir())]
     with tempfile.TemporaryDirectory(prefix="ekiden-rpc-") as folder:
-        words = [*command, *_ALWAYS, *flags, *folders, *map(str, sorted(sources)), "-o", "made"]
+        words = [
+            *command,
+            *_COMMON_FLAGS,
+            *flags,
+            *folders,
+            *map(str, sorted(sources)),
+            "-o",
+            "made",
+        ]
         compile_in(folder, [*words, "-pthread", "-ldl", *options], what)
         with open(Path(folder, "made"), "rb") as built:
             write_whole(target, partial(shutil.copyfileobj, built), is_program=True)

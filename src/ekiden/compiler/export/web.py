@@ -17,9 +17,9 @@ from pathlib import Path
 from ekiden.codegen.llvm import wasm
 from ekiden.compiler.export.library import compile_in
 from ekiden.ir.cache_layers import cache_layers
+from ekiden.runtime.artifact.chunks import Bytes
 from ekiden.runtime.artifact.frame import metadata_of
 from ekiden.runtime.artifact.metadata import variants
-from ekiden.runtime.artifact.pieces import Bytes
 from ekiden.runtime.errors import ExportError
 from ekiden.runtime.files import PathName, make_own_folder, named, write_whole
 from ekiden.runtime.paths import include_dir, source_dir, web_source_dir
@@ -27,7 +27,8 @@ from ekiden.target import Target
 from ekiden.target.features import WASM
 
 __all__ = [
-    "RUNTIME", "THREADED", "WEB_TARGETS", "build_runtime", "package_files", "web_targets",
+    "RUNTIME_FILE", "THREADED_RUNTIME_FILE", "WEB_TARGETS", "build_runtime", "package_files",
+    "web_targets",
     "write_site",
 ]  # fmt: skip
 
@@ -36,8 +37,8 @@ WEB_TARGETS = tuple(
     for feature in ("relaxed-simd", "simd128")
 )
 """What a model is compiled for where nothing else is asked: an engine takes the first it can."""
-RUNTIME, THREADED = "ekiden.wasm", "ekiden-threads.wasm"
-FLAGS = (
+RUNTIME_FILE, THREADED_RUNTIME_FILE = "ekiden.wasm", "ekiden-threads.wasm"
+WASM_FLAGS = (
     "-target", "wasm32-wasi", "-mexec-model=reactor", "-Os", "-std=gnu11", "-D_GNU_SOURCE",
     "-DEK_STATIC", "-Dgetenv=ek_web_getenv", "-Dclock_gettime=ek_web_clock", "-DNDEBUG",
     "-fvisibility=hidden", "-ffunction-sections", "-fdata-sections", "-mbulk-memory",
@@ -45,16 +46,16 @@ FLAGS = (
     "-Wl,--export=__stack_pointer",
 )  # fmt: skip
 """What makes the runtime small, without a system, and open to modules of kernels."""
-OF_FILE = {
-    RUNTIME: (),
-    THREADED: (
+FLAGS_BY_FILE = {
+    RUNTIME_FILE: (),
+    THREADED_RUNTIME_FILE: (
         "-mcpu=generic+atomics+bulk_memory+mutable_globals+nontrapping_fptoint+sign_ext",
         "-Wl,--shared-memory", "-Wl,--import-memory", "-Wl,--initial-memory=33554432",
         "-Wl,--max-memory=4294901760", "-Wl,--export=__wasm_init_tls", "-Wl,--export=__tls_size",
     ),
 }  # fmt: skip
 """What else makes each file: with threads memory is shared, of the sizes modules.js gives it."""
-TABLE, FUNCTIONS_WITH_MOST = 4, b"\1\x70\1"
+TABLE_SECTION, BOUNDED_TABLE_TYPE = 4, b"\1\x70\1"
 
 
 def web_targets(requested: Sequence[str]) -> list[str]:
@@ -65,7 +66,7 @@ def web_targets(requested: Sequence[str]) -> list[str]:
     return [*requested, *(() if is_said else WEB_TARGETS)]
 
 
-def build_runtime(*, cc: str | None = None, name: str = RUNTIME) -> bytes:
+def build_runtime(*, cc: str | None = None, name: str = RUNTIME_FILE) -> bytes:
     """Return the runtime as a WebAssembly module, from the cache if the sources are unchanged.
 
     Args:
@@ -78,7 +79,7 @@ def build_runtime(*, cc: str | None = None, name: str = RUNTIME) -> bytes:
     Raises:
         ExportError: if there is no compiler or it fails.
     """
-    command, sources = [*_compiler(cc), *FLAGS, *OF_FILE[name]], _sources()
+    command, sources = [*_compiler(cc), *WASM_FLAGS, *FLAGS_BY_FILE[name]], _sources()
     cached_file = _kept(command, sources)
     if cached_file is not None and cached_file.exists():
         return cached_file.read_bytes()
@@ -96,7 +97,7 @@ def build_runtime(*, cc: str | None = None, name: str = RUNTIME) -> bytes:
 def package_files() -> list[str]:
     """Return the files of the package `ekiden-web`, besides the runtimes."""
     about = json.loads((web_source_dir() / "package.json").read_text())
-    return ["package.json", *(name for name in about["files"] if name not in OF_FILE)]
+    return ["package.json", *(name for name in about["files"] if name not in FLAGS_BY_FILE)]
 
 
 def write_site(data: Bytes, folder: PathName, *, cc: str | None = None) -> None:
@@ -115,7 +116,7 @@ def write_site(data: Bytes, folder: PathName, *, cc: str | None = None) -> None:
         )
     site_folder, runtimes = (
         Path(folder),
-        {name: build_runtime(cc=cc, name=name) for name in OF_FILE},
+        {name: build_runtime(cc=cc, name=name) for name in FLAGS_BY_FILE},
     )
     with named("write", folder):
         site_folder.mkdir(parents=True, exist_ok=True)
@@ -131,7 +132,7 @@ def _compiler(cc: str | None) -> list[str]:
         return shlex.split(cc)
     if importlib.util.find_spec("ziglang") is None:
         raise ExportError(
-            f"build '{RUNTIME}': a C compiler for WebAssembly expected, got none: "
+            f"build '{RUNTIME_FILE}': a C compiler for WebAssembly expected, got none: "
             "pip install ziglang"
         )
     return [sys.executable, "-m", "ziglang", "cc"]
@@ -159,10 +160,10 @@ def _kept(command: Sequence[str], sources: Sequence[Path]) -> Path | None:
 
 def _growable(module: bytes) -> bytes:
     """Return a module whose table may grow: linkers bound it by the module's own functions."""
-    sections = [wasm.MAGIC]
+    sections = [wasm.WASM_MAGIC]
     for number, content in wasm.sections(module):
-        if number == TABLE and content.startswith(FUNCTIONS_WITH_MOST):
-            table_limits = content[len(FUNCTIONS_WITH_MOST) :]
+        if number == TABLE_SECTION and content.startswith(BOUNDED_TABLE_TYPE):
+            table_limits = content[len(BOUNDED_TABLE_TYPE) :]
             end = next(i for i, byte in enumerate(table_limits) if byte < 0x80) + 1
             content = b"\1\x70\0" + table_limits[:end]
         sections.append(wasm.section(number, content))

@@ -11,14 +11,21 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from ekiden.backend.graph.graph import COPY, RESHAPE, Entry, Graph, Node, Output
-from ekiden.backend.graph.write import new_module
+from ekiden.backend.graph.graph import (
+    COPY_FUNCTION,
+    RESHAPE_FUNCTION,
+    ExecutorGraph,
+    GraphEntry,
+    GraphNode,
+    GraphOutput,
+)
+from ekiden.backend.graph.write_bytecode import new_module
 from ekiden.contrib.debugger.debug_result import DebugResult
 from ekiden.contrib.graph_executor import GraphModule, library_of
 from ekiden.runtime import BenchmarkResult, Tensor, num_threads
 from ekiden.runtime.errors import InputError, RunError
-from ekiden.runtime.executor import Devices, Program
-from ekiden.runtime.profile.report import Argument, InstructionTime, KernelCall, Report
+from ekiden.runtime.executor import Devices, ExecutorModule
+from ekiden.runtime.profile.report import CallArgument, InstructionTime, KernelCall, Report
 
 
 def create(
@@ -28,7 +35,7 @@ def create(
     output files.
     """
     library = library_of(libmod, device)
-    executor_module = new_module(Graph.from_json(graph_json_str), library, every_entry=True)
+    executor_module = new_module(ExecutorGraph.from_json(graph_json_str), library, every_entry=True)
     return GraphModuleDebug(executor_module, device, graph_json_str, dump_root)
 
 
@@ -43,10 +50,14 @@ class GraphModuleDebug(GraphModule):
     """
 
     def __init__(
-        self, module: Program, device: Devices, graph_json_str: str, dump_root: str | None = None
+        self,
+        module: ExecutorModule,
+        device: Devices,
+        graph_json_str: str,
+        dump_root: str | None = None,
     ) -> None:
         super().__init__(module)
-        self.graph = Graph.from_json(graph_json_str)
+        self.graph = ExecutorGraph.from_json(graph_json_str)
         self._firsts = self.graph.first_entries()
         self._dump_root = dump_root or tempfile.mkdtemp(prefix="tvmdbg_")
         self._dump_path = Path(self._dump_root, "_tvmdbg_device_CPU_0")
@@ -194,7 +205,7 @@ class GraphModuleDebug(GraphModule):
             raise AttributeError(f"Could not find a node named {node} in this graph.")
         return matches[0]
 
-    def _entry(self, entry: Entry, out: Tensor | None) -> Tensor:
+    def _entry(self, entry: GraphEntry, out: Tensor | None) -> Tensor:
         number, output = entry
         if not 0 <= output < len(self.graph.nodes[number].outputs):
             raise InputError(f"node {number}: it has no output {output}")
@@ -213,7 +224,7 @@ class GraphModuleDebug(GraphModule):
     ) -> BenchmarkResult:
         """Time a node's kernel on its tensors."""
         node = self.graph.nodes[number]
-        if node.function in ("", RESHAPE, COPY):
+        if node.function in ("", RESHAPE_FUNCTION, COPY_FUNCTION):
             return BenchmarkResult((0.0,) * repeat)
         self._ensure_run()
         outputs = [(number, i) for i in range(len(node.outputs))]
@@ -225,10 +236,10 @@ class GraphModuleDebug(GraphModule):
 
 
 def _call(
-    number: int, node: Node, inputs: Sequence[Output], start: int, duration: int
+    number: int, node: GraphNode, inputs: Sequence[GraphOutput], start: int, duration: int
 ) -> KernelCall:
     """Return the profile entry of a node; times in nanoseconds."""
-    arguments = tuple(Argument(o.dtype, o.shape, o.nbytes) for o in (*inputs, *node.outputs))
+    arguments = tuple(CallArgument(o.dtype, o.shape, o.nbytes) for o in (*inputs, *node.outputs))
     nbytes = sum(argument.nbytes for argument in arguments)
     return KernelCall(
         "main", number, node.name, "", start, duration, arguments, 0, nbytes, node.function

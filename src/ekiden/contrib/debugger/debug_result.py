@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ekiden import runtime
-from ekiden.backend.graph.graph import Graph, Node
+from ekiden.backend.graph.graph import ExecutorGraph, GraphNode
 from ekiden.runtime import Tensor
 from ekiden.runtime.files import write_text, write_whole
 
 GRAPH_FILE = "_tvmdbg_graph_dump.json"
 TENSORS_FILE = "output_tensors.params"
 TRACE_FILE = "_tvmdbg_execution_trace.json"
-HEADS = (
+COLUMN_NAMES = (
     "Node Name",
     "Ops",
     "Time(us)",
@@ -31,7 +31,7 @@ class DebugResult:
     immediately.
     """
 
-    def __init__(self, graph: Graph, folder: Path) -> None:
+    def __init__(self, graph: ExecutorGraph, folder: Path) -> None:
         self.graph = graph
         self.folder = folder
         self.seconds: list[list[float]] = []
@@ -62,7 +62,7 @@ class DebugResult:
             for (number, node, index), tensor in zip(self._entries(), self.tensors, strict=True)
         }
 
-    def _entries(self) -> list[tuple[int, Node, int]]:
+    def _entries(self) -> list[tuple[int, GraphNode, int]]:
         return [
             (number, node, index)
             for number, node in enumerate(self.graph.nodes)
@@ -99,8 +99,8 @@ class DebugResult:
             order.sort(key=lambda n: -means[n])
         rows = [self._row(n, means[n], means[n] / total) for n in order]
         rows.append(["Total_time", "-", f"{sum(means) * 1e6:.3f}", *["-"] * 5])
-        lines = [list(HEADS), ["-" * len(head) for head in HEADS], *rows]
-        widths = [max(len(line[i]) for line in lines) + 2 for i in range(len(HEADS))]
+        lines = [list(COLUMN_NAMES), ["-" * len(head) for head in COLUMN_NAMES], *rows]
+        widths = [max(len(line[i]) for line in lines) + 2 for i in range(len(COLUMN_NAMES))]
         return "\n".join(
             "".join(f"{cell:<{width}}" for cell, width in zip(line, widths, strict=True))
             for line in lines

@@ -13,7 +13,7 @@ from typing import Any
 from ekiden.ir.module import IRModule
 from ekiden.ir.op import Array
 from ekiden.ir.prim import PrimExpr
-from ekiden.relay.transform.language.remove_unused_functions import ENTRIES
+from ekiden.relay.transform.language.remove_unused_functions import ENTRIES_ATTRIBUTE
 from ekiden.runtime.lazy_dataclass import dataclass
 
 INITIAL = "initial_state"
@@ -60,7 +60,7 @@ class ImportedModule:
         if self.constraints is not None:
             stated["constraints"] = self.constraints
         if self.states:
-            stated[ENTRIES] = (INITIAL,)
+            stated[ENTRIES_ATTRIBUTE] = (INITIAL,)
         attrs = {**self.module.attrs, **stated}
         return IRModule(dict(self.module.functions.items()), self.module.type_definitions, attrs)
 

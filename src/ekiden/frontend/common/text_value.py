@@ -24,7 +24,7 @@ from ekiden.ir.prim import Max, PrimExpr, binary
 from ekiden.ir.type import TensorType, Type
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, Tuple, TupleGetItem, const
-from ekiden.runtime.text import END, encode
+from ekiden.runtime.text import TEXT_END, encode
 from ekiden.topi.shape import Dim, Shape, equal, known, product
 
 N = TypeVar("N", bound=Node)
@@ -101,7 +101,7 @@ def widened(value: TextValue, width: PrimExpr, data: Expr | None = None) -> Expr
         return given
     rank = len(value.bytes_type.shape) if data is None else 2
     room: list[tuple[Dim, Dim]] = [*[(0, 0)] * (rank - 1), (0, width - value.width)]
-    return op.nn.pad(given, room, const(END, "uint8"))
+    return op.nn.pad(given, room, const(TEXT_END, "uint8"))
 
 
 def common_width(values: Sequence[TextValue]) -> PrimExpr:

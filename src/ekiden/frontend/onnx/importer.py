@@ -37,7 +37,7 @@ from ekiden.ir.pass_context import DEBUG, phase
 from ekiden.ir.prim import AnyDim, PrimExpr, const
 from ekiden.ir.type import TensorType
 from ekiden.relay.op.sequence import list_type
-from ekiden.runtime.artifact.metadata import ANY_OBJECT, TEXT
+from ekiden.runtime.artifact.metadata import OBJECT_DTYPE, STRING_DTYPE
 from ekiden.runtime.errors import (
     ExpressionError,
     ImportModelError,
@@ -283,13 +283,13 @@ def _dtype_text(info: onnx.ValueInfoProto) -> str:
     """Return the dtype of an input or output, as far as the model states it."""
     kind = _held(info.type)
     if not kind.HasField("tensor_type"):
-        return ANY_OBJECT
+        return OBJECT_DTYPE
     if kind.tensor_type.elem_type == onnx.TensorProto.STRING:
-        return TEXT
+        return STRING_DTYPE
     try:
         return from_onnx_dtype(kind.tensor_type.elem_type)
     except Unsupported:
-        return ANY_OBJECT
+        return OBJECT_DTYPE
 
 
 def _held(kind: onnx.TypeProto) -> onnx.TypeProto:

@@ -16,7 +16,7 @@ from ekiden.frontend.onnx.messages import onnx
 from ekiden.frontend.onnx.node import describe
 from ekiden.frontend.onnx.weights import Weights, number_of
 from ekiden.frontend.table import frontend, frontend_of
-from ekiden.runtime.artifact.mapped import read_whole
+from ekiden.runtime.artifact.mapped_files import read_whole
 from ekiden.runtime.errors import ImportModelError, UnsupportedError
 
 OLDEST = 1

@@ -5,7 +5,8 @@ not in its messages (see ekiden.frontend.onnx.wire).
     model = onnx.ModelProto.FromString(weights.without(data))
     with weights.here():  array = to_array(tensor)
 
-Where files are lent (ekiden.runtime.artifact.mapped) an array is a view of what is mapped, which
+Where files are lent (ekiden.runtime.artifact.mapped_files) an array is a view of what is mapped,
+which
 begins at any byte; else it is a copy, so that nothing of a file is needed once its model is
 imported.
 """
@@ -23,7 +24,7 @@ from ekiden.frontend.onnx.beside import opened, place_of
 from ekiden.frontend.onnx.messages import onnx
 from ekiden.frontend.onnx.wire import MARK, mark, without_weights
 from ekiden.ir.op import Array
-from ekiden.runtime.artifact import mapped
+from ekiden.runtime.artifact import mapped_files
 
 _HERE: ContextVar[Weights]
 
@@ -32,9 +33,9 @@ class Weights:
     """The bytes that messages leave out, by their numbers."""
 
     def __init__(self) -> None:
-        lent = mapped.lent()
+        lent = mapped_files.borrowed_files()
         self._copies = lent is None
-        self.files = mapped.Files() if lent is None else lent
+        self.files = mapped_files.MappedFiles() if lent is None else lent
         self._parts: list[memoryview] = []
         self._beside: dict[str, memoryview | None] = {}
         """Files beside the model's by their locations; None: they are left to the package onnx."""
@@ -74,7 +75,7 @@ class Weights:
         if found is not None:
             return found
         with open(handle, "rb", buffering=0) as file:
-            return mapped.read_whole(file)
+            return mapped_files.read_whole(file)
 
     def array(self, number: int, kind: type[np.generic]) -> Array:
         """The elements of a weight. Raises ValueError where its bytes are no number of them."""

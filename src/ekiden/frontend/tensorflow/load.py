@@ -22,7 +22,7 @@ from tensorflow.python.framework.function_def_to_graph import function_def_to_gr
 
 from ekiden.frontend.common.libraries import check_readable, told_by
 from ekiden.frontend.common.unsupported import Unsupported
-from ekiden.runtime.artifact.metadata import ANY_OBJECT
+from ekiden.runtime.artifact.metadata import OBJECT_DTYPE
 from ekiden.runtime.errors import CompileError, ImportModelError
 from ekiden.runtime.lazy_dataclass import dataclass
 
@@ -100,7 +100,7 @@ def output_dtype(graph: Graph, tensor: str) -> str:
     of functions do; ANY_OBJECT for others."""
     node = graph.nodes.get(tensor.rpartition(":")[0])
     if node is None or node.op not in ("Identity", "Placeholder"):
-        return ANY_OBJECT
+        return OBJECT_DTYPE
     return dtype_name(node.attr["T" if node.op == "Identity" else "dtype"].type)
 
 

@@ -23,19 +23,26 @@ from ekiden.arith import simplify
 from ekiden.ir import dtype as dt
 from ekiden.ir.intrinsic import call_intrin
 from ekiden.ir.prim import Cast, Mul, PrimExpr, Select, Var, cast, const
-from ekiden.kernels.attention.page_planes import TOGETHER
-from ekiden.kernels.attention.page_shares import ByteShares, ShortShares
-from ekiden.kernels.attention.pages import Cut, PagedAttention, Pages, Rows, number, serial
-from ekiden.kernels.quantized.rounded_data import RoundedData
-from ekiden.kernels.quantized.words import DOT4, MADD
+from ekiden.kernels.attention.kv_layout import WORD_BYTES
+from ekiden.kernels.attention.pages import (
+    AttentionTile,
+    PagedAttention,
+    PagedTiling,
+    Pages,
+    number,
+    serial,
+)
+from ekiden.kernels.attention.quantized_probabilities import ByteProbabilities, Int16Probabilities
+from ekiden.kernels.quantized.dynamic_quantization import DynamicQuantization
+from ekiden.kernels.quantized.int8_dot import DOT4, MADD
 from ekiden.tir.expr import Buffer, BufferLoad, broadcast, ramp
 from ekiden.tir.stmt import Allocate, BufferStore, LetStmt, Stmt, seq
 
-SIGNS = 0x80808080 - (1 << 32)
+SIGN_BITS_I32 = 0x80808080 - (1 << 32)
 """What makes bytes with a sign 128 more, without one; as int32."""
 
 
-class BytePages(PagedAttention):
+class Int8PagedAttention(PagedAttention):
     """The int8 paged attention; `dots`: the target's dot-product instructions, of which it uses the
     best.
     """
@@ -58,19 +65,21 @@ class BytePages(PagedAttention):
     """Whether scales are within the sums, as there may be several."""
 
     def __init__(self, pages: Pages, inputs: Sequence[Buffer], output: Buffer, lanes: int,
-                 cut: Cut | None = None, dots: Sequence[str] = ()) -> None:  # fmt: skip
+                 cut: PagedTiling | None = None, dots: Sequence[str] = ()) -> None:  # fmt: skip
         super().__init__(pages, inputs, output, lanes, cut)
         self.key_dot, self.value_dot = (
             next((dot for dot in candidates if dot in dots), "")
             for candidates in (self.key_dots, self.value_dots)
         )
-        self.rounded = RoundedData.of(
+        self.rounded = DynamicQuantization.of(
             self.query, self.depth, self.plane.group, is_paired=self.key_dot == MADD
         )
         self.whole = dt.with_lanes("int32", self.lanes)
         self.real = dt.with_lanes("float32", self.lanes)
         self.held = self.plane.format.held
-        self.shares = (ShortShares if self.value_dot in (MADD, "") else ByteShares)(self)
+        self.shares = (Int16Probabilities if self.value_dot in (MADD, "") else ByteProbabilities)(
+            self
+        )
 
     def most_vectors(self, rows: int) -> int:
         """Return how many vectors a tile of few rows may have: intermediates take registers, two
@@ -95,14 +104,14 @@ class BytePages(PagedAttention):
 
     def words(self, at: PrimExpr) -> PrimExpr:
         """Load a vector of cache words: four bytes per lane."""
-        size = TOGETHER * self.lanes
+        size = WORD_BYTES * self.lanes
         kind = dt.with_lanes(self.cache.dtype, size)
         raw = BufferLoad(self.cache, (ramp(at, 1, size),), kind)
         return call_intrin("reinterpret", raw, dtype=self.whole)
 
     def word(self, buffer: Buffer, at: PrimExpr) -> PrimExpr:
         """Broadcast four bytes of a buffer, or two int16, to every lane."""
-        count = TOGETHER // dt.itemsize(buffer.dtype)
+        count = WORD_BYTES // dt.itemsize(buffer.dtype)
         kind = dt.with_lanes(buffer.dtype, count)
         loaded = BufferLoad(buffer, (ramp(simplify(at), 1, count),), kind)
         return broadcast(call_intrin("reinterpret", loaded, dtype="int32"), self.lanes)
@@ -122,9 +131,9 @@ class BytePages(PagedAttention):
             )
         return call_intrin("reinterpret", shifted, dtype=self.whole)
 
-    def picked(self, at: PrimExpr, which: PrimExpr) -> PrimExpr:
+    def select_byte(self, at: PrimExpr, which: PrimExpr) -> PrimExpr:
         """Return one of the four bytes of each cache lane, as floats."""
-        up = broadcast(cast((TOGETHER - 1 - which) * 8, "int32"), self.lanes)
+        up = broadcast(cast((WORD_BYTES - 1 - which) * 8, "int32"), self.lanes)
         byte = call_intrin("left_shift", self.words(at), up, dtype=self.whole)
         byte = call_intrin("right_shift", byte, self.number(24), dtype=self.whole)
         return Cast(byte, self.real)
@@ -135,7 +144,7 @@ class BytePages(PagedAttention):
             return self.as_halves(words)
         if not is_key:
             return [words]
-        return [call_intrin("bitwise_xor", words, self.number(SIGNS), dtype=self.whole)]
+        return [call_intrin("bitwise_xor", words, self.number(SIGN_BITS_I32), dtype=self.whole)]
 
     def as_halves(self, words: PrimExpr) -> list[PrimExpr]:
         """Return the even bytes as int16, and the odd ones."""
@@ -146,37 +155,37 @@ class BytePages(PagedAttention):
         """Return the offset of the multiplicand of part `n` of a word, among as many numbers as
         words hold.
         """
-        return self.places[n] if dot == MADD else n * TOGETHER
+        return self.places[n] if dot == MADD else n * WORD_BYTES
 
-    def row_of(self, tile: Rows, row: int) -> PrimExpr:
+    def row_of(self, tile: AttentionTile, row: int) -> PrimExpr:
         """Return the index of a tile's row among all query rows."""
         token, at = divmod(row, self.together)
         return simplify((tile.first + token) * self.total + tile.head + at)
 
     # Scores.
 
-    def query_at(self, tile: Rows, row: int, k: PrimExpr) -> PrimExpr:
+    def query_at(self, tile: AttentionTile, row: int, k: PrimExpr) -> PrimExpr:
         """Return an element of a quantised query, in its steps."""
         index = self.row_start(tile, row, self.total) + k
         return Cast(self.rounded.bytes[simplify(index)], "float32")
 
     def keys_at(self, base: PrimExpr, k: PrimExpr, column: PrimExpr | int) -> PrimExpr:
         """Return one depth element of consecutive keys."""
-        at = (k // self.held * self.pages.page + column) * TOGETHER
-        return self.picked(base + at, k % self.held)
+        at = (k // self.held * self.pages.page + column) * WORD_BYTES
+        return self.select_byte(base + at, k % self.held)
 
-    def key_scale(self, tile: Rows, row: int, base: PrimExpr, token: PrimExpr) -> PrimExpr:
+    def key_scale(self, tile: AttentionTile, row: int, base: PrimExpr, token: PrimExpr) -> PrimExpr:
         """Return the scale of integer products: the keys' scales times the query's step."""
         scales = self.plane.scales(self.cache, base, token, self.lanes)
         return Mul(scales, self.row_scale(tile, row), self.real)
 
-    def row_scale(self, tile: Rows, row: int) -> PrimExpr:
+    def row_scale(self, tile: AttentionTile, row: int) -> PrimExpr:
         """Return a query's step times `factor`."""
         step = self.rounded.step[self.row_of(tile, row)]
         return self.splat(Mul(step, const(self.factor, "float32"), "float32"))
 
     def score_sums(
-        self, tile: Rows, base: Var, after: Var, column: int, vectors: int, acc: Buffer
+        self, tile: AttentionTile, base: Var, after: Var, column: int, vectors: int, acc: Buffer
     ) -> Stmt:
         """Accumulate scores in floats, or in integer dot products."""
         if not self.key_dot:
@@ -185,17 +194,24 @@ class BytePages(PagedAttention):
         return seq(*(self._group_sums(tile, base, after, column, vectors, acc, g) for g in groups))
 
     def _group_sums(
-        self, tile: Rows, base: Var, after: Var, column: int, vectors: int, acc: Buffer, group: int
+        self,
+        tile: AttentionTile,
+        base: Var,
+        after: Var,
+        column: int,
+        vectors: int,
+        acc: Buffer,
+        group: int,
     ) -> Stmt:
         """Accumulate the products of a scale group."""
         rows, page, k = tile.span * self.together, self.pages.page, Var("k")
         sums = self.sums(rows * vectors)
         body, operands = self.loaded(
-            vectors, lambda v: base + (k * page + (column + v * self.lanes)) * TOGETHER,
+            vectors, lambda v: base + (k * page + (column + v * self.lanes)) * WORD_BYTES,
             lambda words: self.taken(words, self.key_dot, True),
         )  # fmt: skip
         statements = self.ahead_of_values(
-            tile, after, k, page * TOGETHER, column * TOGETHER, vectors * TOGETHER
+            tile, after, k, page * WORD_BYTES, column * WORD_BYTES, vectors * WORD_BYTES
         )
         for r in range(rows):
             for n, loaded in enumerate(operands):
@@ -223,7 +239,7 @@ class BytePages(PagedAttention):
         """Return the final sums, in int32."""
         return accumulated
 
-    def _start(self, tile: Rows, row: int, group: int) -> PrimExpr:
+    def _start(self, tile: AttentionTile, row: int, group: int) -> PrimExpr:
         """Return the zero-point correction of a group's sums."""
         index = self.row_of(tile, row) * self.plane.groups + group
         total = self.rounded.total[simplify(index)] * const(-self.key_zero, "int32")
@@ -297,22 +313,24 @@ class BytePages(PagedAttention):
     # Values.
 
     def value_scales(
-        self, tile: Rows, base: Var, number: Var, v: PrimExpr | int, group: int
+        self, tile: AttentionTile, base: Var, number: Var, v: PrimExpr | int, group: int
     ) -> PrimExpr:
         """Return the scales of consecutive tokens of a page; 0 behind the last token, where memory
         may hold NaN.
         """
         at = v * self.lanes if isinstance(v, PrimExpr) else const(v * self.lanes)
         scale = self.plane.scales(self.cache, base, at, self.lanes, group)
-        is_valid = self.places_below(tile.last + 1 - (number * self.pages.page + at))
+        is_valid = self.lanes_below(tile.last + 1 - (number * self.pages.page + at))
         return Select(is_valid, scale, self.splat(0.0), self.real)
 
-    def share_place(self, tile: Rows, row: int, number: Var, v: PrimExpr | int) -> PrimExpr:
+    def share_place(
+        self, tile: AttentionTile, row: int, number: Var, v: PrimExpr | int
+    ) -> PrimExpr:
         """Return the index of the attention probabilities of consecutive tokens of a page."""
         at = row * self.stride + (number - tile.begin) * self.pages.page + v * self.lanes
         return simplify(at)
 
-    def weighed(self, tile: Rows) -> Stmt:
+    def scale_probabilities(self, tile: AttentionTile) -> Stmt:
         """Multiply the probabilities by the values' scales; integer products apply the scales
         themselves.
         """
@@ -332,16 +350,16 @@ class BytePages(PagedAttention):
 
     def values_at(self, base: PrimExpr, s: PrimExpr, column: int) -> PrimExpr:
         """Return consecutive elements of a value."""
-        at = (s // self.held * self.depth + column) * TOGETHER
-        return self.picked(base + at, s % self.held)
+        at = (s // self.held * self.depth + column) * WORD_BYTES
+        return self.select_byte(base + at, s % self.held)
 
-    def value_sums(self, tile: Rows) -> Stmt:
+    def value_sums(self, tile: AttentionTile) -> Stmt:
         """Accumulate weighted values in floats, or in integers."""
         return self.shares.value_sums(tile) if self.value_dot else super().value_sums(tile)
 
-    def around(self, tile: Rows, body: Callable[[], Stmt]) -> Stmt:
+    def around(self, tile: AttentionTile, body: Callable[[], Stmt]) -> Stmt:
         """Return the body of a tile, with buffers for its quantised probabilities."""
         return self.shares.around(tile, body) if self.value_dot else body()
 
 
-__all__ = ["BytePages"]
+__all__ = ["Int8PagedAttention"]

@@ -45,10 +45,10 @@ from ekiden.ir.prim import (
     maximum,
     minimum,
 )
-from ekiden.kernels.attention.page_parts import LEAST, Parts
-from ekiden.kernels.attention.page_planes import Plane
+from ekiden.kernels.attention.kv_layout import Plane
+from ekiden.kernels.attention.partial_softmax import INITIAL_MAX_SCORE, PartialSoftmax
 from ekiden.kernels.attention.row_values import power_at_most_one
-from ekiden.kernels.cost_model import LINE
+from ekiden.kernels.cost_model import CACHE_LINE_BYTES
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.tir.expr import Buffer, BufferLoad, VectorReduce, broadcast, ramp
 from ekiden.tir.stmt import (
@@ -63,19 +63,19 @@ from ekiden.tir.stmt import (
     seq,
 )
 
-LANES = 16
+DEFAULT_F32_LANES = 16
 """Lanes of a vector where no target is known."""
-DENSE = 6
+EFFICIENT_TILE_ROWS = 6
 """Rows of a tile beyond which more save little."""
-KEYS = 256
+DEFAULT_CHUNK_KEYS = 256
 """Of a chunk: merging a row's part is the work of one key or two."""
-FEW = 8
+DEFAULT_SPLIT_BELOW_TILES = 8
 """Tiles below which threads share the chunks of each, where no target is known."""
-CHAINS = 4
+EXP_CHAINS = 4
 """Vectors of powers that are made in turns: a chain of steps alone waits for each of them."""
-LATE = 2
+PREFETCHED_LINES_PER_VECTOR = 2
 """Lines that are brought near beside the power of a vector."""
-GRAIN = 1 << 13
+MIN_MERGE_ELEMENTS = 1 << 13
 """Numbers of parts from which a thread of its own is worth having."""
 
 
@@ -92,19 +92,19 @@ class Pages:
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class PagedTiling:
     """The tiling: rows of a tile, vectors of keys or depth, keys of a chunk, and below how many
     tiles threads share the chunks of each.
     """
 
-    rows: int = DENSE
+    rows: int = EFFICIENT_TILE_ROWS
     vectors: int = 4
-    keys: int = KEYS
-    few: int = FEW
+    keys: int = DEFAULT_CHUNK_KEYS
+    few: int = DEFAULT_SPLIT_BELOW_TILES
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class AttentionTile:
     """A tile: `span` tokens from `first` on, heads of each from `head` on, which share the keys of
     `group`; their positions and the maximum of them; their sequence, of which pages `begin` to
     `end` are visible, for the tile or a chunk, and `start` to `stop` for the tile; the index of
@@ -144,15 +144,16 @@ class PagedAttention:
     and its position.
     """
 
-    def __init__(self, pages: Pages, inputs: Sequence[Buffer], output: Buffer, lanes: int = LANES,
-                 cut: Cut | None = None) -> None:  # fmt: skip
+    def __init__(self, pages: Pages, inputs: Sequence[Buffer], output: Buffer, lanes: int =
+    DEFAULT_F32_LANES,
+                 cut: PagedTiling | None = None) -> None:  # fmt: skip
         self.pages, self.output = pages, output
         self.query, self.cache, self.layer, self.tables, self.sequences, self.positions = inputs
         self.tokens, total, depth = self.query.shape
         self.heads, self.total, self.depth = number(output.shape[1]), number(total), number(depth)
         self.groups = number(self.cache.shape[3])
         self.lanes = math.gcd(lanes, self.depth, pages.page)
-        self.cut = cut or Cut()
+        self.cut = cut or PagedTiling()
         self.share = self.heads // self.groups
         fit = [n for n in range(1, self.share + 1) if self.share % n == 0 and n <= self.cut.rows]
         self.together = fit[-1]
@@ -163,7 +164,7 @@ class PagedAttention:
         self.chunk = max(1, self.cut.keys // pages.page)
         """Pages of a chunk."""
         self.stride = const(self.chunk * pages.page + self.lanes)
-        self.parts = Parts(self.depth, self.lanes)
+        self.parts = PartialSoftmax(self.depth, self.lanes)
 
     def most_vectors(self, rows: int) -> int:
         """Return the maximal vectors of a tile of few rows."""
@@ -264,7 +265,7 @@ class PagedAttention:
         if cap := self.pages.softcap:
             bent = call_intrin("tanh", Mul(value, self.splat(1 / cap), vector))
             value = Mul(bent, self.splat(cap), vector)
-        is_visible = self.places_below(position + 1 - key)
+        is_visible = self.lanes_below(position + 1 - key)
         if window := self.pages.window:
             last_unseen = cast(position - window - key, "int32")
             lanes = ramp(const(0, "int32"), const(1, "int32"), self.lanes)
@@ -272,7 +273,7 @@ class PagedAttention:
             is_visible = call_intrin("bitwise_and", is_visible, near, dtype=is_visible.dtype)
         return Select(is_visible, value, self.splat(-math.inf), vector)
 
-    def places_below(self, count: PrimExpr) -> PrimExpr:
+    def lanes_below(self, count: PrimExpr) -> PrimExpr:
         """Return the mask of the first `count` lanes, compared as int32, which has one element per
         lane.
         """
@@ -281,7 +282,7 @@ class PagedAttention:
 
     def tile(
         self, first: PrimExpr, span: int, head: PrimExpr, slot: PrimExpr,
-        body: Callable[[Rows], Stmt],
+        body: Callable[[AttentionTile], Stmt],
     ) -> Stmt:  # fmt: skip
         """Return a body for tokens of one sequence, from `first` on."""
         rows = span * self.together
@@ -291,7 +292,7 @@ class PagedAttention:
         scores = Buffer("scores", (simplify(self.stride * rows),))
         partial = Buffer("part", (const(rows * self.parts.size),))
         group = simplify(head // self.share)
-        tile = Rows(
+        tile = AttentionTile(
             first,
             span,
             head,
@@ -328,12 +329,12 @@ class PagedAttention:
         """Return the half-open range of chunks that contain some pages."""
         return begin // self.chunk, (end + (self.chunk - 1)) // self.chunk
 
-    def row_start(self, tile: Rows, row: int, heads: int) -> PrimExpr:
+    def row_start(self, tile: AttentionTile, row: int, heads: int) -> PrimExpr:
         """Return the offset of a row in a tensor with that many heads."""
         token, at = divmod(row, self.together)
         return simplify(((tile.first + token) * heads + tile.head + at) * self.depth)
 
-    def page_of(self, tile: Rows, number: PrimExpr) -> PrimExpr:
+    def page_of(self, tile: AttentionTile, number: PrimExpr) -> PrimExpr:
         """Return the page that holds the sequence's tokens from `number` * page on."""
         return cast(self.tables[tile.sequence * self.tables.shape[1] + number], "int64")
 
@@ -341,29 +342,31 @@ class PagedAttention:
         """Prefetch cache lines into L2: a chunk's keys and values exceed L1 (int8 from memory, Zen
         3: 87 to 94 us instead of 96 to 122).
         """
-        line = LINE // dt.itemsize(self.cache.dtype)
+        line = CACHE_LINE_BYTES // dt.itemsize(self.cache.dtype)
         return [Prefetch(self.cache, (at + n,), 2) for n in range(0, vectors * self.lanes, line)]
 
-    def late(self, rows: int) -> int:
+    def lines_prefetched_in_softmax(self, rows: int) -> int:
         """Return how many lines at the end of a page's values, scales among them, the softmax of a
         tile prefetches: some per vector of probabilities.
         """
-        line = LINE // dt.itemsize(self.cache.dtype)
+        line = CACHE_LINE_BYTES // dt.itemsize(self.cache.dtype)
         vectors = rows * (self.pages.page // self.lanes)
-        return min(LATE * vectors, -(-self.plane.size // line))
+        return min(PREFETCHED_LINES_PER_VECTOR * vectors, -(-self.plane.size // line))
 
     def ahead_of_values(
-        self, tile: Rows, after: Var, k: PrimExpr, row: int, column: int, vectors: int
+        self, tile: AttentionTile, after: Var, k: PrimExpr, row: int, column: int, vectors: int
     ) -> list[Stmt]:
         """Prefetch the values of a page at depth step k, except lines that the softmax prefetches;
         rows have `row` elements, columns `vectors` vectors.
         """
-        line = LINE // dt.itemsize(self.cache.dtype)
-        early = max(0, self.plane.size - self.late(tile.span * self.together) * line)
+        line = CACHE_LINE_BYTES // dt.itemsize(self.cache.dtype)
+        early = max(
+            0, self.plane.size - self.lines_prefetched_in_softmax(tile.span * self.together) * line
+        )
         prefetches = self.ahead(after + k * row + column, vectors)
         return [IfThenElse(k < -(-early // row), seq(*prefetches))] if early else []
 
-    def plane_after(self, tile: Rows, number: PrimExpr, values: int) -> PrimExpr:
+    def plane_after(self, tile: AttentionTile, number: PrimExpr, values: int) -> PrimExpr:
         """Return the offset of the plane that is read one chunk after a page's keys or values: its
         values, or the keys of the next chunk or, at the end, of the next unit.
         """
@@ -385,13 +388,13 @@ class PagedAttention:
         """Return the register buffer of sums."""
         return Buffer("acc", (const(count),), f"float32x{self.lanes}", "register")
 
-    def scored(self, tile: Rows) -> Stmt:
+    def scored(self, tile: AttentionTile) -> Stmt:
         """Compute the scores of all visible pages, and the per-lane maximum of each row in its
         partial result.
         """
         row = Var("row")
         top = row * self.parts.size + self.parts.top
-        reset = self.store(tile.part, top, self.splat(LEAST))
+        reset = self.store(tile.part, top, self.splat(INITIAL_MAX_SCORE))
         begin = serial(row, const(tile.span * self.together), reset)
         number, base, after = Var("p"), Var("base", "int64"), Var("after", "int64")
         column_blocks = self.blocks(self.pages.page, tile.span * self.together)
@@ -402,7 +405,7 @@ class PagedAttention:
         return seq(begin, serial(number, tile.end - tile.begin, body, tile.begin))
 
     def _score(
-        self, tile: Rows, number: Var, base: Var, after: Var, column: int, vectors: int
+        self, tile: AttentionTile, number: Var, base: Var, after: Var, column: int, vectors: int
     ) -> Stmt:
         """Compute the scores of some columns of a page and prefetch the page `after` it."""
         rows, page = tile.span * self.together, self.pages.page
@@ -434,7 +437,7 @@ class PagedAttention:
         return Select(b < a, a, b, a.dtype)
 
     def score_sums(
-        self, tile: Rows, base: Var, after: Var, column: int, vectors: int, acc: Buffer
+        self, tile: AttentionTile, base: Var, after: Var, column: int, vectors: int, acc: Buffer
     ) -> Stmt:
         """Accumulate the products of a tile of queries with some keys."""
         page, k = self.pages.page, Var("k")
@@ -446,7 +449,7 @@ class PagedAttention:
             lambda v: self.keys_at(base, k, column + v * self.lanes), ahead,
         )  # fmt: skip
 
-    def query_at(self, tile: Rows, row: int, k: PrimExpr) -> PrimExpr:
+    def query_at(self, tile: AttentionTile, row: int, k: PrimExpr) -> PrimExpr:
         """Return an element of a query."""
         return self.query[self.row_start(tile, row, self.total) + k]
 
@@ -454,43 +457,48 @@ class PagedAttention:
         """Return one depth element of consecutive keys of the plane at `base`."""
         return self.load(self.cache, base + k * self.pages.page + column)
 
-    def key_scale(self, tile: Rows, row: int, base: PrimExpr, token: PrimExpr) -> PrimExpr:
+    def key_scale(self, tile: AttentionTile, row: int, base: PrimExpr, token: PrimExpr) -> PrimExpr:
         """Return the scale of a row's sums for consecutive keys, `factor` included."""
         return self.splat(self.factor)
 
-    def weighed(self, tile: Rows) -> Stmt:
+    def scale_probabilities(self, tile: AttentionTile) -> Stmt:
         """Transform the probabilities before they multiply values."""
         return seq()
 
-    def around(self, tile: Rows, body: Callable[[], Stmt]) -> Stmt:
+    def around(self, tile: AttentionTile, body: Callable[[], Stmt]) -> Stmt:
         """Return the body of a tile with its additional buffers."""
         return body()
 
-    def softmax(self, tile: Rows) -> Stmt:
+    def softmax(self, tile: AttentionTile) -> Stmt:
         """Compute scores = exp(scores - max) per row of a chunk, with max and sum in the partial
         result. The ends of the chunk's values are prefetched meanwhile: memory would be idle,
         and the number of misses in flight is limited.
         """
         row, number, v = Var("row"), Var("p"), Var("v")
-        vector, layout, line = self.parts.vector, self.parts, LINE // dt.itemsize(self.cache.dtype)
+        vector, layout, line = (
+            self.parts.vector,
+            self.parts,
+            CACHE_LINE_BYTES // dt.itemsize(self.cache.dtype),
+        )
         rows, vectors_per_page = tile.span * self.together, self.pages.page // self.lanes
-        count = math.gcd(CHAINS, vectors_per_page)
+        count = math.gcd(EXP_CHAINS, vectors_per_page)
         lanes = count * self.lanes
         kind = dt.with_lanes("float32", lanes)
         base, exponentials = Var("base", "int64"), Var("made", kind)
-        to, late = row * layout.size, self.late(tile.span * self.together)
+        to, late = row * layout.size, self.lines_prefetched_in_softmax(tile.span * self.together)
         score_offset = row * self.stride + (number - tile.begin) * self.pages.page + v * lanes
         score_index = ramp(score_offset, 1, lanes)
         high = broadcast(tile.part[to + layout.top], lanes)
         shifted = Sub(BufferLoad(tile.scores, (score_index,), kind), high, kind)
-        near = (row * vectors_per_page + v * count) * LATE
+        near = (row * vectors_per_page + v * count) * PREFETCHED_LINES_PER_VECTOR
         first = base + (self.plane.size - late * line)
         total = self.load(tile.part, to + layout.total)
         for n in range(count):
             some = shuffle(exponentials, exponentials, range(n * self.lanes, (n + 1) * self.lanes))
             total = Add(total, some, vector)
         page = serial(v, const(vectors_per_page // count), seq(
-            *(Prefetch(self.cache, (first + (near + n) * line,), 2) for n in range(count * LATE)),
+            *(Prefetch(self.cache, (first + (near + n) * line,), 2) for n in range(count *
+            PREFETCHED_LINES_PER_VECTOR)),
             LetStmt(exponentials, power_at_most_one(shifted), seq(
                 BufferStore(tile.scores, exponentials, (score_index,)),
                 self.store(tile.part, to + layout.total, total),
@@ -508,7 +516,7 @@ class PagedAttention:
             serial(number, tile.end - tile.begin, pages, tile.begin),
         )
 
-    def value_sums(self, tile: Rows) -> Stmt:
+    def value_sums(self, tile: AttentionTile) -> Stmt:
         """Accumulate the product of a tile's probabilities with the values."""
         rows = tile.span * self.together
         return seq(*(self.mixed(tile, *block) for block in self.blocks(self.depth, rows)))
@@ -517,7 +525,7 @@ class PagedAttention:
         """Return consecutive elements of a value of the plane at `base`."""
         return self.load(self.cache, base + s * self.depth + column)
 
-    def mixed(self, tile: Rows, column: int, vectors: int) -> Stmt:
+    def mixed(self, tile: AttentionTile, column: int, vectors: int) -> Stmt:
         """Accumulate the product of a tile of rows with some columns of the values."""
         rows, page = tile.span * self.together, self.pages.page
         acc = self.acc(rows * vectors)
@@ -552,11 +560,16 @@ class PagedAttention:
 
     # The whole.
 
-    def parted(self, tile: Rows) -> Stmt:
+    def parted(self, tile: AttentionTile) -> Stmt:
         """Compute a chunk's partial result: scores, softmax, weighted values and their sums."""
-        return seq(self.scored(tile), self.softmax(tile), self.weighed(tile), self.value_sums(tile))
+        return seq(
+            self.scored(tile),
+            self.softmax(tile),
+            self.scale_probabilities(tile),
+            self.value_sums(tile),
+        )
 
-    def attended(self, tile: Rows, split: _Split, piece: PrimExpr, unit: PrimExpr) -> Stmt:
+    def attended(self, tile: AttentionTile, split: _Split, piece: PrimExpr, unit: PrimExpr) -> Stmt:
         """Process all chunks of a tile and merge them or, where chunks are shared, one piece, and
         store it.
         """
@@ -585,7 +598,7 @@ class PagedAttention:
         )
         return Allocate(tile.scores, Allocate(tile.part, Allocate(merged, stmt)))
 
-    def gathered(self, tile: Rows, split: _Split, unit: PrimExpr) -> Stmt:
+    def gathered(self, tile: AttentionTile, split: _Split, unit: PrimExpr) -> Stmt:
         """Merge the chunks of a tile that threads shared, in order."""
         rows, chunk = tile.span * self.together, Var("chunk", "int64")
         first, stop = self.chunks(tile.begin, tile.end)
@@ -597,19 +610,21 @@ class PagedAttention:
             self.ended(tile, merged),
         ))  # fmt: skip
 
-    def place(self, tile: Rows, split: _Split, unit: PrimExpr, piece: PrimExpr) -> PrimExpr:
+    def place(
+        self, tile: AttentionTile, split: _Split, unit: PrimExpr, piece: PrimExpr
+    ) -> PrimExpr:
         """Return the offset of a unit's partial result for a piece."""
         row = (unit * split.pieces + piece) * (self.span * self.together) + tile.slot
         return row * self.parts.size
 
-    def ended(self, tile: Rows, merged: Buffer) -> Stmt:
+    def ended(self, tile: AttentionTile, merged: Buffer) -> Stmt:
         """Store the results of a tile's rows."""
         row = Var("row")
         token, at = row // self.together, row % self.together
         to = ((tile.first + token) * self.heads + tile.head + at) * self.depth
         return self.parts.ended(self.output, to, row, merged, tile.span * self.together)
 
-    def unit(self, unit: PrimExpr, body: Callable[[Rows], Stmt]) -> Stmt:
+    def unit(self, unit: PrimExpr, body: Callable[[AttentionTile], Stmt]) -> Stmt:
         """Return a body for the tile of a unit or, where its tokens belong to several sequences,
         for one token after the other.
         """
@@ -673,7 +688,7 @@ class PagedAttention:
         work = LetStmt(piece, half // halves_per_piece, IfThenElse(is_last, work))
         work = LetStmt(unit_index, index // halves, work)
         gather = self.unit(unit, lambda tile: self.gathered(tile, split, unit))
-        grain = max(1, GRAIN // (rows * self.parts.size))
+        grain = max(1, MIN_MERGE_ELEMENTS // (rows * self.parts.size))
         stmt: Stmt = seq(
             For(index, const(0), units * halves, ForKind.PARALLEL, work, {"grain": 1}),
             IfThenElse(is_shared, For(
@@ -707,4 +722,13 @@ def _ends(positions: Sequence[PrimExpr]) -> tuple[PrimExpr, PrimExpr]:
     return lowest, last
 
 
-__all__ = ["DENSE", "KEYS", "Cut", "PagedAttention", "Pages", "Rows", "number", "serial"]
+__all__ = [
+    "DEFAULT_CHUNK_KEYS",
+    "EFFICIENT_TILE_ROWS",
+    "AttentionTile",
+    "PagedAttention",
+    "PagedTiling",
+    "Pages",
+    "number",
+    "serial",
+]

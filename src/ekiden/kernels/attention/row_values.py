@@ -27,7 +27,7 @@ from ekiden.te.tensor import ComputeOp, ProducerLoad, Tensor
 from ekiden.tir.expr import broadcast
 
 
-def with_known_values(expr: PrimExpr, extents: Mapping[Var, PrimExpr], target: Target) -> PrimExpr:
+def with_row_bounds(expr: PrimExpr, extents: Mapping[Var, PrimExpr], target: Target) -> PrimExpr:
     """Return the expression simplified by row bounds.
 
     The argument of exp after subtracting the row's maximum is capped at 0, which it never exceeds:
@@ -47,13 +47,13 @@ def with_known_values(expr: PrimExpr, extents: Mapping[Var, PrimExpr], target: T
     return rewrite(expr, change)
 
 
-def tensors_with_known_values(outputs: Sequence[Tensor], target: Target) -> list[Tensor]:
+def tensors_with_row_bounds(outputs: Sequence[Tensor], target: Target) -> list[Tensor]:
     """Return outputs with row bounds applied to all their computations, before any of them is
     scheduled.
     """
     ops = (t.op for t in post_order_tensors(outputs))
     extents = {a.var: a.extent for op in ops if isinstance(op, ComputeOp) for a in op.axis}
-    return rebuilt(outputs, lambda body: with_known_values(body, extents, target))
+    return rebuilt(outputs, lambda body: with_row_bounds(body, extents, target))
 
 
 def power_at_most_one(x: PrimExpr) -> PrimExpr:
@@ -140,4 +140,4 @@ def _uncast(e: PrimExpr) -> PrimExpr:
     return e
 
 
-__all__ = ["tensors_with_known_values", "with_known_values"]
+__all__ = ["tensors_with_row_bounds", "with_row_bounds"]

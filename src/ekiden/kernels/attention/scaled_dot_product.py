@@ -34,19 +34,19 @@ from ekiden.ir.prim import (
     minimum,
 )  # fmt: skip
 from ekiden.kernels.attention.row_values import power_at_most_one
-from ekiden.kernels.cost_model import DISTANCES, MOST_VECTORS, most_rows, step_cycles
-from ekiden.kernels.cpu.dense import UNROLLS
-from ekiden.kernels.decision import Choice, Decision, Fixed, Space, Value, steps_down
+from ekiden.kernels.cost_model import MAX_PANEL_VECTORS, PREFETCH_DISTANCES, most_rows, step_cycles
+from ekiden.kernels.cpu.dense import UNROLL_FACTORS
+from ekiden.kernels.decision import Decision, Fixed, Knob, Space, Value, descending
 from ekiden.kernels.family import Family, size_of
 from ekiden.kernels.micro_kernels.register_tiles import (
-    Ahead,
     KLoop,
+    PrefetchStep,
     Tile,
     balanced_rows,
     column_mask,
     compute_tile,
 )
-from ekiden.kernels.micro_kernels.transposed_tiles import turned
+from ekiden.kernels.micro_kernels.register_transpose import transpose_rows
 from ekiden.kernels.prim_builder import extern_buffers, tiled_function
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target import Target
@@ -64,26 +64,26 @@ from ekiden.tir.stmt import (
     seq,
 )
 
-LANES = 16
+DEFAULT_F32_LANES = 16
 """Lanes of a vector where no target is known."""
-WIDE = 4
+DEFAULT_PANEL_VECTORS = 4
 """Vectors of a whole panel where no target is known."""
-LINE = 16
+CACHE_LINE_F32S = 16
 """Elements of a cache line."""
-ROWS = 6
+DEFAULT_TILE_ROWS = 6
 """Most queries of a tile where their number is not known, and what many keys do not bring it
 below."""
-MOST_ROWS = 12
+MAX_TILE_ROWS = 12
 """Most queries of a tile: more only cost code."""
-MANY = 1 << 12
+ASSUMED_KEYS = 1 << 12
 """What a number of keys is taken for that is not known."""
-CAUSAL = ("", "start", "end")
+CAUSAL_MODES = ("", "start", "end")
 """Which keys a query sees: all; those up to its own place, counted from the first; those up to its
 own place, where the last query sees the last key."""
 
 
 @dataclass(frozen=True, slots=True)
-class Heads:
+class AttentionConfig:
     """The static parameters of an attention: axis orders of query, key, value and result (batch,
     head, sequence, depth), the scale of scores (None: 1 / sqrt(depth)), CAUSAL, the softcap
     before the bias (0 for none), and whether NaN probabilities count as 0, as those of a row
@@ -98,7 +98,7 @@ class Heads:
 
 
 @dataclass(frozen=True, slots=True)
-class Operand:
+class StridedOperand:
     """A tensor with dimensions and strides by the letters of its layout."""
 
     buffer: Buffer
@@ -106,32 +106,32 @@ class Operand:
     strides: dict[str, PrimExpr]
 
     @staticmethod
-    def of(buffer: Buffer, layout: str) -> Operand:
+    def of(buffer: Buffer, layout: str) -> StridedOperand:
         """Return a compact buffer whose axes are in the order of a layout."""
         step: PrimExpr = const(1)
         strides = {}
         for axis, dim in zip(reversed(layout), reversed(buffer.shape), strict=True):
             strides[axis] = step
             step = simplify(step * dim)
-        return Operand(buffer, dict(zip(layout, buffer.shape, strict=True)), strides)
+        return StridedOperand(buffer, dict(zip(layout, buffer.shape, strict=True)), strides)
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class AttentionTiling:
     """The tiling: queries of a tile, vectors of a full panel, prefetch distance into L1 in steps,
     unroll factor, whether values are copied, and whether threads share heads or the rows of
     each.
     """
 
-    rows: int = ROWS
-    vectors: int = WIDE
+    rows: int = DEFAULT_TILE_ROWS
+    vectors: int = DEFAULT_PANEL_VECTORS
     own: int = 0
     unroll: int = 1
     values: str = "direct"
     split: str = "heads"
 
 
-PLAIN = Cut()
+DEFAULT_TILING = AttentionTiling()
 """Where no target is known."""
 
 
@@ -142,16 +142,16 @@ class Attention:
 
     def __init__(
         self,
-        heads: Heads,
+        heads: AttentionConfig,
         inputs: Sequence[Buffer],
         output: Buffer,
-        lanes: int = LANES,
-        cut: Cut = PLAIN,
+        lanes: int = DEFAULT_F32_LANES,
+        cut: AttentionTiling = DEFAULT_TILING,
         has_shuffles: bool = False,
     ) -> None:
         self.heads, self.lanes, self.cut, self.has_shuffles = heads, lanes, cut, has_shuffles
         operands = zip((*inputs[:3], output), heads.layouts, strict=True)
-        self.q, self.k, self.v, self.out = (Operand.of(b, layout) for b, layout in operands)
+        self.q, self.k, self.v, self.out = (StridedOperand.of(b, layout) for b, layout in operands)
         self.bias = inputs[3] if len(inputs) > 3 else None
         self.queries, self.keys = self.q.dims["s"], self.k.dims["s"]
         self.depth = self.q.dims["d"]
@@ -217,13 +217,13 @@ class Attention:
             key = first + panel * (vectors * self.lanes)
             is_whole = vectors == self.wide or is_const(simplify(self.keys % self.lanes), 0)
             transposes = in_rows and is_whole and self.has_shuffles
-            body = (self._turn if transposes else self._copy)(base, key, vectors)
+            body = (self._transpose_panel if transposes else self._copy_panel)(base, key, vectors)
             return For(panel, const(0), count, kind, body, {"grain": 1})
 
         first_narrow = full_panels * (self.wide * self.lanes)
         return seq(panels(full_panels, const(0), self.wide), panels(narrow, first_narrow, 1))
 
-    def _turn(self, base: PrimExpr, key: PrimExpr, vectors: int) -> Stmt:
+    def _transpose_panel(self, base: PrimExpr, key: PrimExpr, vectors: int) -> Stmt:
         """Transpose a full panel of row-major keys, in square register tiles."""
         width, steps = vectors * self.lanes, self.k.strides
         blocks, block, vector_index = (
@@ -243,7 +243,7 @@ class Attention:
             offset = key * self.depth + d * width + vector_index * self.lanes
             return self.store(self.panels, simplify(offset), value)
 
-        tile = turned([row(i) for i in range(self.lanes)], keep)
+        tile = transpose_rows([row(i) for i in range(self.lanes)], keep)
         i, d = Var("i"), Var("d")
         one = self.k.buffer[base + (key + i) * steps["s"] + d]
         copy_one = BufferStore(self.panels, one, (key * self.depth + d * width + i,))
@@ -255,7 +255,7 @@ class Attention:
                 For(d, done, simplify(self.depth - done), ForKind.SERIAL, copy_one)),
         )  # fmt: skip
 
-    def _copy(self, base: PrimExpr, key: PrimExpr, vectors: int) -> Stmt:
+    def _copy_panel(self, base: PrimExpr, key: PrimExpr, vectors: int) -> Stmt:
         """Copy a panel, one depth step at a time."""
         d, steps = Var("d"), self.k.strides
         moves = []
@@ -366,14 +366,14 @@ class Attention:
         )  # fmt: skip
         return For(panel, const(0), count, ForKind.SERIAL, tile)
 
-    def _near(self, panel: Buffer, step: PrimExpr, row: int) -> Ahead | None:
+    def _near(self, panel: Buffer, step: PrimExpr, row: int) -> PrefetchStep | None:
         """Return prefetches of the row that a tile reads `own` steps later, or None."""
         if not self.cut.own:
             return None
 
         def ahead(origin: PrimExpr, k: PrimExpr, column: int) -> list[Stmt]:
             at = origin + (k + self.cut.own) * step
-            return [Prefetch(panel, (simplify(at + n),), 3) for n in range(0, row, LINE)]
+            return [Prefetch(panel, (simplify(at + n),), 3) for n in range(0, row, CACHE_LINE_F32S)]
 
         return ahead
 
@@ -485,11 +485,13 @@ class Attention:
         return For(image, const(0), images, outer, self.head(image, inner), {"grain": 1})
 
 
-def sizes_of(anchor: te.Tensor) -> tuple[Heads, dict[str, int | None], dict[str, int | None]]:
+def sizes_of(
+    anchor: te.Tensor,
+) -> tuple[AttentionConfig, dict[str, int | None], dict[str, int | None]]:
     """Return (configuration, sizes of the query by letter, those of the value)."""
     op = anchor.op
     heads = op.attrs["heads"]
-    assert isinstance(heads, Heads) and isinstance(op, te.ExternOp)
+    assert isinstance(heads, AttentionConfig) and isinstance(op, te.ExternOp)
     query, value = (
         dict(zip(heads.layouts[n], map(size_of, op.inputs[n].shape), strict=True)) for n in (0, 2)
     )
@@ -497,7 +499,7 @@ def sizes_of(anchor: te.Tensor) -> tuple[Heads, dict[str, int | None], dict[str,
 
 
 @dataclass(frozen=True, slots=True)
-class Sizes:
+class AttentionSizes:
     """The sizes that a decision depends on, as far as they are known: queries, keys, depth, and
     vectors of a value.
     """
@@ -511,22 +513,24 @@ class Sizes:
     target: Target
 
     @staticmethod
-    def of(anchor: te.Tensor, target: Target) -> Sizes:
+    def of(anchor: te.Tensor, target: Target) -> AttentionSizes:
         """Return the sizes of an attention."""
         _, query, value = sizes_of(anchor)
         width, count = value["d"], query["b"] and query["h"] and query["b"] * query["h"]
         assert width is not None
         columns = -(-width // target.lanes("float32"))
-        return Sizes(query["s"], value["s"], query["d"], columns, count, target)
+        return AttentionSizes(query["s"], value["s"], query["d"], columns, count, target)
 
     def rows(self, vectors: int) -> int:
         """Return the queries of a tile: as many as registers hold whose scores fit half of L1; few
         where their number is unknown, since there is code for every number.
         """
-        limit = min(MOST_ROWS if self.queries else ROWS, most_rows(vectors, self.target))
+        limit = min(
+            MAX_TILE_ROWS if self.queries else DEFAULT_TILE_ROWS, most_rows(vectors, self.target)
+        )
         if self.keys:
             row = 4 * (self.keys + self.target.lanes("float32"))
-            limit = min(limit, max(ROWS, self.target.caches[0].size // 2 // row))
+            limit = min(limit, max(DEFAULT_TILE_ROWS, self.target.caches[0].size // 2 // row))
         return max(1, limit)
 
     def cycles(self, vectors: int) -> float:
@@ -534,7 +538,7 @@ class Sizes:
         rows, lanes = self.rows(vectors), self.target.lanes("float32")
         if self.queries:
             rows = -(-self.queries // -(-self.queries // rows))
-        keys, depth = self.keys or MANY, self.depth or MANY
+        keys, depth = self.keys or ASSUMED_KEYS, self.depth or ASSUMED_KEYS
         full_panels = keys // (vectors * lanes)
         narrow = -(-keys // lanes) - full_panels * vectors
         full, tail_vectors = divmod(self.columns, vectors)
@@ -548,24 +552,26 @@ class Sizes:
 
     def vectors(self) -> int:
         """Return the fastest panel width in vectors."""
-        return min(range(MOST_VECTORS, 1, -1), key=lambda wide: round(self.cycles(wide), 6))
+        return min(range(MAX_PANEL_VECTORS, 1, -1), key=lambda wide: round(self.cycles(wide), 6))
 
 
 def space(anchor: te.Tensor, target: Target) -> Space:
     """Return the search space of an attention."""
     return (
-        Choice("vectors", steps_down(MOST_VECTORS, 2), "vectors of a panel"),
-        Choice("rows", steps_down(most_rows(2, target)), "queries of a tile"),
-        Choice("own", DISTANCES, "steps by which panels are brought to the first cache ahead"),
-        Choice("unroll", UNROLLS, "steps of k that stand one after the other"),
-        Choice("values", ("direct", "copied"), "how values are read, if they lie in whole vectors"),
-        Choice("split", ("heads", "rows"), "what threads share"),
+        Knob("vectors", descending(MAX_PANEL_VECTORS, 2), "vectors of a panel"),
+        Knob("rows", descending(most_rows(2, target)), "queries of a tile"),
+        Knob(
+            "own", PREFETCH_DISTANCES, "steps by which panels are brought to the first cache ahead"
+        ),
+        Knob("unroll", UNROLL_FACTORS, "steps of k that stand one after the other"),
+        Knob("values", ("direct", "copied"), "how values are read, if they lie in whole vectors"),
+        Knob("split", ("heads", "rows"), "what threads share"),
     )
 
 
 def default(anchor: te.Tensor, target: Target, fixed: Fixed) -> Decision:
     """Return the default decision for an attention."""
-    sizes = Sizes.of(anchor, target)
+    sizes = AttentionSizes.of(anchor, target)
     vectors = int(fixed.get("vectors", sizes.vectors()))
     has_few_heads = sizes.heads is not None and sizes.heads < target.cores
     chosen: dict[str, Value] = {
@@ -589,7 +595,7 @@ def attention(
     """Build the kernel of tag "attention"."""
     heads, _, _ = sizes_of(outputs[0])
     buffers, operands, (result,) = extern_buffers(inputs, outputs)
-    cut = Cut(**dict(decision))  # type: ignore[arg-type]  # a field for each choice
+    cut = AttentionTiling(**dict(decision))  # type: ignore[arg-type]  # a field for each choice
     lanes, shuffles = target.lanes("float32"), target.has("shuffles")
     builder = Attention(heads, operands, result, lanes, cut, shuffles)
     return tiled_function(name, buffers, builder.body(), len(outputs))
@@ -604,4 +610,11 @@ FAMILY = Family(
     is_whole=True,
 )
 
-__all__ = ["CAUSAL", "Attention", "Heads", "Operand", "attention", "sizes_of"]
+__all__ = [
+    "CAUSAL_MODES",
+    "Attention",
+    "AttentionConfig",
+    "StridedOperand",
+    "attention",
+    "sizes_of",
+]

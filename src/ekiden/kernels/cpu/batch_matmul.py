@@ -29,41 +29,41 @@ from ekiden.ir import dtype as dt
 from ekiden.ir.intrinsic import if_then_else
 from ekiden.ir.prim import IntImm, PrimExpr, Select, Var, const, is_const
 from ekiden.kernels.cost_model import most_rows
-from ekiden.kernels.cpu.dot_products import Dots, dot_products
-from ekiden.kernels.cpu.streaming import Streamed, streamed_product
+from ekiden.kernels.cpu.dot_products import DotProductShape, dot_products
+from ekiden.kernels.cpu.skinny_gemm import SkinnyProduct, skinny_product
 from ekiden.kernels.decision import Decision
 from ekiden.kernels.family import Family
 from ekiden.kernels.micro_kernels.epilogue import Epilogue, find_anchor, operands_of
 from ekiden.kernels.micro_kernels.prefetch import Prefetches
 from ekiden.kernels.micro_kernels.register_tiles import (
-    Ahead,
     KLoop,
+    PrefetchStep,
     Tile,
     balanced_rows,
     compute_tile,
     stepped_rows,
 )
 from ekiden.kernels.prim_builder import make_buffers, product, tiled_builder, unflatten
-from ekiden.kernels.spaces.product import MOST_ROWS, NARROW_ROWS, default, is_turned, space
+from ekiden.kernels.spaces.product import MAX_TILE_ROWS, NARROW_ROWS, default, is_transposed, space
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target import Target
 from ekiden.tir.expr import Buffer, BufferLoad, broadcast, ramp
 from ekiden.tir.stmt import Allocate, BufferStore, For, ForKind, IfThenElse, Prefetch, Stmt, seq
 from ekiden.topi.shape import equal as same_dim
 
-AHEAD = {"first": (16, 3), "second": (32, 2)}
+PACK_PREFETCH = {"first": (16, 3), "second": (32, 2)}
 """The cache that a matrix is brought to before it is copied -> steps of k ahead, and how a prefetch
 says it: those of a second-level cache have further to go, and more lines stay there."""
-LINE = 64
+CACHE_LINE_BYTES = 64
 """Bytes of a cache line; as many steps of k are copied together of a transposed matrix."""
-FLOATS = ("float32", "float64")
+TILE_DTYPES = ("float32", "float64")
 """Types of products that register tiles compute as they are."""
-STEPS = (3, 1)
+SMALLER_TILE_ROWS = (3, 1)
 """Row counts below the largest, where the number of rows is not known."""
 
 
 @dataclass(frozen=True, slots=True)
-class Operand:
+class MatrixOperand:
     """A matrix in memory: strides in elements of a row, a column, and a batch item (0 if
     shared).
     """
@@ -74,14 +74,14 @@ class Operand:
     batch: PrimExpr
 
 
-def _operand(buffer: Buffer, transposed: bool, batch: PrimExpr | None) -> Operand:
+def _operand(buffer: Buffer, transposed: bool, batch: PrimExpr | None) -> MatrixOperand:
     """Return a matrix of a product of `batch` images; without a batch its batch stride is 0."""
     rows, columns = (const(1), *buffer.shape)[-2:]  # a vector is one row
     step = const(0) if batch is None else _image_stride(buffer, simplify(rows * columns), batch)
     return (
-        Operand(buffer, const(1), columns, step)
+        MatrixOperand(buffer, const(1), columns, step)
         if transposed
-        else Operand(buffer, columns, const(1), step)
+        else MatrixOperand(buffer, columns, const(1), step)
     )
 
 
@@ -97,7 +97,7 @@ def _image_stride(buffer: Buffer, image: PrimExpr, batch: PrimExpr) -> PrimExpr:
     return Select(own.equal(1), const(0), image, "int64")
 
 
-class _Product:
+class _MatmulKernel:
     """The builder of one matrix product kernel."""
 
     def __init__(
@@ -116,7 +116,10 @@ class _Product:
         transpose_a = bool(attrs.get("transpose_a", False))
         transpose_b = bool(attrs.get("transpose_b", tag == "dense"))
         self.dtype, self.target = self.anchor.dtype, target
-        self.lanes, self.line = target.lanes(self.dtype), LINE // dt.itemsize(self.dtype)
+        self.lanes, self.line = (
+            target.lanes(self.dtype),
+            CACHE_LINE_BYTES // dt.itemsize(self.dtype),
+        )
         self.epilogue = Epilogue(self.anchor, outputs[0], self.buffers)
         self.batched = tag == "batch_matmul"
         self.leading = list(self.anchor.shape[:-1])
@@ -124,7 +127,7 @@ class _Product:
         self.rows = self.anchor.shape[1] if self.batched else product(self.leading)
         self.columns = self.anchor.shape[-1]
         self.k = a.shape[-2] if transpose_a else a.shape[-1]
-        self.turned = is_turned(self.anchor)
+        self.turned = is_transposed(self.anchor)
         if self.turned:  # the one column lies in order, whichever way it is stored
             self.rows, self.columns = const(1), self.rows
             a, b, transpose_a, transpose_b = b, a, False, not transpose_a
@@ -186,25 +189,29 @@ class _Product:
         matrix.
         """
         if self.transpose_b and vectors == self.wide:
-            return self._turned(packed, base, image, column)
+            return self._pack_transposed(packed, base, image, column)
         k, width = Var("k"), vectors * self.lanes
         origin = image * self.b.batch + column * self.b.column
         steps: list[Stmt] = []
         if not self.transpose_b:
-            steps = self.brought(origin, k, width)
+            steps = self.prefetch_source(origin, k, width)
         for v in range(vectors):
             first, to = column + v * self.lanes, base + k * width + v * self.lanes
             at = image * self.b.batch + k * self.b.row + first * self.b.column
-            steps.append(self._copy(packed, to, at, self.mask(first) if vectors == 1 else None))
+            steps.append(
+                self._copy_vector(packed, to, at, self.mask(first) if vectors == 1 else None)
+            )
         return For(k, const(0), self.k, ForKind.SERIAL, seq(*steps))
 
-    def brought(self, origin: PrimExpr, k: PrimExpr, width: int) -> list[Stmt]:
+    def prefetch_source(self, origin: PrimExpr, k: PrimExpr, width: int) -> list[Stmt]:
         """Return prefetches of what is packed some steps after step k."""
-        steps, locality = AHEAD[str(self.decision["ahead"])]
+        steps, locality = PACK_PREFETCH[str(self.decision["ahead"])]
         at = origin + (k + steps) * self.b.row
         return [Prefetch(self.b.buffer, (at + n,), locality) for n in range(0, width, self.line)]
 
-    def _turned(self, packed: Buffer, base: PrimExpr, image: PrimExpr, column: PrimExpr) -> Stmt:
+    def _pack_transposed(
+        self, packed: Buffer, base: PrimExpr, image: PrimExpr, column: PrimExpr
+    ) -> Stmt:
         """Pack a full panel of a transposed matrix, one cache line of each column after the other:
         a gather costs several times as many loads.
         """
@@ -231,7 +238,9 @@ class _Product:
             For(tail_k, const(0), simplify(self.k - full_lines * size), ForKind.SERIAL, tail),
         )
 
-    def _copy(self, packed: Buffer, to: PrimExpr, at: PrimExpr, mask: PrimExpr | None) -> Stmt:
+    def _copy_vector(
+        self, packed: Buffer, to: PrimExpr, at: PrimExpr, mask: PrimExpr | None
+    ) -> Stmt:
         """Copy one vector of a panel."""
         vector = dt.with_lanes(self.dtype, self.lanes)
         value: PrimExpr = BufferLoad(self.b.buffer, (ramp(at, self.b.column, self.lanes),), vector)
@@ -247,13 +256,13 @@ class _Product:
 
     def tile(
         self,
-        source: Operand,
+        source: MatrixOperand,
         image: PrimExpr,
         first: PrimExpr,
         rows: int,
         column: PrimExpr,
         vectors: int,
-        ahead: Ahead | None = None,
+        ahead: PrefetchStep | None = None,
         unroll: int = 1,
     ) -> Stmt:
         """Return a tile of rows on one panel. `source` is the packed copy, whose batch stride is 0,
@@ -290,7 +299,7 @@ class _Product:
         """Return the maximal rows of a tile."""
         return self.decision.number("rows") if vectors == self.wide else NARROW_ROWS
 
-    def near(self, packed: Buffer) -> tuple[Ahead | None, int]:
+    def near(self, packed: Buffer) -> tuple[PrefetchStep | None, int]:
         """Return the prefetches of a packed full panel for a tile, and its unroll factor."""
         own, unroll = self.decision.number("own"), self.decision.number("unroll")
         row = self.wide * self.lanes
@@ -298,7 +307,7 @@ class _Product:
         return (plan.of(const(0), None)[1] if own else None), unroll
 
     def panels(
-        self, source: Operand, image: PrimExpr, count: PrimExpr, begin: PrimExpr, vectors: int
+        self, source: MatrixOperand, image: PrimExpr, count: PrimExpr, begin: PrimExpr, vectors: int
     ) -> Callable[[int, PrimExpr], Stmt]:
         """Return the body of a row tile: `count` panels from column `begin`."""
         panel = Var("p")
@@ -315,10 +324,10 @@ class _Product:
         """Return all rows in tiles of at most `limit`; balanced where the rows are known."""
         if isinstance(self.rows, IntImm):
             return balanced_rows(self.rows, limit, body, kind)
-        sizes = [limit, *(size for size in STEPS if size < limit)]
+        sizes = [limit, *(size for size in SMALLER_TILE_ROWS if size < limit)]
         return stepped_rows(self.rows, sizes, body, kind)
 
-    def product(self, source: Operand, image: PrimExpr, kind: ForKind) -> Stmt:
+    def product(self, source: MatrixOperand, image: PrimExpr, kind: ForKind) -> Stmt:
         """Return all tiles of one matrix."""
         full_panels, narrow = self.split()
         loops = []
@@ -345,7 +354,7 @@ class _Product:
             return self.by_panels(image, kind)
         size = simplify(self.k * ((self.columns + (self.lanes - 1)) // self.lanes * self.lanes))
         packed = Buffer("packed", (size,), self.dtype)
-        source = Operand(packed, const(0), self.k, const(0))
+        source = MatrixOperand(packed, const(0), self.k, const(0))
         return Allocate(
             packed, seq(self.pack(packed, image, kind), self.product(source, image, kind))
         )
@@ -380,7 +389,7 @@ class _Product:
 
     def copied_panel(self, packed: Buffer, image: PrimExpr, column: PrimExpr, vectors: int) -> Stmt:
         """Pack a panel, then multiply all rows by it."""
-        source = Operand(packed, const(0), const(0), const(0))
+        source = MatrixOperand(packed, const(0), const(0), const(0))
         ahead, unroll = self.near(packed) if vectors == self.wide else (None, 1)
 
         def body(rows: int, first: PrimExpr) -> Stmt:
@@ -393,7 +402,7 @@ class _Product:
         """Let a panel's first row tile read the matrix in place and pack it for the others: memory
         latency hides behind multiplying.
         """
-        source = Operand(packed, const(0), const(0), const(0))
+        source = MatrixOperand(packed, const(0), const(0), const(0))
         width = self.wide * self.lanes
         origin = image * self.b.batch + column
         ahead, unroll = self.near(packed)
@@ -402,9 +411,9 @@ class _Product:
             """Pack the panel's line at step k of the first rows, as it is read."""
             line = origin + k * self.b.row
             return [
-                *self.brought(origin, k, width),
+                *self.prefetch_source(origin, k, width),
                 *(
-                    self._copy(packed, k * width + n, line + n, None)
+                    self._copy_vector(packed, k * width + n, line + n, None)
                     for n in range(0, width, self.lanes)
                 ),
             ]
@@ -428,10 +437,10 @@ class _Product:
         rows = [image * self.a.batch + self.a.row * i for i in range(self.rows.value)]
         origin = image * self.b.batch
         if self.decision["how"] == "dots":
-            dots = Dots(self.k, self.columns, rows, origin, self.dtype)
+            dots = DotProductShape(self.k, self.columns, rows, origin, self.dtype)
             return dot_products(dots, self.a.buffer, self.b.buffer, store, self.target, kind)
-        shape = Streamed(self.k, self.columns, rows, self.a.column, origin, self.dtype)
-        return streamed_product(shape, self.a.buffer, self.b.buffer, store, self.target, kind)
+        shape = SkinnyProduct(self.k, self.columns, rows, self.a.column, origin, self.dtype)
+        return skinny_product(shape, self.a.buffer, self.b.buffer, store, self.target, kind)
 
     def direct(self, image: PrimExpr, kind: ForKind) -> Stmt:
         """Multiply by the matrix in place; its columns are whole vectors."""
@@ -440,7 +449,7 @@ class _Product:
         while begin < self.columns.value:
             vectors = min(self.wide, (self.columns.value - begin) // self.lanes)
             body = self.panels(self.b, image, const(1), const(begin), vectors)
-            limit = min(MOST_ROWS, most_rows(vectors, self.target))
+            limit = min(MAX_TILE_ROWS, most_rows(vectors, self.target))
             column_blocks.append(self.row_tiles(limit, body, kind))
             begin += vectors * self.lanes
         return seq(*column_blocks)
@@ -470,7 +479,7 @@ def accepts(anchor: te.Tensor, target: Target) -> bool:
         or a.ndim == 2
         or anchor.op.tag == "batch_matmul"
     )
-    return plain and {a.dtype, b.dtype} == {anchor.dtype} and anchor.dtype in FLOATS
+    return plain and {a.dtype, b.dtype} == {anchor.dtype} and anchor.dtype in TILE_DTYPES
 
 
 def _family(tag: str) -> Family:
@@ -479,7 +488,7 @@ def _family(tag: str) -> Family:
         accepts=accepts,
         space=space,
         default=default,
-        build=tiled_builder(partial(_Product, tag=tag)),
+        build=tiled_builder(partial(_MatmulKernel, tag=tag)),
         why="the first tile of a panel copies it while it computes: a copy is a block before",
     )
 

@@ -30,9 +30,9 @@ from ekiden.arith import simplify
 from ekiden.ir.intrinsic import if_then_else
 from ekiden.ir.prim import IntImm, PrimExpr, Var, const, logical_and, maximum
 from ekiden.kernels.cost_model import most_rows, panel_choice, panel_width
-from ekiden.kernels.cpu.dense import LINE, NARROW_ROWS
+from ekiden.kernels.cpu.dense import CACHE_LINE_WORDS, MAX_NARROW_TILE_ROWS
 from ekiden.kernels.cpu.padding import Bands, band_lines, pad_copy
-from ekiden.kernels.cpu.windows import Places, Taps, taps_inside
+from ekiden.kernels.cpu.windows import ResultRanges, TapRanges, taps_inside
 from ekiden.kernels.decision import Decision
 from ekiden.kernels.family import Family
 from ekiden.kernels.geometry import Geometry, geometry_of
@@ -47,29 +47,29 @@ from ekiden.kernels.micro_kernels.matrix_tiles import (
 from ekiden.kernels.micro_kernels.prefetch import Lets, Prefetches, bound
 from ekiden.kernels.micro_kernels.register_tiles import (
     KLoop,
-    Parts,
+    PartialSums,
     Tile,
     balanced_rows,
     compute_tile,
     fitting_lanes,
 )
 from ekiden.kernels.prim_builder import make_buffers, product, tiled_function
-from ekiden.kernels.quantized.words import pairs_of, widen
+from ekiden.kernels.quantized.int8_dot import widen_pairs, widened_buffer
 from ekiden.kernels.spaces.conv import default, is_short, space
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target import Target
 from ekiden.tir.expr import Buffer, broadcast
 from ekiden.tir.stmt import Allocate, For, ForKind, LetStmt, PrimFunc, Stmt, seq
-from ekiden.topi.nn.weights import WORD_OF
+from ekiden.topi.nn.weights import WORD_BY_DTYPE
 
-TAG = "conv_nhwc_pack"
-SLICES, LINES, PIXELS = range(3)
+CONV_TAG = "conv_nhwc_pack"
+SLICE_AXIS, LINE_AXIS, PIXEL_AXIS = range(3)
 """Axes of windows."""
-ALL: Taps = {}
+ALL_TAPS: TapRanges = {}
 """Taps of every axis."""
 
 
-class Conv:
+class ConvKernel:
     """The builder of one convolution kernel."""
 
     def __init__(
@@ -91,7 +91,7 @@ class Conv:
         self.channels = int(str(attrs["channels"]))
         self.lanes, self.target = target.lanes("float32"), target
         self.epilogue = Epilogue(self.anchor, outputs[0], self.buffers)
-        self.word = WORD_OF.get(weight.dtype, 1)
+        self.word = WORD_BY_DTYPE.get(weight.dtype, 1)
         assert self.word == 1 or not self.geometry.is_padded, "words have their border already"
         self.group_in = simplify(weight.shape[-2 if self.word == 1 else -3] * self.word)
         self.group_out = self.channels // self.geometry.groups
@@ -106,7 +106,7 @@ class Conv:
             assert isinstance(inner, IntImm)
             self.blocks = self.geometry.kernel[0] * inner.value // int(block)
         unroll, own = decision.number("unroll"), decision.number("own")
-        row, line = self.width * self.word, LINE * self.word
+        row, line = self.width * self.word, CACHE_LINE_WORDS * self.word
         size = simplify(self.group_in * (self.taps * self.width))
         spread = int(decision.get("spread", 0))
         steps = simplify(size // (row * self.blocks))
@@ -124,7 +124,7 @@ class Conv:
         """Return the number of kernel taps (window positions) of the weight."""
         return math.prod(self.geometry.kernel) * self.geometry.depth.kernel
 
-    def k_loops(self, panel: Panel, taps: Taps) -> list[KLoop]:
+    def k_loops(self, panel: Panel, taps: TapRanges) -> list[KLoop]:
         """Return the reduction loops: slices, kernel rows, then taps and channels, as one loop
         where they are contiguous; restricted to `taps` that read data.
         """
@@ -145,12 +145,12 @@ class Conv:
             return [KLoop(block_extent, const(self.word), const(self.width * self.word))]
         loops: list[KLoop] = []
         if depth.kernel > 1:
-            loops.append(over(SLICES, depth.kernel, slices[0], per_tap * (kh * kw)))
+            loops.append(over(SLICE_AXIS, depth.kernel, slices[0], per_tap * (kh * kw)))
         if kh > 1:
-            loops.append(over(LINES, kh, row * dy, per_tap * kw))
+            loops.append(over(LINE_AXIS, kh, row * dy, per_tap * kw))
         if kw == 1 or self.has_whole_rows:
             return [*loops, self.row_loop()]
-        return [*loops, over(PIXELS, kw, pixel * dx, per_tap), self.channel_loop(1)]
+        return [*loops, over(PIXEL_AXIS, kw, pixel * dx, per_tap), self.channel_loop(1)]
 
     def row_loop(self) -> KLoop:
         """Return the loop over contiguous taps of a kernel row and channels."""
@@ -161,7 +161,7 @@ class Conv:
         """Return whether the taps of a kernel row are contiguous."""
         return self.geometry.dilation[1] == 1 and self.geometry.groups == 1
 
-    def taps_inside(self, positions: Places, results: int = 1) -> tuple[Lets, Taps]:
+    def taps_inside(self, positions: ResultRanges, results: int = 1) -> tuple[Lets, TapRanges]:
         """Return lets and ranges of the taps that read data for any of `results` neighbours, for
         axes where some taps may read only padding and are loops of their own.
         """
@@ -170,7 +170,7 @@ class Conv:
             return [], {}
         padded_axes = {n: at for n, at in positions.items() if windows[n].leaves_out(results)}
         if self.has_whole_rows:
-            padded_axes.pop(PIXELS, None)
+            padded_axes.pop(PIXEL_AXIS, None)
         return taps_inside(windows, padded_axes)
 
     def begin(self) -> tuple[PrimExpr, PrimExpr]:
@@ -196,7 +196,7 @@ class Conv:
         out: PrimExpr,
         panel: Panel,
         number: PrimExpr | None = None,
-        taps: Taps = ALL,
+        taps: TapRanges = ALL_TAPS,
     ) -> Stmt:
         """Return a tile of pixels: `a_rows` are their data offsets, `out` is the index of the
         first; `number` is the tile's index within the panel, if the next tile has the same
@@ -234,7 +234,7 @@ class Conv:
             not self.epilogue.is_light,
             ahead,
             self.near.unroll,
-            Parts(is_last, load, put) if self.blocks > 1 else None,
+            PartialSums(is_last, load, put) if self.blocks > 1 else None,
         )
         return bound([(base, simplify(panel.offset + panel_begin)), *lets], tile)
 
@@ -259,7 +259,7 @@ class Conv:
             self.decision.number("rows"), pixel_count, panel.valid, self.anchor.dtype
         )
         factors = Factors(self.source, base, step, self.weight, simplify(panel.offset))
-        return compute_matrix_tile(shape, self.k_loops(panel, ALL), factors, store)
+        return compute_matrix_tile(shape, self.k_loops(panel, ALL_TAPS), factors, store)
 
     def keep(
         self,
@@ -298,7 +298,7 @@ class Conv:
             a_rows = [first * pixel + panel.channel + pixel * i for i in range(rows)]
             return self.tile(rows, indices, a_rows, first, panel, number)
         starts = [Var(f"row{i}") for i in range(rows)]
-        lets, taps = self.taps_inside({SLICES: self.slices_between(first, first + (rows - 1))})
+        lets, taps = self.taps_inside({SLICE_AXIS: self.slices_between(first, first + (rows - 1))})
         tile = self.tile(rows, indices, list(starts), first, panel, number, taps)
         tile = bound(lets, tile)
         for i in reversed(range(rows)):
@@ -326,7 +326,7 @@ class Conv:
         if panel.valid == self.width:
             return rows
         register_limit = most_rows(-(-panel.valid // self.lanes), self.target, self.data.dtype)
-        return max(rows, min(NARROW_ROWS, register_limit))
+        return max(rows, min(MAX_NARROW_TILE_ROWS, register_limit))
 
     def flat_tiles(self, panel: Panel, kind: ForKind) -> Stmt:
         """Return all output pixels as one run (pointwise)."""
@@ -380,7 +380,7 @@ class Conv:
         pixel = self.geometry.data[3]
         line, start = n * height + y, offset + panel.channel
         slice = n % maximum(self.geometry.depth.out, const(1))
-        lets, taps = self.taps_inside({SLICES: (slice, slice), LINES: (y, y)})
+        lets, taps = self.taps_inside({SLICE_AXIS: (slice, slice), LINE_AXIS: (y, y)})
         if self.in_matrices:
             step = simplify(pixel * sx)
             return short_rows(
@@ -402,7 +402,7 @@ class Conv:
             """
             base, step = start + first * (pixel * sx), simplify(pixel * sx)
             a_rows = [base + step * i for i in range(rows)]
-            own, across = self.taps_inside({PIXELS: (first, first + (rows - 1))}, rows)
+            own, across = self.taps_inside({PIXEL_AXIS: (first, first + (rows - 1))}, rows)
             number, all_taps = line * width + first, {**taps, **across}
             tile = self.tile(
                 rows, lambda i: [n, y, first + i], a_rows, number, panel, taps=all_taps
@@ -546,9 +546,9 @@ class Conv:
     def body(self) -> Stmt:
         """Return the kernel: padded copies, or widened bytes, if needed, and all tiles."""
         panel_parts = self.parts()
-        if (pairs := pairs_of(self.data, self.decision)) is not None:
+        if (pairs := widened_buffer(self.data, self.decision)) is not None:
             size = product(list(self.data.shape))
-            self.source, wide = pairs, widen(self.data, pairs, size, self.lanes)
+            self.source, wide = pairs, widen_pairs(self.data, pairs, size, self.lanes)
             return Allocate(
                 pairs, seq(wide, *(self.panel_region(*panel_part) for panel_part in panel_parts))
             )
@@ -588,11 +588,11 @@ def build(
     decision: Decision,
 ) -> PrimFunc:
     """Build the kernel of a convolution."""
-    return Conv(inputs, outputs, target, TAG, decision).function(name)
+    return ConvKernel(inputs, outputs, target, CONV_TAG, decision).function(name)
 
 
 FAMILY = Family(
-    name=TAG,
+    name=CONV_TAG,
     space=space,
     default=default,
     build=build,

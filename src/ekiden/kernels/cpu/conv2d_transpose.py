@@ -18,20 +18,20 @@ from ekiden import te
 from ekiden.arith import prove_equal, simplify
 from ekiden.ir.prim import IntImm, PrimExpr, Var, const
 from ekiden.kernels.cost_model import (
-    DISTANCES,
+    PREFETCH_DISTANCES,
     Blocking,
     most_rows,
     panel_choice,
     panel_width,
     tile_rows,
 )
-from ekiden.kernels.cpu.conv2d import Conv, Panel
-from ekiden.kernels.cpu.dense import UNROLLS
-from ekiden.kernels.cpu.depthwise import Depthwise
+from ekiden.kernels.cpu.conv2d import ConvKernel, Panel
+from ekiden.kernels.cpu.dense import UNROLL_FACTORS
+from ekiden.kernels.cpu.depthwise import DepthwiseKernel
 from ekiden.kernels.cpu.depthwise import default as depthwise_default
 from ekiden.kernels.cpu.depthwise import space as depthwise_space
-from ekiden.kernels.cpu.windows import Places, Taps
-from ekiden.kernels.decision import Choice, Decision, Fixed, Space, steps_down
+from ekiden.kernels.cpu.windows import ResultRanges, TapRanges
+from ekiden.kernels.decision import Decision, Fixed, Knob, Space, descending
 from ekiden.kernels.family import Family, Product, size_of
 from ekiden.kernels.geometry import Geometry, phases_of, transposed_geometry
 from ekiden.kernels.micro_kernels.epilogue import operands_of
@@ -43,10 +43,10 @@ from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target import Target
 from ekiden.tir.stmt import For, ForKind, IfThenElse, PrimFunc, Stmt
 
-PACKED = "conv_transpose_pack"
-MANY = 1 << 12
+TRANSPOSED_CONV_TAG = "conv_transpose_pack"
+ASSUMED_PIXELS = 1 << 12
 """What the number of pixels is taken for."""
-LAST = ("NHWC", "NDHWC")
+CHANNELS_LAST_LAYOUTS = ("NHWC", "NDHWC")
 """Layouts with the channels last."""
 
 
@@ -56,11 +56,14 @@ def accepts(anchor: te.Tensor, target: Target) -> bool:
     data, weight = operands_of(anchor)
     if not has_known_weights(anchor) or {data.dtype, weight.dtype, anchor.dtype} != {"float32"}:
         return False
-    return attrs["data_layout"] == attrs["out_layout"] and attrs["data_layout"] in LAST
+    return (
+        attrs["data_layout"] == attrs["out_layout"]
+        and attrs["data_layout"] in CHANNELS_LAST_LAYOUTS
+    )
 
 
 @dataclass(frozen=True, slots=True)
-class _At:
+class _Phase:
     """A phase: the position of its results on each axis, its number of taps, the offset of its
     first data, and the index of its first tap.
     """
@@ -71,7 +74,7 @@ class _At:
     first: PrimExpr
 
 
-class _Output:
+class _PhasedOutput:
     """The results of a transposed convolution by phase."""
 
     def __init__(self, anchor: te.Tensor) -> None:
@@ -80,7 +83,7 @@ class _Output:
         self.number = math.prod(axis.number for axis in self.axes)
         self.taps = math.prod(axis.kernel for axis in self.axes)
 
-    def phase(self, index: PrimExpr, steps: list[PrimExpr]) -> _At:
+    def phase(self, index: PrimExpr, steps: list[PrimExpr]) -> _Phase:
         """Return a phase by its index, for a source with the given pixel strides."""
         position: list[PrimExpr] = []
         for axis in reversed(self.axes):
@@ -91,9 +94,9 @@ class _Output:
             origin = simplify(origin + axis.origin(at) * step)
             first = simplify(first * axis.kernel + axis.first(at))
         taps = tuple(axis.taps(at) for axis, at in zip(self.axes, position, strict=True))
-        return _At(tuple(position), taps, origin, first)
+        return _Phase(tuple(position), taps, origin, first)
 
-    def loops(self, at: _At, steps: list[PrimExpr], weights: PrimExpr) -> list[KLoop]:
+    def loops(self, at: _Phase, steps: list[PrimExpr], weights: PrimExpr) -> list[KLoop]:
         """Return the tap loops of a phase, with a weight stride of `weights` per tap."""
         tap_loops: list[KLoop] = []
         for axis, taps, step in reversed(list(zip(self.axes, at.taps, steps, strict=True))):
@@ -105,7 +108,7 @@ class _Output:
 
     def store(
         self,
-        at: _At,
+        at: _Phase,
         result_index: list[PrimExpr],
         keep: Callable[[list[PrimExpr], PrimExpr], Stmt],
     ) -> Stmt:
@@ -131,15 +134,15 @@ class _Output:
 class _PhasePanel(Panel):
     """A panel of weights for one phase."""
 
-    at: _At
+    at: _Phase
 
 
-class _Transposed(Conv):
+class _Transposed(ConvKernel):
     """The builder of one transposed convolution kernel."""
 
     def find_geometry(self) -> Geometry:
         """Return the geometry of the convolutions of all phases."""
-        self.output = _Output(self.anchor)
+        self.output = _PhasedOutput(self.anchor)
         return self.output.geometry
 
     def count_taps(self) -> int:
@@ -158,15 +161,15 @@ class _Transposed(Conv):
         assert weights is not None, "weights are known"
         return panels >= self.target.cores and pixels is not None and weights >= pixels
 
-    def k_loops(self, panel: Panel, taps: Taps) -> list[KLoop]:
+    def k_loops(self, panel: Panel, taps: TapRanges) -> list[KLoop]:
         """Return the tap loops of a phase, then the channel loop."""
         assert isinstance(panel, _PhasePanel)
         assert not taps
         per_tap = self.group_in * self.width
         tap_loops = self.output.loops(panel.at, self.geometry.steps(self.slice), per_tap)
-        return [*_several(tap_loops), self.channel_loop(1)]
+        return [*_without_unit_loops(tap_loops), self.channel_loop(1)]
 
-    def taps_inside(self, positions: Places, results: int = 1) -> tuple[Lets, Taps]:
+    def taps_inside(self, positions: ResultRanges, results: int = 1) -> tuple[Lets, TapRanges]:
         """Return no restriction: windows hold the taps of all phases."""
         return [], {}
 
@@ -240,17 +243,17 @@ def _named(panel: Panel) -> tuple[_PhasePanel, list[tuple[Var, PrimExpr]]]:
     return replace(panel, offset=offset, column=column, channel=channel, at=at), lets
 
 
-def _several(loops: list[KLoop]) -> list[KLoop]:
+def _without_unit_loops(loops: list[KLoop]) -> list[KLoop]:
     """Return the loops without those over one tap."""
     return [k for k in loops if not (isinstance(k.extent, IntImm) and k.extent.value == 1)]
 
 
-class _TransposedDepthwise(Depthwise):
+class _TransposedDepthwise(DepthwiseKernel):
     """The builder of one transposed depthwise kernel."""
 
     def find_geometry(self) -> Geometry:
         """Return the geometry of the convolutions of all phases."""
-        self.output = _Output(self.anchor)
+        self.output = _PhasedOutput(self.anchor)
         return self.output.geometry
 
     def line(
@@ -289,7 +292,7 @@ def conv_transpose(
     decision: Decision,
 ) -> PrimFunc:
     """Build the kernel of tag "conv_transpose_pack"."""
-    return _Transposed(inputs, outputs, target, PACKED, decision).function(name)
+    return _Transposed(inputs, outputs, target, TRANSPOSED_CONV_TAG, decision).function(name)
 
 
 def depthwise_conv_transpose(
@@ -315,19 +318,21 @@ def _panel_and_depth(anchor: te.Tensor) -> tuple[int, int]:
 def space(anchor: te.Tensor, target: Target) -> Space:
     """Return the search space of a transposed convolution."""
     panel, _ = _panel_and_depth(anchor)
-    rows = steps_down(most_rows(-(-panel // target.lanes("float32")), target))
+    rows = descending(most_rows(-(-panel // target.lanes("float32")), target))
     return (
-        Choice("panel", (panel,), "columns of a panel of weights", is_early=True),
-        Choice("rows", rows, "pixels of a tile"),
-        Choice("own", DISTANCES, "steps by which a panel is brought to the first cache ahead"),
-        Choice("unroll", UNROLLS, "steps of k that stand one after the other"),
+        Knob("panel", (panel,), "columns of a panel of weights", is_early=True),
+        Knob("rows", rows, "pixels of a tile"),
+        Knob(
+            "own", PREFETCH_DISTANCES, "steps by which a panel is brought to the first cache ahead"
+        ),
+        Knob("unroll", UNROLL_FACTORS, "steps of k that stand one after the other"),
     )
 
 
 def default(anchor: te.Tensor, target: Target, fixed: Fixed) -> Decision:
     """Return the default decision for a transposed convolution."""
     panel, depth = _panel_and_depth(anchor)
-    product = Product(MANY, panel, depth)
+    product = Product(ASSUMED_PIXELS, panel, depth)
     rows = int(fixed.get("rows", tile_rows(-(-panel // target.lanes("float32")), product, target)))
     own = int(fixed.get("own", 0))
     unroll = fixed.get("unroll", Blocking(product, panel, rows, target).unroll("panel", own))
@@ -336,7 +341,7 @@ def default(anchor: te.Tensor, target: Target, fixed: Fixed) -> Decision:
 
 FAMILIES = (
     Family(
-        name=PACKED,
+        name=TRANSPOSED_CONV_TAG,
         accepts=accepts,
         space=space,
         default=default,

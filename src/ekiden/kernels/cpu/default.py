@@ -18,14 +18,14 @@ from ekiden.arith import Analyzer, prove_equal, simplify
 from ekiden.ir import dtype as dt
 from ekiden.ir.prim import IntImm, PrimExpr, Var, const, is_const, minimum
 from ekiden.ir.prim_visitor import rewrite, substitute
-from ekiden.kernels.attention.row_values import with_known_values
-from ekiden.kernels.cost_model import levels
+from ekiden.kernels.attention.row_values import with_row_bounds
+from ekiden.kernels.cost_model import cache_levels
 from ekiden.kernels.cpu.injective import injective_nest
 from ekiden.kernels.cpu.loops import Accesses, Axis, cost, estimate, fuse, parallel_outer
 from ekiden.kernels.cpu.reduction import ReduceNest, Stream, reduces_contiguous
 from ekiden.kernels.cpu.tuple_reduction import combine_nest
 from ekiden.kernels.family import Family
-from ekiden.kernels.stages import chosen_stages, own_outputs, stages_of
+from ekiden.kernels.stages import chosen_stages, distinct_outputs, stages_of
 from ekiden.target import Target
 from ekiden.te.inline import inputs_of, is_stored
 from ekiden.te.prim_func import BufferMap, allocated, extern_stage, whole_operations
@@ -37,15 +37,15 @@ from ekiden.tir.transform.flatten_buffers import flat_index
 from ekiden.tir.visitor import sequence
 from ekiden.tir.visitor import substitute as substitute_statement
 
-LOCAL_BYTES = 16384
+MAX_STACK_BYTES = 16384
 """Intermediates of a row up to this size live on the stack, larger ones in the workspace."""
-ROWS = 4
+ROWS_PER_STAGE = 4
 """Rows that a stage takes before the next one begins: what stages wait for, a vector's lanes that
 are combined, is made of several rows at a time. Fewer where as many do not stay in half of the
 first cache."""
 
 
-class _Kernel:
+class _DefaultKernel:
     """The builder of one function.
 
     `prefix` are the outer axes that all stages share; buffers of a row lack them.
@@ -106,7 +106,7 @@ class _Kernel:
                 return BufferLoad(buffer, (index,), e.dtype)
             return e
 
-        return rewrite(with_known_values(expr, self.extents, self.target), change)
+        return rewrite(with_row_bounds(expr, self.extents, self.target), change)
 
     # Stages.
 
@@ -254,7 +254,7 @@ class _Kernel:
         work += estimate(self._reduced())
         stages = [substitute_statement(s, step) for s in self.row_stages()]
         if self.row is not None:
-            axes, stages = _together(axes, self.row, rows, stages)
+            axes, stages = _row_blocks(axes, self.row, rows, stages)
         body = allocated(sequence(*stages), buffers)
         return parallel_outer(axes, work * rows, body)
 
@@ -271,8 +271,8 @@ class _Kernel:
         )
         count = estimate([a.extent for a in self.prefix]) // self.target.cores
         # Half of L1: the other half holds what the rows read.
-        near = levels(self.target)[0].size // 2
-        return max(1, min(ROWS, count, near // max(size, 1)))
+        near = cache_levels(self.target)[0].size // 2
+        return max(1, min(ROWS_PER_STAGE, count, near // max(size, 1)))
 
     def _fused_prefix(self) -> tuple[list[Axis], dict[Var, PrimExpr]]:
         """Return the shared axes fused as far as every access allows, and the substitution of the
@@ -318,7 +318,7 @@ class _Kernel:
         several = () if self.row is None else (const(rows),)
         shape = (*several, *(tensor.shape[shared:] or (const(1),)))
         small = all(isinstance(d, IntImm) for d in shape)
-        fits = small and estimate(shape) * dt.itemsize(tensor.dtype) <= LOCAL_BYTES
+        fits = small and estimate(shape) * dt.itemsize(tensor.dtype) <= MAX_STACK_BYTES
         buffer = self.map.declare(tensor, "local" if fits else "global").with_fields(shape=shape)
         self.map.buffers[tensor] = buffer
         return buffer
@@ -353,7 +353,7 @@ def _is_reduction(tensor: Tensor) -> bool:
     return isinstance(tensor.op, ComputeOp) and bool(tensor.op.reduce_axis)
 
 
-def _together(
+def _row_blocks(
     axes: Sequence[Axis], row: Var, rows: int, stages: Sequence[Stmt]
 ) -> tuple[list[Axis], list[Stmt]]:
     """Return loops over blocks of the last axis, with a loop over the block's rows around every
@@ -441,9 +441,9 @@ def schedule_default(
     inputs: list[Tensor], outputs: list[Tensor], target: Target, name: str
 ) -> PrimFunc:
     """Build the function by the default rule."""
-    distinct = own_outputs(outputs)
+    distinct = distinct_outputs(outputs)
     chosen = chosen_stages(distinct)
-    kernel = _Kernel(inputs, chosen, target)
+    kernel = _DefaultKernel(inputs, chosen, target)
     return PrimFunc(
         kernel.params, kernel.body(), {"global_symbol": name, "num_outputs": len(outputs)}
     )

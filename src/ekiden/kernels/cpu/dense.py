@@ -28,8 +28,8 @@ from ekiden.arith import simplify
 from ekiden.ir.prim import PrimExpr
 from ekiden.ir.prim_visitor import rewrite
 from ekiden.kernels.cost_model import (
-    DISTANCES,
-    LEAST_BLOCK,
+    MIN_K_BLOCK,
+    PREFETCH_DISTANCES,
     Blocking,
     hides_prefetches,
     most_rows,
@@ -37,35 +37,35 @@ from ekiden.kernels.cost_model import (
     panel_width,
     tile_rows,
 )
-from ekiden.kernels.decision import Choice, Decision, Fixed, Space, Value, divisors, steps_down
+from ekiden.kernels.decision import Decision, Fixed, Knob, Space, Value, descending, divisors
 from ekiden.kernels.family import NARROW, Family, Product
 from ekiden.kernels.micro_kernels.epilogue import operands_of
-from ekiden.kernels.micro_kernels.matrix_tiles import HEIGHTS, MATRIX_DOTS
-from ekiden.kernels.micro_kernels.register_tiles import DYNAMIC_ROWS
+from ekiden.kernels.micro_kernels.matrix_tiles import MATRIX_DOTS, TILE_HEIGHTS
+from ekiden.kernels.micro_kernels.register_tiles import MAX_DYNAMIC_ROWS
 from ekiden.kernels.micro_kernels.registered import MATRIX_TILE, REGISTER_TILE
 from ekiden.kernels.prim_builder import product
-from ekiden.kernels.quantized.words import MADD, PAIR, dot_space, dots, matrix_dot, widen
+from ekiden.kernels.quantized.int8_dot import MADD, PAIR, dot_space, dots, matrix_dot, widen_pairs
 from ekiden.kernels.stages import has_known_weights
-from ekiden.kernels.steps import Kernel, if_proved, program_of, replaced
+from ekiden.kernels.steps import Kernel, program_of, replace_computation, try_step
 from ekiden.target import Target
 from ekiden.tir.stmt import PrimFunc
-from ekiden.topi.nn.weights import WORD_OF
+from ekiden.topi.nn.weights import WORD_BY_DTYPE
 
 if TYPE_CHECKING:
     from ekiden.tir.schedule.schedule import Schedule
     from ekiden.tir.schedule.trace import BlockRV, LoopRV
 
-LINE = 16
+CACHE_LINE_WORDS = 16
 """Words of 4 bytes in a cache line."""
-NARROW_ROWS = 12
+MAX_NARROW_TILE_ROWS = 12
 """Rows of a tile on a panel narrower than others, if registers hold them."""
-FEW_ROWS = 4
+MAX_VECTOR_ROWS = 4
 """Rows up to which registers that hold matrices gain nothing: a panel is read once in any case."""
-UNROLLS = (1, 2, 4)
+UNROLL_FACTORS = (1, 2, 4)
 """Steps of k that may stand one after the other."""
 
 
-def steps(sch: Schedule, kernel: Kernel) -> None:
+def schedule_dense(sch: Schedule, kernel: Kernel) -> None:
     """Schedule a dense layer."""
     decision, target, anchor = kernel.decision, kernel.target, kernel.anchor
     data, weight = operands_of(anchor)
@@ -100,10 +100,10 @@ def steps(sch: Schedule, kernel: Kernel) -> None:
     # Equally spaced rows conflict in L1: the copy is padded by a cache line to spread them over the
     # sets.
     if block and decision["copy"]:
-        copy = sch.read_at(block[0], product_block, 0, "global", pad=LINE)
+        copy = sch.read_at(block[0], product_block, 0, "global", pad=CACHE_LINE_WORDS)
         sch.vectorize(sch.get_loops(copy)[-1], target.lanes(data.dtype))
     if chunk or by_rows or (is_outer and not block):
-        if_proved(sch.parallel, (*batch, *chunk, *order)[0])
+        try_step(sch.parallel, (*batch, *chunk, *order)[0])
     if block and epilogues and kernel.outputs[0].dtype == anchor.dtype:
         sch.reuse_buffer(product_block, 0)
     if in_matrices:
@@ -127,12 +127,14 @@ def start(inputs: list[te.Tensor], kernel: Kernel, name: str) -> PrimFunc:
     pairs = te.extern(
         data.shape,
         [data],
-        lambda ins, outs: widen(ins[0], outs[0], size, lanes),
+        lambda ins, outs: widen_pairs(ins[0], outs[0], size, lanes),
         name="pairs",
         dtype="int16",
     )
     assert isinstance(pairs, te.Tensor)
-    return program_of(inputs, replaced(kernel.outputs, anchor, of_pairs(anchor, pairs)), name)
+    return program_of(
+        inputs, replace_computation(kernel.outputs, anchor, of_pairs(anchor, pairs)), name
+    )
 
 
 def of_pairs(anchor: te.Tensor, pairs: te.Tensor) -> te.Tensor:
@@ -183,8 +185,8 @@ def _rows_of(sizes: Product, width: int, kernel: Kernel) -> int:
     if sizes.columns is not None and sizes.columns < width:
         lanes = kernel.target.lanes("float32")
         register_limit = most_rows(-(-sizes.columns // lanes), kernel.target, sizes.dtype)
-        rows = max(rows, min(NARROW_ROWS, register_limit))
-    return min(rows, DYNAMIC_ROWS) if sizes.rows is None else rows
+        rows = max(rows, min(MAX_NARROW_TILE_ROWS, register_limit))
+    return min(rows, MAX_DYNAMIC_ROWS) if sizes.rows is None else rows
 
 
 def _own_rows(sizes: Product, width: int, target: Target) -> dict[str, int]:
@@ -197,7 +199,7 @@ def _own_rows(sizes: Product, width: int, target: Target) -> dict[str, int]:
         DYNAMIC_ROWS.
         """
         vectors = -(-columns // target.lanes("float32"))
-        row_counts = range(1, DYNAMIC_ROWS + 1)
+        row_counts = range(1, MAX_DYNAMIC_ROWS + 1)
         return 1 + max(
             (r for r in row_counts if not hides_prefetches(r, vectors, target, sizes.dtype)),
             default=0,
@@ -209,7 +211,7 @@ def _own_rows(sizes: Product, width: int, target: Target) -> dict[str, int]:
 
 def _word(weight: te.Tensor) -> int:
     """Return the elements of a row that a step consumes."""
-    return WORD_OF[weight.dtype] if len(weight.shape) >= 4 else 1
+    return WORD_BY_DTYPE[weight.dtype] if len(weight.shape) >= 4 else 1
 
 
 def _batched(weight: te.Tensor) -> int:
@@ -245,22 +247,23 @@ def space(anchor: te.Tensor, target: Target) -> Space:
     vectors = -(-panel // target.lanes("float32"))
     blocking = Blocking(sizes, panel, 1, target)
     is_plain = sizes.dtype == "float32"
-    blocks = divisors(sizes.depth, LEAST_BLOCK)[1:] if sizes.depth and is_plain else ()
-    rows = steps_down(most_rows(vectors, target, sizes.dtype))
+    blocks = divisors(sizes.depth, MIN_K_BLOCK)[1:] if sizes.depth and is_plain else ()
+    rows = descending(most_rows(vectors, target, sizes.dtype))
     matrices = _matrices(anchor, target)
     if matrices is not None:
-        rows = (*HEIGHTS, *rows)
+        rows = (*TILE_HEIGHTS, *rows)
     # fmt: off
     return (
-        Choice("panel", (panel,), "columns of a panel of weights", is_early=True),
-        Choice("rows", rows, "rows of a tile"),
-        Choice("order", ("panel", "row"), "the outer loop: panels, or tiles of rows"),
-        Choice("k_block", (0, *blocks), "steps of k of a block; 0: all"),
-        Choice("own", DISTANCES, "steps by which a panel is brought to the first cache ahead"),
-        Choice("spread", blocking.spreads(), "tiles that bring the next panel to the second"),
-        Choice("unroll", UNROLLS, "steps of k that stand one after the other"),
-        Choice("copy", (0, 1), "whether the rows of a block of k are copied apart"),
-        Choice("split", ("panels", "rows"), "what threads share out"),
+        Knob("panel", (panel,), "columns of a panel of weights", is_early=True),
+        Knob("rows", rows, "rows of a tile"),
+        Knob("order", ("panel", "row"), "the outer loop: panels, or tiles of rows"),
+        Knob("k_block", (0, *blocks), "steps of k of a block; 0: all"),
+        Knob("own", PREFETCH_DISTANCES,
+             "steps by which a panel is brought to the first cache ahead"),
+        Knob("spread", blocking.spreads(), "tiles that bring the next panel to the second"),
+        Knob("unroll", UNROLL_FACTORS, "steps of k that stand one after the other"),
+        Knob("copy", (0, 1), "whether the rows of a block of k are copied apart"),
+        Knob("split", ("panels", "rows"), "what threads share out"),
         *dot_space(operands_of(anchor)[1], target, "places" in anchor.op.attrs, matrices),
     )
     # fmt: on
@@ -273,7 +276,7 @@ def default(anchor: te.Tensor, target: Target, fixed: Fixed) -> Decision:
     vectors = -(-panel // target.lanes("float32"))
     matrices = _matrices(anchor, target)
     dot = dots(target, sizes.dtype == NARROW)[0] if sizes.dtype != "bfloat16" else PAIR
-    if matrices is not None and (sizes.rows is None or sizes.rows > FEW_ROWS):
+    if matrices is not None and (sizes.rows is None or sizes.rows > MAX_VECTOR_ROWS):
         dot = matrices
     if chosen.setdefault("dot", dot) in MATRIX_DOTS:
         return _of_matrices(anchor, target, chosen, sizes)
@@ -300,7 +303,7 @@ def _of_matrices(
     """
     has_few_panels = -(-(sizes.columns or 0) // int(chosen["panel"])) < target.cores
     split = "rows" if has_few_panels else "panels"
-    plain: dict[str, Value] = {"rows": HEIGHTS[0], "order": "panel", "split": split}
+    plain: dict[str, Value] = {"rows": TILE_HEIGHTS[0], "order": "panel", "split": split}
     none: dict[str, Value] = {"k_block": 0, "own": 0, "spread": 0, "unroll": 1, "copy": 0}
     chosen = {**plain, **none, **chosen}
     return Decision.of({choice.name: chosen[choice.name] for choice in space(anchor, target)})
@@ -311,7 +314,7 @@ FAMILY = Family(
     accepts=accepts,
     space=space,
     default=default,
-    steps=steps,
+    steps=schedule_dense,
     start=start,
     panel=panel_width,
     panels=panel_choice,

@@ -18,7 +18,7 @@ from ekiden.ir import dtype as dt
 from ekiden.ir.intrinsic import call_intrin, if_then_else
 from ekiden.ir.prim import IntImm, PrimExpr, Var, const
 from ekiden.kernels.cpu.padding import Bands, band_lines, float_vector
-from ekiden.kernels.decision import Choice, Decision, Fixed, Space, steps_down
+from ekiden.kernels.decision import Decision, Fixed, Knob, Space, descending
 from ekiden.kernels.geometry import Geometry, geometry_of
 from ekiden.kernels.micro_kernels.epilogue import Epilogue, find_anchor, operands_of
 from ekiden.kernels.micro_kernels.register_tiles import KLoop, balanced_rows, column_mask
@@ -27,11 +27,11 @@ from ekiden.target import Target
 from ekiden.tir.expr import Buffer, broadcast
 from ekiden.tir.stmt import Allocate, BufferStore, For, ForKind, LetStmt, PrimFunc, Stmt, seq
 
-MOST_PIXELS = 12
+MAX_TILE_PIXELS = 12
 """Of a tile: more only cost code."""
 
 
-class Depthwise:
+class DepthwiseKernel:
     """The builder of one depthwise kernel."""
 
     def __init__(
@@ -184,7 +184,7 @@ class Depthwise:
 
 def space(anchor: te.Tensor, target: Target) -> Space:
     """Return the search space of a depthwise convolution."""
-    return (Choice("pixels", steps_down(MOST_PIXELS), "pixels of a tile"),)
+    return (Knob("pixels", descending(MAX_TILE_PIXELS), "pixels of a tile"),)
 
 
 def default(anchor: te.Tensor, target: Target, fixed: Fixed) -> Decision:
@@ -192,4 +192,4 @@ def default(anchor: te.Tensor, target: Target, fixed: Fixed) -> Decision:
     registers.
     """
     pixels = max(target.fma_units * target.fma_latency, target.registers // 4)
-    return Decision.of({"pixels": fixed.get("pixels", min(MOST_PIXELS, pixels))})
+    return Decision.of({"pixels": fixed.get("pixels", min(MAX_TILE_PIXELS, pixels))})

@@ -30,11 +30,11 @@ from ekiden.arith import simplify
 from ekiden.ir import dtype as dt
 from ekiden.ir.intrinsic import call_intrin
 from ekiden.ir.prim import PrimExpr, Var, const, maximum, minimum
-from ekiden.kernels.cost_model import LINE, is_crowded
-from ekiden.kernels.cpu.depthwise import Depthwise
+from ekiden.kernels.cost_model import CACHE_LINE_BYTES, is_crowded
+from ekiden.kernels.cpu.depthwise import DepthwiseKernel
 from ekiden.kernels.cpu.depthwise import default as copied_default
 from ekiden.kernels.cpu.depthwise import space as copied_space
-from ekiden.kernels.decision import Choice, Decision, Fixed, Space
+from ekiden.kernels.decision import Decision, Fixed, Knob, Space
 from ekiden.kernels.family import Family, size_of
 from ekiden.kernels.geometry import FLAT, Geometry, geometry_of
 from ekiden.kernels.micro_kernels.epilogue import find_anchor, operands_of
@@ -45,13 +45,13 @@ from ekiden.target import Target
 from ekiden.tir.expr import Buffer, broadcast, ramp
 from ekiden.tir.stmt import Allocate, BufferStore, For, ForKind, LetStmt, PrimFunc, Stmt, seq
 
-TAG = "depthwise_conv_nhwc"
-MOST_TAPS = 512
+DEPTHWISE_TAG = "depthwise_conv_nhwc"
+MAX_UNROLLED_TAPS = 512
 """Multiply-adds that stand one after the other at the ends of a line: more only cost code."""
 
 
 @dataclass(frozen=True, slots=True)
-class Across:
+class LineGeometry:
     """The geometry of a line of results: its length, and the data that taps read."""
 
     width: int
@@ -62,14 +62,14 @@ class Across:
     left: int
 
     @staticmethod
-    def of(geometry: Geometry) -> Across | None:
+    def of(geometry: Geometry) -> LineGeometry | None:
         """Return the geometry, or None where the length of a line is unknown or zero."""
         width, size = size_of(geometry.out[2]), size_of(geometry.data[2])
         pad_left = geometry.padding[1]
         if not width or not size or not isinstance(pad_left, int):
             return None
         step = geometry.kernel[1], geometry.strides[1], geometry.dilation[1]
-        return Across(width, size, *step, pad_left)
+        return LineGeometry(width, size, *step, pad_left)
 
     def inside(self, first: int, pixels: int) -> list[list[int]]:
         """Return for each tap of a row the pixels for which it reads data."""
@@ -96,7 +96,7 @@ class Across:
         return sum(len(tap_pixels) for tile in ends for tap_pixels in self.inside(*tile))
 
 
-class InPlace(Depthwise):
+class InPlaceDepthwise(DepthwiseKernel):
     """The builder of one kernel with lines of known length."""
 
     def __init__(
@@ -105,9 +105,9 @@ class InPlace(Depthwise):
         outputs: list[te.Tensor],
         target: Target,
         decision: Decision,
-        across: Across,
+        across: LineGeometry,
     ) -> None:
-        super().__init__(inputs, outputs, target, TAG, decision)
+        super().__init__(inputs, outputs, target, DEPTHWISE_TAG, decision)
         self.across, self.wide = across, decision.number("vectors")
         self.near = decision.number("near")
         self.pitch = self.wide * self.lanes if self.near else self.channels
@@ -325,15 +325,15 @@ def _repeated(
     )
 
 
-def _across(anchor: te.Tensor, max_pixels: int) -> Across | None:
+def _across(anchor: te.Tensor, max_pixels: int) -> LineGeometry | None:
     """Return the line geometry of a convolution that is computed in place; None for others."""
     geometry = geometry_of(anchor)
     data, _ = operands_of(anchor)
     top = geometry.padding[0]
     if geometry.depth is not FLAT or data.dtype != "float32" or not isinstance(top, int):
         return None
-    across = Across.of(geometry)
-    return across if across and across.taps_at_ends(max_pixels) <= MOST_TAPS else None
+    across = LineGeometry.of(geometry)
+    return across if across and across.taps_at_ends(max_pixels) <= MAX_UNROLLED_TAPS else None
 
 
 def depthwise_conv(
@@ -344,10 +344,10 @@ def depthwise_conv(
     decision: Decision,
 ) -> PrimFunc:
     """Build the kernel of tag "depthwise_conv_nhwc"."""
-    across = _across(find_anchor(outputs, TAG), decision.number("pixels"))
+    across = _across(find_anchor(outputs, DEPTHWISE_TAG), decision.number("pixels"))
     if across is None:
-        return Depthwise(inputs, outputs, target, TAG, decision).function(name)
-    return InPlace(inputs, outputs, target, decision, across).function(name)
+        return DepthwiseKernel(inputs, outputs, target, DEPTHWISE_TAG, decision).function(name)
+    return InPlaceDepthwise(inputs, outputs, target, decision, across).function(name)
 
 
 def space(anchor: te.Tensor, target: Target) -> Space:
@@ -357,8 +357,8 @@ def space(anchor: te.Tensor, target: Target) -> Space:
     bands = "lines of results for which the channels of a tile are copied; 0 copies none"
     return (
         *copied_space(anchor, target),
-        Choice("vectors", widths, doc),
-        Choice("near", tuple(range(_most_lines(anchor, target) + 1)), bands),
+        Knob("vectors", widths, doc),
+        Knob("near", tuple(range(_most_lines(anchor, target) + 1)), bands),
     )
 
 
@@ -367,7 +367,7 @@ def _most_vectors(anchor: te.Tensor, target: Target) -> int:
     channels = size_of(anchor.shape[-1])
     assert channels is not None, "weights are known"
     lanes = target.lanes("float32")
-    return max(1, min(-(-channels // lanes), LINE // (4 * lanes)))
+    return max(1, min(-(-channels // lanes), CACHE_LINE_BYTES // (4 * lanes)))
 
 
 def _most_lines(anchor: te.Tensor, target: Target) -> int:
@@ -416,7 +416,7 @@ def _near(anchor: te.Tensor, target: Target) -> int:
 
 
 FAMILY = Family(
-    name=TAG,
+    name=DEPTHWISE_TAG,
     space=space,
     default=default,
     build=depthwise_conv,

@@ -22,18 +22,18 @@ from ekiden.arith import simplify
 from ekiden.ir import dtype as dt
 from ekiden.ir.intrinsic import call_intrin, if_then_else
 from ekiden.ir.prim import IntImm, PrimExpr, Var, const, minimum
-from ekiden.kernels.cpu.streaming import Store
+from ekiden.kernels.cpu.skinny_gemm import Store
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target import Target
 from ekiden.tir.expr import Buffer, VectorReduce, broadcast, ramp
 from ekiden.tir.stmt import Allocate, BufferStore, For, ForKind, IfThenElse, LetStmt, Stmt, seq
 
-MOST_STREAMS = 8
+MAX_STREAMS = 8
 """Rows of the matrix that are read side by side."""
 
 
 @dataclass(frozen=True, slots=True)
-class Dots:
+class DotProductShape:
     """A product: its sizes, the offset of each row in `a`, and of the matrix in `b`."""
 
     k: PrimExpr
@@ -45,15 +45,15 @@ class Dots:
     def streams(self, target: Target) -> int:
         """Return the columns accumulated together: their sums and operands are in registers."""
         count = len(self.rows)
-        limit = min(MOST_STREAMS, (target.registers - count - 1) // count)
+        limit = min(MAX_STREAMS, (target.registers - count - 1) // count)
         lanes = target.lanes(self.dtype)
         return max(s for s in range(1, lanes + 1) if lanes % s == 0 and s <= max(1, limit))
 
 
-class _Columns:
+class _ColumnVector:
     """The builder of a vector of columns."""
 
-    def __init__(self, shape: Dots, a: Buffer, b: Buffer, target: Target) -> None:
+    def __init__(self, shape: DotProductShape, a: Buffer, b: Buffer, target: Target) -> None:
         self.shape, self.a, self.b = shape, a, b
         self.lanes = target.lanes(shape.dtype)
         self.streams = shape.streams(target)
@@ -147,10 +147,10 @@ def _is(value: PrimExpr, number: int) -> bool:
 
 
 def dot_products(
-    shape: Dots, a: Buffer, b: Buffer, store: Store, target: Target, kind: ForKind
+    shape: DotProductShape, a: Buffer, b: Buffer, store: Store, target: Target, kind: ForKind
 ) -> Stmt:
     """Return the product; its vectors of columns are a loop of the given kind."""
-    columns, number = _Columns(shape, a, b, target), Var("columns")
+    columns, number = _ColumnVector(shape, a, b, target), Var("columns")
     lanes = columns.lanes
     count = simplify((shape.columns + (lanes - 1)) // lanes)
     return For(

@@ -34,27 +34,27 @@ from ekiden.kernels.cpu.loops import (
     vector_lanes,
     vectorized,
 )
-from ekiden.kernels.micro_kernels.transposed_tiles import tile_size, turned, woven
+from ekiden.kernels.micro_kernels.register_transpose import interleave, tile_size, transpose_rows
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target import Target
 from ekiden.tir.expr import Buffer, BufferLoad, ramp
 from ekiden.tir.stmt import Allocate, BufferStore, For, ForKind, Stmt, seq
 from ekiden.tir.visitor import sequence
 
-BLOCK = 64
+TRANSPOSE_BLOCK_ROWS = 64
 """Rows of a block of a transposition."""
-STRIP = 8
+TRANSPOSE_STRIP = 8
 """Neighbours that a transposition writes per row."""
 
-MOST_WOVEN = 4
+MAX_INTERLEAVED_CHANNELS = 4
 """Channels whose pixels are woven from vectors of each: each takes as many shuffles."""
-PIXELS = 1024
+PIXELS_PER_TASK = 1024
 """Of a step of a loop that threads share."""
-LEAST_TILE = 4
+MIN_TILE_ROWS = 4
 """Rows of a tile transposed in registers, where vectors are not shorter."""
-FEW_ROWS = 128
+MAX_PICKED_ROWS = 128
 """Rows that a vector of columns is walked down where elements of all are picked alike;"""
-PLANE = 1 << 18
+MAX_PICKED_ELEMENTS = 1 << 18
 """or elements of all rows, which stay in the second cache."""
 
 
@@ -91,13 +91,15 @@ def _regions(box: _Region, analyzer: Analyzer, lanes: int) -> list[_Region]:
 def _cut(region: _Region, n: int, analyzer: Analyzer, min_extent: int) -> list[_Region]:
     axis = region.axes[n]
     other_vars = {a.var for a in region.axes if a is not axis}
-    points = _at_least(split_points([region.value], axis, other_vars, analyzer), min_extent)
+    points = _merge_short_parts(
+        split_points([region.value], axis, other_vars, analyzer), min_extent
+    )
     if len(points) == 2:
         return [region]
     return [_part(region, n, low, high, analyzer) for low, high in pairwise(points)]
 
 
-def _at_least(points: list[PrimExpr], min_extent: int) -> list[PrimExpr]:
+def _merge_short_parts(points: list[PrimExpr], min_extent: int) -> list[PrimExpr]:
     """Return split points such that no part but the last is too short: 0, 1, 55, 56 becomes 0, 16,
     48, 56 for 16.
     """
@@ -124,7 +126,7 @@ def _part(region: _Region, n: int, low: PrimExpr, high: PrimExpr, analyzer: Anal
     return _Region((*region.axes[:n], new, *region.axes[n + 1 :]), index, value)
 
 
-class _Nest:
+class _InjectiveNest:
     """The loop nest of one region."""
 
     def __init__(self, buffer: Buffer, region: _Region, analyzer: Analyzer, target: Target) -> None:
@@ -151,8 +153,8 @@ class _Nest:
         """Return the loops; with parallel ones at the top of a function."""
         if not self.axes:
             return self.store()
-        if (interleaving := self.woven_load()) is not None:
-            return self.woven(*interleaving, top)
+        if (interleaving := self.interleaved_load()) is not None:
+            return self.interleaved(*interleaving, top)
         inner = self.vector_axis()
         walked = self.strided_axis(inner)
         if walked is not None:
@@ -206,10 +208,12 @@ class _Nest:
         """
         if not isinstance(row.extent, IntImm):
             return False
-        within = estimate([row.extent, inner.extent]) <= PLANE
-        if row.extent.value > FEW_ROWS and not within:
+        within = estimate([row.extent, inner.extent]) <= MAX_PICKED_ELEMENTS
+        if row.extent.value > MAX_PICKED_ROWS and not within:
             return False
-        return any(_is_picked(x.indices[0], inner.var, row.var) for x in self.loads.loads)
+        return any(
+            _is_row_invariant_gather(x.indices[0], inner.var, row.var) for x in self.loads.loads
+        )
 
     def strided_axis(self, inner: Axis) -> Axis | None:
         """Return an outer axis that a load walks contiguously where it strides along the inner one,
@@ -236,28 +240,38 @@ class _Nest:
         outer = [a for a in self.axes if a is not inner and a is not walked]
         load, size = self.turned_load(inner, walked)
         block = Var(f"{walked.var.name}_block")
-        divides_block = isinstance(walked.extent, IntImm) and walked.extent.value % BLOCK == 0
-        row_count = (
-            const(BLOCK) if divides_block else minimum(const(BLOCK), walked.extent - block * BLOCK)
+        divides_block = (
+            isinstance(walked.extent, IntImm) and walked.extent.value % TRANSPOSE_BLOCK_ROWS == 0
         )
-        blocks = Axis(block, simplify((walked.extent + (BLOCK - 1)) // BLOCK))
+        row_count = (
+            const(TRANSPOSE_BLOCK_ROWS)
+            if divides_block
+            else minimum(const(TRANSPOSE_BLOCK_ROWS), walked.extent - block * TRANSPOSE_BLOCK_ROWS)
+        )
+        blocks = Axis(
+            block, simplify((walked.extent + (TRANSPOSE_BLOCK_ROWS - 1)) // TRANSPOSE_BLOCK_ROWS)
+        )
 
         def rows(make: Callable[[dict[Var, PrimExpr]], Stmt]) -> Stmt:
             at = Var(walked.var.name)
             return For(
-                at, const(0), row_count, ForKind.SERIAL, make({walked.var: block * BLOCK + at})
+                at,
+                const(0),
+                row_count,
+                ForKind.SERIAL,
+                make({walked.var: block * TRANSPOSE_BLOCK_ROWS + at}),
             )
 
         around = parallel_outer if top else lambda axes, work, body: serial(axes, body)
         if load is not None:
-            body = self._tiles(inner, walked, block * BLOCK, row_count, load, size)
-            return around([*outer, blocks], BLOCK * estimate([inner.extent]), body)
+            body = self._tiles(inner, walked, block * TRANSPOSE_BLOCK_ROWS, row_count, load, size)
+            return around([*outer, blocks], TRANSPOSE_BLOCK_ROWS * estimate([inner.extent]), body)
         heavy = any(isinstance(e, Intrinsic) and e.op in EXPENSIVE for e in post_order(self.value))
         if heavy:
             body = vectorized(inner, self.lanes, rows(self.store))
         else:
             body = self._strips(inner, rows)
-        work = BLOCK * estimate([inner.extent])
+        work = TRANSPOSE_BLOCK_ROWS * estimate([inner.extent])
         if top:
             return parallel_outer([*outer, blocks], work, body)
         return serial([*outer, blocks], body)
@@ -283,25 +297,25 @@ class _Nest:
         if self.analyzer.coefficient(load.indices[0], walked.var) != 1:
             return None, 1
         size = tile_size(load.dtype, self.target)
-        min_size = max(min(LEAST_TILE, size), 2)
+        min_size = max(min(MIN_TILE_ROWS, size), 2)
         extents = [a.extent.value for a in (inner, walked) if isinstance(a.extent, IntImm)]
         while size > 1 and any(e < size for e in extents):
             size //= 2
         return (load, size) if size >= min_size else (None, 1)
 
-    def woven_load(self) -> tuple[BufferLoad, Axis, Axis] | None:
+    def interleaved_load(self) -> tuple[BufferLoad, Axis, Axis] | None:
         """Return (the load that is the value, pixels, channels) where there are few channels,
         planar on one side and interleaved on the other; else None.
         """
         value = self.value
         if not isinstance(value, BufferLoad) or len(self.axes) < 2:
             return None
-        if tile_size(value.dtype, self.target) < LEAST_TILE:
+        if tile_size(value.dtype, self.target) < MIN_TILE_ROWS:
             return None
         at, coefficient = self.loads.load_indices[0], self.analyzer.coefficient
         for pixel, channel in (self.axes[-2:], self.axes[:-3:-1]):
             count = channel.extent.value if isinstance(channel.extent, IntImm) else 0
-            if not 2 <= count <= MOST_WOVEN:
+            if not 2 <= count <= MAX_INTERLEAVED_CHANNELS:
                 continue
             sides = (self.index, at) if channel is self.axes[-1] else (at, self.index)
             steps = [coefficient(side, axis.var) for side in sides for axis in (pixel, channel)]
@@ -309,16 +323,22 @@ class _Nest:
                 return value, pixel, channel
         return None
 
-    def woven(self, load: BufferLoad, pixel: Axis, channel: Axis, top: bool) -> Stmt:
+    def interleaved(self, load: BufferLoad, pixel: Axis, channel: Axis, top: bool) -> Stmt:
         """Interleave vectors of all channels to vectors of pixels, or deinterleave, PIXELS at a
         time.
         """
         outer, is_planar = self.axes[:-2], channel is not self.axes[-1]
         block, run, row, column = Var("block"), Var("run"), Var("row"), Var("column")
-        begin, channels = block * PIXELS, estimate([channel.extent])
-        divides_task = isinstance(pixel.extent, IntImm) and pixel.extent.value % PIXELS == 0
-        count = const(PIXELS) if divides_task else minimum(const(PIXELS), pixel.extent - begin)
-        blocks = Axis(block, simplify((pixel.extent + (PIXELS - 1)) // PIXELS))
+        begin, channels = block * PIXELS_PER_TASK, estimate([channel.extent])
+        divides_task = (
+            isinstance(pixel.extent, IntImm) and pixel.extent.value % PIXELS_PER_TASK == 0
+        )
+        count = (
+            const(PIXELS_PER_TASK)
+            if divides_task
+            else minimum(const(PIXELS_PER_TASK), pixel.extent - begin)
+        )
+        blocks = Axis(block, simplify((pixel.extent + (PIXELS_PER_TASK - 1)) // PIXELS_PER_TASK))
         lanes = tile_size(load.dtype, self.target)
         runs = simplify(count // lanes)
 
@@ -341,7 +361,7 @@ class _Nest:
             )
             for n in range(channels)
         ]
-        body = woven(
+        body = interleave(
             vectors,
             lambda n, v: BufferStore(self.buffer, v, (vector_index(self.index, n, not is_planar),)),
             is_planar,
@@ -354,7 +374,7 @@ class _Nest:
                 For(column, const(0), channel.extent, ForKind.SERIAL, copy_one)),
         )  # fmt: skip
         if top:
-            return parallel_outer([*outer, blocks], PIXELS * channels, stmt)
+            return parallel_outer([*outer, blocks], PIXELS_PER_TASK * channels, stmt)
         return serial([*outer, blocks], stmt)
 
     def _tiles(
@@ -404,9 +424,9 @@ class _Nest:
                 at = substitute(self.index, {**first, walked.var: first[walked.var] + n})
                 return BufferStore(self.buffer, value, (ramp(simplify(at), 1, size),))
 
-            return turned(rows, keep)
+            return transpose_rows(rows, keep)
         copy = Buffer("tile", (const(size * size),), load.dtype, "local")
-        transposition = turned(
+        transposition = transpose_rows(
             rows, lambda n, v: BufferStore(copy, v, (ramp(const(n * size), 1, size),))
         )
         down, across = Var("down"), Var("across")
@@ -426,13 +446,13 @@ class _Nest:
     ) -> Stmt:
         """Write STRIP elements along `inner` per row of a block, then the tail."""
         strip, strip_index, tail_index = Var("strip"), Var("each"), Var("left")
-        full_strips = simplify(inner.extent // STRIP)
-        tail_extent = simplify(inner.extent % STRIP)
-        short = isinstance(inner.extent, IntImm) and inner.extent.value <= BLOCK
+        full_strips = simplify(inner.extent // TRANSPOSE_STRIP)
+        tail_extent = simplify(inner.extent % TRANSPOSE_STRIP)
+        short = isinstance(inner.extent, IntImm) and inner.extent.value <= TRANSPOSE_BLOCK_ROWS
 
         def one(row_values: dict[Var, PrimExpr]) -> Stmt:
-            body = self.store(row_values | {inner.var: strip * STRIP + strip_index})
-            return For(strip_index, const(0), const(STRIP), ForKind.UNROLLED, body)
+            body = self.store(row_values | {inner.var: strip * TRANSPOSE_STRIP + strip_index})
+            return For(strip_index, const(0), const(TRANSPOSE_STRIP), ForKind.UNROLLED, body)
 
         def strips(row_values: dict[Var, PrimExpr]) -> Stmt:
             return For(strip, const(0), full_strips, ForKind.SERIAL, one(row_values))
@@ -440,7 +460,7 @@ class _Nest:
         def tail(row_values: dict[Var, PrimExpr]) -> Stmt:
             """Write the tail of a row behind full strips, element by element."""
             kind = ForKind.UNROLLED if isinstance(tail_extent, IntImm) else ForKind.SERIAL
-            body = self.store(row_values | {inner.var: full_strips * STRIP + tail_index})
+            body = self.store(row_values | {inner.var: full_strips * TRANSPOSE_STRIP + tail_index})
             return For(tail_index, const(0), tail_extent, kind, body)
 
         if short:
@@ -448,7 +468,7 @@ class _Nest:
         return sequence(For(strip, const(0), full_strips, ForKind.SERIAL, rows(one)), rows(tail))
 
 
-def _is_picked(index: PrimExpr, column: Var, row: Var) -> bool:
+def _is_row_invariant_gather(index: PrimExpr, column: Var, row: Var) -> bool:
     """Return whether an index depends on the column by a computation other than a multiple,
     independently of the row.
     """
@@ -472,4 +492,4 @@ def injective_nest(
     loaded = [x.dtype for x in Accesses([index], [value]).loads]
     lanes = vector_lanes(target, buffer.dtype, loaded, [value])
     regions = _regions(_Region(tuple(axes), index, value), analyzer, lanes)
-    return sequence(*(_Nest(buffer, r, analyzer, target).build(top) for r in regions))
+    return sequence(*(_InjectiveNest(buffer, r, analyzer, target).build(top) for r in regions))

@@ -266,7 +266,7 @@ def _edges(kind: type[BinaryExpr], intercept: PrimExpr, scale: int) -> list[Prim
     return [simplify(-(bound // scale) if scale > 0 else bound // -scale + 1)]
 
 
-MAX_PARTS = 80
+MAX_SEGMENTS = 80
 
 
 def split_points(
@@ -290,7 +290,7 @@ def split_points(
         if p is not None
     ]
     ordered = _sorted(inside, analyzer)
-    if ordered is None or len(ordered) > MAX_PARTS:
+    if ordered is None or len(ordered) > MAX_SEGMENTS:
         return [const(0), axis.extent]
     return [const(0), *ordered, axis.extent]
 

@@ -16,7 +16,7 @@ from ekiden.arith import simplify
 from ekiden.ir.dtype import with_lanes
 from ekiden.ir.prim import Cast, IntImm, PrimExpr, Var, const, logical_and, minimum
 from ekiden.kernels.geometry import Geometry
-from ekiden.kernels.micro_kernels.register_tiles import span
+from ekiden.kernels.micro_kernels.register_tiles import vector_loop_with_tail
 from ekiden.target import Target
 from ekiden.tir.expr import Buffer, broadcast, ramp
 from ekiden.tir.stmt import Allocate, BufferStore, For, ForKind, IfThenElse, LetStmt, Stmt, seq
@@ -126,7 +126,7 @@ def pad_row(
             zero = broadcast(const(0.0, "float32"), width)
             return BufferStore(padded, zero, (ramp(start + first, 1, width),))
 
-        return span(simplify(count), lanes, body)
+        return vector_loop_with_tail(simplify(count), lanes, body)
 
     def copy(start: PrimExpr, origin: PrimExpr, count: PrimExpr) -> Stmt:
         """Copy `count` elements of the line, in vectors."""
@@ -135,7 +135,7 @@ def pad_row(
             load = float_vector(data, origin + first, width)
             return BufferStore(padded, load, (ramp(start + first, 1, width),))
 
-        return span(simplify(count), lanes, body)
+        return vector_loop_with_tail(simplify(count), lanes, body)
 
     inside = seq(
         zeros(at, left_pixels * channels),

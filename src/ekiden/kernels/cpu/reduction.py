@@ -28,12 +28,12 @@ from ekiden.kernels.cpu.loops import (
 )
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target import Target
-from ekiden.te.reducer import COMBINE, identity
+from ekiden.te.reducer import COMBINERS, identity
 from ekiden.te.tensor import ComputeOp, ProducerLoad, Tensor
 from ekiden.tir.expr import Buffer, VectorReduce, broadcast, ramp
 from ekiden.tir.stmt import Allocate, BufferStore, For, ForKind, IfThenElse, LetStmt, Stmt
 from ekiden.tir.transform.vectorize_loops import Vectorizer, tail_lanes
-from ekiden.tir.visitor import NOTHING, sequence
+from ekiden.tir.visitor import EMPTY_STMT, sequence
 
 ACCUMULATORS = 4
 """Independent vectors of a cheap reduction, to hide the latency of its operation."""
@@ -93,7 +93,7 @@ class ReduceNest:
         self.accesses = Accesses([index], self.values)
         loaded = [x.dtype for x in self.accesses.loads]
         self.lanes = vector_lanes(target, self.dtype, loaded, self.values)
-        self.combine: Callable[[PrimExpr, PrimExpr], PrimExpr] = COMBINE[kind]
+        self.combine: Callable[[PrimExpr, PrimExpr], PrimExpr] = COMBINERS[kind]
 
     def build(self, top: bool) -> Stmt:
         """Return the loops; with parallel ones at the top of a function."""
@@ -267,7 +267,7 @@ class ReduceNest:
         guarded = (
             tail if isinstance(tail_lanes_count, IntImm) else IfThenElse(tail_lanes_count > 0, tail)
         )
-        return sequence(group, single if group_size > 1 else NOTHING, guarded)
+        return sequence(group, single if group_size > 1 else EMPTY_STMT, guarded)
 
     def _update(self, sums: Buffer, n: int, last: Axis, base: PrimExpr, lanes: int) -> Stmt:
         """Return `sums[n] = combine(sums[n], the vector at base)`."""

@@ -28,9 +28,14 @@ from ekiden.ir.prim import (
     maximum,
     minimum,
 )  # fmt: skip
-from ekiden.kernels.cost_model import DISTANCES, HIDDEN, LINE, levels
+from ekiden.kernels.cost_model import (
+    CACHE_LINE_BYTES,
+    PREFETCH_DISTANCES,
+    PREFETCH_LATENCIES,
+    cache_levels,
+)
 from ekiden.kernels.cpu.loops import Axis, estimate, parallel_outer, serial, vectorized
-from ekiden.kernels.decision import Choice, Decision, Fixed, Space
+from ekiden.kernels.decision import Decision, Fixed, Knob, Space
 from ekiden.kernels.family import Family, size_of
 from ekiden.kernels.prim_builder import extern_buffers
 from ekiden.runtime.lazy_dataclass import dataclass
@@ -42,7 +47,7 @@ from ekiden.tir.stmt import BufferStore, IfThenElse, Prefetch, PrimFunc, Stmt, s
 Combine = Callable[[PrimExpr, PrimExpr], PrimExpr]
 LANES = 16
 """Of the vectors that rows are copied in."""
-MOST_LINES = 8
+MAX_PREFETCHED_LINES = 8
 """Of a row that are brought near: a processor follows longer ones by itself."""
 REDUCTIONS: Mapping[str, Combine] = {
     "update": lambda old, new: new,
@@ -102,7 +107,7 @@ class Slices:
         if columns:  # whole rows go in: their elements do not meet
             store = serial(columns[:-1], vectorized(columns[-1], LANES, store))
         if ahead and lead:
-            store = seq(*self._near(indices, data, result, lead, columns, ahead), store)
+            store = seq(*self._prefetches(indices, data, result, lead, columns, ahead), store)
         return seq(copied(data, result), serial(lead, store))
 
     def _place(
@@ -111,7 +116,7 @@ class Slices:
         coordinates = (indices[(const(n), *lead)] for n in range(self.count))
         return tuple(from_either_end(p, d) for p, d in zip(coordinates, data.shape, strict=False))
 
-    def _near(
+    def _prefetches(
         self,
         indices: Buffer,
         data: Buffer,
@@ -126,13 +131,15 @@ class Slices:
         later_index = self._place(indices, data, (*variables(lead[:-1]), later))
         if not columns:
             return [Prefetch(result, later_index, 3)]
-        elements = LINE // dt.itemsize(result.dtype)
+        elements = CACHE_LINE_BYTES // dt.itemsize(result.dtype)
         width = columns[-1].extent
-        lines = MOST_LINES if not isinstance(width, IntImm) else -(-width.value // elements)
+        lines = (
+            MAX_PREFETCHED_LINES if not isinstance(width, IntImm) else -(-width.value // elements)
+        )
         start = (const(0),) * (len(columns) - 1)
         return [
             Prefetch(result, (*later_index, *start, const(n * elements)), 3)
-            for n in range(min(lines, MOST_LINES))
+            for n in range(min(lines, MAX_PREFETCHED_LINES))
         ]
 
 
@@ -146,17 +153,17 @@ def _row(anchor: te.Tensor) -> int | None:
 
 def space(anchor: te.Tensor, target: Target) -> Space:
     """Return the search space of a scatter of slices."""
-    return (Choice("ahead", DISTANCES, "updates by which rows are brought near"),)
+    return (Knob("ahead", PREFETCH_DISTANCES, "updates by which rows are brought near"),)
 
 
 def default(anchor: te.Tensor, target: Target, fixed: Fixed) -> Decision:
     """Return the default decision for a scatter of slices."""
-    return Decision.of({"ahead": fixed.get("ahead", ahead_of(anchor, target))})
+    return Decision.of({"ahead": fixed.get("ahead", prefetch_distance(anchor, target))})
 
 
-def ahead_of(anchor: te.Tensor, target: Target) -> int:
+def prefetch_distance(anchor: te.Tensor, target: Target) -> int:
     """Updates within which the last cache gives a row; 0 where the second one holds all rows."""
-    _, second, third = levels(target)
+    _, second, third = cache_levels(target)
     sizes = [size_of(d) for d in anchor.shape]
     if None not in sizes:
         total = math.prod(s for s in sizes if s is not None) * dt.itemsize(anchor.dtype)
@@ -164,8 +171,8 @@ def ahead_of(anchor: te.Tensor, target: Target) -> int:
             return 0
     # a row is read and written, an update read from memory
     cycles = 3 * (_row(anchor) or LANES) * dt.itemsize(anchor.dtype) / third.bandwidth
-    min_distance = HIDDEN * third.latency / max(cycles, 1.0)
-    return next((d for d in DISTANCES[1:] if d >= min_distance), DISTANCES[-1])
+    min_distance = PREFETCH_LATENCIES * third.latency / max(cycles, 1.0)
+    return next((d for d in PREFETCH_DISTANCES[1:] if d >= min_distance), PREFETCH_DISTANCES[-1])
 
 
 def scatter(

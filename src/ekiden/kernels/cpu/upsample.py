@@ -17,7 +17,7 @@ from ekiden.arith import prove_equal, simplify
 from ekiden.ir import dtype as dt
 from ekiden.ir.prim import IntImm, PrimExpr, Var, const, is_const, logical_and
 from ekiden.kernels.cost_model import most_rows
-from ekiden.kernels.decision import Choice, Decision, Fixed, Space, steps_down
+from ekiden.kernels.decision import Decision, Fixed, Knob, Space, descending
 from ekiden.kernels.family import Family, size_of
 from ekiden.kernels.micro_kernels.epilogue import Epilogue, find_anchor, operands_of
 from ekiden.kernels.micro_kernels.register_tiles import (
@@ -28,16 +28,16 @@ from ekiden.kernels.micro_kernels.register_tiles import (
     compute_tile,
 )
 from ekiden.kernels.prim_builder import make_buffers, tiled_builder
-from ekiden.kernels.spaces.product import MOST_ROWS
+from ekiden.kernels.spaces.product import MAX_TILE_ROWS
 from ekiden.kernels.stages import has_known_weights
 from ekiden.target import Target
 from ekiden.tir.expr import Buffer, broadcast, ramp
 from ekiden.tir.stmt import Allocate, BufferStore, For, ForKind, IfThenElse, Stmt, seq
-from ekiden.topi.nn.conv_transpose import is_few
+from ekiden.topi.nn.conv_transpose import fits_one_panel
 from ekiden.topi.shape import as_ints
 
 TAG = "conv2d_transpose"
-MOST_LANES = 16
+MAX_LANES = 16
 """Of the widest vectors."""
 
 
@@ -54,7 +54,7 @@ def accepts(anchor: te.Tensor, target: Target) -> bool:
     sizes = zip(anchor.shape[1:3], data.shape[1:3], weight.shape[2:], _pair(anchor), strict=True)
     if not all(is_const(k, s) and prove_equal(out, size * s) for out, size, k, s in sizes):
         return False
-    return is_few(as_ints(weight.shape)[1], _pair(anchor), MOST_LANES)
+    return fits_one_panel(as_ints(weight.shape)[1], _pair(anchor), MAX_LANES)
 
 
 def _pair(anchor: te.Tensor) -> tuple[int, int]:
@@ -195,13 +195,13 @@ def _vectors(anchor: te.Tensor, target: Target) -> int:
 
 def space(anchor: te.Tensor, target: Target) -> Space:
     """Return the search space."""
-    rows = steps_down(most_rows(_vectors(anchor, target), target))
-    return (Choice("rows", rows, "pixels of a tile"),)
+    rows = descending(most_rows(_vectors(anchor, target), target))
+    return (Knob("rows", rows, "pixels of a tile"),)
 
 
 def default(anchor: te.Tensor, target: Target, fixed: Fixed) -> Decision:
     """Return as many rows as registers hold: the panel stays in the first-level cache."""
-    rows = min(MOST_ROWS, most_rows(_vectors(anchor, target), target))
+    rows = min(MAX_TILE_ROWS, most_rows(_vectors(anchor, target), target))
     return Decision.of({"rows": fixed.get("rows", rows)})
 
 

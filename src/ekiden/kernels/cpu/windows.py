@@ -16,9 +16,9 @@ from ekiden.ir.prim import PrimExpr, Var, const, maximum, minimum
 from ekiden.kernels.micro_kernels.prefetch import Lets
 from ekiden.runtime.lazy_dataclass import dataclass
 
-Taps: TypeAlias = Mapping[int, tuple[PrimExpr, PrimExpr]]
+TapRanges: TypeAlias = Mapping[int, tuple[PrimExpr, PrimExpr]]
 """axis -> the first tap along it, and how many; all of them along others."""
-Places: TypeAlias = Mapping[int, tuple[PrimExpr, PrimExpr]]
+ResultRanges: TypeAlias = Mapping[int, tuple[PrimExpr, PrimExpr]]
 """axis -> the first result and the last."""
 
 
@@ -57,7 +57,7 @@ class Window:
         return simplify(begin), simplify(maximum(const(0), end - begin))
 
 
-def taps_inside(windows: Sequence[Window], result_ranges: Places) -> tuple[Lets, Taps]:
+def taps_inside(windows: Sequence[Window], result_ranges: ResultRanges) -> tuple[Lets, TapRanges]:
     """Return the taps of windows that read data for ranges of results, and their names."""
     lets: Lets = []
     taps: dict[int, tuple[PrimExpr, PrimExpr]] = {}
@@ -68,4 +68,4 @@ def taps_inside(windows: Sequence[Window], result_ranges: Places) -> tuple[Lets,
     return lets, taps
 
 
-__all__ = ["Places", "Taps", "Window", "taps_inside"]
+__all__ = ["ResultRanges", "TapRanges", "Window", "taps_inside"]

@@ -46,15 +46,15 @@ from ekiden.ir.prim import (
     logical_and,
     minimum,
 )
-from ekiden.kernels.cost_model import LINE as CACHE_LINE_BYTES
+from ekiden.kernels.cost_model import CACHE_LINE_BYTES as CACHE_LINE_BYTES
 from ekiden.kernels.cost_model import most_rows, panel_choice, panel_width
-from ekiden.kernels.cpu.dense import NARROW_ROWS
+from ekiden.kernels.cpu.dense import MAX_NARROW_TILE_ROWS
 from ekiden.kernels.decision import Decision
 from ekiden.kernels.family import Family
 from ekiden.kernels.micro_kernels.epilogue import Epilogue, find_anchor, operands_of
 from ekiden.kernels.micro_kernels.prefetch import Prefetches, bound
 from ekiden.kernels.micro_kernels.register_tiles import (
-    PAIRED,
+    WIDENED_DTYPE,
     KLoop,
     Tile,
     balanced_rows,
@@ -67,7 +67,7 @@ from ekiden.target import Target
 from ekiden.te.inline import inputs_of
 from ekiden.tir.expr import Buffer, broadcast, ramp
 from ekiden.tir.stmt import Allocate, BufferStore, For, ForKind, IfThenElse, Stmt, seq
-from ekiden.topi.nn.winograd import TAPS, matrices, suits
+from ekiden.topi.nn.winograd import WINOGRAD_TAPS, matrices, suits
 
 TAG = "winograd_conv2d"
 BLOCKS_PER_CORE = 2
@@ -83,7 +83,7 @@ def accepts(anchor: te.Tensor, target: Target) -> bool:
     if not all(isinstance(d, IntImm) for d in (data.shape[3], *weight.shape, anchor.shape[3])):
         return False
     depth, channels = _values((data.shape[3], anchor.shape[3]))
-    is_known = anchor.dtype == "float32" or (data.dtype, weight.dtype) == ("uint8", PAIRED)
+    is_known = anchor.dtype == "float32" or (data.dtype, weight.dtype) == ("uint8", WIDENED_DTYPE)
     return is_known and suits(depth, channels, target.lanes("float32"))
 
 
@@ -221,7 +221,7 @@ class _Winograd:
         self.data, self.weight = self.buffers[data], self.buffers[weight]
         attrs = self.anchor.op.attrs
         self.m = int(str(attrs["m"]))
-        self.size = self.m + TAPS - 1
+        self.size = self.m + WINOGRAD_TAPS - 1
         self.places = self.size**2
         self.n, self.height, self.width, channels = self.anchor.shape
         (self.channels,) = _values((channels,))
@@ -244,8 +244,8 @@ class _Winograd:
         a, b, _ = matrices(self.m, is_integer=kind is BYTES)
         self.spread_lanes = target.lanes(kind.dtype)
         """Channels of the data that are transformed at once."""
-        self.spreading = _Transform(b, self.spread_lanes, kind.dtype)
-        self.gathering = _Transform(a, self.lanes, self.anchor.dtype)
+        self.data_transform = _Transform(b, self.spread_lanes, kind.dtype)
+        self.output_transform = _Transform(a, self.lanes, self.anchor.dtype)
         self.pitch = -(-self.depth // self.spread_lanes) * self.spread_lanes
         """From the channels of a tile to those of the next, in V."""
         self.v_plane = self.block * self.pitch + self.spread_lanes
@@ -271,7 +271,7 @@ class _Winograd:
             # Conditions that hold for every tile stay out of the loop.
             if before:
                 condition = logical_and(condition, at >= 0)
-            if not is_const(simplify(tiles * self.m + (TAPS - 1 - before) - extent), 0):
+            if not is_const(simplify(tiles * self.m + (WINOGRAD_TAPS - 1 - before) - extent), 0):
                 condition = logical_and(condition, at <= extent - self.size)
         return condition
 
@@ -315,7 +315,7 @@ class _Winograd:
             return vector
         return if_then_else(mask, vector, broadcast(const(0, buffer.dtype), lanes))
 
-    def pass_over(
+    def apply_transform(
         self, transform: _Transform, vectors: list[PrimExpr], to: Buffer, at: list[PrimExpr]
     ) -> Stmt:
         """Transform vectors and store the results."""
@@ -336,17 +336,17 @@ class _Winograd:
         full_groups, tail_width = divmod(self.depth, self.spread_lanes)
         stmts: list[Stmt] = []
         if full_groups:
-            body = self.spread_group(tile, corner, pixel, group, None)
+            body = self.transform_data_group(tile, corner, pixel, group, None)
             stmts.append(For(group, const(0), const(full_groups), ForKind.SERIAL, body))
         if tail_width:
             mask = column_mask(tail_width, self.spread_lanes)
-            stmts.append(self.spread_group(tile, corner, pixel, const(full_groups), mask))
+            stmts.append(self.transform_data_group(tile, corner, pixel, const(full_groups), mask))
         _, height, width, _ = self.data.shape
         start = ((n * height + line) * width + column) * self.depth
         lets = [(line, y - self.top), (column, x - self.left), (pixel, start)]
         return For(tile, const(0), const(self.block), kind, bound(lets, seq(*stmts)), {"grain": 2})
 
-    def spread_group(
+    def transform_data_group(
         self,
         tile: PrimExpr,
         corner: tuple[PrimExpr, PrimExpr],
@@ -361,8 +361,8 @@ class _Winograd:
         patch = Buffer("patch", (const(self.places * lanes),), self.data.dtype, "local")
         offset = pixel + group * lanes
         row = simplify(width * self.depth)
-        near = self.spread_columns(self.data, offset, row, self.depth, stage, mask)
-        far = self.spread_columns(patch, const(0), const(size * lanes), lanes, stage)
+        near = self.transform_data_columns(self.data, offset, row, self.depth, stage, mask)
+        far = self.transform_data_columns(patch, const(0), const(size * lanes), lanes, stage)
         fill = self.patch(patch, corner, offset, mask)
         inside = self.is_inside(*corner)
         # Only patches over the border are copied first: inside, columns are read as they lie.
@@ -370,11 +370,11 @@ class _Winograd:
         staged = [self.vector(stage, (i * size + c) * lanes, lanes) for c in range(size)]
         base = tile * self.pitch + group * lanes
         out = [(i * size + c) * self.v_plane + base for c in range(size)]
-        transform = self.pass_over(self.spreading, staged, self.v, out)
+        transform = self.apply_transform(self.data_transform, staged, self.v, out)
         rows = For(i, const(0), const(size), ForKind.SERIAL, transform)
         return Allocate(patch, Allocate(stage, seq(columns, rows)))
 
-    def spread_columns(
+    def transform_data_columns(
         self,
         source: Buffer,
         start: PrimExpr,
@@ -389,9 +389,9 @@ class _Winograd:
         columns = [
             self.vector(source, start + row * r + j * step, lanes, mask) for r in range(size)
         ]
-        loads = [cast(column, self.spreading.vector) for column in columns]
+        loads = [cast(column, self.data_transform.vector) for column in columns]
         stage_offsets = [(j + r * size) * lanes for r in range(size)]
-        transform = self.pass_over(self.spreading, loads, to, stage_offsets)
+        transform = self.apply_transform(self.data_transform, loads, to, stage_offsets)
         return For(j, const(0), const(size), ForKind.SERIAL, transform)
 
     def multiply(self, kind: ForKind) -> Stmt:
@@ -399,12 +399,12 @@ class _Winograd:
         full_panels, tail_columns = divmod(self.channels, self.panel)
         stmts: list[Stmt] = []
         if full_panels:
-            stmts.append(self.some_panels(full_panels, 0, self.panel, kind))
+            stmts.append(self.multiply_panels(full_panels, 0, self.panel, kind))
         if tail_columns:
-            stmts.append(self.some_panels(1, full_panels, tail_columns, kind))
+            stmts.append(self.multiply_panels(1, full_panels, tail_columns, kind))
         return seq(*stmts)
 
-    def some_panels(self, count: int, first_panel: int, valid: int, kind: ForKind) -> Stmt:
+    def multiply_panels(self, count: int, first_panel: int, valid: int, kind: ForKind) -> Stmt:
         """Multiply by some panels of the weights."""
         step = Var("step")
         e, panel = step // count, step % count + first_panel
@@ -419,7 +419,7 @@ class _Winograd:
         ahead = prefetch.of(base, None)[1] if own else None
         max_rows = most_rows(vectors, self.target, arithmetic_of(self.anchor).dtype)
         is_whole = vectors * self.lanes >= self.panel
-        limit = self.decision.number("rows") if is_whole else min(NARROW_ROWS, max_rows)
+        limit = self.decision.number("rows") if is_whole else min(MAX_NARROW_TILE_ROWS, max_rows)
 
         def body(rows: int, first: PrimExpr) -> Stmt:
             """Products of some tiles' transformed data with a panel at one place (u, v)."""
@@ -453,25 +453,25 @@ class _Winograd:
         every = const(count * self.places)
         return For(step, const(0), every, kind, bound(lets, tiles), {"grain": 1})
 
-    def gather(self, first: PrimExpr, kind: ForKind) -> Stmt:
+    def transform_output(self, first: PrimExpr, kind: ForKind) -> Stmt:
         """Transform and finish the output tiles of a block."""
         tile, group = Var("tile"), Var("group")
         corner = n, y, x = Var("n"), Var("y"), Var("x")
         full_groups, tail_width = divmod(self.channels, self.lanes)
         stmts: list[Stmt] = []
         if full_groups:
-            body = self.gather_group(tile, corner, group, None)
+            body = self.transform_output_group(tile, corner, group, None)
             stmts.append(For(group, const(0), const(full_groups), ForKind.SERIAL, body))
         if tail_width:
             mask = column_mask(tail_width, self.lanes)
-            stmts.append(self.gather_group(tile, corner, const(full_groups), mask))
+            stmts.append(self.transform_output_group(tile, corner, const(full_groups), mask))
         corner_lets = list(zip((n, y, x), self.place(first + tile), strict=True))
         body = bound(corner_lets, seq(*stmts))
         if not self.is_even:
             body = IfThenElse(binary(LT, first + tile, self.tiles), body)
         return For(tile, const(0), const(self.block), kind, body, {"grain": 2})
 
-    def gather_group(
+    def transform_output_group(
         self, tile: PrimExpr, corner: tuple[Var, Var, Var], group: PrimExpr, mask: PrimExpr | None
     ) -> Stmt:
         """Transform one vector of channels of an output tile."""
@@ -484,11 +484,11 @@ class _Winograd:
             for r in range(size)
         ]
         stage_offsets = [(j + r * size) * self.lanes for r in range(m)]
-        column = self.pass_over(self.gathering, loads, stage, stage_offsets)
+        column = self.apply_transform(self.output_transform, loads, stage, stage_offsets)
         columns = For(j, const(0), const(size), ForKind.SERIAL, column)
         staged = [self.vector(stage, (i * size + c) * self.lanes, self.lanes) for c in range(size)]
-        names = [Var("part", self.gathering.vector) for _ in staged]
-        lets, results = self.gathering.apply(names)
+        names = [Var("part", self.output_transform.vector) for _ in staged]
+        lets, results = self.output_transform.apply(names)
         lets_held = [*zip(names, staged, strict=True), *lets]
         # The maximum comes before the store, so four pixels become one in registers.
         if self.is_pooled:
@@ -512,9 +512,9 @@ class _Winograd:
         (n, y, x), channel = at, group * self.lanes
         flat = ((n * self.height + y) * self.width + x) * self.channels + channel
         stored = self.epilogue.store([n, y, x, channel], flat, value, mask)
-        return self.if_across(x, stored)
+        return self.guard_column(x, stored)
 
-    def if_across(self, x: PrimExpr, stored: Stmt) -> Stmt:
+    def guard_column(self, x: PrimExpr, stored: Stmt) -> Stmt:
         """Return a statement for a column, guarded by whether that is in the image."""
         if is_const(simplify(self.width % self.m), 0):
             return stored
@@ -557,7 +557,7 @@ class _Winograd:
             at = (n * height + (y + i) // 2) * width + x // 2 + k
             both = binary(Max, above, pair)
             stored = self.epilogue.put(at * self.channels + channel, channel, both, mask)
-            second.append(self.if_across(x + 2 * k, stored))
+            second.append(self.guard_column(x + 2 * k, stored))
         # Even lines wait in `upper` for the odd line below them.
         half = IfThenElse(binary(EQ, i % 2, const(0)), seq(*first), seq(*second))
         body = bound([*held, *zip(wide, pairs, strict=True)], half)
@@ -576,7 +576,9 @@ class _Winograd:
         outer, inner = kinds if is_parallel else kinds[::-1]
         block = Var("block")
         first = block * self.block
-        steps = seq(self.spread(first, inner), self.multiply(inner), self.gather(first, inner))
+        steps = seq(
+            self.spread(first, inner), self.multiply(inner), self.transform_output(first, inner)
+        )
         block_body = Allocate(self.v, Allocate(self.products, steps))
         return For(block, const(0), self.count, outer, block_body, {"grain": 1})
 

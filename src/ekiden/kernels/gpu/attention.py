@@ -32,9 +32,9 @@ from ekiden.ir.prim import (
     maximum,
     minimum,
 )
-from ekiden.kernels.attention.scaled_dot_product import Heads, Operand, sizes_of
+from ekiden.kernels.attention.scaled_dot_product import AttentionConfig, StridedOperand, sizes_of
 from ekiden.kernels.cpu.loops import product
-from ekiden.kernels.decision import Choice, Decision, Fixed, Space
+from ekiden.kernels.decision import Decision, Fixed, Knob, Space
 from ekiden.kernels.family import Family
 from ekiden.kernels.gpu.block_reduction import Team
 from ekiden.kernels.gpu.launch import bound, serial
@@ -48,11 +48,11 @@ from ekiden.tir.transform.thread_sync import BARRIER
 
 ROWS, LANES, KEYS = 16, 16, 32
 """Queries of a block, threads of each, keys of a tile, where memory of a block has room."""
-ALONE = 64
+SINGLE_QUERY_THREADS = 64
 """Threads of a block, and keys of a tile, of one query."""
-MOST_OWN = 8
+MAX_REGISTER_SCORES = 8
 """Scores of a tile that a thread keeps in registers."""
-LEAST_SHARED = 1 << 15
+MIN_SHARED_BYTES = 1 << 15
 """Bytes of memory of a block where nothing is known of it: what OpenCL grants at least."""
 F32 = "float32"
 
@@ -71,9 +71,9 @@ def _accepts(anchor: te.Tensor, target: Target) -> bool:
 
 def _space(anchor: te.Tensor, target: Target) -> Space:
     return (
-        Choice("rows", (32, 16, 8, 4, 2, 1), "queries of a block"),
-        Choice("lanes", (64, 32, 16, 8, 4, 2, 1), "threads of a query"),
-        Choice("keys", (128, 64, 32, 16, 8, 4, 2, 1), "keys of a tile, a multiple of lanes"),
+        Knob("rows", (32, 16, 8, 4, 2, 1), "queries of a block"),
+        Knob("lanes", (64, 32, 16, 8, 4, 2, 1), "threads of a query"),
+        Knob("keys", (128, 64, 32, 16, 8, 4, 2, 1), "keys of a tile, a multiple of lanes"),
     )
 
 
@@ -87,9 +87,9 @@ def _default(anchor: te.Tensor, target: Target, fixed: Fixed) -> Decision:
     rows, lanes, keys = ROWS, LANES, KEYS
     if queries is not None and queries < rows:
         rows = 2 ** math.ceil(math.log2(max(queries, 1)))
-        lanes = min(ALONE, LANES * ROWS // rows)
+        lanes = min(SINGLE_QUERY_THREADS, LANES * ROWS // rows)
         keys = max(lanes, KEYS)
-    room = int(str(target.attrs.get("max_shared_memory_per_block") or LEAST_SHARED))
+    room = int(str(target.attrs.get("max_shared_memory_per_block") or MIN_SHARED_BYTES))
     # Fewer keys per tile cost barriers, fewer rows would cost reuse of keys.
     while keys > 1 and 4 * _shared(rows, keys, depth, width) > room:
         keys //= 2
@@ -109,11 +109,16 @@ class _Kernel:
     """One program being built."""
 
     def __init__(
-        self, heads: Heads, inputs: Sequence[Buffer], out: Buffer, cut: Decision, target: Target
+        self,
+        heads: AttentionConfig,
+        inputs: Sequence[Buffer],
+        out: Buffer,
+        cut: Decision,
+        target: Target,
     ) -> None:
         operands = zip((*inputs[:3], out), heads.layouts, strict=True)
         self.heads = heads
-        self.q, self.k, self.v, self.out = (Operand.of(b, layout) for b, layout in operands)
+        self.q, self.k, self.v, self.out = (StridedOperand.of(b, layout) for b, layout in operands)
         self.bias = inputs[3] if len(inputs) > 3 else None
         self.rows, self.lanes, self.tile = (cut.number(n) for n in ("rows", "lanes", "keys"))
         if self.tile % self.lanes:
@@ -139,20 +144,22 @@ class _Kernel:
         def own(name: str, count: int = 1) -> Buffer:
             return Buffer(name, (const(count),), F32, "local")
 
-        self.near_q = shared("queries", self.rows * (self.depth + 1))
-        self.near_k = shared("keys", self.tile * (self.depth + 1))
-        self.near_v = shared("values", self.tile * self.width)
+        self.shared_q = shared("queries", self.rows * (self.depth + 1))
+        self.shared_k = shared("keys", self.tile * (self.depth + 1))
+        self.shared_v = shared("values", self.tile * self.width)
         self.shares = shared("shares", self.rows * (self.tile + 1))
         self.best, self.next, self.total, self.dot = map(own, ("best", "next", "total", "dot"))
         self.sums = own("sums", self.columns)
-        self.by_warps = self.team.has_warps and self.tile // self.lanes <= MOST_OWN
-        self.mine = own("scores", self.tile // self.lanes)
+        self.by_warps = self.team.has_warps and self.tile // self.lanes <= MAX_REGISTER_SCORES
+        self.own_scores = own("scores", self.tile // self.lanes)
         if self.by_warps:
             self.largest = self.team.combined([self.next], lambda a, b: [maximum(a[0], b[0])])
 
     # Places
 
-    def at(self, operand: Operand, h: PrimExpr, s: PrimExpr, d: PrimExpr) -> tuple[PrimExpr, ...]:
+    def at(
+        self, operand: StridedOperand, h: PrimExpr, s: PrimExpr, d: PrimExpr
+    ) -> tuple[PrimExpr, ...]:
         """Return the indices of an element."""
         named = {"b": self.b, "h": h, "s": s, "d": d}
         return tuple(named[axis] for axis in operand.dims)
@@ -205,7 +212,7 @@ class _Kernel:
             return BufferLoad(self.q.buffer, self.at(self.q, self.h, s, d), F32)
 
         return seq(
-            self.bring(self.near_q, self.rows, self.depth, self.depth + 1, query),
+            self.bring(self.shared_q, self.rows, self.depth, self.depth + 1, query),
             self.put(self.best, const(-math.inf, F32)),
             self.put(self.total, const(0.0, F32)),
             *zeros,
@@ -228,7 +235,7 @@ class _Kernel:
     def step(self, begin: PrimExpr) -> Stmt:
         """Return the statements of a tile of keys."""
 
-        def element(operand: Operand) -> Callable[[PrimExpr, PrimExpr], PrimExpr]:
+        def element(operand: StridedOperand) -> Callable[[PrimExpr, PrimExpr], PrimExpr]:
             """Return the loader of keys or values, by line of the tile and column of the row."""
 
             def value(line: PrimExpr, d: PrimExpr) -> PrimExpr:
@@ -242,17 +249,17 @@ class _Kernel:
         # The first barrier keeps a tile in place until the slowest thread has finished reading it.
         return seq(
             BARRIER,
-            self.bring(self.near_k, self.tile, self.depth, self.depth + 1, element(self.k)),
-            self.bring(self.near_v, self.tile, self.width, self.width, element(self.v)),
+            self.bring(self.shared_k, self.tile, self.depth, self.depth + 1, element(self.k)),
+            self.bring(self.shared_v, self.tile, self.width, self.width, element(self.v)),
             BARRIER,
             *self.scored(begin),
-            self.shared_out(),
+            self.accumulate(),
         )
 
     def scored(self, begin: PrimExpr) -> list[Stmt]:
         """Scores of the tile, and the largest so far."""
         if not self.by_warps:
-            return [self.scores(begin), BARRIER, self.rise(), BARRIER]
+            return [self.scores(begin), BARRIER, self.update_max(), BARRIER]
         return [self.put(self.next, self.get(self.best)), self.scores(begin), self.largest.body]
 
     def scores(self, begin: PrimExpr) -> Stmt:
@@ -263,15 +270,15 @@ class _Kernel:
             """Compute one score, stored to shared memory, or to registers by warps."""
             line = key_index * self.lanes + self.lane
             pair = (
-                self.near(self.near_q, self.row, self.depth + 1, d),
-                self.near(self.near_k, line, self.depth + 1, d),
+                self.near(self.shared_q, self.row, self.depth + 1, d),
+                self.near(self.shared_k, line, self.depth + 1, d),
             )
             more = self.put(self.dot, self.get(self.dot) + pair[0] * pair[1])
             at, score = self.row * (self.tile + 1) + line, self.score(begin + line)
             if self.by_warps:
-                own_score = BufferLoad(self.mine, (key_index,), F32)
+                own_score = BufferLoad(self.own_scores, (key_index,), F32)
                 larger = self.put(self.next, maximum(self.get(self.next), own_score))
-                store_score = seq(BufferStore(self.mine, score, (key_index,)), larger)
+                store_score = seq(BufferStore(self.own_scores, score, (key_index,)), larger)
             else:
                 store_score = BufferStore(self.shares, score, (at,))
             return seq(
@@ -310,14 +317,14 @@ class _Kernel:
             value = value + BufferLoad(self.bias, index, F32)
         return Select(key < self.seen(self.query()), value, const(-math.inf, F32))
 
-    def rise(self) -> Stmt:
+    def update_max(self) -> Stmt:
         """Compute the running maximum, which every thread of a query finds."""
         c = Var("c")
         score = self.near(self.shares, self.row, self.tile + 1, c)
         larger = self.put(self.next, maximum(self.get(self.next), score))
         return seq(self.put(self.next, self.get(self.best)), serial(c, self.tile, larger))
 
-    def shared_out(self) -> Stmt:
+    def accumulate(self) -> Stmt:
         """Compute probabilities by the running maximum, and add their products to all sums."""
         base, factor = Var("base", F32), Var("factor", F32)
         c, share = Var("c"), Var("share", F32)
@@ -329,14 +336,14 @@ class _Kernel:
             line = key_index * self.lanes + self.lane
             score = self.near(self.shares, self.row, self.tile + 1, line)
             if self.by_warps:
-                score = BufferLoad(self.mine, (key_index,), F32)
+                score = BufferLoad(self.own_scores, (key_index,), F32)
             index = (self.row * (self.tile + 1) + line,)
             return BufferStore(self.shares, call_intrin("exp", score - base), index)
 
         added: list[Stmt] = [self.put(self.total, self.get(self.total) + share)]
         for n in range(self.columns):
             column = minimum(self.lane + n * self.lanes, self.width - 1)
-            value = self.near(self.near_v, c, self.width, column)
+            value = self.near(self.shared_v, c, self.width, column)
             added.append(self.put(self.sums, self.get(self.sums, n) + share * value, n))
         read = self.near(self.shares, self.row, self.tile + 1, c)
         scaled = [self.put(b, self.get(b, n) * factor, n) for b, n in self.all_sums()]
@@ -377,11 +384,11 @@ class _Kernel:
         count = simplify((self.seen(last) + (self.tile - 1)) // self.tile)
         phases = seq(self.start(), serial(tile, count, self.step(tile * self.tile)), self.finish())
         local_buffers = [self.best, self.next, self.total, self.dot, self.sums]
-        local_buffers += [self.mine] if self.by_warps else []
+        local_buffers += [self.own_scores] if self.by_warps else []
         inner = bound(
             self.thread, self.rows * self.lanes, "threadIdx.x", allocated(phases, local_buffers)
         )
-        shared_buffers = [self.near_q, self.near_k, self.near_v, self.shares]
+        shared_buffers = [self.shared_q, self.shared_k, self.shared_v, self.shares]
         shared_buffers += self.largest.shared if self.by_warps else []
         blocks = simplify(product([self.q.dims["b"], self.q.dims["h"], self.tiles]))
         return bound(self.block, blocks, "blockIdx.x", allocated(inner, shared_buffers))
@@ -396,7 +403,7 @@ def build(
 ) -> PrimFunc:
     """Build the kernel of an attention."""
     heads = outputs[0].op.attrs["heads"]
-    assert isinstance(heads, Heads)
+    assert isinstance(heads, AttentionConfig)
     buffers, operands, (result,) = extern_buffers(inputs, outputs)
     kernel = _Kernel(heads, operands, result, decision, target)
     return tiled_function(name, buffers, kernel.body(), len(outputs))

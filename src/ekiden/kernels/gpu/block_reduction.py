@@ -25,15 +25,20 @@ from ekiden.te.prim_func import allocated, stores
 from ekiden.tir.expr import Buffer
 from ekiden.tir.stmt import BufferStore, IfThenElse, Stmt, seq
 from ekiden.tir.transform.thread_sync import BARRIER
-from ekiden.tir.transform.thread_tree import SHUFFLES, elements, fold_by_halves, shuffled
+from ekiden.tir.transform.thread_tree import (
+    WARP_SHUFFLES_FEATURE,
+    elements,
+    fold_by_halves,
+    shuffled,
+)
 
 Combine: TypeAlias = Callable[[Sequence[PrimExpr], Sequence[PrimExpr]], Sequence[PrimExpr]]
 """(values of one, values of another) -> those of both."""
-AT = "tvm_warp_shuffle"
+SHUFFLE_BROADCAST = "tvm_warp_shuffle"
 
 
 @dataclass(frozen=True, slots=True)
-class Combined:
+class Reduction:
     """What threads do, the values that all of them then know, and the memory that they share or
     have by themselves."""
 
@@ -65,11 +70,11 @@ class Team:
         """
         size = threads if size is None else size
         is_apt = threads % WARP == 0 and size <= WARP * WARP and target.thread_warp_size == WARP
-        return Team(thread, threads, size, is_apt and target.has(SHUFFLES))
+        return Team(thread, threads, size, is_apt and target.has(WARP_SHUFFLES_FEATURE))
 
     def combined(
         self, own: Sequence[Buffer], combine: Combine, everywhere: bool = True
-    ) -> Combined:
+    ) -> Reduction:
         """Reduce the values that threads have in buffers of one element.
 
         Without warps a team is all of a block.
@@ -84,7 +89,7 @@ class Team:
         assert self.size == self.threads, (self.size, self.threads)
         return self._by_halves(own, combine)
 
-    def _by_warps(self, own: Sequence[Buffer], combine: Combine, everywhere: bool) -> Combined:
+    def _by_warps(self, own: Sequence[Buffer], combine: Combine, everywhere: bool) -> Reduction:
         near = [Buffer("near", (const(1),), b.dtype, "local") for b in own]
         statements = self._folds(own, near, combine, min(self.size, WARP))
         shared: list[Buffer] = []
@@ -100,11 +105,11 @@ class Team:
             statements.append(stores(own, elements(shared, partial_index), (const(0),)))
             statements += self._folds(own, near, combine, warps)
         if everywhere and self.size > 1:  # the first's: of their own, one has 0 and another -0
-            first = shuffled(own, AT, 0, min(self.size, WARP))
+            first = shuffled(own, SHUFFLE_BROADCAST, 0, min(self.size, WARP))
             statements.append(stores(own, first, (const(0),)))
-        return Combined(allocated(seq(*statements), near), elements(own), shared)
+        return Reduction(allocated(seq(*statements), near), elements(own), shared)
 
-    def scanned(self, own: Buffer, combine: Callable[[PrimExpr, PrimExpr], PrimExpr]) -> Combined:
+    def scan(self, own: Buffer, combine: Callable[[PrimExpr, PrimExpr], PrimExpr]) -> Reduction:
         """Scan: combine each thread's value with those of all threads before, in their order.
 
         The result is in each thread's buffer, and the total is known to all. For complete blocks of
@@ -113,25 +118,29 @@ class Team:
         assert self.has_warps and self.size == self.threads
         zero, lane, warp = (const(0),), self.thread % WARP, self.thread // WARP
         near, sums = (Buffer(n, (const(1),), own.dtype, "local") for n in ("near", "sums"))
-        statements, warps = self._running(own, near, combine, WARP), self.threads // WARP
+        statements, warps = self._warp_scan(own, near, combine, WARP), self.threads // WARP
         shared: list[Buffer] = []
         if warps > 1:
             shared = [_shared(own, warps)]
             last = BufferStore(shared[0], own[0], (warp,))
             statements += [IfThenElse(lane.equal(WARP - 1), last), BARRIER]
             statements.append(BufferStore(sums, shared[0][lane % warps], zero))
-            statements += self._running(sums, near, combine, warps)
+            statements += self._warp_scan(sums, near, combine, warps)
             before = maximum(warp - 1, 0)
-            statements.append(BufferStore(near, shuffled([sums], AT, before, WARP)[0], zero))
+            statements.append(
+                BufferStore(near, shuffled([sums], SHUFFLE_BROADCAST, before, WARP)[0], zero)
+            )
             joined = BufferStore(own, combine(near[0], own[0]), zero)
             statements.append(IfThenElse(warp > 0, joined))
         total_source, at = (sums, warps - 1) if warps > 1 else (own, WARP - 1)
-        statements.append(BufferStore(sums, shuffled([total_source], AT, at, WARP)[0], zero))
+        statements.append(
+            BufferStore(sums, shuffled([total_source], SHUFFLE_BROADCAST, at, WARP)[0], zero)
+        )
         if warps > 1:
             statements.append(BARRIER)  # what they share is written again in the next turn
-        return Combined(allocated(seq(*statements), [near]), [sums[0]], shared, [sums])
+        return Reduction(allocated(seq(*statements), [near]), [sums[0]], shared, [sums])
 
-    def _running(
+    def _warp_scan(
         self,
         own: Buffer,
         near: Buffer,
@@ -164,7 +173,7 @@ class Team:
             by //= 2
         return statements
 
-    def _by_halves(self, own: Sequence[Buffer], combine: Combine) -> Combined:
+    def _by_halves(self, own: Sequence[Buffer], combine: Combine) -> Reduction:
         partials = [_shared(b, self.threads) for b in own]
 
         def joined(lower: Sequence[PrimExpr], right: Sequence[PrimExpr]) -> Stmt:
@@ -176,11 +185,11 @@ class Team:
             *fold_by_halves(partials, const(0), self.thread, self.threads, joined),
             BARRIER,
         ]
-        return Combined(seq(*statements), elements(partials), partials)
+        return Reduction(seq(*statements), elements(partials), partials)
 
 
 def _shared(like: Buffer, count: int) -> Buffer:
     return Buffer("parts", (const(count),), like.dtype, "shared")
 
 
-__all__ = ["Combined", "Team"]
+__all__ = ["Reduction", "Team"]

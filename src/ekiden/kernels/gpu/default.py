@@ -20,12 +20,19 @@ from ekiden.ir.prim import IntImm, PrimExpr, Var, convert, is_const
 from ekiden.ir.prim_visitor import free_vars
 from ekiden.kernels.cpu.loops import product
 from ekiden.kernels.family import Family
-from ekiden.kernels.gpu.launch import MOST_LOCAL, ROW_THREADS, THREADS, Nest, launch, threads_of
+from ekiden.kernels.gpu.launch import (
+    MAX_LOCAL_BYTES,
+    ROW_THREADS,
+    THREADS,
+    Nest,
+    launch,
+    threads_of,
+)
 from ekiden.kernels.gpu.reduction import row_of
-from ekiden.kernels.gpu.row_groups import is_joined, joined, runs_of
+from ekiden.kernels.gpu.row_groups import build_joined, is_joined, runs_of
 from ekiden.kernels.gpu.scan import scan_stage
 from ekiden.kernels.gpu.vector_access import coordinates
-from ekiden.kernels.stages import chosen_stages, own_outputs, stages_of
+from ekiden.kernels.stages import chosen_stages, distinct_outputs, stages_of
 from ekiden.target import Target
 from ekiden.te.inline import inputs_of
 from ekiden.te.prim_func import BufferMap, allocated, extern_stage, stage_block, whole_operations
@@ -40,7 +47,7 @@ def schedule_threads(
     inputs: list[Tensor], outputs: list[Tensor], target: Target, name: str
 ) -> PrimFunc:
     """Build the default kernels for kinds of targets that have threads."""
-    chosen = chosen_stages(own_outputs(outputs))
+    chosen = chosen_stages(distinct_outputs(outputs))
     buffers = BufferMap()
     params = tuple(buffers.declare(t) for t in (*inputs, *chosen))
     groups = whole_operations(stages_of(chosen))
@@ -50,7 +57,9 @@ def schedule_threads(
     statements = []
     for run in runs_of(groups, target):
         if is_joined(run, target):
-            body, inside = joined(run, buffers, _of_none_else(intermediates, run, groups), target)
+            body, inside = build_joined(
+                run, buffers, _private_tensors(intermediates, run, groups), target
+            )
             intermediates = [t for t in intermediates if t not in inside]
             statements.append(body)
             continue
@@ -67,7 +76,7 @@ def schedule_threads(
     )
 
 
-def _of_none_else(
+def _private_tensors(
     intermediates: Sequence[Tensor],
     run: Sequence[Sequence[Tensor]],
     groups: Sequence[Sequence[Tensor]],
@@ -103,11 +112,11 @@ def _bound_statements(body: Stmt) -> Stmt:
     in one launch as follows without such a loop."""
     if is_nothing(body):
         return body
-    if not _has_rows(body):
+    if not _has_parallel_loop(body):
         return _launched(Var("index"), convert(1), 1, body)
     match body:
         case SeqStmt():
-            groups = groupby(body.seq, _has_rows)
+            groups = groupby(body.seq, _has_parallel_loop)
             groups_of_stmts = [list(g) if rows else [sequence(*g)] for rows, g in groups]
             return sequence(*(_bound_statements(s) for group in groups_of_stmts for s in group))
         case Allocate():  # several launches have it: memory of the device
@@ -117,19 +126,19 @@ def _bound_statements(body: Stmt) -> Stmt:
         case LetStmt():
             return body.with_fields(body=_bound_statements(body.body))
         # The caller has split sequences, so this is the outermost parallel loop.
-        case For() if _is_rows(body):
+        case For() if _is_parallel_loop(body):
             return _launched(body.loop_var, body.extent, ROW_THREADS, body.body)
     return _launched(Var("index"), convert(1), 1, body)
 
 
-def _is_rows(s: Stmt) -> bool:
+def _is_parallel_loop(s: Stmt) -> bool:
     """Return whether a statement is a loop whose iterations are independent."""
     return isinstance(s, For) and s.kind is ForKind.PARALLEL and is_const(s.min, 0)
 
 
-def _has_rows(s: Stmt) -> bool:
+def _has_parallel_loop(s: Stmt) -> bool:
     """Return whether a statement contains a parallel loop."""
-    return any(map(_is_rows, walk(s)))
+    return any(map(_is_parallel_loop, walk(s)))
 
 
 def _launched(row: Var, count: PrimExpr, threads: int, body: Stmt) -> Stmt:
@@ -155,7 +164,7 @@ class _Workspaces(ExprRewriter):
         """Move a buffer that is too large, or of a dynamic size, before the row begins."""
         buffer = stmt.buffer
         size = simplify(product(buffer.shape) * dt.itemsize(buffer.dtype))
-        is_own = isinstance(size, IntImm) and size.value <= MOST_LOCAL
+        is_own = isinstance(size, IntImm) and size.value <= MAX_LOCAL_BYTES
         if is_own or buffer.scope != "global" or not self._inside.isdisjoint(free_vars(size)):
             return super().visit_allocate(stmt)
         if buffer not in self.moved:  # several parts of a row may have it, one after the other
@@ -174,10 +183,10 @@ class _Workspaces(ExprRewriter):
 
     def _load(self, e: PrimExpr) -> PrimExpr:
         if isinstance(e, BufferLoad) and e.buffer in self.moved:
-            return e.with_fields(buffer=self.moved[e.buffer], indices=self._placed(e.indices))
+            return e.with_fields(buffer=self.moved[e.buffer], indices=self._row_indices(e.indices))
         return e
 
-    def _placed(self, indices: Sequence[PrimExpr]) -> tuple[PrimExpr, ...]:
+    def _row_indices(self, indices: Sequence[PrimExpr]) -> tuple[PrimExpr, ...]:
         return (self._row, *indices)
 
     def visit_store(self, stmt: BufferStore) -> Stmt:
@@ -186,7 +195,7 @@ class _Workspaces(ExprRewriter):
         assert isinstance(store, BufferStore)
         if store.buffer not in self.moved:
             return store
-        indices = self._placed(store.indices)
+        indices = self._row_indices(store.indices)
         return store.with_fields(buffer=self.moved[store.buffer], indices=indices)
 
 

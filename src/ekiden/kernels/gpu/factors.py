@@ -10,7 +10,7 @@ from ekiden.ir.prim import IntImm, Mul, PrimExpr, Var, const, is_const
 from ekiden.ir.prim_visitor import free_vars, post_order
 from ekiden.kernels.cpu.loops import product
 from ekiden.kernels.family import size_of
-from ekiden.kernels.gpu.vector_access import distance_of
+from ekiden.kernels.gpu.vector_access import access_distance
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.te.reducer import Reduce
 from ekiden.te.tensor import ComputeOp, ProducerLoad, Tensor
@@ -76,7 +76,7 @@ def are_neighbours(value: PrimExpr, positions: Mapping[Var, PrimExpr], step: Var
         step: The variable.
     """
     reads = [e for e in post_order(value) if isinstance(e, ProducerLoad)]
-    distances = [distance_of(e.producer.shape, e.indices, positions, step) for e in reads]
+    distances = [access_distance(e.producer.shape, e.indices, positions, step) for e in reads]
     return all(is_const(d, 0) or is_const(d, 1) for d in distances)
 
 
@@ -85,7 +85,7 @@ def distance_in(value: PrimExpr, axis: Var) -> int:
     axis, at most; 0 where only a run knows."""
     reads = [e for e in post_order(value) if isinstance(e, ProducerLoad)]
     step = Var("step")
-    distances = [distance_of(e.producer.shape, e.indices, {axis: step}, step) for e in reads]
+    distances = [access_distance(e.producer.shape, e.indices, {axis: step}, step) for e in reads]
     return max((abs(d.value) for d in distances if isinstance(d, IntImm)), default=0)
 
 

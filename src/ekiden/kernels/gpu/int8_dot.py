@@ -29,11 +29,11 @@ from ekiden.te.tensor import ProducerLoad
 from ekiden.tir.expr import BufferLoad, ramp
 from ekiden.tir.stmt import BufferStore, LetStmt, PrimFunc, Stmt, seq
 
-WORD = 4
+WORD_BYTES = 4
 """Bytes of a word."""
 DEPTH = 16
 """Words of k between two barriers, at most: as many as the other kernels have numbers."""
-LEAST_DEPTH = 4
+MIN_DEPTH = 4
 FACTORS: Mapping[str, str] = {"int8": "s8", "uint8": "u8"}
 """What is multiplied, with sums in int32 -> how instructions name it."""
 
@@ -62,12 +62,12 @@ def can_multiply(factors: Factors, target: Target) -> bool:
 def depth_of(factors: Factors) -> int:
     """Words of k between two barriers: no more than there are."""
     size, depth = size_of(factors.depth), DEPTH
-    while size is not None and depth > LEAST_DEPTH and size <= depth // 2 * WORD:
+    while size is not None and depth > MIN_DEPTH and size <= depth // 2 * WORD_BYTES:
         depth //= 2
     return depth
 
 
-class Steps:
+class WordAxes:
     """Axes of k of a product, in words.
 
     Where the last axis of k is a multiple of a word, words replace that axis, which takes fewer
@@ -76,36 +76,38 @@ class Steps:
 
     def __init__(self, factors: Factors) -> None:
         self.axes, self.depth = factors.reduce.axis, factors.depth
-        self.are_whole = is_const(simplify(self.axes[-1].extent % WORD), 0)
-        outer = self.axes[:-1] if self.are_whole else ()
-        size = self.axes[-1].extent if self.are_whole else self.depth + (WORD - 1)
-        self.word = reduce_axis((0, simplify(size // WORD)), "word")
+        self.is_exact = is_const(simplify(self.axes[-1].extent % WORD_BYTES), 0)
+        outer = self.axes[:-1] if self.is_exact else ()
+        size = self.axes[-1].extent if self.is_exact else self.depth + (WORD_BYTES - 1)
+        self.word = reduce_axis((0, simplify(size // WORD_BYTES)), "word")
         self.words: tuple[ReduceAxis, ...] = (*outer, self.word)
 
     def byte(self, value: PrimExpr, number: int) -> PrimExpr:
         """Return a byte of a word of a factor, as an unsigned number; 0 behind the last k."""
-        step = self.word * WORD + number
-        at: dict[Var, PrimExpr] = {self.axes[-1]: step} if self.are_whole else self._places(step)
+        step = self.word * WORD_BYTES + number
+        at: dict[Var, PrimExpr] = (
+            {self.axes[-1]: step} if self.is_exact else self._axis_values(step)
+        )
         byte = cast(cast(substitute(value, at), "uint8"), "uint32")
-        if self.are_whole or number == 0 or is_const(simplify(self.depth % WORD), 0):
+        if self.is_exact or number == 0 or is_const(simplify(self.depth % WORD_BYTES), 0):
             return byte
         return if_then_else(step < self.depth, byte, const(0, "uint32"))
 
-    def _places(self, step: PrimExpr) -> dict[Var, PrimExpr]:
+    def _axis_values(self, step: PrimExpr) -> dict[Var, PrimExpr]:
         at = coordinates(step, [r.extent for r in self.axes])
         return dict(zip(self.axes, at, strict=True))
 
     def packed(self, value: PrimExpr) -> PrimExpr:
         """Pack a word of a factor, its first byte the lowest."""
-        if self.are_whole and (near := self._near(value)) is not None:
+        if self.is_exact and (near := self._packed_contiguous(value)) is not None:
             return near
         word = self.byte(value, 0)
-        for number in range(1, WORD):
+        for number in range(1, WORD_BYTES):
             moved = call_intrin("left_shift", self.byte(value, number), const(8 * number, "uint32"))
             word = call_intrin("bitwise_or", word, moved)
         return cast(word, "int32")
 
-    def _near(self, value: PrimExpr) -> PrimExpr | None:
+    def _packed_contiguous(self, value: PrimExpr) -> PrimExpr | None:
         """Pack bytes that are neighbours in memory by one read.
 
         A condition that holds for all of them stays in front of the read. None where they are no
@@ -114,7 +116,7 @@ class Steps:
         last = self.axes[-1]
         match value:
             case Intrinsic(op="if_then_else", args=(condition, inside, outside)):
-                near = None if last in free_vars(condition) else self._near(inside)
+                near = None if last in free_vars(condition) else self._packed_contiguous(inside)
                 if near is None or not is_const(outside, 0):
                     return None
                 return if_then_else(condition, near, const(0, "int32"))
@@ -122,9 +124,9 @@ class Steps:
                 is_near = is_const(simplify(substitute(index, {last: last + 1}) - index), 1)
                 if not is_near or any(last in free_vars(outer_index) for outer_index in outer):
                     return None
-                first = substitute(index, {last: self.word * WORD})
-                kind = dt.with_lanes(value.dtype, WORD)
-                read = ProducerLoad(tensor, (*outer, ramp(first, 1, WORD)), kind)
+                first = substitute(index, {last: self.word * WORD_BYTES})
+                kind = dt.with_lanes(value.dtype, WORD_BYTES)
+                read = ProducerLoad(tensor, (*outer, ramp(first, 1, WORD_BYTES)), kind)
                 return Intrinsic("reinterpret", (read,), "int32")
         return None
 
@@ -144,7 +146,7 @@ class WordGroup(Group):
 class WordKernel(TileKernel):
     """One program being built."""
 
-    steps_each = WORD
+    steps_each = WORD_BYTES
 
     @classmethod
     def max_access_width(cls, target: Target, factors: Factors) -> int:
@@ -159,7 +161,7 @@ class WordKernel(TileKernel):
         self.bytes_, self.last = (a, b), f.reduce.axis[-1]
         self.kinds = a.dtype, b.dtype
         super().__init__(group, decision)
-        steps = Steps(f)
+        steps = WordAxes(f)
         x, y = steps.packed(a), steps.packed(b)
         words = f.reduce.with_fields(sources=(x * y,), axis=steps.words)
         self.group = WordGroup(group.params, group.inputs, group.output, group.anchor, words)
@@ -177,7 +179,7 @@ class WordKernel(TileKernel):
         names_b = [Var(f"b{j}", e.dtype) for j, e in enumerate(b)]
         body = seq(
             *(
-                self._added(i * self.columns + j, x, y)
+                self._accumulate(i * self.columns + j, x, y)
                 for i, x in enumerate(names_a)
                 for j, y in enumerate(names_b)
             )
@@ -186,7 +188,7 @@ class WordKernel(TileKernel):
             body = LetStmt(name, value, body)
         return body
 
-    def _added(self, number: int, x: PrimExpr, y: PrimExpr) -> Stmt:
+    def _accumulate(self, number: int, x: PrimExpr, y: PrimExpr) -> Stmt:
         """Add the products of two words to a sum."""
         at, op = (const(number),), ability(*self.kinds)
         total = BufferLoad(self.sums, at, self.dtype)

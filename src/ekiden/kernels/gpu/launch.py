@@ -11,8 +11,8 @@ from ekiden.ir.prim import IntImm, PrimExpr, Var, const, is_const
 from ekiden.ir.prim_visitor import rewrite
 from ekiden.kernels.cpu.loops import product
 from ekiden.kernels.family import size_of
-from ekiden.kernels.gpu.vector_access import Lanes, access_lanes, coordinates, first_of
-from ekiden.kernels.stages import chosen_stages, own_outputs, stages_of
+from ekiden.kernels.gpu.vector_access import Lanes, access_lanes, coordinates, tile_start
+from ekiden.kernels.stages import chosen_stages, distinct_outputs, stages_of
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target import Target
 from ekiden.te.inline import Inliner, is_injective, post_order_tensors
@@ -37,15 +37,15 @@ THREADS = 256
 """Threads of a block, where elements are independent."""
 ROW_THREADS = 32
 """Threads of a block, where each walks a whole row."""
-MOST_LOCAL = 1 << 12
+MAX_LOCAL_BYTES = 1 << 12
 """Bytes of an array that a thread has by itself: registers and the memory behind them."""
-FEWEST, MOST = 32, 256
+MIN_ROW_THREADS, MAX_ROW_THREADS = 32, 256
 """Threads of a block that has a row."""
-TURNS = 4
+MIN_ELEMENTS_PER_THREAD = 4
 """Elements of a row that a thread of a block should have."""
-LONG = 512
+MIN_LONG_ELEMENTS = 512
 """From so many elements on a result is worth a block of threads."""
-FEW = 256
+MAX_FEW_RESULTS = 256
 """Up to so many results; of more, a thread for each keeps a device busy."""
 
 
@@ -53,7 +53,12 @@ def is_long(op: ComputeOp) -> bool:
     """Return whether a reduction has few results of many elements each, as far as is known."""
     results = size_of(simplify(product([a.extent for a in op.axis])))
     elements = size_of(simplify(product([r.extent for r in op.reduce_axis])))
-    return results is not None and elements is not None and results <= FEW and elements >= LONG
+    return (
+        results is not None
+        and elements is not None
+        and results <= MAX_FEW_RESULTS
+        and elements >= MIN_LONG_ELEMENTS
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +78,7 @@ class Group:
         """Return the group of inputs and outputs of which `chosen_stages` leaves a reduction and no
         other.
         """
-        (output,) = chosen_stages(own_outputs(outputs))
+        (output,) = chosen_stages(distinct_outputs(outputs))
         anchor = next(t for t in stages_of([output]) if not is_injective(t))
         buffers = BufferMap()
         for tensor in (*inputs, output):
@@ -175,8 +180,10 @@ def threads_of(count: PrimExpr, target: Target) -> int:
 def threads_of_row(length: int | None, target: Target) -> int:
     """Threads of a block that take the elements of a row in turn: as many as have some turns each,
     by halves."""
-    threads = FEWEST
-    while threads < MOST and (length is None or threads * TURNS < length):
+    threads = MIN_ROW_THREADS
+    while threads < MAX_ROW_THREADS and (
+        length is None or threads * MIN_ELEMENTS_PER_THREAD < length
+    ):
         threads *= 2
     while threads > target.max_num_threads:
         threads //= 2
@@ -232,7 +239,7 @@ class Nest:
         vectors_per_row = simplify((size + (lanes.count - 1)) // lanes.count)
         around, vector_index = coordinates(number, [product(outside), vectors_per_row])
         # The last vector may overlap the one before, so no lane needs a guard.
-        element_index = first_of(vector_index, lanes.count, size) + lane
+        element_index = tile_start(vector_index, lanes.count, size) + lane
         body = self.at((*at, *coordinates(around, outside), *coordinates(element_index, inside)))
         body = For(lane, const(0), const(lanes.count), ForKind.VECTORIZED, body)
         return body, simplify(product(outside) * vectors_per_row), lanes.count

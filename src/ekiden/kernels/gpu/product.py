@@ -24,7 +24,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from ekiden.kernels.decision import Choice, Decision, Fixed, Space
+from ekiden.kernels.decision import Decision, Fixed, Knob, Space
 from ekiden.kernels.family import Family, size_of
 from ekiden.kernels.gpu import int8_dot, tensor_cores
 from ekiden.kernels.gpu.factors import Factors, factors_of
@@ -40,7 +40,7 @@ from ekiden.kernels.gpu.vector_product import (
     columns_of,
     panel_of,
     tile_of,
-    way_of,
+    vector_axis,
 )
 from ekiden.runtime.errors import CompileError
 from ekiden.target import Target
@@ -52,52 +52,52 @@ ROWS, SUMS = 4, 4
 LANES = 16
 """Threads beside each other along columns."""
 
-ALONE_ROWS, ALONE_COLUMNS, ALONE_LANES = 8, 2, 64
+SERIAL_ROWS, SERIAL_COLUMNS, SERIAL_LANES = 8, 2, 64
 """The same where threads run one after the other, as in PoCL on a processor, whose compiler makes
 vectors along the threads of a block (512x512x512 on a Zen 4: 2.9 GFLOP/s, 1.3 with the above)."""
-DEPTH_OF_BLOCK = 16
+BLOCK_DEPTH = 16
 """Steps of k between two barriers."""
-OF_BLOCKS = ("lanes", "lines", "depth", "shared", "buffers", "near", "dot")
+BLOCK_KNOBS = ("lanes", "lines", "depth", "shared", "buffers", "near", "dot")
 """Choices of kernels whose blocks have several threads."""
 
 
 def _space(anchor: Tensor, target: Target) -> Space:
     return (
-        Choice("rows", (12, 8, 6, 4, 3, 2, 1), "rows of a thread"),
-        Choice("columns", (12, 8, 6, 4, 3, 2, 1), "columns of a thread"),
-        Choice("lanes", (64, 32, 16, 8, 4, 2, 1), "threads beside each other along columns"),
-        Choice("lines", (64, 32, 16, 8, 4, 2, 1), "threads above each other along rows"),
-        Choice("depth", (64, 32, 16, 8, 4), "steps between two barriers, of shared=1"),
-        Choice("shared", (1, 0), "whether blocks of k come into memory of the block"),
-        Choice("buffers", (2, 1), "blocks of k in memory of the block, of shared=1"),
-        Choice(
+        Knob("rows", (12, 8, 6, 4, 3, 2, 1), "rows of a thread"),
+        Knob("columns", (12, 8, 6, 4, 3, 2, 1), "columns of a thread"),
+        Knob("lanes", (64, 32, 16, 8, 4, 2, 1), "threads beside each other along columns"),
+        Knob("lines", (64, 32, 16, 8, 4, 2, 1), "threads above each other along rows"),
+        Knob("depth", (64, 32, 16, 8, 4), "steps between two barriers, of shared=1"),
+        Knob("shared", (1, 0), "whether blocks of k come into memory of the block"),
+        Knob("buffers", (2, 1), "blocks of k in memory of the block, of shared=1"),
+        Knob(
             "near",
             (16, 8, 4, 2, 1),
             "neighbours that a thread brings, reads or writes as one, of shared=1",
         ),
-        Choice("vector", (16, 8, 4, 2, 1), "lanes of the vectors of a thread alone in its block"),
-        Choice("along", (COLUMNS, DEPTH), "what its vectors run over"),
-        Choice(
+        Knob("vector", (16, 8, 4, 2, 1), "lanes of the vectors of a thread alone in its block"),
+        Knob("along", (COLUMNS, DEPTH), "what its vectors run over"),
+        Knob(
             "band",
             (64, 32, 16, 8, 4, 2, 1, 0),
             "tiles of rows that are multiplied by some columns before the next; 0 for all",
         ),
-        Choice(
+        Knob(
             "panel",
             (*PANELS, 0),
             "steps of k whose columns a thread copies before it takes the rows of a band",
         ),
-        Choice(
+        Knob(
             "tensor",
             (1, 0),
             "whether warps multiply squares of 16 x 16: rows and columns are"
             " those of a warp, lanes and lines count warps",
         ),
-        Choice("dot", (1, 0), "whether words of four bytes are multiplied in one instruction"),
+        Knob("dot", (1, 0), "whether words of four bytes are multiplied in one instruction"),
     )
 
 
-def _down(limit: int, size: int | None) -> int:
+def _power_of_two(limit: int, size: int | None) -> int:
     """Return a power of two up to `limit`, no larger than needed for a size."""
     return limit if size is None else max(1, min(limit, 2 ** math.ceil(math.log2(max(size, 1)))))
 
@@ -107,17 +107,17 @@ def _default(anchor: Tensor, target: Target, fixed: Fixed) -> Decision:
     no barriers, which make each of them stop."""
     factors = factors_of(anchor)
     assert factors is not None
-    if (vectors := _of_vectors(anchor, factors, target, fixed)) is not None:
+    if (vectors := _vector_decision(anchor, factors, target, fixed)) is not None:
         return vectors
     if (tensor := tensor_cores.decide(factors, target, fixed)) is not None:
         return tensor
     m, n = size_of(factors.size(factors.rows)), size_of(factors.size(factors.columns))
     has_warps = target.thread_warp_size > 1
-    lanes = _down(LANES if has_warps else ALONE_LANES, n)
-    rows = _down(ROWS if has_warps else ALONE_ROWS, m)
-    max_columns = SUMS if has_warps else ALONE_COLUMNS
-    columns = _down(max_columns, None if n is None else -(-n // lanes))
-    lines = _down(LANES if has_warps else 1, None if m is None else -(-m // rows))
+    lanes = _power_of_two(LANES if has_warps else SERIAL_LANES, n)
+    rows = _power_of_two(ROWS if has_warps else SERIAL_ROWS, m)
+    max_columns = SUMS if has_warps else SERIAL_COLUMNS
+    columns = _power_of_two(max_columns, None if n is None else -(-n // lanes))
+    lines = _power_of_two(LANES if has_warps else 1, None if m is None else -(-m // rows))
     # Lanes go last: neighbours along columns make accesses contiguous.
     while lanes * lines > target.max_num_threads:
         lanes, lines = (lanes, lines // 2) if lines > 1 else (lanes // 2, lines)
@@ -126,21 +126,23 @@ def _default(anchor: Tensor, target: Target, fixed: Fixed) -> Decision:
     needs_shared = dot or fixed.get("buffers", 1) != 1 or fixed.get("near", 1) != 1
     values: dict[str, int | str] = {
         "rows": rows, "columns": columns, "lanes": lanes, "lines": lines,
-        "depth": int8_dot.depth_of(factors) if dot else DEPTH_OF_BLOCK,
+        "depth": int8_dot.depth_of(factors) if dot else BLOCK_DEPTH,
         "shared": int(has_warps or needs_shared), "vector": 1, "along": COLUMNS,
         "band": 0, "panel": 0, "tensor": 0, "dot": dot,
     }  # fmt: skip
     kind = int8_dot.WordKernel if dot else TileKernel
     decision = kind.with_memory(factors, target, values | dict(fixed))
     # Without room for tiles, the kernel reads global memory; overrides are refused later instead.
-    if not decision.number("shared") or kind.most_bytes(factors, decision) <= target.block_memory:
+    if not decision.number("shared") or kind.shared_bytes(factors, decision) <= target.block_memory:
         return decision
     if not fixed.keys().isdisjoint(("shared", "dot", "buffers", "near")):
         return decision  # which is refused, with what it takes
     return TileKernel.with_memory(factors, target, values | dict(fixed) | {"shared": 0, "dot": 0})
 
 
-def _of_vectors(anchor: Tensor, factors: Factors, target: Target, fixed: Fixed) -> Decision | None:
+def _vector_decision(
+    anchor: Tensor, factors: Factors, target: Target, fixed: Fixed
+) -> Decision | None:
     """Return the decision with vectors, where threads run one after the other and have them.
 
     Returns:
@@ -148,9 +150,9 @@ def _of_vectors(anchor: Tensor, factors: Factors, target: Target, fixed: Fixed) 
     """
     max_lanes = target.lanes(factors.a.dtype)
     vector = fixed.get("vector", max_lanes if target.thread_warp_size == 1 else 1)
-    if vector == 1 or not fixed.keys().isdisjoint(OF_BLOCKS):
+    if vector == 1 or not fixed.keys().isdisjoint(BLOCK_KNOBS):
         return None
-    along, lanes = way_of(factors, int(vector))
+    along, lanes = vector_axis(factors, int(vector))
     if lanes == 1 and "vector" not in fixed:
         return None
     inner = columns_of(factors) if along == COLUMNS else factors.columns
@@ -160,7 +162,7 @@ def _of_vectors(anchor: Tensor, factors: Factors, target: Target, fixed: Fixed) 
     depth = size_of(factors.depth)
     tiles = None if m is None else -(-m // rows)
     values: dict[str, int | str] = {
-        "rows": rows, "columns": columns, "lanes": 1, "lines": 1, "depth": DEPTH_OF_BLOCK,
+        "rows": rows, "columns": columns, "lanes": 1, "lines": 1, "depth": BLOCK_DEPTH,
         "shared": 0, "buffers": 1, "near": 1, "vector": lanes, "along": along,
         "band": band_of(target, rows, tiles, depth, factors.a.dtype), "panel": 0,
         "tensor": 0, "dot": 0,

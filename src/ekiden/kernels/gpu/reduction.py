@@ -23,7 +23,7 @@ from ekiden.arith import simplify
 from ekiden.ir.prim import IntImm, PrimExpr, Var, const
 from ekiden.ir.prim_visitor import substitute
 from ekiden.kernels.cpu.loops import product
-from ekiden.kernels.decision import Choice, Decision, Fixed, Space
+from ekiden.kernels.decision import Decision, Fixed, Knob, Space
 from ekiden.kernels.family import Family, size_of
 from ekiden.kernels.gpu.block_reduction import Team
 from ekiden.kernels.gpu.launch import Group, bound, is_long, serial
@@ -33,11 +33,11 @@ from ekiden.kernels.gpu.vector_access import (
     has_vectors,
     lanes_of,
     loads_of,
-    most_lanes,
+    max_lanes,
 )
 from ekiden.target import Target
 from ekiden.te.prim_func import BufferMap, allocated
-from ekiden.te.reducer import COMBINE, Reduce, identity
+from ekiden.te.reducer import COMBINERS, Reduce, identity
 from ekiden.te.tensor import ComputeOp, Tensor
 from ekiden.tir.expr import Buffer, BufferLoad, VectorReduce, ramp
 from ekiden.tir.stmt import BufferStore, For, ForKind, IfThenElse, PrimFunc, Stmt, seq
@@ -52,7 +52,7 @@ def _accepts(anchor: Tensor, target: Target) -> bool:
 
 
 def _space(anchor: Tensor, target: Target) -> Space:
-    return (Choice("threads", (256, 128, 64, 32), "threads of a block"),)
+    return (Knob("threads", (256, 128, 64, 32), "threads of a block"),)
 
 
 def _default(anchor: Tensor, target: Target, fixed: Fixed) -> Decision:
@@ -77,7 +77,7 @@ def build(
     block, thread, iteration = Var("block"), Var("thread"), Var("turn")
     dtype = reduce.dtype
     own = Buffer("own", (const(1),), dtype, "local")
-    combine = COMBINE[reduce.kind]
+    combine = COMBINERS[reduce.kind]
     extents = [r.extent for r in reduce.axis]
     total = simplify(product(extents))
     # Threads stride by the block: neighbours read neighbouring elements.
@@ -117,7 +117,7 @@ FAMILY = Family(
 
 Value: TypeAlias = Callable[[Var, tuple[PrimExpr, ...]], PrimExpr]
 """(lane, the place of its partial result) -> what is stored there."""
-CHAINS = 4
+VECTOR_CHAINS = 4
 """Vectors that are summed side by side: none waits for the one before."""
 
 
@@ -141,12 +141,12 @@ def row_of(op: ComputeOp, tensor: Tensor, buffers: BufferMap, target: Target) ->
     last, step = reduce.axis[-1], Var("step")
     source = buffers.loads(reduce.source)
     loads = loads_of(source)
-    max_lanes_ = most_lanes(target, (reduce.dtype, *(buffer.dtype for buffer, _ in loads)))
+    max_lanes_ = max_lanes(target, (reduce.dtype, *(buffer.dtype for buffer, _ in loads)))
     size = size_of(last.extent)
     lanes = lanes_of(max_lanes_, max_lanes_ if size is None else size)
     if lanes == 1 or not loads or not are_contiguous(loads, {last: step}, step, 1):
         return None
-    chains = CHAINS if size is None or size >= CHAINS * lanes else 1
+    chains = VECTOR_CHAINS if size is None or size >= VECTOR_CHAINS * lanes else 1
     return _VectorRow(reduce, source, buffers.buffers[tensor], lanes, chains).element(op)
 
 
@@ -158,7 +158,7 @@ class _VectorRow:
         self.lanes, self.chains, self.dtype = lanes, chains, reduce.dtype
         self.parts = Buffer("parts", (const(lanes * chains),), self.dtype, "local")
         self.rest = Buffer("rest", (const(1),), self.dtype, "local")
-        self.combine = COMBINE[reduce.kind]
+        self.combine = COMBINERS[reduce.kind]
         self.names: dict[Var, PrimExpr] = {r: Var(r.name) for r in reduce.axis}
 
     def element(self, op: ComputeOp) -> Stmt:

@@ -26,7 +26,7 @@ from ekiden.kernels.cpu.loops import product
 from ekiden.kernels.family import size_of
 from ekiden.kernels.gpu.block_reduction import Team
 from ekiden.kernels.gpu.launch import (
-    FEWEST,
+    MIN_ROW_THREADS,
     ROW_THREADS,
     Nest,
     bound,
@@ -50,7 +50,7 @@ from ekiden.tir.transform.thread_tree import elements
 from ekiden.tir.visitor import ExprRewriter
 from ekiden.tir.visitor import substitute as substitute_statement
 
-MOST_OWN, MOST_SHARED = 1 << 14, 1 << 13
+MAX_THREAD_BYTES, MAX_BLOCK_BYTES = 1 << 14, 1 << 13
 """Bytes of a row that a thread keeps, half of what first caches have at least; that a block keeps,
 half of what every device gives one, so that there may be two."""
 WORD = 4
@@ -77,22 +77,22 @@ def runs_of(groups: Sequence[Group], target: Target) -> Iterator[Sequence[Group]
     run: list[Group] = []
     for group in groups:
         if run and not _joins(group, run):
-            yield from _worth(run, target)
+            yield from _profitable_runs(run, target)
             run = []
         run.append(group)
-    yield from _worth(run, target)
+    yield from _profitable_runs(run, target)
 
 
 def _joins(group: Group, run: Sequence[Group]) -> bool:
     """Return whether an operation shares rows with those before, which are not fewer for that."""
-    axes = _rows_in([*run, group])
+    axes = _shared_axes([*run, group])
     if axes == 0 or len(run) == 1:
         return axes > 0
-    shared = _op(run[0]).axis[axes : _rows_in(run)]
+    shared = _op(run[0]).axis[axes : _shared_axes(run)]
     return all(is_const(a.extent, 1) for a in shared)
 
 
-def _worth(run: Sequence[Group], target: Target) -> Iterator[Sequence[Group]]:
+def _profitable_runs(run: Sequence[Group], target: Target) -> Iterator[Sequence[Group]]:
     """Yield the run, or its operations one by one.
 
     Where rows are fewer than units of the device, the elements of one must not be so many that
@@ -113,7 +113,7 @@ def _op(group: Group) -> ComputeOp:
     return op
 
 
-def _rows_in(run: Sequence[Group]) -> int:
+def _shared_axes(run: Sequence[Group]) -> int:
     """Return the number of first axes that computations share, so that no element needs one at
     other coordinates of these.
 
@@ -128,18 +128,18 @@ def _rows_in(run: Sequence[Group]) -> int:
     count = min(len(op.axis) for op in ops)
     for op in ops:
         same = [prove_equal(a.extent, b.extent) for a, b in zip(op.axis, first, strict=False)]
-        count = min(count, _leading(same))
+        count = min(count, _count_leading(same))
         for e in post_order(*op.body):
             if isinstance(e, ProducerLoad) and e.producer in results:
                 own = [
                     i is a.var or (is_const(i, 0) and is_const(a.extent, 1))
                     for i, a in zip(e.indices, op.axis, strict=False)
                 ]
-                count = min(count, _leading(own))
+                count = min(count, _count_leading(own))
     return count
 
 
-def _leading(flags: Sequence[bool]) -> int:
+def _count_leading(flags: Sequence[bool]) -> int:
     """Count the flags that hold before the first that does not."""
     return next((n for n, holds in enumerate(flags) if not holds), len(flags))
 
@@ -157,7 +157,7 @@ class _Shape:
     @staticmethod
     def of(run: Sequence[Group], target: Target) -> _Shape:
         """Return the shape of operations that share rows."""
-        axes = _rows_in(run)
+        axes = _shared_axes(run)
         ops = [_op(g) for g in run]
         inside = [
             [*(a.extent for a in op.axis[axes:]), *(r.extent for r in op.reduce_axis)] for op in ops
@@ -165,14 +165,14 @@ class _Shape:
         sizes = [size_of(simplify(product(extents))) for extents in inside]
         static_sizes = [n for n in sizes if n is not None]
         length = max(static_sizes) if len(static_sizes) == len(sizes) else None
-        is_short = length is not None and length < FEWEST
+        is_short = length is not None and length < MIN_ROW_THREADS
         rows = [a.extent for a in ops[0].axis[:axes]]
         return _Shape(axes, rows, length, has_vectors(target) or is_short)
 
     @property
     def room(self) -> int:
         """Bytes that a row may have in memory of its own."""
-        return MOST_OWN if self.by_thread else MOST_SHARED
+        return MAX_THREAD_BYTES if self.by_thread else MAX_BLOCK_BYTES
 
     @property
     def scope(self) -> str:
@@ -180,7 +180,7 @@ class _Shape:
         return "local" if self.by_thread else "shared"
 
 
-def joined(
+def build_joined(
     run: Sequence[Group], buffers: BufferMap, own: set[Tensor], target: Target
 ) -> tuple[Stmt, set[Tensor]]:
     """Build the launch of a run.
@@ -197,13 +197,15 @@ def joined(
     shape = _Shape.of(run, target)
     team = Team.of(Var("thread"), threads_of_row(shape.length, target), target)
     row = _Row(run, shape, buffers, target, team)
-    moved = _moved(row, own)
-    body = (_by_thread if shape.by_thread else _by_block)(row, _InRow(shape.axes, moved))
+    moved = _row_buffers(row, own)
+    body = (_by_thread if shape.by_thread else _by_block)(
+        row, _RowBufferRewriter(shape.axes, moved)
+    )
     row_tensors = {t for t in own if buffers.buffers[t] in moved}
     return body, row_tensors
 
 
-def _moved(row: _Row, own: set[Tensor]) -> dict[Buffer, Buffer]:
+def _row_buffers(row: _Row, own: set[Tensor]) -> dict[Buffer, Buffer]:
     """Buffer of all rows -> that of one, for what has room, small ones first. What every thread of
     a block knows, each has by itself."""
     shape, buffers = row.shape, row.buffers.buffers
@@ -225,7 +227,7 @@ def _moved(row: _Row, own: set[Tensor]) -> dict[Buffer, Buffer]:
     return replacements
 
 
-class _InRow(ExprRewriter):
+class _RowBufferRewriter(ExprRewriter):
     """Rewriter of accesses to memory of a row: they lose the axes of rows."""
 
     def __init__(self, axes: int, moved: Mapping[Buffer, Buffer]) -> None:
@@ -236,7 +238,7 @@ class _InRow(ExprRewriter):
         """Return the buffers of one row in a scope."""
         return [b for b in self._moved.values() if b.scope == scope]
 
-    def knows(self, global_buffer: Buffer) -> bool:
+    def is_private(self, global_buffer: Buffer) -> bool:
         """Return whether each thread has a buffer by itself."""
         return global_buffer in self._moved and self._moved[global_buffer].scope == "local"
 
@@ -391,7 +393,7 @@ class _Row:
         return Nest.of(stage_block(op, group, self.buffers)).at(where)
 
 
-def _by_thread(row: _Row, inside: _InRow) -> Stmt:
+def _by_thread(row: _Row, inside: _RowBufferRewriter) -> Stmt:
     index, rows = Var("index"), row.shape.rows
     at, count = coordinates(index, rows), simplify(product(rows))
     body = seq(*(row.serial(group, at) for group in row.run))
@@ -399,12 +401,12 @@ def _by_thread(row: _Row, inside: _InRow) -> Stmt:
     return launch(index, count, min(threads_of(count, row.target), ROW_THREADS), body)
 
 
-def _by_block(row: _Row, inside: _InRow) -> Stmt:
+def _by_block(row: _Row, inside: _RowBufferRewriter) -> Stmt:
     block, rows, team = Var("block"), row.shape.rows, row.team
     at, shared_buffers = coordinates(block, rows), inside.buffers("shared")
     statements: list[Stmt] = []
     for group in row.run:
-        is_private = all(inside.knows(row.buffers.buffers[t]) for t in group)
+        is_private = all(inside.is_private(row.buffers.buffers[t]) for t in group)
         if isinstance(_op(group).body[0], Reduce) and row.is_one(group):
             stmt, scratch = row.together(group, at, is_private)
             shared_buffers = [*shared_buffers, *scratch]
@@ -419,4 +421,4 @@ def _by_block(row: _Row, inside: _InRow) -> Stmt:
     return bound(block, simplify(product(rows)), "blockIdx.x", lanes)
 
 
-__all__ = ["is_joined", "joined", "runs_of"]
+__all__ = ["build_joined", "is_joined", "runs_of"]

@@ -15,7 +15,7 @@ from ekiden.ir.prim import PrimExpr, Select, Var, cast, const, logical_and
 from ekiden.kernels.cpu.loops import product
 from ekiden.kernels.family import size_of
 from ekiden.kernels.gpu.block_reduction import Team
-from ekiden.kernels.gpu.launch import FEWEST, bound, serial, threads_of_row
+from ekiden.kernels.gpu.launch import MIN_ROW_THREADS, bound, serial, threads_of_row
 from ekiden.kernels.gpu.vector_access import coordinates
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target import Target
@@ -50,7 +50,7 @@ def scan_stage(
     source, out = buffers.buffers[op.inputs[0]], buffers.buffers[group[0]]
     length = size_of(out.shape[scan.axis])
     team = Team.of(Var("thread"), threads_of_row(length, target), target)
-    if not team.has_warps or (length is not None and length < FEWEST):
+    if not team.has_warps or (length is not None and length < MIN_ROW_THREADS):
         return None
     return _rows(scan, source, out, team)
 
@@ -69,7 +69,7 @@ def _rows(scan: Scan, source: Buffer, out: Buffer, team: Team) -> Stmt:
     # An exclusive scan is the inclusive one of elements shifted by one.
     first = logical_and(number > 0, inside) if scan.exclusive else inside
     element = cast(source[index_at(number - 1 if scan.exclusive else number)], out.dtype)
-    block_scan = team.scanned(own, scan.combine)
+    block_scan = team.scan(own, scan.combine)
     total, begins = (
         block_scan.values[0],
         iteration.equal(0),

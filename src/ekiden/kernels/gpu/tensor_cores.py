@@ -20,7 +20,7 @@ from ekiden.kernels.decision import Decision, Fixed
 from ekiden.kernels.family import size_of
 from ekiden.kernels.gpu.factors import Factors
 from ekiden.kernels.gpu.launch import Group, serial
-from ekiden.kernels.gpu.tiled_product import Share, TileKernel
+from ekiden.kernels.gpu.tiled_product import SharedTile, TileKernel
 from ekiden.kernels.gpu.vector_access import vector_loop
 from ekiden.target import Target
 from ekiden.te.prim_func import allocated
@@ -29,7 +29,7 @@ from ekiden.tir.expr import Buffer, BufferAddress, BufferLoad
 from ekiden.tir.stmt import Evaluate, IfThenElse, PrimFunc, Stmt, seq
 from ekiden.tir.transform.thread_sync import BARRIER
 
-SIDE = 16
+FRAGMENT_SIDE = 16
 """Rows and columns of a square."""
 WARP = 32
 """Threads that hold one together."""
@@ -85,11 +85,11 @@ def decide(factors: Factors, target: Target, fixed: Fixed) -> Decision | None:
     if not can_multiply(factors, target):
         return None
     m, n = (size_of(factors.size(axes)) for axes in (factors.rows, factors.columns))
-    is_small = any(size is not None and size < SIDE // 2 for size in (m, n))
+    is_small = any(size is not None and size < FRAGMENT_SIDE // 2 for size in (m, n))
     if is_small and "tensor" not in fixed:
         return None
-    lines, rows = _parted(m, LINES, ROWS)
-    lanes, columns = _parted(n, LANES, COLUMNS)
+    lines, rows = _split_squares(m, LINES, ROWS)
+    lanes, columns = _split_squares(n, LANES, COLUMNS)
     stored = narrow(factors.a)
     # Bytes per line stay the same for every type.
     depth = DEPTH if stored is None else DEPTH * 2 // dt.itemsize(stored.dtype)
@@ -98,13 +98,13 @@ def decide(factors: Factors, target: Target, fixed: Fixed) -> Decision | None:
         "shared": 1, "vector": 1, "along": "columns", "tensor": 1, "dot": 0, "band": 0, "panel": 0,
     }  # fmt: skip
     decision = TensorKernel.with_memory(factors, target, values | dict(fixed))
-    has_room = TensorKernel.most_bytes(factors, decision) <= target.block_memory
+    has_room = TensorKernel.shared_bytes(factors, decision) <= target.block_memory
     return decision if has_room or "tensor" in fixed else None
 
 
-def _parted(size: int | None, warps: int, squares: int) -> tuple[int, int]:
+def _split_squares(size: int | None, warps: int, squares: int) -> tuple[int, int]:
     """Warps along an axis and squares of each: no more than the axis has."""
-    available = warps * squares if size is None else -(-size // SIDE)
+    available = warps * squares if size is None else -(-size // FRAGMENT_SIDE)
     while warps * squares >= 2 * available and warps * squares > 1:
         warps, squares = (warps, squares // 2) if squares > 1 else (warps // 2, squares)
     return warps, squares
@@ -113,7 +113,7 @@ def _parted(size: int | None, warps: int, squares: int) -> tuple[int, int]:
 class TensorKernel(TileKernel):
     """One program being built; rows and columns of a warp are squares."""
 
-    side = SIDE
+    side = FRAGMENT_SIDE
     threads_each = WARP
     gap = LINE // 2
     """Instructions load whole lines, and other banks for each."""
@@ -138,16 +138,16 @@ class TensorKernel(TileKernel):
     @property
     def tile_m(self) -> int:
         """Rows of a block."""
-        return self.rows * self.lines * SIDE
+        return self.rows * self.lines * FRAGMENT_SIDE
 
     @property
     def tile_n(self) -> int:
         """Columns of a block."""
-        return self.columns * self.lanes * SIDE
+        return self.columns * self.lanes * FRAGMENT_SIDE
 
     def neighbours(self) -> tuple[int, int]:
         """Columns that a thread writes as one; rows and columns of squares are what they are."""
-        return 1, self.written(math.gcd(self.near, SIDE))
+        return 1, self.written(math.gcd(self.near, FRAGMENT_SIDE))
 
     def pitch_of(self, line: int, read: int) -> int:
         """Return the distance of lines of k."""
@@ -167,11 +167,11 @@ class TensorKernel(TileKernel):
 
     def own_row(self, i: int) -> PrimExpr:
         """Return the first row of a square of this thread's warp."""
-        return (self.thread // WARP // self.lanes * self.rows + i) * SIDE
+        return (self.thread // WARP // self.lanes * self.rows + i) * FRAGMENT_SIDE
 
     def own_column(self, j: int) -> PrimExpr:
         """Return the first column of a square of this thread's warp."""
-        return (self.thread // WARP % self.lanes * self.columns + j) * SIDE
+        return (self.thread // WARP % self.lanes * self.columns + j) * FRAGMENT_SIDE
 
     def start(self) -> Stmt:
         """Set all sums to 0."""
@@ -179,15 +179,17 @@ class TensorKernel(TileKernel):
         squares = range(self.rows * self.columns)
         return seq(*(_call("tvm_fill_fragment", self.sums, n, zero) for n in squares))
 
-    def steps(self, rows_share: Share, columns_share: Share) -> Stmt:
+    def steps(self, rows_share: SharedTile, columns_share: SharedTile) -> Stmt:
         """Return the products of a block of k."""
         stmts: list[Stmt] = []
-        for first in range(0, self.depth, SIDE):
+        for first in range(0, self.depth, FRAGMENT_SIDE):
             for i in range(self.rows):
-                stmts.append(_loaded(self.a, i, rows_share, self.own_row(i), const(first), True))
+                stmts.append(
+                    _load_square(self.a, i, rows_share, self.own_row(i), const(first), True)
+                )
             for j in range(self.columns):
                 stmts.append(
-                    _loaded(self.b, j, columns_share, self.own_column(j), const(first), False)
+                    _load_square(self.b, j, columns_share, self.own_column(j), const(first), False)
                 )
             stmts += [self.multiplied(i, j) for i in range(self.rows) for j in range(self.columns)]
         return seq(*stmts)
@@ -242,17 +244,17 @@ class TensorKernel(TileKernel):
 
 
 def _squares(name: str, count: int, dtype: str, kind: str) -> Buffer:
-    return Buffer(name, (const(count * SIDE * SIDE),), dtype, f"wmma.{kind}")
+    return Buffer(name, (const(count * FRAGMENT_SIDE * FRAGMENT_SIDE),), dtype, f"wmma.{kind}")
 
 
 def _call(op: str, buffer: Buffer, number: int, *operands: PrimExpr, access: str = "w") -> Stmt:
-    sides: Sequence[PrimExpr] = [const(SIDE)] * 3
+    sides: Sequence[PrimExpr] = [const(FRAGMENT_SIDE)] * 3
     args = (BufferAddress(buffer, access=access), *sides, const(number), *operands)
     return Evaluate(call_intrin(op, *args, dtype="handle"))
 
 
-def _loaded(
-    buffer: Buffer, number: int, share: Share, first: PrimExpr, step: PrimExpr, is_a: bool
+def _load_square(
+    buffer: Buffer, number: int, share: SharedTile, first: PrimExpr, step: PrimExpr, is_a: bool
 ) -> Stmt:
     """Load a square of a factor: a has its rows as lines where k is contiguous, b its columns."""
     by_rows = share.by_steps if is_a else not share.by_steps

@@ -41,13 +41,13 @@ from ekiden.tir.expr import Buffer, BufferLoad
 from ekiden.tir.stmt import BufferStore, IfThenElse, LetStmt, PrimFunc, Stmt, seq
 from ekiden.tir.transform.thread_sync import BARRIER
 
-HELD = 128
+MAX_HELD_BYTES = 128
 """Bytes of the next block of k that a thread may hold: 32 registers, beside the sums and what it
 multiplies. Blocks of few threads would hold much more, and spill."""
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class SharedTile:
     """Factor in shared memory: `tile` rows or columns by the depth of a block of k.
 
     Along k, elements are neighbours in shared memory if they are in the memory that they come from;
@@ -76,7 +76,7 @@ class Share:
 
 
 @dataclass(frozen=True, slots=True)
-class Side:
+class TileSide:
     """Where the rows or columns of a block begin, and where there are no more."""
 
     first: PrimExpr
@@ -88,11 +88,11 @@ Put: TypeAlias = Callable[[PrimExpr, PrimExpr], Stmt]
 
 
 @dataclass(frozen=True, slots=True)
-class Lines:
+class RegisterLines:
     """The rows or columns of a thread, of a factor in memory of the block, and the registers for
     what it reads as one."""
 
-    share: Share
+    share: SharedTile
     numbers: Sequence[PrimExpr]
     kept: Buffer | None
 
@@ -147,7 +147,7 @@ class TileKernel:
         self.dtype = group.reduce.dtype
         self.near, self.buffers = (int(decision.get(n, 1)) for n in ("near", "buffers"))
         self.shared = bool(decision.number("shared"))
-        self.beside_rows, self.beside = self.neighbours() if self.near > 1 else (1, 1)
+        self.adjacent_rows, self.beside = self.neighbours() if self.near > 1 else (1, 1)
         count = const(self.rows * self.columns)
         self.sums = Buffer("sums", (count,), self.dtype, "local")
         self.thread = Var("thread")
@@ -176,9 +176,9 @@ class TileKernel:
         ):
             decision = Decision.of(completed | {"buffers": 2})
             # Held blocks must stay in registers: spills would cost more than a barrier saves.
-            has_room = cls.most_bytes(factors, decision) <= target.block_memory
+            has_room = cls.shared_bytes(factors, decision) <= target.block_memory
             completed["buffers"] = (
-                2 if has_room and cls.held_bytes(factors, decision) <= HELD else 1
+                2 if has_room and cls.held_bytes(factors, decision) <= MAX_HELD_BYTES else 1
             )
         return Decision.of(completed)
 
@@ -188,7 +188,7 @@ class TileKernel:
         return max_access_width(target, cls.kept(factors.a).dtype, cls.kept(factors.b).dtype)
 
     @classmethod
-    def most_bytes(cls, factors: Factors, decision: Decision) -> int:
+    def shared_bytes(cls, factors: Factors, decision: Decision) -> int:
         """Bytes of memory of a block that a kernel takes, at most."""
         rows, columns, lines, lanes, depth, buffers = (
             decision.number(n) for n in ("rows", "columns", "lines", "lanes", "depth", "buffers")
@@ -286,7 +286,7 @@ class TileKernel:
 
     def own_row(self, i: int) -> PrimExpr:
         """Return row i of this thread in the tile of the block."""
-        beside = self.beside_rows
+        beside = self.adjacent_rows
         own = self.thread // self.lanes * beside + i % beside
         return own + i // beside * (self.lines * beside)
 
@@ -353,7 +353,7 @@ class TileKernel:
 
     def share(
         self, name: str, value: PrimExpr, axes: Sequence[Var], tile: int, beside: int = 1
-    ) -> Share:
+    ) -> SharedTile:
         """Return the shared memory for a factor.
 
         Args:
@@ -374,7 +374,7 @@ class TileKernel:
         pitch = self.pitch_of(line, read) if by_steps else tile + self.gap // 8 * 8
         count = (tile if by_steps else self.depth) * pitch
         buffer = Buffer(name, (const(count),), value.dtype, "shared")
-        return Share(buffer, value, axes, tile, pitch, by_steps, near, read)
+        return SharedTile(buffer, value, axes, tile, pitch, by_steps, near, read)
 
     def pitch_of(self, line: int, read: int) -> int:
         """Return the pitch of lines of k.
@@ -384,7 +384,9 @@ class TileKernel:
         """
         return line + self.gap if read == 1 else line + read * (line // read % 2 == 0)
 
-    def element(self, share: Share, round_index: PrimExpr) -> tuple[PrimExpr, PrimExpr, PrimExpr]:
+    def element(
+        self, share: SharedTile, round_index: PrimExpr
+    ) -> tuple[PrimExpr, PrimExpr, PrimExpr]:
         """Return what a thread loads in a round: its number among all, the first k, and the row or
         column.
         """
@@ -395,17 +397,17 @@ class TileKernel:
         line = share.tile // share.near
         return at, at // line, at % line * share.near
 
-    def turns(self, share: Share) -> int:
+    def turns(self, share: SharedTile) -> int:
         """Return the number of loads of a thread per block of k."""
         return -(-self.depth * share.tile // (share.near * self.threads))
 
-    def guarded(self, share: Share, at: PrimExpr, body: Stmt) -> Stmt:
+    def guarded(self, share: SharedTile, at: PrimExpr, body: Stmt) -> Stmt:
         """Guard the body of a round in which not all threads may have an element."""
         count = self.depth * share.tile // share.near
         return body if count % self.threads == 0 else IfThenElse(at < count, body)
 
     def read(
-        self, share: Share, round_index: PrimExpr, block: PrimExpr, side: Side, put: Put
+        self, share: SharedTile, round_index: PrimExpr, block: PrimExpr, side: TileSide, put: Put
     ) -> Stmt:
         """Read what a thread brings in a turn, and put it somewhere; 0 stands for what there is
         not."""
@@ -427,9 +429,9 @@ class TileKernel:
         sides = [vector_loop(lane, share.near, put(lane, v)) for v in (value, zero)]
         return self.guarded(share, at, IfThenElse(inside, *sides))
 
-    def bring(self, share: Share, block: PrimExpr, first: PrimExpr, extent: PrimExpr) -> Stmt:
+    def bring(self, share: SharedTile, block: PrimExpr, first: PrimExpr, extent: PrimExpr) -> Stmt:
         """Load a block of k to shared memory by all threads."""
-        round_index, side = Var("turn"), Side(first, extent)
+        round_index, side = Var("turn"), TileSide(first, extent)
         _, step, number = self.element(share, round_index)
 
         def direct(lane: PrimExpr, value: PrimExpr) -> Stmt:
@@ -449,12 +451,12 @@ class TileKernel:
         body = seq(read, self.placed(share, round_index, held, const(0)))
         return serial(round_index, self.turns(share), allocated(body, [held]))
 
-    def held(self, share: Share) -> Buffer:
+    def held(self, share: SharedTile) -> Buffer:
         """Return the registers for what a thread loads of a block of k."""
         count = const(self.turns(share) * share.near)
         return Buffer(f"{share.buffer.name}_held", (count,), share.value.dtype, "local")
 
-    def fetch(self, share: Share, held: Buffer, block: PrimExpr, side: Side) -> Stmt:
+    def fetch(self, share: SharedTile, held: Buffer, block: PrimExpr, side: TileSide) -> Stmt:
         """Load a block of k to registers of each thread."""
         round_index = Var("turn")
 
@@ -465,13 +467,15 @@ class TileKernel:
             round_index, self.turns(share), self.read(share, round_index, block, side, put)
         )
 
-    def put(self, share: Share, held: Buffer) -> Stmt:
+    def put(self, share: SharedTile, held: Buffer) -> Stmt:
         """Store a block of k from registers to shared memory."""
         round_index = Var("turn")
         body = self.placed(share, round_index, held, round_index * share.near)
         return unrolled(round_index, self.turns(share), body)
 
-    def placed(self, share: Share, round_index: PrimExpr, held: Buffer, first: PrimExpr) -> Stmt:
+    def placed(
+        self, share: SharedTile, round_index: PrimExpr, held: Buffer, first: PrimExpr
+    ) -> Stmt:
         """Store what a thread has loaded in a round, in registers from `first` on, to shared
         memory.
         """
@@ -483,27 +487,27 @@ class TileKernel:
         body = vector_loop(lane, share.near, body) if share.near > 1 else body
         return self.guarded(share, at, body)
 
-    def sides(self) -> tuple[Side, Side]:
+    def sides(self) -> tuple[TileSide, TileSide]:
         """Return the beginnings of a block's tiles, and the extents of rows and columns."""
         return (
-            Side(self.block_m * self.tile_m, self.m),
-            Side(self.block_n * self.tile_n, self.n),
+            TileSide(self.block_m * self.tile_m, self.m),
+            TileSide(self.block_n * self.tile_n, self.n),
         )
 
-    def shares(self, ends: str = "") -> tuple[Share, Share]:
+    def shares(self, ends: str = "") -> tuple[SharedTile, SharedTile]:
         """Return the shared memory for both factors."""
         f = self.factors
         return (
-            self.share(f"left{ends}", self.kept(f.a), f.rows, self.tile_m, self.beside_rows),
+            self.share(f"left{ends}", self.kept(f.a), f.rows, self.tile_m, self.adjacent_rows),
             self.share(f"right{ends}", self.kept(f.b), f.columns, self.tile_n, self.beside),
         )
 
-    def blocks(self, steps: Callable[[Share, Share], Stmt]) -> tuple[Stmt, list[Buffer]]:
+    def blocks(self, steps: Callable[[SharedTile, SharedTile], Stmt]) -> tuple[Stmt, list[Buffer]]:
         """Run `steps` for each block of k in shared memory, and return that memory too."""
         total = simplify(product([r.extent for r in self.group.reduce.axis]))
         count = simplify((total + (self.depth - 1)) // self.depth)
         if self.buffers == 2:
-            return self.doubled(steps, count)
+            return self.double_buffered(steps, count)
         block, (left_tile, right_tile), (rows, columns) = Var("block"), self.shares(), self.sides()
         body = seq(
             self.bring(left_tile, block, rows.first, rows.most),
@@ -514,8 +518,8 @@ class TileKernel:
         )
         return serial(block, count, body), [left_tile.buffer, right_tile.buffer]
 
-    def doubled(
-        self, steps: Callable[[Share, Share], Stmt], count: PrimExpr
+    def double_buffered(
+        self, steps: Callable[[SharedTile, SharedTile], Stmt], count: PrimExpr
     ) -> tuple[Stmt, list[Buffer]]:
         """Run `steps` with two buffers of each factor: while one is read, the next block
         is loaded.
@@ -523,7 +527,7 @@ class TileKernel:
         halves = self.shares(), self.shares("_next")
         held = [self.held(s) for s in halves[0]]
 
-        def for_both(do: Callable[[Share, Buffer, Side], Stmt], half: int) -> Stmt:
+        def for_both(do: Callable[[SharedTile, Buffer, TileSide], Stmt], half: int) -> Stmt:
             return seq(*map(do, halves[half], held, self.sides()))
 
         def fetch(block: PrimExpr) -> Stmt:
@@ -557,7 +561,7 @@ class TileKernel:
         """Return the form of a factor in shared memory."""
         return factor
 
-    def steps(self, left_tile: Share, right_tile: Share) -> Stmt:
+    def steps(self, left_tile: SharedTile, right_tile: SharedTile) -> Stmt:
         """Return the products of a block of k."""
         unit = max(s.read if s.by_steps else 1 for s in (left_tile, right_tile))
         step = Var("step")
@@ -566,8 +570,10 @@ class TileKernel:
             self.registers(s, n) for s, n in ((left_tile, self.rows), (right_tile, self.columns))
         ]
         a, b = (
-            Lines(left_tile, [self.own_row(i) for i in range(self.rows)], registers[0]),
-            Lines(right_tile, [self.own_column(j) for j in range(self.columns)], registers[1]),
+            RegisterLines(left_tile, [self.own_row(i) for i in range(self.rows)], registers[0]),
+            RegisterLines(
+                right_tile, [self.own_column(j) for j in range(self.columns)], registers[1]
+            ),
         )
         stmts: list[Stmt] = []
         for n in range(unit):
@@ -576,7 +582,7 @@ class TileKernel:
         own = [buffer for buffer in registers if buffer is not None]
         return serial(step, self.depth // unit, allocated(seq(*stmts), own))
 
-    def registers(self, share: Share, lines: int) -> Buffer | None:
+    def registers(self, share: SharedTile, lines: int) -> Buffer | None:
         """Return the registers for neighbours that a thread reads as one; None if it reads single
         elements.
         """
@@ -624,4 +630,4 @@ class TileKernel:
         return self.group.function(body, name)
 
 
-__all__ = ["Share", "TileKernel"]
+__all__ = ["SharedTile", "TileKernel"]

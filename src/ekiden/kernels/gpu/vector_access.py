@@ -26,7 +26,7 @@ from ekiden.tir.stmt import Block, BufferStore, For, ForKind, IterKind, Stmt
 from ekiden.tir.transform.vectorize_loops import Vectorizer
 from ekiden.tir.visitor import expressions, walk
 
-MOST_LANES = 16
+MAX_LANES = 16
 """Of the vectors that languages of devices have."""
 
 
@@ -67,7 +67,7 @@ class Lanes:
         if not has_vectors(target):
             return None
         loads, stores = accesses_of(block.body)
-        limit = most_lanes(target, (buffer.dtype for buffer, _ in (*loads, *stores)))
+        limit = max_lanes(target, (buffer.dtype for buffer, _ in (*loads, *stores)))
         axes = [i for i in block.iter_vars if i.kind is IterKind.SPATIAL]
         step, adds = Var("step"), len(axes) < len(block.iter_vars)
         for first in range(min_axis, len(axes)):
@@ -93,10 +93,10 @@ def has_vectors(target: Target) -> bool:
     return target.thread_warp_size == 1 and target.lanes("float32") > 1
 
 
-def most_lanes(target: Target, dtypes: Iterable[str]) -> int:
+def max_lanes(target: Target, dtypes: Iterable[str]) -> int:
     """Return the lanes of vectors that registers hold of all of some types."""
     widest = max((dt.itemsize(dtype) for dtype in dtypes), default=1)
-    return min(target.vector_bits // (8 * widest), MOST_LANES)
+    return min(target.vector_bits // (8 * widest), MAX_LANES)
 
 
 def lanes_of(limit: int, size: int | None) -> int:
@@ -137,11 +137,11 @@ def are_contiguous(
     """
     return all(
         isinstance(d, IntImm) and 0 <= d.value <= limit
-        for d in (distance_of(b.shape, at, positions, step) for b, at in accesses)
+        for d in (access_distance(b.shape, at, positions, step) for b, at in accesses)
     )
 
 
-def distance_of(
+def access_distance(
     shape: Sequence[PrimExpr],
     indices: Sequence[PrimExpr],
     positions: Mapping[Var, PrimExpr],
@@ -156,7 +156,7 @@ def distance_of(
     return simplify(substitute(address, {step: step + 1}) - address)
 
 
-def first_of(tile: PrimExpr, width: int, extent: PrimExpr) -> PrimExpr:
+def tile_start(tile: PrimExpr, width: int, extent: PrimExpr) -> PrimExpr:
     """Return the first element of a tile: the last tile ends where its axis does, and so overlaps
     the one before.
     """

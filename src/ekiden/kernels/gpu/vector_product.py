@@ -32,7 +32,7 @@ from ekiden.kernels.decision import Decision, Fixed
 from ekiden.kernels.family import size_of
 from ekiden.kernels.gpu.factors import Factors, are_neighbours, distance_in, factors_of
 from ekiden.kernels.gpu.launch import Group, bound, serial
-from ekiden.kernels.gpu.vector_access import coordinates, first_of, lanes_of
+from ekiden.kernels.gpu.vector_access import coordinates, lanes_of, tile_start
 from ekiden.runtime.errors import CompileError
 from ekiden.target import Target
 from ekiden.te.prim_func import allocated
@@ -43,10 +43,10 @@ from ekiden.tir.stmt import BufferStore, For, ForKind, IfThenElse, LetStmt, Prim
 from ekiden.tir.visitor import substitute
 
 COLUMNS, DEPTH = "columns", "depth"
-TILES = (12, 8, 6, 4, 3, 2, 1)
-LARGE = 1024
+TILE_SIZES = (12, 8, 6, 4, 3, 2, 1)
+UNKNOWN_EXTENT = 1024
 """Stands for an extent that only a run knows."""
-LEAST_GATHERED = 4
+MIN_GATHERED_LANES = 4
 """Lanes that are worth being brought together one by one."""
 
 
@@ -56,29 +56,29 @@ def columns_of(factors: Factors) -> tuple[Var, ...]:
     """
     step, columns = Var("step"), factors.columns
     for first in range(len(columns) - 1):
-        if are_neighbours(factors.b, _over(factors, columns[first:], step), step):
+        if are_neighbours(factors.b, _axis_values(factors, columns[first:], step), step):
             return columns[first:]
     return columns[-1:]
 
 
-def _over(factors: Factors, axes: Sequence[Var], number: PrimExpr) -> dict[Var, PrimExpr]:
+def _axis_values(factors: Factors, axes: Sequence[Var], number: PrimExpr) -> dict[Var, PrimExpr]:
     """Axes at the element of a number."""
     at = coordinates(number, [factors.extents[v] for v in axes])
     return dict(zip(axes, at, strict=True))
 
 
-def way_of(factors: Factors, max_lanes_: int) -> tuple[str, int]:
+def vector_axis(factors: Factors, max_lanes_: int) -> tuple[str, int]:
     """Along what vectors of up to so many lanes lie, and how many they have: 1 for none."""
     step, axes = Var("step"), columns_of(factors)
     columns = lanes_of(max_lanes_, size_of(factors.size(axes)) if axes else 1)
-    is_near = bool(axes) and are_neighbours(factors.b, _over(factors, axes, step), step)
+    is_near = bool(axes) and are_neighbours(factors.b, _axis_values(factors, axes, step), step)
     if is_near and columns > 1:
         return COLUMNS, columns
     last = factors.reduce.axis[-1]
     depth = lanes_of(max_lanes_, size_of(last.extent) or max_lanes_)
     if depth > 1 and all(are_neighbours(x, {last: step}, step) for x in (factors.a, factors.b)):
         return DEPTH, depth
-    return COLUMNS, columns if columns >= LEAST_GATHERED else 1
+    return COLUMNS, columns if columns >= MIN_GATHERED_LANES else 1
 
 
 def tile_of(target: Target, rows: int | None, columns: int | None) -> tuple[int, int]:
@@ -99,10 +99,12 @@ def tile_of(target: Target, rows: int | None, columns: int | None) -> tuple[int,
         tile of equals.
         """
         r, c = shape
-        tiles = -(-(rows or LARGE) // r) * -(-(columns or LARGE) // c)
+        tiles = -(-(rows or UNKNOWN_EXTENT) // r) * -(-(columns or UNKNOWN_EXTENT) // c)
         return tiles * (2 * r * c + r + c), -r
 
-    return min(((r, c) for r in TILES for c in TILES if fits(r, c)), key=work, default=(1, 1))
+    return min(
+        ((r, c) for r in TILE_SIZES for c in TILE_SIZES if fits(r, c)), key=work, default=(1, 1)
+    )
 
 
 def band_of(target: Target, rows: int, tiles: int | None, depth: int | None, dtype: str) -> int:
@@ -155,30 +157,34 @@ class VectorKernel:
     def row(self, i: int) -> PrimExpr:
         """Row i of this thread; of fewer than it has, the last again."""
         size = size_of(self.m)
-        at = first_of(self.block_m, self.rows, self.m) + i
+        at = tile_start(self.block_m, self.rows, self.m) + i
         return at if size is not None and size >= self.rows else minimum(at, self.m - 1)
 
     def column(self, j: int) -> PrimExpr:
         """Column j of this thread, likewise."""
         size = size_of(self.n)
-        at = first_of(self.block_n, self.width, self.n) + j
+        at = tile_start(self.block_n, self.width, self.n) + j
         return at if size is not None and size >= self.width else minimum(at, self.n - 1)
 
     def around(self) -> dict[Var, PrimExpr]:
         """Return values of the axes that no tile runs over."""
         f = self.factors
         batch, line = coordinates(self.block, [f.size(f.batch), self.lines])
-        return _over(f, f.batch, batch) | _over(f, self.outer, line)
+        return _axis_values(f, f.batch, batch) | _axis_values(f, self.outer, line)
 
     def factor_a(self, i: int, k: Mapping[Var, PrimExpr]) -> PrimExpr:
         """Return the factor of a row at values of k."""
         f = self.factors
-        return self.group.element(f.a, _over(f, f.rows, self.row(i)) | self.around() | dict(k))
+        return self.group.element(
+            f.a, _axis_values(f, f.rows, self.row(i)) | self.around() | dict(k)
+        )
 
     def factor_b(self, column: PrimExpr, k: Mapping[Var, PrimExpr]) -> PrimExpr:
         """Return the factor of a column at values of k."""
         f = self.factors
-        return self.group.element(f.b, _over(f, self.inner, column) | self.around() | dict(k))
+        return self.group.element(
+            f.b, _axis_values(f, self.inner, column) | self.around() | dict(k)
+        )
 
     def pairs(self) -> Iterator[tuple[int, int, int]]:
         """Rows, columns (or vectors of them), and the number of their sum."""
@@ -208,14 +214,14 @@ class VectorKernel:
             zeros.append(self.vector(lane, store))
         return seq(*zeros)
 
-    def step_of_columns(self, k: Mapping[Var, PrimExpr]) -> Stmt:
+    def column_step(self, k: Mapping[Var, PrimExpr]) -> Stmt:
         """Vectors of columns with elements of rows."""
         lane = Var("lane")
         first = self.column(0) + lane
         b = [self.factor_b(first + j * self.lanes, k) for j in range(self.columns)]
         return self.vector(lane, self.products(lane, b, k))
 
-    def step_of_depth(self, k: Mapping[Var, PrimExpr], axis: Var) -> Stmt:
+    def depth_step(self, k: Mapping[Var, PrimExpr], axis: Var) -> Stmt:
         """Vectors of columns with those of rows."""
         lane = Var("lane")
         at = dict(k) | {axis: k[axis] + lane}
@@ -235,7 +241,7 @@ class VectorKernel:
             rows_of_sums.append(LetStmt(a, value, seq(*sums)))
         return _lets(zip(names, b, strict=True), seq(*rows_of_sums))
 
-    def step_of_rest(self, k: Mapping[Var, PrimExpr]) -> Stmt:
+    def remainder_step(self, k: Mapping[Var, PrimExpr]) -> Stmt:
         """Add the products of the remainder of the depth, which no vector covers."""
         stores: list[Stmt] = []
         for i, j, number in self.pairs():
@@ -245,22 +251,22 @@ class VectorKernel:
             stores.append(BufferStore(self.rest, old + value, at))
         return seq(*stores)
 
-    def over_steps(self) -> Stmt:
+    def k_nest(self) -> Stmt:
         """Return the loops of all products."""
         axes = self.group.reduce.axis
         k: dict[Var, PrimExpr] = {r: Var(r.name) for r in axes}
         last = axes[-1]
         if self.along == COLUMNS:
-            body = self.step_of_columns(k)
+            body = self.column_step(k)
             outside = list(axes)
         else:
             block = Var(last.name)
             num_vectors = simplify(last.extent // self.lanes)
             at = k | {last: block * self.lanes}
-            body = serial(block, num_vectors, self.step_of_depth(at, last))
+            body = serial(block, num_vectors, self.depth_step(at, last))
             step = Var(last.name)
             remainder = simplify(last.extent - num_vectors * self.lanes)
-            scalar_step = self.step_of_rest(k | {last: num_vectors * self.lanes + step})
+            scalar_step = self.remainder_step(k | {last: num_vectors * self.lanes + step})
             if size_of(remainder) != 0:
                 body = seq(body, serial(step, remainder, scalar_step))
             outside = list(axes[:-1])
@@ -288,7 +294,11 @@ class VectorKernel:
         """Store an element of the output."""
         anchor, f = self.group.anchor.op, self.factors
         assert isinstance(anchor, ComputeOp)
-        at = _over(f, f.rows, self.row(i)) | _over(f, self.inner, column) | self.around()
+        at = (
+            _axis_values(f, f.rows, self.row(i))
+            | _axis_values(f, self.inner, column)
+            | self.around()
+        )
         return self.group.store([at[a.var] for a in anchor.axis], value)
 
     def joined(self) -> Stmt:
@@ -306,7 +316,7 @@ class VectorKernel:
 
     def build(self, name: str) -> PrimFunc:
         """Build the program."""
-        phases = [self.start(), self.over_steps()]
+        phases = [self.start(), self.k_nest()]
         local_buffers = [self.sums]
         if self.along == DEPTH:
             zero = const(0, self.dtype)
@@ -358,7 +368,7 @@ def _lets(named: Iterable[tuple[Var, PrimExpr]], body: Stmt) -> Stmt:
 PANELS = (1024, 512, 256, 128, 64, 32, 16)
 PANEL_TILES, MIN_PANEL_TILES = (64, 32, 16, 8), 8
 """Of rows, that a thread takes with one panel."""
-SHARES = 4
+THREADS_PER_CORE = 4
 """Threads for each unit of a device, so that all have work until the end."""
 Steps: TypeAlias = Callable[[Mapping[Var, PrimExpr], PrimExpr], Stmt]
 """(a step of k, its number in the part) -> what is done there."""
@@ -371,7 +381,7 @@ def axes_of(factors: Factors) -> list[ReduceAxis]:
     return sorted(factors.reduce.axis, key=lambda r: -distance_in(factors.a, r))
 
 
-def split_of(axes: Sequence[ReduceAxis], steps: int) -> tuple[int, int]:
+def split_axis(axes: Sequence[ReduceAxis], steps: int) -> tuple[int, int]:
     """Return the axis that chunks of at most `steps` iterations split, and its values per chunk.
 
     Axes behind it are complete in a chunk. All chunks have the same number of values if they can.
@@ -416,13 +426,15 @@ def panel_of(target: Target, factors: Factors, plain: Fixed, max_vector: int) ->
         "along": COLUMNS,
         "panel": steps,
     }
-    tiles = -(-(m or LARGE) // rows)
-    if not _is_less(target, factors, values, plain, tiles, -(-tiles // most_tiles)):
+    tiles = -(-(m or UNKNOWN_EXTENT) // rows)
+    if not _is_cheaper(target, factors, values, plain, tiles, -(-tiles // most_tiles)):
         return None
     band = most_tiles
     num_threads = (size_of(simplify(factors.size(factors.batch))) or 1) * -(-n // width)
     # Shorter bands copy panels more often, but give threads to all units.
-    while band > MIN_PANEL_TILES and num_threads * -(-tiles // band) < SHARES * target.cores:
+    while (
+        band > MIN_PANEL_TILES and num_threads * -(-tiles // band) < THREADS_PER_CORE * target.cores
+    ):
         band //= 2
     return {**plain, **values, "band": band}
 
@@ -431,7 +443,7 @@ def _largest(values: Sequence[int], limit: int) -> int | None:
     return next((n for n in values if n <= limit), None)
 
 
-def _is_less(
+def _is_cheaper(
     target: Target, factors: Factors, paneled: Fixed, plain: Fixed, tiles: int, bands: int
 ) -> bool:
     """Return whether panels are cheaper than no panels.
@@ -449,8 +461,11 @@ def _is_less(
         bands: Bands of tiles.
     """
     rows, columns, lanes = (int(paneled[name]) for name in ("rows", "columns", "vector"))
-    depth = size_of(factors.depth) or LARGE
-    is_near = isinstance(factors.b, ProducerLoad) and way_of(factors, lanes) == (COLUMNS, lanes)
+    depth = size_of(factors.depth) or UNKNOWN_EXTENT
+    is_near = isinstance(factors.b, ProducerLoad) and vector_axis(factors, lanes) == (
+        COLUMNS,
+        lanes,
+    )
     load_cost = 1 if is_near else 2 * lanes
     tile_cost = tiles * (2 * rows + rows / columns)
     if plain["along"] == DEPTH:
@@ -474,9 +489,9 @@ class PanelKernel(VectorKernel):
                 "'band' that is not 0"
             )
         axes = axes_of(self.factors)
-        at, self.most = split_of(axes, decision.number("panel"))
+        at, self.most = split_axis(axes, decision.number("panel"))
         self.before, self.split, self.behind = axes[:at], axes[at], axes[at + 1 :]
-        self.around_part: dict[Var, PrimExpr] = {r: Var(r.name) for r in self.before}
+        self.outer_vars: dict[Var, PrimExpr] = {r: Var(r.name) for r in self.before}
         self.part, self.tile = Var("part"), Var("tile")
         steps = simplify(product([const(self.most), *(r.extent for r in self.behind)]))
         self.panel = Buffer("panel", (steps * self.width,), self.factors.b.dtype, "local")
@@ -488,11 +503,11 @@ class PanelKernel(VectorKernel):
         """Return all column axes: the distance between elements matters once, in the copy."""
         return factors.columns
 
-    def steps_of_part(self, make: Steps) -> Stmt:
+    def for_chunk(self, make: Steps) -> Stmt:
         """Run `make` for all iterations of a chunk."""
         step = Var("step")
         first = self.part * self.most
-        k = {**self.around_part, self.split: first + step}
+        k = {**self.outer_vars, self.split: first + step}
         number: PrimExpr = step
         for r in self.behind:
             k[r] = Var(r.name)
@@ -516,7 +531,7 @@ class PanelKernel(VectorKernel):
             stores.append(self.vector(lane, store))
         return seq(*stores)
 
-    def added_up(self, k: Mapping[Var, PrimExpr], number: PrimExpr) -> Stmt:
+    def accumulate_step(self, k: Mapping[Var, PrimExpr], number: PrimExpr) -> Stmt:
         """Add the products of a panel's row with the elements of rows."""
         lane = Var("lane")
         panel_indices = [number * self.width + j * self.lanes + lane for j in range(self.columns)]
@@ -533,7 +548,7 @@ class PanelKernel(VectorKernel):
             stores.append(self.vector(lane, BufferStore(to, value, (begin[to] + at + lane,))))
         return seq(*stores)
 
-    def in_band(self, *stmts: Stmt) -> Stmt:
+    def for_band(self, *stmts: Stmt) -> Stmt:
         """Run statements for all tiles of the band."""
         tile = Var("tile")
         return serial(
@@ -542,22 +557,24 @@ class PanelKernel(VectorKernel):
 
     def build(self, name: str) -> PrimFunc:
         """Build the program."""
-        sums = self.steps_of_part(self.added_up)
-        copies = self.steps_of_part(self.copied)
+        sums = self.for_chunk(self.accumulate_step)
+        copies = self.for_chunk(self.copied)
         local_buffers = [self.panel, self.sums]
         # With a single chunk, sums stay in registers from start to finish.
         if self.is_whole:
-            body = seq(copies, self.in_band(self.start(), sums, self.finish()))
+            body = seq(copies, self.for_band(self.start(), sums, self.finish()))
             body = substitute(body, {self.part: const(0)})
         else:
             local_buffers.append(self.kept)
             load, save = self.moved(self.sums, self.kept), self.moved(self.kept, self.sums)
-            chunks = seq(copies, self.in_band(load, sums, save))
+            chunks = seq(copies, self.for_band(load, sums, save))
             count = (self.split.extent + (self.most - 1)) // self.most
             chunks = serial(self.part, simplify(count), chunks)
             for r in reversed(self.before):
-                var = self.around_part[r]
+                var = self.outer_vars[r]
                 assert isinstance(var, Var)
                 chunks = serial(var, r.extent, chunks)
-            body = seq(self.in_band(self.start(), save), chunks, self.in_band(load, self.finish()))
+            body = seq(
+                self.for_band(self.start(), save), chunks, self.for_band(load, self.finish())
+            )
         return self.launched(allocated(body, local_buffers), name)

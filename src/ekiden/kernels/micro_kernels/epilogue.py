@@ -39,7 +39,7 @@ from ekiden.tir.expr import Buffer, BufferLoad, Ramp, broadcast, ramp
 from ekiden.tir.stmt import BufferStore, Stmt
 
 Env = Mapping[PrimExpr, PrimExpr]
-LIGHT = 3
+MAX_LIGHT_OPERATIONS = 3
 """Most operations of an epilogue that is repeated at every accumulator: bias, residual and relu."""
 
 
@@ -72,7 +72,7 @@ class Epilogue:
             for e in post_order(self.body)
             if not isinstance(e, (te.ProducerLoad, Var, IntImm, FloatImm))
         )
-        return sum(dt.is_float(e.dtype) for e in work) <= LIGHT
+        return sum(dt.is_float(e.dtype) for e in work) <= MAX_LIGHT_OPERATIONS
 
     def store(
         self,

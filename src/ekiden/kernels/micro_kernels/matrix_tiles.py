@@ -39,15 +39,15 @@ from ekiden.tir.stmt import (
     Stmt,
     seq,
 )
-from ekiden.topi.nn.weights import WORD_OF
+from ekiden.topi.nn.weights import WORD_BY_DTYPE
 
 ROWS, WORDS, LANES = 16, 16, 16
 """Of a register: rows, words of a row; columns of a register of sums."""
 WORD_BYTES = 4
 REGISTERS = 8
-HIGH = 2
+MAX_LEVELS = 2
 """Registers of sums one above the other: a panel's words are loaded half as often."""
-HEIGHTS = (HIGH * ROWS, ROWS)
+TILE_HEIGHTS = (MAX_LEVELS * ROWS, ROWS)
 """Rows of a tile that is whole."""
 
 
@@ -106,11 +106,11 @@ def compute_matrix_tile(
         factors: The operands.
         store: Stores a vector of sums.
     """
-    one = _Writer(1, tile, loops, factors).stmt(store)
+    one = _TileBuilder(1, tile, loops, factors).stmt(store)
     if tile.rows <= ROWS:
         return one
     # Two levels share each load of the panel.
-    both = _Writer(HIGH, tile, loops, factors).stmt(store)
+    both = _TileBuilder(MAX_LEVELS, tile, loops, factors).stmt(store)
     if isinstance(tile.many, IntImm):
         return both if tile.many.value > ROWS else one
     return IfThenElse(tile.many > ROWS, both, one)
@@ -146,7 +146,7 @@ def matrix_call(op: str, *args: ExprLike) -> Stmt:
     return Evaluate(call_intrin(op, *args, dtype="int32"))
 
 
-class _Writer:
+class _TileBuilder:
     """The statements of a tile that is `high` registers high: their numbers are those of the data
     by level, of the panel, the same of the words left over if there are, then of sums."""
 
@@ -166,7 +166,7 @@ class _Writer:
         self.columns = -(
             -self.wide // -(-self.wide // max_columns)
         )  # of a part, as equal as can be
-        self.word = WORD_OF[factors.b.dtype]
+        self.word = WORD_BY_DTYPE[factors.b.dtype]
         size = const(high * self.wide * ROWS * LANES)
         self.rows = [self._rows_of(level) for level in range(high)]
         self.stage = Buffer("stage", (size,), tile.dtype, "local")
@@ -283,12 +283,12 @@ class _Writer:
 __all__ = [
     "BY_DATA",
     "BY_PANEL",
-    "HEIGHTS",
     "LANES",
     "MATRIX_DOTS",
     "PRODUCTS",
     "REGISTERS",
     "ROWS",
+    "TILE_HEIGHTS",
     "WORDS",
     "WORD_BYTES",
     "Factors",

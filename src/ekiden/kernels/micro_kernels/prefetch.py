@@ -13,7 +13,7 @@ from typing import TypeAlias
 from ekiden.arith import simplify
 from ekiden.ir.intrinsic import if_then_else
 from ekiden.ir.prim import PrimExpr, Var, const
-from ekiden.kernels.micro_kernels.register_tiles import Ahead
+from ekiden.kernels.micro_kernels.register_tiles import PrefetchStep
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.tir.expr import Buffer
 from ekiden.tir.stmt import LetStmt, Prefetch, Stmt
@@ -44,7 +44,7 @@ class Prefetches:
 
     def of(
         self, base: PrimExpr, number: PrimExpr | None
-    ) -> tuple[list[tuple[Var, PrimExpr]], Ahead]:
+    ) -> tuple[list[tuple[Var, PrimExpr]], PrefetchStep]:
         """Return the prefetches of one tile.
 
         Args:
@@ -87,14 +87,7 @@ class Prefetches:
 
 
 def bound(lets: Sequence[tuple[Var, PrimExpr]], body: Stmt) -> Stmt:
-    """Bind names around a statement. ^^ src/ekiden/kernels/attention/page_planes.py = kv_layout.py
-    ^^ src/ekiden/kernels/attention/page_parts.py = partial_softmax.py ^^
-    src/ekiden/kernels/attention/page_shares.py = quantized_probabilities.py ^^
-    src/ekiden/kernels/attention/page_nibbles.py = paged_attention_int4.py ^^
-    src/ekiden/kernels/quantized/words.py = int8_dot.py ^^
-    src/ekiden/kernels/quantized/rounded_data.py = dynamic_quantization.py ^^
-    src/ekiden/kernels/quantized/nibbles.py = int4_dense.py
-    """
+    """Bind names around a statement."""
     for name, value in reversed(lets):
         body = LetStmt(name, value, body)
     return body

@@ -37,17 +37,17 @@ from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target import Target
 from ekiden.tir.expr import Buffer, broadcast, ramp
 from ekiden.tir.stmt import Allocate, BufferStore, For, ForKind, IfThenElse, LetStmt, Stmt, seq
-from ekiden.topi.nn.weights import WORD_OF
-from ekiden.topi.nn.winograd import PAIR
+from ekiden.topi.nn.weights import WORD_BY_DTYPE
+from ekiden.topi.nn.winograd import CHANNELS_PER_STEP
 
-WIDE_LANES = 8
+LANES_OF_256_BITS = 8
 """Floats of 256 bits: wider vectors are two operations on some cores."""
-PAIRED = "int16"
+WIDENED_DTYPE = "int16"
 """The type of data that were bytes: words.py. Beside panels of it words of two are multiplied,
 beside panels of bytes two of them."""
-DOT_OF = {"int8": "dot4_u8s8", "bfloat16": "dot2_bf16", PAIRED: "madd_s16"}
+DOT_OF = {"int8": "dot4_u8s8", "bfloat16": "dot2_bf16", WIDENED_DTYPE: "madd_s16"}
 """dtype of a panel -> what multiplies its words."""
-DYNAMIC_ROWS = 6
+MAX_DYNAMIC_ROWS = 6
 """Most rows of a tile where their number is known only at run time."""
 
 
@@ -106,11 +106,11 @@ def fitting_lanes(valid: int, target: Target) -> int:
     (Zen 4, 3x39 taps of 8 channels into 8: 11.7 to 9.5 ms; 7x3 of 32 into 1: 2.9 to 1.8).
     """
     lanes = target.lanes("float32")
-    return lanes // 2 if lanes > WIDE_LANES and 2 * valid <= lanes else lanes
+    return lanes // 2 if lanes > LANES_OF_256_BITS and 2 * valid <= lanes else lanes
 
 
 @dataclass(frozen=True, slots=True)
-class Listed:
+class IndexedSteps:
     """Iterations of k behind the others: iteration n takes the data of a listed word, and the n-th
     row of the panel behind the one at `origin`.
     """
@@ -126,13 +126,13 @@ class Listed:
 Store = Callable[[PrimExpr, PrimExpr, PrimExpr, PrimExpr | None], Stmt]
 """(tile row, first column in the panel, vector of results, mask or None) -> the statement that
 keeps them."""
-Ahead = Callable[[PrimExpr, PrimExpr, int], list[Stmt]]
+PrefetchStep = Callable[[PrimExpr, PrimExpr, int], list[Stmt]]
 """(where the panel is read in the first step of the innermost loop, the step, its place among those
 written one after the other) -> prefetches."""
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class PartialSums:
     """Sums of a chunk of k.
 
     They begin with what `load` gives (row, first column, mask), and are stored to be continued
@@ -153,10 +153,10 @@ def compute_tile(
     b_base: PrimExpr,
     store: Store,
     staged: bool = False,
-    ahead: Ahead | None = None,
+    ahead: PrefetchStep | None = None,
     unroll: int = 1,
-    parts: Parts | None = None,
-    listed: Listed | None = None,
+    parts: PartialSums | None = None,
+    listed: IndexedSteps | None = None,
 ) -> Stmt:
     """Zero the accumulators, run over k, store.
 
@@ -179,16 +179,16 @@ def compute_tile(
     """
     acc = tile.accumulator()
     zero = broadcast(const(0, tile.dtype), tile.lanes)
-    begin = [zero] * tile.size if parts is None else _masked(tile, parts.load)
+    begin = [zero] * tile.size if parts is None else _initial_sums(tile, parts.load)
     # Only the first chain continues earlier sums; the others are added to it at the end.
     begin += [zero] * (tile.size * (tile.chains - 1))
     clear = [BufferStore(acc, value, (const(i),)) for i, value in enumerate(begin)]
     steps = max(unroll, tile.chains)
     multiply = seq(
-        _k_nest(tile, loops, acc, a, a_rows, b, b_base, ahead, steps), *_joined(tile, acc)
+        _k_nest(tile, loops, acc, a, a_rows, b, b_base, ahead, steps), *_sum_chains(tile, acc)
     )
     if listed is not None and listed.count:
-        multiply = seq(multiply, _listed(tile, listed, acc, a, a_rows, b))
+        multiply = seq(multiply, _indexed_nest(tile, listed, acc, a, a_rows, b))
     if not staged:
         ending = seq(*_stores(tile, acc, store))
         if parts is not None:
@@ -208,7 +208,7 @@ def compute_tile(
     return Allocate(stage, seq(Allocate(acc, seq(*clear, multiply, keep_sums)), finish))
 
 
-def _joined(tile: Tile, acc: Buffer) -> list[Stmt]:
+def _sum_chains(tile: Tile, acc: Buffer) -> list[Stmt]:
     """Sum all accumulators of each result into the first, by halves."""
     stores: list[Stmt] = []
     count = tile.chains
@@ -222,7 +222,7 @@ def _joined(tile: Tile, acc: Buffer) -> list[Stmt]:
     return stores
 
 
-def _masked(
+def _initial_sums(
     tile: Tile, load: Callable[[PrimExpr, PrimExpr, PrimExpr | None], PrimExpr]
 ) -> list[PrimExpr]:
     """Return what is loaded for each accumulator."""
@@ -271,7 +271,7 @@ def _k_nest(
     a_rows: Sequence[PrimExpr],
     b: Buffer,
     b_base: PrimExpr,
-    ahead: Ahead | None,
+    ahead: PrefetchStep | None,
     unroll: int,
 ) -> Stmt:
     *outer, inner = loops
@@ -295,8 +295,8 @@ def _k_nest(
     return body
 
 
-def _listed(
-    tile: Tile, listed: Listed, acc: Buffer, a: Buffer, a_rows: Sequence[PrimExpr], b: Buffer
+def _indexed_nest(
+    tile: Tile, listed: IndexedSteps, acc: Buffer, a: Buffer, a_rows: Sequence[PrimExpr], b: Buffer
 ) -> Stmt:
     n, word_index = Var("n"), Var("place")
     rows = [row + word_index * listed.a_stride for row in a_rows]
@@ -328,10 +328,10 @@ def _k_step(
     b_index: PrimExpr,
     chain: int = 0,
 ) -> Stmt:
-    is_halved = a.dtype == PAIRED and b.dtype != PAIRED
+    is_halved = a.dtype == WIDENED_DTYPE and b.dtype != WIDENED_DTYPE
     halves = (0, 1) if is_halved else (0,)
     columns = {(v, h): Var(f"b{v}_{h}", tile.vector) for v in range(tile.vectors) for h in halves}
-    dot = DOT_OF[PAIRED] if is_halved else tile.dot or DOT_OF.get(b.dtype)
+    dot = DOT_OF[WIDENED_DTYPE] if is_halved else tile.dot or DOT_OF.get(b.dtype)
     steps: list[Stmt] = []
     for i in range(tile.rows):
         scalars = {h: Var(f"a{i}_{h}", tile.vector) for h in halves}
@@ -368,7 +368,7 @@ def _widened(tile: Tile, words: PrimExpr, half: int) -> PrimExpr:
 
 def _broadcast(tile: Tile, a: Buffer, index: PrimExpr) -> PrimExpr:
     """Broadcast what an iteration takes of a row to every lane."""
-    word = PAIR if a.dtype == PAIRED else WORD_OF.get(a.dtype)
+    word = CHANNELS_PER_STEP if a.dtype == WIDENED_DTYPE else WORD_BY_DTYPE.get(a.dtype)
     if word is None:
         return broadcast(a[index], tile.lanes)
     word_vector = a[ramp(index, 1, word)].with_fields(dtype=dt.with_lanes(a.dtype, word))
@@ -377,7 +377,7 @@ def _broadcast(tile: Tile, a: Buffer, index: PrimExpr) -> PrimExpr:
 
 def _column(tile: Tile, b: Buffer, index: PrimExpr, v: int) -> PrimExpr:
     """Load a vector of a panel row."""
-    word = PAIR if b.dtype == PAIRED else WORD_OF.get(b.dtype)
+    word = CHANNELS_PER_STEP if b.dtype == WIDENED_DTYPE else WORD_BY_DTYPE.get(b.dtype)
     if word is None:
         return b[ramp(index + v * tile.lanes, 1, tile.lanes)].with_fields(dtype=tile.vector)
     count = tile.lanes * word
@@ -422,7 +422,7 @@ def balanced_rows(
     if isinstance(total, IntImm):
         return _static_rows(total.value, limit, body, index, kind)
     # Every candidate is a copy of the tile: code size bounds their number.
-    limit = min(limit, DYNAMIC_ROWS)
+    limit = min(limit, MAX_DYNAMIC_ROWS)
     tiles, base, extra, rows, first = (Var(n) for n in ("tiles", "base", "extra", "rows", "first"))
     choice: Stmt = body(1, first)
     for candidate in range(2, limit + 1):
@@ -483,7 +483,9 @@ def _static_rows(
     return For(index, const(0), const(count), kind, start)
 
 
-def span(count: PrimExpr, lanes: int, body: Callable[[PrimExpr, int], Stmt]) -> Stmt:
+def vector_loop_with_tail(
+    count: PrimExpr, lanes: int, body: Callable[[PrimExpr, int], Stmt]
+) -> Stmt:
     """Run `body(first, lanes)` over [0, count) in full vectors, then `body(i, 1)` for the
     remainder.
     """
@@ -499,14 +501,14 @@ def span(count: PrimExpr, lanes: int, body: Callable[[PrimExpr, int], Stmt]) -> 
 
 
 __all__ = [
+    "IndexedSteps",
     "KLoop",
-    "Listed",
     "Tile",
     "balanced_rows",
     "column_mask",
     "compute_tile",
     "fitting_lanes",
     "max_rows",
-    "span",
     "stepped_rows",
+    "vector_loop_with_tail",
 ]

@@ -12,14 +12,14 @@ from __future__ import annotations
 from ekiden.ir.dtype import itemsize
 from ekiden.ir.intrinsic import if_then_else
 from ekiden.ir.prim import IntImm, PrimExpr, Var, const, logical_and
-from ekiden.kernels.micro_kernels.epilogue import LIGHT
+from ekiden.kernels.micro_kernels.epilogue import MAX_LIGHT_OPERATIONS
 from ekiden.kernels.micro_kernels.matrix_tiles import Factors, MatrixTile, compute_matrix_tile
 from ekiden.kernels.micro_kernels.prefetch import Prefetches, bound
 from ekiden.kernels.micro_kernels.register_tiles import (
-    PAIRED,
-    WIDE_LANES,
+    LANES_OF_256_BITS,
+    WIDENED_DTYPE,
     KLoop,
-    Parts,
+    PartialSums,
     Tile,
     compute_tile,
 )
@@ -27,20 +27,20 @@ from ekiden.runtime.errors import ScheduleError
 from ekiden.tir.expr import broadcast
 from ekiden.tir.stmt import Stmt
 from ekiden.tir.tensor_intrin.micro import MicroKernel, Options, SumLoop, TileNest
-from ekiden.topi.nn.weights import WORD_OF
+from ekiden.topi.nn.weights import WORD_BY_DTYPE
 
-LINE = 64
+CACHE_LINE_BYTES = 64
 """Bytes of a cache line."""
-_PAIRS = ((2, 1, 2), (2, 2, 1))
+_PAIR_LOOPS = ((2, 1, 2), (2, 2, 1))
 """The loops over a word of bytes whose first and third come first in one factor."""
 
 
 def _register_tile(nest: TileNest, options: Options) -> Stmt:
     """Emit a tile of sums in registers by `compute_tile`."""
-    loops, word = _loops_of_words(nest)
+    loops, word = _outer_loops(nest)
     lanes = options["lanes"]
     # Half a vector holds all columns, and no core is slower at 256 bits than at 512.
-    if word == 1 and lanes > WIDE_LANES and 2 * nest.columns <= lanes:
+    if word == 1 and lanes > LANES_OF_256_BITS and 2 * nest.columns <= lanes:
         lanes //= 2
     shape = Tile(nest.rows, -(-nest.columns // lanes), lanes, nest.columns, nest.dtype)
     wide = shape.vectors * lanes
@@ -57,7 +57,7 @@ def _register_tile(nest: TileNest, options: Options) -> Stmt:
     near = Prefetches(
         nest.b,
         row,
-        LINE // itemsize(nest.b.dtype),
+        CACHE_LINE_BYTES // itemsize(nest.b.dtype),
         inner.extent,
         nest.following,
         options["own"] if row and has_time else 0,
@@ -73,21 +73,21 @@ def _register_tile(nest: TileNest, options: Options) -> Stmt:
         nest.b,
         base,
         nest.store,
-        nest.work > LIGHT,
+        nest.epilogue_flops > MAX_LIGHT_OPERATIONS,
         ahead,
         near.unroll,
-        _parts(nest, lanes),
+        _partial_sums(nest, lanes),
     )
     return bound([(base, nest.b_base), *lets], tile_stmt)
 
 
-def _loops_of_words(nest: TileNest) -> tuple[tuple[SumLoop, ...], int]:
+def _outer_loops(nest: TileNest) -> tuple[tuple[SumLoop, ...], int]:
     """Return the loops of the sums outside of words, and the elements of a word.
 
     Raises:
         ScheduleError: If the factors do not have the layout that words need.
     """
-    word = WORD_OF.get(nest.b.dtype, 1)
+    word = WORD_BY_DTYPE.get(nest.b.dtype, 1)
     if nest.columns > 1 and nest.b_columns != word:
         raise ScheduleError(
             f"register_tile: columns of {nest.b.name!r} must lie {word} elements apart, they lie "
@@ -95,7 +95,7 @@ def _loops_of_words(nest: TileNest) -> tuple[tuple[SumLoop, ...], int]:
         )
     if word == 1:
         return nest.loops, 1
-    expected = _PAIRS if nest.a.dtype == PAIRED else ((word, 1, 1),)
+    expected = _PAIR_LOOPS if nest.a.dtype == WIDENED_DTYPE else ((word, 1, 1),)
     inner = nest.loops[-len(expected) :]
     actual = tuple((_number(s.extent), _number(s.a_stride), _number(s.b_stride)) for s in inner)
     if actual != expected or len(nest.loops) == len(inner):
@@ -110,7 +110,7 @@ def _number(size: PrimExpr) -> int:
     return size.value if isinstance(size, IntImm) else 0
 
 
-def _parts(nest: TileNest, lanes: int) -> Parts | None:
+def _partial_sums(nest: TileNest, lanes: int) -> PartialSums | None:
     """Return how sums continue those of the chunk before; zeros in the first chunk."""
     chunk = nest.part
     if chunk is None:
@@ -125,12 +125,12 @@ def _parts(nest: TileNest, lanes: int) -> Parts | None:
         load_mask = has_previous if mask is None else logical_and(has_previous, mask)
         return if_then_else(load_mask, chunk.load(row, column, lanes), zero)
 
-    return Parts(chunk.is_last, load, chunk.keep)
+    return PartialSums(chunk.is_last, load, chunk.keep)
 
 
 def _matrix_tile(nest: TileNest, options: Options) -> Stmt:
     """Emit a tile of sums in registers that hold matrices by `compute_matrix_tile`."""
-    loops, word = _loops_of_words(nest)
+    loops, word = _outer_loops(nest)
     # Sums in these registers cannot be continued: a chunk of k would have to reload them.
     if word == 1 or nest.part is not None or nest.many is None or nest.a_stride is None:
         raise ScheduleError("matrix_tile: sums of words, all of them at once, expected")

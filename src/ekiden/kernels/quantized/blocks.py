@@ -18,14 +18,18 @@ from ekiden import te
 from ekiden.ir import dtype as dt
 from ekiden.ir.intrinsic import call_intrin
 from ekiden.ir.prim import Add, Cast, IntImm, Mul, PrimExpr, Var, cast, const, logical_and, minimum
-from ekiden.kernels.cost_model import LINE, STREAM, TOUCHED
-from ekiden.kernels.decision import Choice, Decision, Fixed
-from ekiden.kernels.family import Family, Product, narrowed
+from ekiden.kernels.cost_model import (
+    CACHE_LINE_BYTES,
+    STREAM_PREFETCH_BYTES,
+    STREAM_PREFETCH_STRIDE_BYTES,
+)
+from ekiden.kernels.decision import Decision, Fixed, Knob
+from ekiden.kernels.family import Family, Product, clamped_panel
 from ekiden.kernels.micro_kernels.epilogue import find_anchor
 from ekiden.kernels.prim_builder import tiled_builder
-from ekiden.kernels.quantized.rounded_data import LEVELS, RoundedData
+from ekiden.kernels.quantized.dynamic_quantization import MAX_LEVEL, DynamicQuantization
+from ekiden.kernels.quantized.int8_dot import DOT4, NARROW_DOT, SHORT_DOT, SIGNED_DOT, exact_dot
 from ekiden.kernels.quantized.word_panels import WordPanels, operands_of, rows_in_registers, space
-from ekiden.kernels.quantized.words import DOT4, NARROW_DOT, SHORT_DOT, SIGNED_DOT, exact_dot
 from ekiden.target import Target
 from ekiden.tir.expr import Buffer, broadcast, ramp
 from ekiden.tir.stmt import (
@@ -40,23 +44,23 @@ from ekiden.tir.stmt import (
     seq,
 )
 from ekiden.topi.nn.block_formats import BLOCK_FORMATS
-from ekiden.topi.nn.blocks import UNIT, WORD, Packed
+from ekiden.topi.nn.blocks import UNIT_VALUES, WORD_BYTES, PackedBlock
 
 TAG = "dense_blocks_pack"
-SPARE = 6
+SPARE_REGISTERS = 6
 """Registers beside sums: what is unpacked of words, scales and offsets, and masks."""
-VECTORS = 2
+PANEL_VECTORS = 2
 """Of a panel: as many as a tile of many rows has, so that every tile reads its panel as it lies.
 Half a panel at a time came from memory at a third of the speed (Zen 4: four rows took 3.3 ms of a
 weight of 32 MB, now 1.5, sixteen 7.1 and 6.0, one and two the same)."""
-STEPS = UNIT // WORD
+WORDS_PER_UNIT = UNIT_VALUES // WORD_BYTES
 NARROW_BITS = 7
 """Of levels whose products with bytes fit int16 two by two."""
-MOST, SIGN = (1 << 15) - 1, 1 << 7
+INT16_MAX, SIGN_BIT = (1 << 15) - 1, 1 << 7
 """Of int16, and what bytes with a sign are less than those without."""
 
 
-class _Blocks(WordPanels):
+class _BlockKernel(WordPanels):
     """One kernel being built."""
 
     def __init__(
@@ -69,7 +73,7 @@ class _Blocks(WordPanels):
         self.of = packed_of(find_anchor(outputs, TAG))
         super().__init__(inputs, outputs, target, decision, TAG, self.of.panel)
         self.data, self.weight = self.operands
-        self.rounded = RoundedData.of(self.data, UNIT, self.of.format.group)
+        self.rounded = DynamicQuantization.of(self.data, UNIT_VALUES, self.of.format.group)
         self.bytes = self.rounded.bytes
         self.is_rounded = self.anchor.op.attrs["activations"] == "int8"
         self.blocks = self.weight.shape[1]
@@ -81,9 +85,9 @@ class _Blocks(WordPanels):
         self.dot = exact_dot(target)
         if self.dot == NARROW_DOT and levels.bits > NARROW_BITS:
             self.dot = SIGNED_DOT
-        self.least = levels.least + (SIGN if self.dot == SIGNED_DOT else 0)
+        self.least = levels.least + (SIGN_BIT if self.dot == SIGNED_DOT else 0)
         """Of a level, more than what is multiplied."""
-        self.is_short = is_short(self.of, target)
+        self.is_short = fits_int16(self.of, target)
 
     @property
     def narrow(self) -> int:
@@ -166,7 +170,9 @@ class _Blocks(WordPanels):
         if self.dot != SIGNED_DOT:
             return levels
         # Flipping the sign bit subtracts 128; the smallest level compensates for it.
-        return _intrin("bitwise_xor", self.kind, levels, self.number(SIGN * 0x01010101 - (1 << 32)))
+        return _intrin(
+            "bitwise_xor", self.kind, levels, self.number(SIGN_BIT * 0x01010101 - (1 << 32))
+        )
 
     def block(
         self, acc: Buffer, rows: int, first: PrimExpr, panel: PrimExpr, column: int, vectors: int
@@ -193,13 +199,13 @@ class _Blocks(WordPanels):
         """
         following = minimum(panel + 1, self.weight.shape[0] - 1)
         away = (following - panel) * self.blocks * self.of.size
-        lines = range(0, self.of.unit + self.of.words_at // self.of.units, LINE)
+        lines = range(0, self.of.unit + self.of.words_at // self.of.units, CACHE_LINE_BYTES)
         panel_prefetches = [Prefetch(self.weight, (at + away + n,), 2) for n in lines]
         tile_phase = unit % self.rows
         # Tiles share the units of the next panel, so that each line is requested once.
         is_own = logical_and(tile_phase >= first, tile_phase < first + rows)
-        touched = range(0, self.of.unit, TOUCHED)
-        stream = [Prefetch(self.weight, (at + STREAM + n,), 2) for n in touched]
+        touched = range(0, self.of.unit, STREAM_PREFETCH_STRIDE_BYTES)
+        stream = [Prefetch(self.weight, (at + STREAM_PREFETCH_BYTES + n,), 2) for n in touched]
         return IfThenElse(
             self.rows > rows, IfThenElse(is_own, seq(*panel_prefetches)), seq(*stream)
         )
@@ -215,7 +221,7 @@ class _Unit:
 
     def __init__(
         self,
-        kernel: _Blocks,
+        kernel: _BlockKernel,
         acc: Buffer,
         rows: int,
         first: PrimExpr,
@@ -230,7 +236,7 @@ class _Unit:
         self.column, self.vectors, self.base, self.place = column, vectors, base, words_at
         self.number = block * kernel.of.units + unit
         """Of the unit in a row of the data."""
-        self.groups = UNIT // kernel.of.format.group
+        self.groups = UNIT_VALUES // kernel.of.format.group
         count = const(rows * vectors)
         self.halves = dt.with_lanes("int16", 2 * kernel.lanes)
         kind = self.halves if kernel.is_short else kernel.kind
@@ -240,18 +246,18 @@ class _Unit:
 
     def body(self, step: int = 0) -> Stmt:
         """Return the statements from an iteration on; a word is loaded where it is used first."""
-        if step == STEPS:
+        if step == WORDS_PER_UNIT:
             return seq()
         loads = []
         for n, bit_field in enumerate(self.kernel.of.format.levels.parts):
             if step * bit_field.bits % 8 == 0:
                 loads += [self.load(n, step * bit_field.bits // 8, v) for v in range(self.vectors)]
-        group, inside = divmod(step, STEPS // self.groups)
+        group, inside = divmod(step, WORDS_PER_UNIT // self.groups)
         stmts = self.begin(group) if inside == 0 else []
         stmts.append(self.products(step))
-        if inside == STEPS // self.groups - 1:
+        if inside == WORDS_PER_UNIT // self.groups - 1:
             stmts.append(self.end(group))
-        inner = seq(*stmts, self.body(step + 1)) if step + 1 < STEPS else seq(*stmts)
+        inner = seq(*stmts, self.body(step + 1)) if step + 1 < WORDS_PER_UNIT else seq(*stmts)
         if inside == 0:
             inner = self.within(group, inner)
         for var, value in reversed(loads):
@@ -267,7 +273,7 @@ class _Unit:
         of = self.kernel.of
         at = of.word(field_index, word) * of.panel + self.column + v * self.kernel.lanes
         var = self.words[field_index, word, v] = Var(f"w{field_index}_{word}_{v}", self.kernel.kind)
-        return var, self.kernel.vector(self.place + at * WORD, "int32")
+        return var, self.kernel.vector(self.place + at * WORD_BYTES, "int32")
 
     def products(self, step: int) -> Stmt:
         """Multiply four values of all rows."""
@@ -283,7 +289,7 @@ class _Unit:
                 sums = self.sums[n]
                 total = _intrin(instruction, sums.dtype, sums, levels[v], value)
                 updates.append(BufferStore(self.sums, total, (n,)))
-            data_word = kernel.word(self.first + i, self.number * UNIT + step * WORD)
+            data_word = kernel.word(self.first + i, self.number * UNIT_VALUES + step * WORD_BYTES)
             rows_of_products.append(LetStmt(value, data_word, seq(*updates)))
         stmt = seq(*rows_of_products)
         for v in reversed(range(self.vectors)):
@@ -391,11 +397,13 @@ class _FloatUnit(_Unit):
     def products(self, step: int) -> Stmt:
         """Multiply four values of all rows."""
         kernel, stmts = self.kernel, list[Stmt]()
-        group = step * WORD // kernel.of.format.group
+        group = step * WORD_BYTES // kernel.of.format.group
         for v in range(self.vectors):
             level = Var(f"l{v}", kernel.kind)
             scales = self.scales[group, v]
-            inside = seq(*(self.value(step * WORD + b, b, v, level, scales) for b in range(WORD)))
+            inside = seq(
+                *(self.value(step * WORD_BYTES + b, b, v, level, scales) for b in range(WORD_BYTES))
+            )
             stmts.append(LetStmt(level, kernel.level(self.words, step, v), inside))
         return seq(*stmts)
 
@@ -412,7 +420,7 @@ class _FloatUnit(_Unit):
             decoded = Add(decoded, scales[1], kernel.real)
         stores: list[Stmt] = []
         for i in range(self.rows):
-            at = (self.first + i) * kernel.data.shape[-1] + self.number * UNIT + k
+            at = (self.first + i) * kernel.data.shape[-1] + self.number * UNIT_VALUES + k
             n = const(i * self.vectors + v)
             factor = broadcast(kernel.data[at], kernel.lanes)
             result = _intrin("fma", kernel.real, factor, number, self.acc[n])
@@ -428,18 +436,18 @@ def _intrin(name: str, dtype: str, *args: PrimExpr) -> PrimExpr:
     return call_intrin(name, *args, dtype=dtype)
 
 
-def packed_of(anchor: te.Tensor) -> Packed:
+def packed_of(anchor: te.Tensor) -> PackedBlock:
     """Return the layout of an anchor's weight."""
     attrs = anchor.op.attrs
-    return Packed(BLOCK_FORMATS[str(attrs["format"])], int(str(attrs["panel"])))
+    return PackedBlock(BLOCK_FORMATS[str(attrs["format"])], int(str(attrs["panel"])))
 
 
-def is_short(of: Packed, target: Target) -> bool:
+def fits_int16(of: PackedBlock, target: Target) -> bool:
     """Return whether sums of a group fit int16, and are computed so."""
     levels = of.format.levels
     # Each of the two int16 halves of a lane adds half of the group's products.
-    max_sum = ((1 << levels.bits) - 1) * int(LEVELS) * of.format.group // 2
-    return exact_dot(target) == NARROW_DOT and levels.bits <= NARROW_BITS and max_sum <= MOST
+    max_sum = ((1 << levels.bits) - 1) * int(MAX_LEVEL) * of.format.group // 2
+    return exact_dot(target) == NARROW_DOT and levels.bits <= NARROW_BITS and max_sum <= INT16_MAX
 
 
 def accepts(anchor: te.Tensor, target: Target) -> bool:
@@ -451,20 +459,22 @@ def default(anchor: te.Tensor, target: Target, fixed: Fixed) -> Decision:
     """Return as many rows as registers hold sums of; those of int16 sums hold the levels of a
     group, which serve as many rows.
     """
-    if is_short(packed_of(anchor), target):
-        fixed = {"rows": STEPS, **fixed}
-    return rows_in_registers(target, fixed, packed_of(anchor).panel, SPARE)
+    if fits_int16(packed_of(anchor), target):
+        fixed = {"rows": WORDS_PER_UNIT, **fixed}
+    return rows_in_registers(target, fixed, packed_of(anchor).panel, SPARE_REGISTERS)
 
 
 def panel(product: Product, target: Target) -> int:
     """Return the columns of a panel: vectors enough that none of one row waits for another."""
-    return narrowed(VECTORS * target.lanes("float32"), product, target)
+    return clamped_panel(PANEL_VECTORS * target.lanes("float32"), product, target)
 
 
-def panels(target: Target) -> Choice:
+def panels(target: Target) -> Knob:
     """Return the knob of the columns of a panel."""
     lanes = target.lanes("float32")
-    return Choice("panel", tuple(lanes * n for n in range(1, 2 * VECTORS + 1)), "rows of a panel")
+    return Knob(
+        "panel", tuple(lanes * n for n in range(1, 2 * PANEL_VECTORS + 1)), "rows of a panel"
+    )
 
 
 FAMILY = Family(
@@ -473,7 +483,7 @@ FAMILY = Family(
     needs_one=(DOT4, NARROW_DOT),
     space=space,
     default=default,
-    build=tiled_builder(_Blocks),
+    build=tiled_builder(_BlockKernel),
     panel=panel,
     panels=panels,
     why="each group of k is scaled on its way into the sums, which are of two types",

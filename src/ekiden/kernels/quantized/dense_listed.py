@@ -18,28 +18,28 @@ from dataclasses import replace
 from ekiden import te
 from ekiden.arith import simplify
 from ekiden.ir.prim import IntImm, Min, PrimExpr, Var, const, is_const
-from ekiden.kernels.cost_model import LINE, hides_prefetches, most_rows
+from ekiden.kernels.cost_model import CACHE_LINE_BYTES, hides_prefetches, most_rows
 from ekiden.kernels.cpu import dense
-from ekiden.kernels.cpu.dense import NARROW_ROWS
+from ekiden.kernels.cpu.dense import MAX_NARROW_TILE_ROWS
 from ekiden.kernels.decision import Decision
 from ekiden.kernels.family import NARROW
 from ekiden.kernels.micro_kernels.epilogue import Epilogue, find_anchor, operands_of
 from ekiden.kernels.micro_kernels.prefetch import Prefetches, bound
 from ekiden.kernels.micro_kernels.register_tiles import (
+    IndexedSteps,
     KLoop,
-    Listed,
     Tile,
     balanced_rows,
     compute_tile,
 )
 from ekiden.kernels.prim_builder import make_buffers, product, tiled_builder, unflatten
-from ekiden.kernels.quantized.words import pairs_of, widen
+from ekiden.kernels.quantized.int8_dot import widen_pairs, widened_buffer
 from ekiden.target import Target
 from ekiden.tir.stmt import Allocate, For, ForKind, IfThenElse, Stmt, seq
 from ekiden.topi.nn.weights import WORD
 
 
-class _Listed:
+class _IndexedDense:
     """One kernel being built."""
 
     def __init__(
@@ -56,7 +56,7 @@ class _Listed:
         self.rows, self.k = product(data.shape[:-1]), data.shape[-1]
         self.epilogue = Epilogue(self.anchor, outputs[0], self.buffers)
         self.leading = list(outputs[0].shape[:-1])
-        self.pairs = pairs_of(self.a, decision)
+        self.pairs = widened_buffer(self.a, decision)
         index_tensor = attrs["places"]
         assert isinstance(index_tensor, te.Tensor)
         count = index_tensor.shape[1]
@@ -66,7 +66,9 @@ class _Listed:
         self.step = self.width * WORD
         self.steps = simplify(self.k // WORD)
         numbers = (decision.number(name) for name in ("own", "spread", "unroll"))
-        self.near = Prefetches(self.b, self.step, LINE, self.steps, self.panel_size, *numbers)
+        self.near = Prefetches(
+            self.b, self.step, CACHE_LINE_BYTES, self.steps, self.panel_size, *numbers
+        )
 
     def tile(
         self, rows: int, first: PrimExpr, panel: PrimExpr, valid: int, number: PrimExpr | None
@@ -114,11 +116,11 @@ class _Listed:
         """Return whether a tile has time to prefetch its panel."""
         return hides_prefetches(rows, vectors, self.target, NARROW)
 
-    def rest(self, panel: PrimExpr) -> Listed:
+    def rest(self, panel: PrimExpr) -> IndexedSteps:
         """Return the rows of a panel behind those for all words of data."""
         origin = panel * self.panel_size + self.k * self.width
         begin = panel * self.listed
-        return Listed(self.listed, self.places, begin, origin, const(WORD), const(self.step))
+        return IndexedSteps(self.listed, self.places, begin, origin, const(WORD), const(self.step))
 
     def row_tiles(self, panels: PrimExpr, begin: PrimExpr, valid: int, kind: ForKind) -> Stmt:
         """Return row tiles outside, panels [begin, begin + panels) inside."""
@@ -145,7 +147,7 @@ class _Listed:
         if valid == self.width:
             return rows
         register_rows = most_rows(-(-valid // self.lanes), self.target, NARROW)
-        return max(rows, min(NARROW_ROWS, register_rows))
+        return max(rows, min(MAX_NARROW_TILE_ROWS, register_rows))
 
     def any_panel(self, panel: PrimExpr) -> Stmt:
         """Return all rows of a panel, which may be the narrow one."""
@@ -175,7 +177,7 @@ class _Listed:
         """Return all panels, on data widened before if their words are multiplied in pairs."""
         if self.pairs is None:
             return self.all_panels()
-        wide = widen(self.a, self.pairs, simplify(self.rows * self.k), self.lanes)
+        wide = widen_pairs(self.a, self.pairs, simplify(self.rows * self.k), self.lanes)
         return Allocate(self.pairs, seq(wide, self.all_panels()))
 
     def all_panels(self) -> Stmt:
@@ -195,15 +197,15 @@ class _Listed:
         return For(chunk, const(0), const(count), ForKind.PARALLEL, inside, {"grain": 1})
 
 
-def has_list(anchor: te.Tensor) -> bool:
+def has_word_list(anchor: te.Tensor) -> bool:
     """Return whether sums of two products of a layer fit int16, and there may be listed words."""
     return "places" in anchor.op.attrs
 
 
 FAMILY = replace(
     dense.FAMILY,
-    build=tiled_builder(_Listed),
-    by_hand=has_list,
+    build=tiled_builder(_IndexedDense),
+    by_hand=has_word_list,
     why="sums go on over words of data that a list says: no step cuts a sum by where its terms lie",
 )
 

@@ -21,28 +21,28 @@ from ekiden.kernels.micro_kernels.epilogue import operands_of
 from ekiden.kernels.micro_kernels.matrix_tiles import LANES, MATRIX_DOTS, WORD_BYTES, WORDS
 from ekiden.kernels.names import Chosen
 from ekiden.kernels.prim_builder import product
-from ekiden.kernels.quantized.words import NARROW_DOT
+from ekiden.kernels.quantized.int8_dot import NARROW_DOT
 from ekiden.kernels.spaces.winograd import (
     BYTES,
-    SIDE,
+    TILE_SIDE_KNOB,
     arithmetic_of,
     direct_cycles,
     winograd_cycles,
 )
 from ekiden.target import Target
 from ekiden.te.inline import post_order_tensors
-from ekiden.topi.nn.weights import WORD, WORD_OF
-from ekiden.topi.nn.winograd import TAPS, suits
+from ekiden.topi.nn.weights import WORD, WORD_BY_DTYPE
+from ekiden.topi.nn.winograd import WINOGRAD_TAPS, suits
 
-UNKNOWN = 1 << 10
+UNKNOWN_EXTENT = 1 << 10
 """What a size is taken for that only the run knows."""
 PLAIN = ("conv1d", "conv2d", "conv3d", "dense", "batch_matmul", "matmul")
 """Tags of products that have no kernel where their sums are integers."""
-NO_KERNEL = 8.0
+PLAIN_INTEGER_COST = 8.0
 """How many times as long a plain nest of int32 takes at least (Xeon with AVX2: 15 to 80)."""
 
 
-def over_floats(outputs: list[te.Tensor], chosen: Chosen, target: Target) -> float:
+def relative_cost(outputs: list[te.Tensor], chosen: Chosen, target: Target) -> float:
     """Return how many times as long as its floats the kernel of a product of integers takes by the
     model; 0 where it is none, or on a device."""
     if target.kind.has_threads:
@@ -51,9 +51,9 @@ def over_floats(outputs: list[te.Tensor], chosen: Chosen, target: Target) -> flo
     if anchor is None:
         tensors = post_order_tensors(outputs)
         is_plain = any(t.op.tag in PLAIN and t.dtype in ("int32", "int64") for t in tensors)
-        return NO_KERNEL if is_plain else 0.0
+        return PLAIN_INTEGER_COST if is_plain else 0.0
     if chosen.family.name == "winograd_conv2d":
-        return _winograd_over_floats(anchor, target)
+        return _winograd_relative_cost(anchor, target)
     if chosen.family.name not in ("conv_nhwc_pack", "dense_pack"):
         return 0.0
     data, weight = operands_of(anchor)
@@ -61,13 +61,13 @@ def over_floats(outputs: list[te.Tensor], chosen: Chosen, target: Target) -> flo
         return 0.0
     is_conv = chosen.family.name == "conv_nhwc_pack"
     steps = math.prod(size_of(d) or 1 for d in weight.shape[-6 if is_conv else -4 :][1:-2])
-    pixels = size_of(product(list(anchor.shape[:-1]))) or UNKNOWN
+    pixels = size_of(product(list(anchor.shape[:-1]))) or UNKNOWN_EXTENT
     columns = size_of(anchor.shape[-1]) or 1
-    products = pixels * columns * steps * WORD_OF[weight.dtype]
+    products = pixels * columns * steps * WORD_BY_DTYPE[weight.dtype]
     floats = direct_cycles(products, target)
     # Floats may use Winograd's method instead, which is the faster competitor.
     if is_conv:
-        floats = min(floats, _winograd(anchor, data, target))
+        floats = min(floats, _float_winograd_cycles(anchor, data, target))
     return _word_cycles(products, chosen, target) / floats if floats else 0.0
 
 
@@ -82,7 +82,7 @@ def _word_cycles(products: int, chosen: Chosen, target: Target) -> float:
     return products / (WORD * rows * vectors * lanes) * step_cycles(rows, vectors, target, dtype)
 
 
-def _winograd_over_floats(anchor: te.Tensor, target: Target) -> float:
+def _winograd_relative_cost(anchor: te.Tensor, target: Target) -> float:
     """Return the relative cost of a convolution of bytes by Winograd's method; 0 for one
     of floats.
     """
@@ -90,31 +90,34 @@ def _winograd_over_floats(anchor: te.Tensor, target: Target) -> float:
     if kind is not BYTES:
         return 0.0
     image, channels = _sizes(anchor, operands_of(anchor)[0])
-    products = math.prod(image) * math.prod(channels) * TAPS**2
+    products = math.prod(image) * math.prod(channels) * WINOGRAD_TAPS**2
     floats = min(direct_cycles(products, target), winograd_cycles(image, channels, target))
-    return winograd_cycles(image, channels, target, kind, int(str(anchor.op.attrs[SIDE]))) / floats
+    return (
+        winograd_cycles(image, channels, target, kind, int(str(anchor.op.attrs[TILE_SIDE_KNOB])))
+        / floats
+    )
 
 
 def _sizes(anchor: te.Tensor, data: te.Tensor) -> tuple[tuple[int, int, int], tuple[int, int]]:
     """Return (images, height, width) of a result, and the channels of both sides; guesses where
     only the run knows them."""
     images, height, width = (size_of(d) or 0 for d in anchor.shape[:3])
-    side = math.isqrt(UNKNOWN)
+    side = math.isqrt(UNKNOWN_EXTENT)
     channels = size_of(data.shape[-1]) or 0, size_of(anchor.shape[-1]) or 0
     return (images or 1, height or side, width or side), channels
 
 
-def _winograd(anchor: te.Tensor, data: te.Tensor, target: Target) -> float:
+def _float_winograd_cycles(anchor: te.Tensor, data: te.Tensor, target: Target) -> float:
     """Return the cycles of Winograd's method for a convolution of floats; infinite where it has
     none."""
     geometry = geometry_of(anchor)
     image, channels = _sizes(anchor, data)
     is_plain = geometry.groups == 1 and geometry.strides == geometry.dilation == (1, 1)
-    if not is_plain or geometry.kernel != (TAPS, TAPS):
+    if not is_plain or geometry.kernel != (WINOGRAD_TAPS, WINOGRAD_TAPS):
         return math.inf
     if not suits(*channels, target.lanes("float32")):
         return math.inf
     return winograd_cycles(image, channels, target)
 
 
-__all__ = ["over_floats"]
+__all__ = ["relative_cost"]

@@ -11,16 +11,16 @@ from ekiden import te
 from ekiden.ir import dtype as dt
 from ekiden.ir.intrinsic import call_intrin
 from ekiden.ir.prim import PrimExpr, Var, const
-from ekiden.kernels.decision import Choice, Decision, Fixed, Space, steps_down
+from ekiden.kernels.decision import Decision, Fixed, Knob, Space, descending
 from ekiden.kernels.micro_kernels.epilogue import Epilogue, find_anchor
 from ekiden.kernels.micro_kernels.register_tiles import balanced_rows, column_mask
 from ekiden.kernels.prim_builder import make_buffers, product, unflatten
-from ekiden.kernels.spaces.product import MOST_ROWS
+from ekiden.kernels.spaces.product import MAX_TILE_ROWS
 from ekiden.target import Target
 from ekiden.tir.expr import Buffer, broadcast, ramp
 from ekiden.tir.stmt import Allocate, BufferStore, For, ForKind, Stmt, seq
 
-NARROW = 2
+NARROW_VECTORS = 2
 """Vectors of tiles of many rows, by default."""
 
 
@@ -51,7 +51,7 @@ class WordPanels:
     @property
     def narrow(self) -> int:
         """Vectors of tiles of many rows."""
-        return NARROW
+        return NARROW_VECTORS
 
     def block(
         self, acc: Buffer, rows: int, first: PrimExpr, panel: PrimExpr, column: int, vectors: int
@@ -122,10 +122,10 @@ def operands_of(anchor: te.Tensor) -> tuple[te.Tensor, ...]:
 
 def space(anchor: te.Tensor, target: Target) -> Space:
     """Return the search space."""
-    rows = steps_down(MOST_ROWS)
+    rows = descending(MAX_TILE_ROWS)
     return (
-        Choice("rows", rows, "rows of a tile"),
-        Choice("wide_rows", (*rows, 0), "rows up to which a tile has all columns of a panel"),
+        Knob("rows", rows, "rows of a tile"),
+        Knob("wide_rows", (*rows, 0), "rows up to which a tile has all columns of a panel"),
     )
 
 
@@ -141,8 +141,8 @@ def rows_in_registers(target: Target, fixed: Fixed, panel: int, spare: int) -> D
     """
     vectors = panel // target.lanes("float32")
     wide = max(1, (target.registers - spare) // (2 * vectors))
-    rows = max(wide, wide * vectors // NARROW)
+    rows = max(wide, wide * vectors // NARROW_VECTORS)
     return Decision.of({"rows": fixed.get("rows", rows), "wide_rows": fixed.get("wide_rows", wide)})
 
 
-__all__ = ["NARROW", "WordPanels", "operands_of", "rows_in_registers", "space"]
+__all__ = ["NARROW_VECTORS", "WordPanels", "operands_of", "rows_in_registers", "space"]

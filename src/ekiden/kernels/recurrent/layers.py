@@ -41,27 +41,27 @@ from ekiden.kernels.cost_model import chains_of
 from ekiden.kernels.decision import Decision
 from ekiden.kernels.family import Family
 from ekiden.kernels.micro_kernels.register_tiles import (
+    IndexedSteps,
     KLoop,
-    Listed,
     Tile,
     balanced_rows,
     compute_tile,
 )
 from ekiden.kernels.prim_builder import extern_buffers, tiled_function
-from ekiden.kernels.quantized.words import pairs_of, widen
-from ekiden.kernels.spaces.recurrent import default, factor_of, parts_of, space
+from ekiden.kernels.quantized.int8_dot import widen_pairs, widened_buffer
+from ekiden.kernels.spaces.recurrent import default, gate_groups, space, state_dtype
 from ekiden.target import Target
 from ekiden.te.range_check import checks_of
 from ekiden.tir.expr import Buffer, BufferLoad, VectorReduce, broadcast, ramp
 from ekiden.tir.stmt import Allocate, BufferStore, For, ForKind, LetStmt, PrimFunc, Stmt, seq
-from ekiden.topi.cells import Cell, VectorMaths
+from ekiden.topi.cells import Cell, VectorMath
 from ekiden.topi.nn.weights import WORD
 
 LANES = 16
 """Hidden units of a panel where no target is known."""
 PARALLEL_PRODUCTS = 1 << 17
 """Multiplications of a step from which threads share it: less takes no longer than to call them."""
-MOST_ROWS = 6
+DEFAULT_ROWS = 6
 """Sequences of a batch that a register tile takes where no target is known."""
 PEEPHOLES = ("p_i", "p_f", "p_o")
 
@@ -102,13 +102,13 @@ class Layer:
         self.update = Buffer("update", (self.size,))
         self.quantized = Buffer("quantized", (self.size,), "uint8")
         self.dot = str((decision or Decision()).get("dot", ""))
-        self.rows = int((decision or Decision()).get("rows", MOST_ROWS))
+        self.rows = int((decision or Decision()).get("rows", DEFAULT_ROWS))
         self.places = self.extras.get("places")
-        self.listed = 0 if self.places is None else _known(self.places.shape[1])
-        self.pairs = pairs_of(self.quantized, decision or Decision())
+        self.listed = 0 if self.places is None else _static_size(self.places.shape[1])
+        self.pairs = widened_buffer(self.quantized, decision or Decision())
         self.scale = Buffer("state_scale", (const(1),))
         self.zero_point = Buffer("state_zero_point", (const(1),), "int32")
-        self.factor = factor_of(self.weight.dtype, cell)
+        self.factor = state_dtype(self.weight.dtype, cell)
         self.states = {"h": self.h} | ({"c": self.c} if cell.kind == "lstm" else {})
 
     def _packed_lanes(self) -> int:
@@ -146,7 +146,7 @@ class Layer:
 
     # Before and after the loop.
 
-    def each_state(self, name: str, first: bool) -> Stmt:
+    def copy_state(self, name: str, first: bool) -> Stmt:
         """Copy a state from its initial value, or to its output."""
         row, panel = Var("row"), Var("panel")
         state, mask = self.states[name], self.mask(panel)
@@ -247,7 +247,9 @@ class Layer:
         )  # fmt: skip
         if self.pairs is not None:
             width = const(self.width)
-            stmt = seq(stmt, widen(self.quantized, self.pairs, self.batch * width, self.lanes))
+            stmt = seq(
+                stmt, widen_pairs(self.quantized, self.pairs, self.batch * width, self.lanes)
+            )
         return Allocate(low, Allocate(high, stmt))
 
     def products(self, products: Buffer, at: PrimExpr, phase: int, unit: PrimExpr,
@@ -293,7 +295,9 @@ class Layer:
 
     def parts(self, gates: Sequence[int], rows: int) -> Sequence[Sequence[int]]:
         """Return groups of gates whose sums are in registers together."""
-        return (gates,) if self.target is None else parts_of(gates, rows, self.target, self.factor)
+        return (
+            (gates,) if self.target is None else gate_groups(gates, rows, self.target, self.factor)
+        )
 
     def multiply(
         self,
@@ -331,13 +335,15 @@ class Layer:
         indexed = self.rest(number, base)
         return compute_tile(shape, loops, source, starts, weight, base, keep, listed=indexed)
 
-    def rest(self, panel: PrimExpr, base: PrimExpr) -> Listed | None:
+    def rest(self, panel: PrimExpr, base: PrimExpr) -> IndexedSteps | None:
         """Return the rows of a panel behind those for all words of the states, if there are any."""
         if self.places is None:
             return None
         step = self.cell.gates * self.lanes * self.word
         word, origin = const(self.word), base + self.depth * step
-        return Listed(self.listed, self.places, panel * self.listed, origin, word, const(step))
+        return IndexedSteps(
+            self.listed, self.places, panel * self.listed, origin, word, const(step)
+        )
 
     def one(
         self,
@@ -372,7 +378,7 @@ class Layer:
         }
         if phase:
             cell_inputs["update"] = self.load(self.update, state_offset)
-        new_values = self.cell.step(VectorMaths(lanes), phase, x, r, cell_inputs)
+        new_values = self.cell.step(VectorMath(lanes), phase, x, r, cell_inputs)
         body = self.keep(
             t,
             new_values,
@@ -446,9 +452,9 @@ class Layer:
         t = Var("t")
         phases = [self.step(t, n, weight) for n in range(len(self.cell.phases))]
         statements = [
-            *(self.each_state(name, True) for name in self.states),
+            *(self.copy_state(name, True) for name in self.states),
             For(t, const(0), self.steps, ForKind.SERIAL, seq(*phases)),
-            *(self.each_state(name, False) for name in self.states),
+            *(self.copy_state(name, False) for name in self.states),
         ]
         stmt = seq(*([] if pack_stmt is None else [pack_stmt]), *statements)
         # GRU resets the state in a first phase, which all units must finish before the second.
@@ -481,7 +487,7 @@ def recurrent(
     return func.with_attr({"tir.flush_subnormals": 1})
 
 
-def _known(dim: PrimExpr) -> int:
+def _static_size(dim: PrimExpr) -> int:
     assert isinstance(dim, IntImm), "packed weights are known"
     return dim.value
 

@@ -17,24 +17,30 @@ import math
 from ekiden import te
 from ekiden.arith import simplify
 from ekiden.ir.prim import PrimExpr
-from ekiden.kernels.cost_model import DISTANCES, LEAST_BLOCK, Blocking, most_rows, tile_rows
-from ekiden.kernels.cpu.dense import UNROLLS
-from ekiden.kernels.decision import Choice, Decision, Fixed, Space, Value, divisors, steps_down
+from ekiden.kernels.cost_model import (
+    MIN_K_BLOCK,
+    PREFETCH_DISTANCES,
+    Blocking,
+    most_rows,
+    tile_rows,
+)
+from ekiden.kernels.cpu.dense import UNROLL_FACTORS
+from ekiden.kernels.decision import Decision, Fixed, Knob, Space, Value, descending, divisors
 from ekiden.kernels.family import Product, size_of
 from ekiden.kernels.geometry import FLAT, Geometry, geometry_of
 from ekiden.kernels.micro_kernels.epilogue import operands_of
-from ekiden.kernels.micro_kernels.matrix_tiles import HEIGHTS, MATRIX_DOTS
+from ekiden.kernels.micro_kernels.matrix_tiles import MATRIX_DOTS, TILE_HEIGHTS
 from ekiden.kernels.prim_builder import product
-from ekiden.kernels.quantized.words import dot_space, dots, matrix_dot
+from ekiden.kernels.quantized.int8_dot import dot_space, dots, matrix_dot
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target import Target
-from ekiden.topi.nn.weights import WORD_OF
+from ekiden.topi.nn.weights import WORD_BY_DTYPE
 
-NARROW = 12
+MAX_SHORT_LINE = 12
 """Lines of at most this many pixels share tiles (7x7x512 3x3: 83 % of the peak by lines)."""
 
 
-FEW_WORDS = 3
+MIN_MATRIX_WORDS = 3
 """Words of a row from which registers that hold matrices pay: a multiplication takes as long with
 one word as with sixteen, 64 products a cycle for each, where dot products of 512 bits do 128."""
 
@@ -42,7 +48,7 @@ one word as with sixteen, 64 products a cycle for each, where dot products of 51
 def is_short(width: PrimExpr) -> bool:
     """Return whether lines are too short to be cut into good tiles."""
     size = size_of(width)
-    return size is not None and size <= NARROW
+    return size is not None and size <= MAX_SHORT_LINE
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +69,7 @@ class ConvSizes:
         """Return the sizes of a convolution with a packed weight."""
         geometry, attrs = geometry_of(anchor), anchor.op.attrs
         data, weight = operands_of(anchor)
-        word = WORD_OF.get(weight.dtype, 1)
+        word = WORD_BY_DTYPE.get(weight.dtype, 1)
         channels_in = size_of(weight.shape[-2 if word == 1 else -3])
         assert channels_in is not None, "weights are known"
         taps = math.prod(geometry.kernel) * geometry.depth.kernel
@@ -97,7 +103,7 @@ class ConvSizes:
         if self.row_steps is None or self.product.dtype != "float32":
             return ()
         depth = self.product.depth
-        return tuple(d for d in divisors(self.row_steps, LEAST_BLOCK) if d != depth)
+        return tuple(d for d in divisors(self.row_steps, MIN_K_BLOCK) if d != depth)
 
     def rows(self) -> int:
         """Return the rows of a tile. Rows of data are a pixel apart, or a stride."""
@@ -155,20 +161,21 @@ def space(anchor: te.Tensor, target: Target) -> Space:
     """Return the search space of a convolution."""
     sizes = ConvSizes.of(anchor, target)
     blocking = Blocking(sizes.product, sizes.panel, 1, target)
-    rows = steps_down(most_rows(sizes.vectors, target, sizes.product.dtype))
+    rows = descending(most_rows(sizes.vectors, target, sizes.product.dtype))
     weight = operands_of(anchor)[1]
     matrices = matrix_dot(weight, target)
     if matrices is not None:
-        rows = (*HEIGHTS, *rows)
+        rows = (*TILE_HEIGHTS, *rows)
     # fmt: off
     return (
-        Choice("panel", (sizes.panel,), "columns of a panel of weights", is_early=True),
-        Choice("rows", rows, "pixels of a tile"),
-        Choice("order", ("panel", "row"), "the outer loop: panels, or pixels"),
-        Choice("k_block", (0, *sizes.blocks()), "steps of k of a block; 0: all"),
-        Choice("own", DISTANCES, "steps by which a panel is brought to the first cache ahead"),
-        Choice("spread", blocking.spreads(), "tiles that bring the next panel to the second"),
-        Choice("unroll", UNROLLS, "steps of k that stand one after the other"),
+        Knob("panel", (sizes.panel,), "columns of a panel of weights", is_early=True),
+        Knob("rows", rows, "pixels of a tile"),
+        Knob("order", ("panel", "row"), "the outer loop: panels, or pixels"),
+        Knob("k_block", (0, *sizes.blocks()), "steps of k of a block; 0: all"),
+        Knob("own", PREFETCH_DISTANCES,
+             "steps by which a panel is brought to the first cache ahead"),
+        Knob("spread", blocking.spreads(), "tiles that bring the next panel to the second"),
+        Knob("unroll", UNROLL_FACTORS, "steps of k that stand one after the other"),
         *dot_space(weight, target, matrices=matrices),
     )
     # fmt: on
@@ -189,10 +196,10 @@ def default(anchor: te.Tensor, target: Target, fixed: Fixed) -> Decision:
     sizes = ConvSizes.of(anchor, target)
     chosen: dict[str, Value] = {**fixed, "panel": sizes.panel}
     weight = operands_of(anchor)[1]
-    matrices = matrix_dot(weight, target) if _row_words(sizes, weight) >= FEW_WORDS else None
+    matrices = matrix_dot(weight, target) if _row_words(sizes, weight) >= MIN_MATRIX_WORDS else None
     instructions = (matrices, dots(target)[0])
     if chosen.setdefault("dot", next(filter(None, instructions))) in MATRIX_DOTS:
-        chosen.setdefault("rows", HEIGHTS[0])
+        chosen.setdefault("rows", TILE_HEIGHTS[0])
         # Matrix registers take all of k at once, and their loads stream.
         plain = {"k_block": 0, "own": 0, "spread": 0, "unroll": 1}
         chosen = {**plain, **chosen}

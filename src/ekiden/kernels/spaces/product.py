@@ -19,30 +19,30 @@ from ekiden.arith import simplify
 from ekiden.ir.dtype import itemsize
 from ekiden.ir.prim import const
 from ekiden.kernels.cost_model import (
-    DISTANCES,
-    MOST_VECTORS,
+    MAX_PANEL_VECTORS,
+    PREFETCH_DISTANCES,
     Blocking,
     shared_evenly,
     step_cycles,
     tile_rows,
 )
-from ekiden.kernels.cpu.dense import UNROLLS
-from ekiden.kernels.decision import Choice, Decision, Fixed, Space, steps_down
+from ekiden.kernels.cpu.dense import UNROLL_FACTORS
+from ekiden.kernels.decision import Decision, Fixed, Knob, Space, descending
 from ekiden.kernels.family import Product, size_of
 from ekiden.kernels.micro_kernels.epilogue import operands_of
 from ekiden.kernels.prim_builder import product
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target import Target
 
-MOST_ROWS = 12
+MAX_TILE_ROWS = 12
 """Rows of a tile: more only cost code."""
 NARROW_ROWS = 8
 """Rows of a tile one vector wide: enough to hide the latency of a multiply-add."""
-MANY = 1 << 12
+ASSUMED_ROWS = 1 << 12
 """What a number of rows is taken for that is not known."""
 
 
-def is_turned(anchor: te.Tensor) -> bool:
+def is_transposed(anchor: te.Tensor) -> bool:
     """Return whether a product is computed as its transposition, that of one row by the left
     matrix.
 
@@ -79,7 +79,7 @@ class ProductSizes:
         # The cost model counts words of 4 bytes.
         words = simplify(depth * (itemsize(anchor.dtype) // itemsize("float32")))
         columns, lanes = anchor.shape[-1], target.lanes(anchor.dtype)
-        if is_turned(anchor):
+        if is_transposed(anchor):
             rows, columns = const(1), rows
             transpose_a, transpose_b = False, not transpose_a
         size = Product.of(rows, columns, words)
@@ -90,14 +90,14 @@ class ProductSizes:
         """Return the columns of the result."""
         return self.product.columns
 
-    def tall(self) -> Product:
+    def with_known_rows(self) -> Product:
         """Return the product with a known number of rows: tiles are of few sizes in any case."""
         size = self.product
-        return Product(size.rows or MANY, size.columns, size.depth)
+        return Product(size.rows or ASSUMED_ROWS, size.columns, size.depth)
 
     def vectors(self) -> int:
         """Return the vectors of a full panel: the remaining columns take panels of one vector."""
-        product, target = self.tall(), self.target
+        product, target = self.with_known_rows(), self.target
 
         def cost(wide: int) -> float:
             """Return the cycles of an iteration of k for one row, in panels of `wide` vectors and
@@ -111,11 +111,11 @@ class ProductSizes:
             return num_panels * panel_cycles + -(-tail_columns // self.lanes) * narrow
 
         # Rounding lets equal costs tie, and the widest panel win.
-        return min(range(MOST_VECTORS, 1, -1), key=lambda wide: round(cost(wide), 6))
+        return min(range(MAX_PANEL_VECTORS, 1, -1), key=lambda wide: round(cost(wide), 6))
 
     def rows(self, vectors: int) -> int:
         """Return the rows of a tile on a full panel."""
-        return min(MOST_ROWS, tile_rows(vectors, self.tall(), self.target))
+        return min(MAX_TILE_ROWS, tile_rows(vectors, self.with_known_rows(), self.target))
 
     def ways(self, vectors: int) -> tuple[str, ...]:
         """Return the methods that can compute the product, the best first."""
@@ -123,7 +123,7 @@ class ProductSizes:
         methods = ["panels", "whole"] if self.shares_panels(width) else ["whole", "panels"]
         columns = -1 if self.columns is None or self.transpose_b else self.columns
         # One panel of full vectors is already in the order of reading: no copy is needed.
-        if 0 <= columns <= MOST_VECTORS * self.lanes and columns % self.lanes == 0:
+        if 0 <= columns <= MAX_PANEL_VECTORS * self.lanes and columns % self.lanes == 0:
             methods.insert(0, "direct")
         if rows is not None and 0 < rows < NARROW_ROWS:
             if not self.transpose_b:
@@ -145,12 +145,12 @@ def space(anchor: te.Tensor, target: Target) -> Space:
     sizes = ProductSizes.of(anchor, target)
     own = "steps by which a copied panel is brought to the first cache ahead"
     return (
-        Choice("vectors", steps_down(MOST_VECTORS, 2), "vectors of a panel"),
-        Choice("rows", steps_down(MOST_ROWS), "rows of a tile"),
-        Choice("how", tuple(sorted(sizes.ways(MOST_VECTORS))), "how the right matrix is read"),
-        Choice("ahead", ("first", "second"), "the cache that what is copied next is brought to"),
-        Choice("own", DISTANCES, own),
-        Choice("unroll", UNROLLS, "steps of k that stand one after the other"),
+        Knob("vectors", descending(MAX_PANEL_VECTORS, 2), "vectors of a panel"),
+        Knob("rows", descending(MAX_TILE_ROWS), "rows of a tile"),
+        Knob("how", tuple(sorted(sizes.ways(MAX_PANEL_VECTORS))), "how the right matrix is read"),
+        Knob("ahead", ("first", "second"), "the cache that what is copied next is brought to"),
+        Knob("own", PREFETCH_DISTANCES, own),
+        Knob("unroll", UNROLL_FACTORS, "steps of k that stand one after the other"),
     )
 
 
@@ -159,7 +159,7 @@ def default(anchor: te.Tensor, target: Target, fixed: Fixed) -> Decision:
     sizes = ProductSizes.of(anchor, target)
     vectors = int(fixed.get("vectors", sizes.vectors()))
     rows = int(fixed.get("rows", sizes.rows(vectors)))
-    blocking = Blocking(sizes.tall(), vectors * sizes.lanes, rows, target)
+    blocking = Blocking(sizes.with_known_rows(), vectors * sizes.lanes, rows, target)
     own = int(fixed.get("own", blocking.own("panel")))
     return Decision.of(
         {

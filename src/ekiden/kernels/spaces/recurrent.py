@@ -13,24 +13,24 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ekiden import te
-from ekiden.kernels.cost_model import TAIL, most_rows, step_cycles
-from ekiden.kernels.decision import Choice, Decision, Fixed, Space, steps_down
+from ekiden.kernels.cost_model import NARROW_PANEL_PENALTY, most_rows, step_cycles
+from ekiden.kernels.decision import Decision, Fixed, Knob, Space, descending
 from ekiden.kernels.family import NARROW, size_of
-from ekiden.kernels.micro_kernels.register_tiles import DYNAMIC_ROWS
-from ekiden.kernels.quantized.words import dot_space
-from ekiden.kernels.spaces.product import MOST_ROWS
+from ekiden.kernels.micro_kernels.register_tiles import MAX_DYNAMIC_ROWS
+from ekiden.kernels.quantized.int8_dot import dot_space
+from ekiden.kernels.spaces.product import MAX_TILE_ROWS
 from ekiden.target import Target
 from ekiden.topi.cells import Cell
 
 
-def factor_of(weight_dtype: str, cell: Cell) -> str:
+def state_dtype(weight_dtype: str, cell: Cell) -> str:
     """Return the dtype by which the model knows the states that a weight is multiplied with."""
     if weight_dtype != "int8":
         return "float32"
     return NARROW if "places" in cell.given else "uint8"
 
 
-def parts_of(
+def gate_groups(
     gates: Sequence[int], rows: int, target: Target, dtype: str
 ) -> tuple[Sequence[int], ...]:
     """Return groups of gates whose sums are in registers together beside `rows` rows."""
@@ -46,7 +46,9 @@ def space(anchor: te.Tensor, target: Target) -> Space:
     bytes.
     """
     cell = _cell(anchor)
-    rows = Choice("rows", steps_down(MOST_ROWS), "sequences of a batch that a register tile takes")
+    rows = Knob(
+        "rows", descending(MAX_TILE_ROWS), "sequences of a batch that a register tile takes"
+    )
     return (rows, *dot_space(_weight(anchor), target, "places" in cell.given))
 
 
@@ -62,21 +64,21 @@ def _rows(anchor: te.Tensor, target: Target) -> int:
     """Return the rows of the tiles that take the fewest cycles for an iteration of k of one
     sequence.
     """
-    cell, dtype = _cell(anchor), factor_of(_weight(anchor).dtype, _cell(anchor))
+    cell, dtype = _cell(anchor), state_dtype(_weight(anchor).dtype, _cell(anchor))
     batch = size_of(anchor.shape[1])
 
     def cost(rows: int) -> float:
         """Return the cycles of all gates."""
         balanced_rows = rows if batch is None else batch / -(-batch // rows)
-        groups = [p for gates in cell.phases for p in parts_of(gates, rows, target, dtype)]
+        groups = [p for gates in cell.phases for p in gate_groups(gates, rows, target, dtype)]
         cycles = (
             sum(step_cycles(balanced_rows, len(group), target, dtype) for group in groups)
             / balanced_rows
         )
         # Every further group is a loop of its own, with its own start and end.
-        return cycles * (1 + TAIL * (len(groups) - len(cell.phases)))
+        return cycles * (1 + NARROW_PANEL_PENALTY * (len(groups) - len(cell.phases)))
 
-    max_rows = DYNAMIC_ROWS if batch is None else min(MOST_ROWS, max(batch, 1))
+    max_rows = MAX_DYNAMIC_ROWS if batch is None else min(MAX_TILE_ROWS, max(batch, 1))
     return min(range(1, max_rows + 1), key=lambda rows: (round(cost(rows), 6), rows))
 
 

@@ -23,26 +23,38 @@ from dataclasses import replace
 
 from ekiden import te
 from ekiden.arith import simplify
-from ekiden.kernels.cost_model import DISTANCES, Blocking, levels, most_rows, step_cycles, tile_rows
-from ekiden.kernels.cpu.dense import UNROLLS
-from ekiden.kernels.decision import Choice, Decision, Fixed, Space, steps_down
+from ekiden.kernels.cost_model import (
+    PREFETCH_DISTANCES,
+    Blocking,
+    cache_levels,
+    most_rows,
+    step_cycles,
+    tile_rows,
+)
+from ekiden.kernels.cpu.dense import UNROLL_FACTORS
+from ekiden.kernels.decision import Decision, Fixed, Knob, Space, descending
 from ekiden.kernels.family import Product, size_of
 from ekiden.kernels.micro_kernels.epilogue import operands_of
 from ekiden.kernels.micro_kernels.matrix_tiles import BY_DATA, LANES, WORD_BYTES, WORDS
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target import Target
-from ekiden.topi.nn.weights import WORD_OF
-from ekiden.topi.nn.winograd import FEW, PAIR, POINTS, TAPS
+from ekiden.topi.nn.weights import WORD_BY_DTYPE
+from ekiden.topi.nn.winograd import (
+    CHANNELS_PER_STEP,
+    INTERPOLATION_POINTS,
+    MIN_TILES,
+    WINOGRAD_TAPS,
+)
 
-BLOCK = 36
+MAX_BLOCK_TILES = 36
 """Most tiles of a block, if their number can be divided so."""
-UNEVEN = 24
+UNEVEN_BLOCK_TILES = 24
 """Tiles of a block otherwise."""
-BLOCKS = (8, 12, 16, UNEVEN, BLOCK, 48, 2 * BLOCK)
+BLOCK_TILES = (8, 12, 16, UNEVEN_BLOCK_TILES, MAX_BLOCK_TILES, 48, 2 * MAX_BLOCK_TILES)
 """Tiles of a block that may be asked for in any case."""
-HIDDEN = 0.5
+EXPOSED_WEIGHT_TIME = 0.5
 """Of the time that weights take from a cache, what is seen behind multiply-adds."""
-SIDE = "m"
+TILE_SIDE_KNOB = "m"
 """The choice of the side of an output tile."""
 
 
@@ -59,10 +71,10 @@ class Arithmetic:
 
 
 FLOATS = Arithmetic("float32", 4, 1, "float32")
-BYTES = Arithmetic("int16", 2, PAIR, "uint8")
+BYTES = Arithmetic("int16", 2, CHANNELS_PER_STEP, "uint8")
 SUM_BYTES = 4
 """Bytes of a sum, of float32 or of int32."""
-STEP_ELEMENTS = {**WORD_OF, BYTES.dtype: BYTES.word}
+STEP_ELEMENTS = {**WORD_BY_DTYPE, BYTES.dtype: BYTES.word}
 """dtype of data -> elements that a step of a product takes, where that is more than one."""
 UNKNOWN_SIDE = 32
 """Height and width that an image is taken to have where only the run knows them."""
@@ -73,9 +85,14 @@ def arithmetic_of(anchor: te.Tensor) -> Arithmetic:
     return BYTES if operands_of(anchor)[1].dtype == BYTES.dtype else FLOATS
 
 
-def side_choice() -> Choice:
+def side_knob() -> Knob:
     """Return the knob of the side of output tiles."""
-    return Choice(SIDE, (0, *POINTS), "side of an output tile; 0: the direct sum", is_early=True)
+    return Knob(
+        TILE_SIDE_KNOB,
+        (0, *INTERPOLATION_POINTS),
+        "side of an output tile; 0: the direct sum",
+        is_early=True,
+    )
 
 
 def block_size(tiles: int | None) -> int:
@@ -85,12 +102,12 @@ def block_size(tiles: int | None) -> int:
     second-level cache: 2 * 36 points * 36 tiles * 64 channels * 4 bytes are 660 KB.
     """
     if tiles is None:
-        return UNEVEN
+        return UNEVEN_BLOCK_TILES
     # A prime number of tiles has no good divisor: repeating some tiles is cheaper than tiny blocks.
-    best = max(d for d in range(1, BLOCK + 1) if tiles % d == 0)
-    if best > FEW:
+    best = max(d for d in range(1, MAX_BLOCK_TILES + 1) if tiles % d == 0)
+    if best > MIN_TILES:
         return best
-    return tiles if 0 < tiles <= 2 * BLOCK else UNEVEN
+    return tiles if 0 < tiles <= 2 * MAX_BLOCK_TILES else UNEVEN_BLOCK_TILES
 
 
 def _product(anchor: te.Tensor) -> tuple[Product, int]:
@@ -98,7 +115,7 @@ def _product(anchor: te.Tensor) -> tuple[Product, int]:
     panel.
     """
     data, weight = operands_of(anchor)
-    m = int(str(anchor.op.attrs[SIDE]))
+    m = int(str(anchor.op.attrs[TILE_SIDE_KNOB]))
     n, height, width, channels = anchor.shape
     tiles = simplify(n * ((height + (m - 1)) // m) * ((width + (m - 1)) // m))
     panel = size_of(weight.shape[3])
@@ -111,16 +128,17 @@ def _product(anchor: te.Tensor) -> tuple[Product, int]:
 def space(anchor: te.Tensor, target: Target) -> Space:
     """Return the search space of a convolution."""
     product, panel = _product(anchor)
-    rows = steps_down(most_rows(-(-panel // target.lanes("float32")), target, product.dtype))
-    blocks = tuple(sorted({*BLOCKS, block_size(product.rows)}))
+    rows = descending(most_rows(-(-panel // target.lanes("float32")), target, product.dtype))
+    blocks = tuple(sorted({*BLOCK_TILES, block_size(product.rows)}))
     # fmt: off
     return (
-        side_choice(),
-        Choice("panel", (panel,), "columns of a panel of weights", is_early=True),
-        Choice("rows", rows, "output tiles of a register tile"),
-        Choice("block", blocks, "output tiles whose three steps follow one another"),
-        Choice("own", DISTANCES, "steps by which a panel is brought to the first cache ahead"),
-        Choice("unroll", UNROLLS, "steps of k that stand one after the other"),
+        side_knob(),
+        Knob("panel", (panel,), "columns of a panel of weights", is_early=True),
+        Knob("rows", rows, "output tiles of a register tile"),
+        Knob("block", blocks, "output tiles whose three steps follow one another"),
+        Knob("own", PREFETCH_DISTANCES,
+             "steps by which a panel is brought to the first cache ahead"),
+        Knob("unroll", UNROLL_FACTORS, "steps of k that stand one after the other"),
     )
     # fmt: on
 
@@ -135,7 +153,7 @@ def default(anchor: te.Tensor, target: Target, fixed: Fixed) -> Decision:
     own = int(fixed.get("own", blocking.own("panel")))
     return Decision.of(
         {
-            SIDE: int(str(anchor.op.attrs[SIDE])),
+            TILE_SIDE_KNOB: int(str(anchor.op.attrs[TILE_SIDE_KNOB])),
             "panel": panel,
             "rows": rows,
             "block": block,
@@ -151,21 +169,21 @@ def tile_side(
     target: Target,
     fixed: Fixed,
     kind: Arithmetic = FLOATS,
-    sides: Collection[int] = tuple(POINTS),
+    sides: Collection[int] = tuple(INTERPOLATION_POINTS),
 ) -> int:
     """Return the side of output tiles, one of `sides`, for an output image (how many, height,
     width; None if unknown) of a convolution of (input, output) channels; 0 where the direct sum is
     faster. Raises CompileError for a fixed one that cannot be."""
-    if SIDE in fixed:
-        side_choice().check(fixed[SIDE], "'winograd_conv2d'")
-        side = int(fixed[SIDE])
+    if TILE_SIDE_KNOB in fixed:
+        side_knob().check(fixed[TILE_SIDE_KNOB], "'winograd_conv2d'")
+        side = int(fixed[TILE_SIDE_KNOB])
         return side if side in sides else 0
     # A guess of the size, not of the decision: weights are transformed before shapes are known.
     if image is None:
         image = (1, UNKNOWN_SIDE, UNKNOWN_SIDE)
     costs = {m: c for m, c in _costs(image, channels, target, kind).items() if m in sides}
     best = min(costs, key=costs.__getitem__, default=0)
-    direct = math.prod(image) * TAPS**2 * channels[0] * channels[1]
+    direct = math.prod(image) * WINOGRAD_TAPS**2 * channels[0] * channels[1]
     return best if best and costs[best] < direct_cycles(direct, target, kind.data) else 0
 
 
@@ -174,8 +192,8 @@ def _costs(
 ) -> dict[int, float]:
     """Return side of output tiles -> cycles."""
     images, height, width = image
-    counts = {m: images * -(-height // m) * -(-width // m) for m in POINTS}
-    return {m: _cost(m, n, channels, target, kind) for m, n in counts.items() if n >= FEW}
+    counts = {m: images * -(-height // m) * -(-width // m) for m in INTERPOLATION_POINTS}
+    return {m: _cost(m, n, channels, target, kind) for m, n in counts.items() if n >= MIN_TILES}
 
 
 def winograd_cycles(
@@ -205,8 +223,8 @@ def direct_cycles(products: float, target: Target, dtype: str = "float32") -> fl
 def _cost(m: int, tiles: int, channels: tuple[int, int], target: Target, kind: Arithmetic) -> float:
     """Return the cycles of the method: multiply-adds, reading the weights once for each block of
     tiles, and the transforms' way through the second-level cache."""
-    points, (before, behind) = (m + TAPS - 1) ** 2, channels
-    _, second, third = levels(target)
+    points, (before, behind) = (m + WINOGRAD_TAPS - 1) ** 2, channels
+    _, second, third = cache_levels(target)
     weights = kind.element_bytes * points * before * behind
     share = third.size // 2
     speed = second.bandwidth if weights <= second.size // 2 else third.bandwidth
@@ -218,4 +236,4 @@ def _cost(m: int, tiles: int, channels: tuple[int, int], target: Target, kind: A
     moved = 2 * tiles * points * (kind.element_bytes * inner + SUM_BYTES * outer)
     read = weights * (blocks if weights <= second.size // 2 else 1) / speed
     multiply = direct_cycles(tiles * points * before * behind, target, kind.dtype)
-    return multiply + HIDDEN * read + moved / second.bandwidth
+    return multiply + EXPOSED_WEIGHT_TIME * read + moved / second.bandwidth

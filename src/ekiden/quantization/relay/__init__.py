@@ -3,13 +3,13 @@ where values are rounded, calibration to which steps, `realize` makes integers o
 """
 
 from ekiden.quantization.relay.annotate import annotate
-from ekiden.quantization.relay.calibrate import SCALES, collect, with_steps
+from ekiden.quantization.relay.calibrate import WEIGHT_RANGES, collect, with_steps
 from ekiden.quantization.relay.config import QAnnotateKind, QConfig, current_qconfig, qconfig
 from ekiden.quantization.relay.conversions import partition_conversions
 from ekiden.quantization.relay.realize import realize
 
 __all__ = [
-    "SCALES",
+    "WEIGHT_RANGES",
     "QAnnotateKind",
     "QConfig",
     "annotate",

@@ -34,9 +34,9 @@ from ekiden.relay.transform.language.scopes import (
 )
 from ekiden.relay.visitor import children
 
-__all__ = ["OPERATOR", "annotate"]
+__all__ = ["SIMULATED_QUANTIZE", "annotate"]
 
-OPERATOR = "relay.op.annotation.simulated_quantize"
+SIMULATED_QUANTIZE = "relay.op.annotation.simulated_quantize"
 
 
 class State(Enum):

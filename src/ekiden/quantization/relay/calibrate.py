@@ -10,17 +10,17 @@ from ekiden.ir.expr import RelayExpr
 from ekiden.ir.module import IRModule
 from ekiden.ir.op import Array
 from ekiden.quantization.ranges import METHODS, Histogram
-from ekiden.quantization.relay.annotate import OPERATOR
-from ekiden.quantization.relay.config import MODES, QAnnotateKind, QConfig
+from ekiden.quantization.relay.annotate import SIMULATED_QUANTIZE
+from ekiden.quantization.relay.config import CALIBRATE_MODES, QAnnotateKind, QConfig
 from ekiden.relay.expr import Call, Constant, Function, Tuple, const
 from ekiden.relay.transform.graph.fold_scale_axis import op_of
 from ekiden.relay.transform.language.infer_type import InferType
 from ekiden.relay.transform.language.scopes import evaluation_order, rewrite_graph
 from ekiden.runtime.errors import InputError
 
-__all__ = ["SCALES", "collect", "with_steps"]
+__all__ = ["WEIGHT_RANGES", "collect", "with_steps"]
 
-Run = Callable[[Mapping[str, object]], Sequence[Array]]
+ModelFunction = Callable[[Mapping[str, object]], Sequence[Array]]
 """Inputs by name to the outputs in order."""
 Samples = Sequence[Mapping[str, object]]
 
@@ -34,19 +34,19 @@ def _largest(weight: Array) -> float:
     return float(np.abs(weight).max(initial=0.0)) or 1.0
 
 
-SCALES: Mapping[str, Callable[[Array], float]] = {"power2": _power2, "max": _largest}
+WEIGHT_RANGES: Mapping[str, Callable[[Array], float]] = {"power2": _power2, "max": _largest}
 """By the field `weight_scale`: from a weight to what its integers reach."""
 
 
-def rounded(main: Function) -> list[Call]:
+def quantize_calls(main: Function) -> list[Call]:
     """Return the simulated quantizations, in order."""
     calls = (e for e in evaluation_order(main.body) if isinstance(e, Call))
-    return [call for call in calls if op_of(call) == OPERATOR]
+    return [call for call in calls if op_of(call) == SIMULATED_QUANTIZE]
 
 
 def _plain(old: RelayExpr, new: RelayExpr) -> RelayExpr:
     """Drop a simulated quantization, since the float values are observed."""
-    return new.args[0] if isinstance(new, Call) and op_of(new) == OPERATOR else new
+    return new.args[0] if isinstance(new, Call) and op_of(new) == SIMULATED_QUANTIZE else new
 
 
 def collect(module: IRModule, chunk: int = -1) -> Iterator[tuple[list[Call], IRModule]]:
@@ -55,7 +55,7 @@ def collect(module: IRModule, chunk: int = -1) -> Iterator[tuple[list[Call], IRM
     """
     main = module["main"]
     assert isinstance(main, Function)
-    calls = [call for call in rounded(main) if _kind(call) != QAnnotateKind.WEIGHT]
+    calls = [call for call in quantize_calls(main) if _kind(call) != QAnnotateKind.WEIGHT]
     step = len(calls) if chunk == -1 else chunk
     for at in range(0, len(calls), max(step, 1)):
         some = calls[at : at + step]
@@ -69,12 +69,12 @@ def _kind(quantize_call: Call) -> int:
 
 
 def ranges(
-    module: IRModule, config: QConfig, data: Samples, compile: Callable[[IRModule], Run]
+    module: IRModule, config: QConfig, data: Samples, compile: Callable[[IRModule], ModelFunction]
 ) -> dict[Call, float]:
     """Return the magnitude covered by the integers of each input, by the configured method. Raises
     InputError for data that produce values which are not finite.
     """
-    method = METHODS[MODES[config.calibrate_mode]]
+    method = METHODS[CALIBRATE_MODES[config.calibrate_mode]]
     reach_of: dict[Call, float] = {}
     for calls, program in collect(module, config.calibrate_chunk_by):
         run = compile(program)
@@ -102,9 +102,9 @@ def with_steps(module: IRModule, config: QConfig, inputs: Mapping[Call, float]) 
     """
     main = module["main"]
     assert isinstance(main, Function)
-    weights = SCALES[config.weight_scale]
+    weights = WEIGHT_RANGES[config.weight_scale]
     steps: dict[RelayExpr, float] = {}
-    for call in rounded(main):
+    for call in quantize_calls(main):
         if _kind(call) == QAnnotateKind.WEIGHT:
             assert isinstance(call.args[0], Constant)
             reach = weights(call.args[0].data)

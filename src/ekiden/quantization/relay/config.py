@@ -20,7 +20,9 @@ from ekiden.runtime.lazy_dataclass import dataclass
 
 __all__ = ["QAnnotateKind", "QConfig", "current_qconfig", "kind2str", "qconfig"]
 
-MODES = {"global_scale": "", "kl_divergence": "entropy"} | {name: name for name in METHODS}
+CALIBRATE_MODES = {"global_scale": "", "kl_divergence": "entropy"} | {
+    name: name for name in METHODS
+}
 """Ways to choose the range of an input -> the row of METHODS that finds it in data; "": none."""
 WEIGHT_SCALES = ("power2", "max")
 PARTITIONS = ("disabled", "enabled", "fully_integral")
@@ -80,7 +82,7 @@ class QConfig:
 
     def __post_init__(self) -> None:
         """Validate the fields. Raises InputError."""
-        for name, allowed in _CHOICES.items():
+        for name, allowed in _ALLOWED_VALUES.items():
             value = getattr(self, name)
             if value not in allowed:
                 choices = ", ".join(map(repr, allowed))
@@ -113,10 +115,11 @@ class QConfig:
         _STACK.set(_STACK.get()[:-1])
 
 
-_CHOICES: dict[str, Sequence[object]] = {
+_ALLOWED_VALUES: dict[str, Sequence[object]] = {
     "nbit_input": range(2, 9), "nbit_weight": range(2, 9), "nbit_activation": (32,),
     "dtype_input": ("int8",), "dtype_weight": ("int8",), "dtype_activation": ("int32",),
-    "calibrate_mode": tuple(MODES), "weight_scale": WEIGHT_SCALES, "round_for_shift": (True,),
+    "calibrate_mode": tuple(CALIBRATE_MODES), "weight_scale": WEIGHT_SCALES,
+    "round_for_shift": (True,),
     "rounding": ROUNDINGS, "partition_conversions": PARTITIONS,
 }  # fmt: skip
 _STACK: ContextVar[tuple[QConfig, ...]] = ContextVar("qconfig", default=())

@@ -39,7 +39,7 @@ def partition_conversions(
     after, inside = _outputs(inside)
     if ensure_fully_integral:
         _check(inside, quantized_dtypes)
-    names = [GlobalVar(function_name) for function_name in _NAMES]
+    names = [GlobalVar(function_name) for function_name in _FUNCTION_NAMES]
     middle = Function(tuple(middle_params), inside)
     first = Function(main.params, Tuple(tuple(before)))
     params = tuple(Var(param.name_hint, param.checked_type) for param in main.params)
@@ -52,7 +52,7 @@ def partition_conversions(
     return InferType()(IRModule(functions | {"main": Function(params, body)}))
 
 
-_NAMES = ("quantize_inputs", "quantized_main", "dequantize_outputs")
+_FUNCTION_NAMES = ("quantize_inputs", "quantized_main", "dequantize_outputs")
 
 
 def _inputs(main: Function) -> tuple[list[RelayExpr], RelayExpr, list[Var]]:

@@ -13,7 +13,7 @@ import numpy as np
 from ekiden.ir.expr import RelayExpr
 from ekiden.ir.module import IRModule
 from ekiden.ir.transform import Pass, PassContext
-from ekiden.quantization.relay.annotate import OPERATOR
+from ekiden.quantization.relay.annotate import SIMULATED_QUANTIZE
 from ekiden.quantization.relay.config import current_qconfig
 from ekiden.relay import op
 from ekiden.relay.expr import Call, Constant, const
@@ -30,7 +30,7 @@ from ekiden.runtime.errors import CompileError
 
 __all__ = ["realize"]
 
-BYTE = 127.0
+INT8_LIMIT = 127.0
 """The most of the integers of 8 bits on both sides of 0."""
 
 
@@ -48,11 +48,11 @@ def _numbers(call: Call) -> list[float]:
 
 def _as_bytes(old: RelayExpr, new: RelayExpr) -> RelayExpr:
     """simulated_quantize(x, s, low, high) -> dequantize(quantize(clip(x), s, 0), s, 0)"""
-    if not isinstance(new, Call) or op_of(new) != OPERATOR:
+    if not isinstance(new, Call) or op_of(new) != SIMULATED_QUANTIZE:
         return new
     step, low, high = _numbers(new)
     data = new.args[0]
-    if (low, high) != (-BYTE, BYTE):
+    if (low, high) != (-INT8_LIMIT, INT8_LIMIT):
         data = op.clip(data, low * step, high * step)
     steps = const(np.float32(step)), const(np.int32(0))
     return dequantize(quantize(data, *steps), *steps)

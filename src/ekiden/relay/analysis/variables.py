@@ -52,7 +52,7 @@ def _bound(root: Expr | Type) -> Iterator[TypeVar]:
         for expr in post_order(root, into_functions=True):
             if isinstance(expr, Function):
                 yield from expr.type_params
-    for kind in _parts(_types(root)):
+    for kind in _components(_types(root)):
         if isinstance(kind, FuncType):
             yield from kind.type_params
         elif isinstance(kind, TypeData):
@@ -60,14 +60,14 @@ def _bound(root: Expr | Type) -> Iterator[TypeVar]:
 
 
 def _used(root: Expr | Type) -> Iterator[TypeVar]:
-    for kind in _parts(_types(root)):
+    for kind in _components(_types(root)):
         if isinstance(kind, TypeVar):
             yield kind
 
 
-def _parts(kinds: Iterable[Type]) -> Iterator[Type]:
+def _components(kinds: Iterable[Type]) -> Iterator[Type]:
     for kind in kinds:
         yield from type_post_order(kind)
         if isinstance(kind, TypeData):
             for constructor in kind.constructors:
-                yield from _parts(constructor.inputs)
+                yield from _components(constructor.inputs)

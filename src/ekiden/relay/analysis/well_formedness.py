@@ -46,7 +46,7 @@ class _Scope:
         return opened
 
 
-def _parts(expr: Expr) -> tuple[list[Expr], list[tuple[tuple[Var, ...], Expr]]]:
+def _subscopes(expr: Expr) -> tuple[list[Expr], list[tuple[tuple[Var, ...], Expr]]]:
     """Return the expressions in the scope of an expression, and those in scopes that it opens.
 
     The latter are pairs (variables, body).
@@ -110,7 +110,7 @@ class _Scoping:
 
     def _place(self, expr: Expr) -> None:
         scope = self.where[expr]
-        in_scope, opened = _parts(expr)
+        in_scope, opened = _subscopes(expr)
         for subexpression in in_scope:
             self.where[subexpression] = _common(self.where.get(subexpression), scope)
         new: dict[Var, list[_Scope]] = {}
@@ -175,7 +175,7 @@ def _errors_in(root: Expr, module: IRModule | None, bound: set[Var]) -> list[str
     problems += [f"%{v.name_hint} is bound in two functions" for v in scoping.binders if v in bound]
     bound.update(scoping.binders)
     for expr in scoping.order:
-        in_scope, opened = _parts(expr)
+        in_scope, opened = _subscopes(expr)
         inside = [b for variables, b in opened if b not in variables]
         for subexpression in (*in_scope, *inside):
             if isinstance(subexpression, Var) and not scoping.sees(expr, subexpression):
@@ -223,7 +223,7 @@ def check_basic_block_normal_form(expr: Expr) -> bool:
     scoping = _Scoping(expr)
     for at in scoping.order:
         block = scoping.where[at].block
-        in_scope, opened = _parts(at)
+        in_scope, opened = _subscopes(at)
         for subexpression in in_scope:
             if (
                 not isinstance(subexpression, ATOMS)

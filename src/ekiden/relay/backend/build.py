@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-from ekiden.backend.crt.module import ALIGNMENT, Pool
+from ekiden.backend.crt.module import POOL_ALIGNMENT_BYTES, Pool
 from ekiden.backend.vm.pipeline import optimize as optimize_module
 from ekiden.compiler.build import compile_model
 from ekiden.compiler.export.micro import MicroProgram
@@ -102,12 +102,12 @@ def _without_runtime(
         name=name,
         pools=[Pool(pool.pool_name, pool.size) for pool in pools.pools] if pools else (),
         packed=how["interface-api"] == "packed",
-        alignment=_given(how, "workspace-byte-alignment", ALIGNMENT),
-        constant_alignment=_given(how, "constant-byte-alignment", 4),
+        alignment=_int_option(how, "workspace-byte-alignment", POOL_ALIGNMENT_BYTES),
+        constant_alignment=_int_option(how, "constant-byte-alignment", 4),
     )
 
 
-def _given(how: Executor, option: str, default: int) -> int:
+def _int_option(how: Executor, option: str, default: int) -> int:
     value = how[option]
     return value if isinstance(value, int) else default
 

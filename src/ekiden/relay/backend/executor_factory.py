@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from ekiden.backend.graph.graph import Graph
-from ekiden.backend.graph.read import read_graph
-from ekiden.backend.graph.write import new_module
+from ekiden.backend.graph.graph import ExecutorGraph
+from ekiden.backend.graph.read_bytecode import read_graph
+from ekiden.backend.graph.write_bytecode import new_module
 from ekiden.runtime import Executable as RawExecutable
 from ekiden.runtime import Module, Tensor, check_devices
 from ekiden.runtime.compiler import compiler_module
@@ -25,10 +25,10 @@ class ExecutorFactoryModule(Executable):
 
     def __init__(self, raw: RawExecutable) -> None:
         super().__init__(raw)
-        self._read: tuple[Graph, dict[str, Tensor]] | None = None
+        self._read: tuple[ExecutorGraph, dict[str, Tensor]] | None = None
         self._lib: Module | None = None
 
-    def _graph(self) -> tuple[Graph, dict[str, Tensor]]:
+    def _graph(self) -> tuple[ExecutorGraph, dict[str, Tensor]]:
         if self._read is None:
             self._read = read_graph(self.raw)
         return self._read

@@ -21,7 +21,7 @@ from ekiden.ir.op import Op
 from ekiden.ir.pass_context import PassContext
 from ekiden.ir.structural import structural_equal, structural_hash
 from ekiden.ir.type import Type
-from ekiden.kernels.families import given_decisions
+from ekiden.kernels.families import override_options
 from ekiden.relay.expr import Function
 from ekiden.relay.op.strategy import OpImplementation, own_lowering, strategy_of
 from ekiden.relay.transform.language.infer_type import InferType
@@ -81,7 +81,7 @@ class TECompiler:
         if not isinstance(typed, Function):
             raise CompileError(f"lower: expected a Relay function, got {source_func!r}")
         name = f"tvmgen_{mod_name}_fused"
-        lowered = CachedFunc(source_func, to, lower_primitive(typed, name, to, given_decisions()))
+        lowered = CachedFunc(source_func, to, lower_primitive(typed, name, to, override_options()))
         cached.append(lowered)
         return lowered
 

@@ -10,7 +10,7 @@ from ekiden.ir.module import IRModule
 from ekiden.ir.op import Array
 from ekiden.ir.transform import Pass
 from ekiden.relay.expr import Call, Function, Var
-from ekiden.relay.transform.graph.sparse_weights import PARTS, blocks_of
+from ekiden.relay.transform.graph.sparse_weights import SPARSE_FIELDS, blocks_of
 from ekiden.relay.visitor import post_order
 from ekiden.runtime import Tensor
 from ekiden.runtime.ndarray import array as new_tensor
@@ -50,6 +50,6 @@ def in_blocks(
         return None
     arrays = blocks_of(matrix(weight), block_size)
     del params[name]
-    for suffix, value in zip(PARTS, arrays, strict=True):
+    for suffix, value in zip(SPARSE_FIELDS, arrays, strict=True):
         params[f"{name}.{suffix}"] = new_tensor(value)
     return [extent for value in arrays for extent in value.shape]

@@ -170,7 +170,7 @@ def _unraveled(attrs: None, data: Array, shape: Array) -> Array:
     if not data.size:  # no kernel is run for nothing
         return np.empty((len(dims), *data.shape), data.dtype)
     check_range("unravel_index: extent", shape, (0, 2**31))
-    count, limit = 1, arranging.MOST
+    count, limit = 1, arranging.MAX_ELEMENTS
     # The product of the extents is capped, so that it does not overflow.
     for extent in dims:
         count = count * extent if count <= limit // max(extent, 1) else limit

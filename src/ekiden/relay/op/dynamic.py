@@ -12,7 +12,7 @@ from typing import Any
 
 from ekiden.ir.attrs import Attrs
 from ekiden.ir.node import node
-from ekiden.ir.op import Array, DimsOf, OpDef, OpPattern, Wanted, register_op
+from ekiden.ir.op import Array, DimsOf, OpDef, OpPattern, ShapeCheck, register_op
 from ekiden.ir.prim import AnyDim, PrimExpr, Select, SizeVar, cast, const
 from ekiden.ir.type import TensorType, Type, with_dims
 from ekiden.relay.expr import Call, Constant, Expr
@@ -22,7 +22,7 @@ from ekiden.te import Tensor, placeholder
 from ekiden.tir.expr import Buffer
 from ekiden.topi.shape import known
 
-Dims = tuple[list[PrimExpr], list[Wanted]]
+Dims = tuple[list[PrimExpr], list[ShapeCheck]]
 """The unknown dimensions of a result, and what must hold at run time."""
 
 

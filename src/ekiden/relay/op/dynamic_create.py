@@ -8,7 +8,7 @@ import numpy as np
 
 from ekiden import te, topi
 from ekiden.ir.dtype import is_float, to_numpy
-from ekiden.ir.op import Array, Wanted
+from ekiden.ir.op import Array, ShapeCheck
 from ekiden.ir.prim import NE, AnyDim, PrimExpr, Select, binary, cast, const, maximum
 from ekiden.ir.type import TensorType
 from ekiden.relay.op._declare import fail
@@ -94,7 +94,7 @@ def _arange_dims(attrs: DynamicAttrs, buffers: Sequence[Buffer]) -> Dims:
         count: PrimExpr = const(0) - (start - stop) // by
     else:
         count = cast(te.ceil((stop - start) / by), "int64")
-    return [maximum(count, 0)], [Wanted(binary(NE, step, 0), "step is 0")]
+    return [maximum(count, 0)], [ShapeCheck(binary(NE, step, 0), "step is 0")]
 
 
 def _only(x: Tensor) -> PrimExpr:

@@ -8,7 +8,7 @@ import numpy as np
 
 from ekiden.ir.attrs import Attrs
 from ekiden.ir.node import node
-from ekiden.ir.op import Array, Wanted
+from ekiden.ir.op import Array, ShapeCheck
 from ekiden.ir.prim import PrimExpr, cast, minimum
 from ekiden.ir.type import TensorType
 from ekiden.relay.op._declare import attempt, fail, rank_is
@@ -38,7 +38,7 @@ def _pad_dims(attrs: DynPadAttrs, buffers: Sequence[Buffer]) -> Dims:
         d + minimum(a, 0) + minimum(b, 0) for d, (a, b) in zip(data.shape, pairs, strict=True)
     ]
     return dims, [
-        Wanted(n > 0, "there is nothing that borders show", {"left": n}) for n in uncropped
+        ShapeCheck(n > 0, "there is nothing that borders show", {"left": n}) for n in uncropped
     ]
 
 

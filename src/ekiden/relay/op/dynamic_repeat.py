@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ekiden import te, topi
-from ekiden.ir.op import OpPattern, Wanted
+from ekiden.ir.op import OpPattern, ShapeCheck
 from ekiden.ir.prim import PrimExpr, const, maximum
 from ekiden.ir.type import TensorType
 from ekiden.relay.op._declare import fail
@@ -33,7 +33,7 @@ def _broadcast_dims(attrs: DynamicAttrs, buffers: Sequence[Buffer]) -> Dims:
         target = target_shape[len(target_shape) - len(data.shape) + axis]
         fits = ((extent - 1) * (extent - target)).equal(0)
         wrong = f"dimension {axis} of data does not broadcast to the shape"
-        checks.append(Wanted(fits, wrong, {"it": extent, "the shape there": target}))
+        checks.append(ShapeCheck(fits, wrong, {"it": extent, "the shape there": target}))
     return target_shape, checks
 
 
@@ -67,7 +67,7 @@ def _tile_dims(attrs: DynamicAttrs, buffers: Sequence[Buffer]) -> Dims:
     rank = max(len(times), len(data.shape))
     pairs = zip(_aligned(data.shape, rank), _aligned(times, rank), strict=True)
     return [d * t for d, t in pairs], [
-        Wanted(t >= 0, "a repetition is negative", {"it": t}) for t in times
+        ShapeCheck(t >= 0, "a repetition is negative", {"it": t}) for t in times
     ]
 
 

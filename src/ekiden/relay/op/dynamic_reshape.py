@@ -14,7 +14,7 @@ import numpy as np
 from ekiden import topi
 from ekiden.ir.attrs import Attrs
 from ekiden.ir.node import node
-from ekiden.ir.op import Array, Wanted
+from ekiden.ir.op import Array, ShapeCheck
 from ekiden.ir.prim import NE, Or, PrimExpr, binary, cast, const
 from ekiden.ir.type import TensorType
 from ekiden.relay.op._declare import attempt, fail
@@ -46,7 +46,7 @@ def _reshape_dims(attrs: DynReshapeAttrs, buffers: Sequence[Buffer]) -> Dims:
     checks = []
     if not attrs.allowzero:
         none = "a 0 stands for a dimension that the data has not"
-        checks = [Wanted(binary(NE, w, 0), none) for w in requested[len(data.shape) :]]
+        checks = [ShapeCheck(binary(NE, w, 0), none) for w in requested[len(data.shape) :]]
         copied = data.shape[: len(requested)]
         beyond = requested[len(copied) :]
         pairs = zip(requested, copied, strict=False)
@@ -59,14 +59,14 @@ def _reshape_dims(attrs: DynReshapeAttrs, buffers: Sequence[Buffer]) -> Dims:
     wrong, result_size = "the data has another number of elements", product(dims)
     shown = {"that of the data": total, "that of the new shape": result_size}
     open_ends = sum((choose(w.equal(-1), const(1), const(0)) for w in requested), const(0))
-    once = Wanted(open_ends <= 1, "-1 may stand once", {"the number of them": open_ends})
+    once = ShapeCheck(open_ends <= 1, "-1 may stand once", {"the number of them": open_ends})
     clear = Or(open_ends.equal(0), binary(NE, fixed, 0), "bool")
     unclear = "what is left is not clear beside a dimension of 0"
     return dims, [
         *checks,
         once,
-        Wanted(result_size.equal(total), wrong, shown),
-        Wanted(clear, unclear),
+        ShapeCheck(result_size.equal(total), wrong, shown),
+        ShapeCheck(clear, unclear),
     ]
 
 
@@ -117,7 +117,7 @@ def _expanded_dims(attrs: DynExpandDimsAttrs, buffers: Sequence[Buffer]) -> Dims
         after = data.shape[i - count] if i >= count else const(1)
         dims.append(choose(at > i, before, choose(at <= i - count, after, const(1))))
     wrong, shown = "axis is out of range", {"it": requested_axis, "the rank": const(rank)}
-    return dims, [Wanted(at >= 0, wrong, shown), Wanted(at <= rank, wrong, shown)]
+    return dims, [ShapeCheck(at >= 0, wrong, shown), ShapeCheck(at <= rank, wrong, shown)]
 
 
 def _expanded_type(attrs: DynExpandDimsAttrs, types: Sequence[TensorType]) -> TensorType:
@@ -155,18 +155,18 @@ def _squeezed_dims(attrs: DynamicAttrs, buffers: Sequence[Buffer]) -> Dims:
     dims: list[PrimExpr] = [const(0)] * (rank - len(axes))
     wrong = "axis is out of range"
     shown = [{"it": a, "the rank": const(rank)} for a in axes]
-    checks = [Wanted(a >= 0, wrong, s) for a, s in zip(axes, shown, strict=True)]
-    checks += [Wanted(a < rank, wrong, s) for a, s in zip(axes, shown, strict=True)]
+    checks = [ShapeCheck(a >= 0, wrong, s) for a, s in zip(axes, shown, strict=True)]
+    checks += [ShapeCheck(a < rank, wrong, s) for a, s in zip(axes, shown, strict=True)]
     for i, extent in enumerate(data.shape):
         # The number of times that the axis is among those to drop.
         dropped = sum((cast(a.equal(i), "int64") for a in axes), const(0))
         for j in range(len(dims)):
             is_source = (position + dropped * rank).equal(j)
             dims[j] = choose(is_source, extent, dims[j])
-        checks.append(Wanted(dropped <= 1, f"axis {i} is dropped twice"))
+        checks.append(ShapeCheck(dropped <= 1, f"axis {i} is dropped twice"))
         one = (dropped * (extent - 1)).equal(0)
         wrong = f"dimension {i} of data is dropped and not 1"
-        checks.append(Wanted(one, wrong, {"it": extent}))
+        checks.append(ShapeCheck(one, wrong, {"it": extent}))
         position = position + 1 - dropped
     return dims, checks
 

@@ -10,7 +10,7 @@ from ekiden import topi
 from ekiden.ir.attrs import Attrs
 from ekiden.ir.dtype import to_numpy
 from ekiden.ir.node import node
-from ekiden.ir.op import Array, OpPattern, Wanted
+from ekiden.ir.op import Array, OpPattern, ShapeCheck
 from ekiden.ir.prim import AnyDim, PrimExpr
 from ekiden.ir.type import TensorType, TupleType, Type
 from ekiden.relay.op.dynamic import Dims, choose, declare_dynamic, element
@@ -91,7 +91,7 @@ def _topk_dims(attrs: DynTopKAttrs, buffers: Sequence[Buffer]) -> Dims:
     count = choose(k < 1, size, k)
     wrong, shown = "k is larger than the extent of the axis", {"k": k, "the extent": size}
     both = 2 if attrs.ret_type == "both" else 1
-    return [count] * both, [Wanted(k <= size, wrong, shown)]
+    return [count] * both, [ShapeCheck(k <= size, wrong, shown)]
 
 
 def _topk(attrs: DynTopKAttrs, inputs: Sequence[Tensor], out: Type) -> list[Tensor]:

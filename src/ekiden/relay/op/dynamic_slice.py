@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from ekiden.ir.attrs import Attrs
 from ekiden.ir.node import node
-from ekiden.ir.op import Array, Wanted
+from ekiden.ir.op import Array, ShapeCheck
 from ekiden.ir.prim import NE, AnyDim, PrimExpr, binary, const, maximum, minimum
 from ekiden.ir.type import TensorType
 from ekiden.relay.op._declare import fail
@@ -79,7 +79,7 @@ def _slice_dims(attrs: DynStridedSliceAttrs, buffers: Sequence[Buffer]) -> Dims:
         last = maximum(minimum(last, high), low)  # both are, or their difference may be none
         by = choose(step.equal(0), const(1), step)
         dims[axis] = maximum(const(0) - (first - last) // by, 0)
-    checks = [Wanted(binary(NE, s, 0), "a stride is 0") for s in steps if by_end]
+    checks = [ShapeCheck(binary(NE, s, 0), "a stride is 0") for s in steps if by_end]
     return [dims[a] for a in sorted(dims)], checks
 
 

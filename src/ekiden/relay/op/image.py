@@ -25,7 +25,7 @@ from ekiden.relay.op.index import take
 from ekiden.relay.op.join import concatenate
 from ekiden.relay.op.reshape import reshape
 from ekiden.te import Tensor
-from ekiden.topi.image.resize import NEAR, Sampling, resize, rounding_of
+from ekiden.topi.image.resize import INTEGER_TOLERANCE, Sampling, resize, rounding_of
 from ekiden.topi.layout import parse, spatial
 from ekiden.topi.shape import (
     Dim,
@@ -139,7 +139,7 @@ def _nearest(x: Array, rounding: str) -> Array:
     if rounding in ("round", "round_prefer_ceil"):
         return np.floor(x + np.float32(0.5))
     if not rounding:
-        return np.asarray(np.floor(x + np.float32(NEAR)))
+        return np.asarray(np.floor(x + np.float32(INTEGER_TOLERANCE)))
     return np.asarray(np.floor(x) if rounding == "floor" else np.ceil(x))
 
 

@@ -41,7 +41,7 @@ from ekiden.relay.op.dynamic import constant_of, dynamic
 from ekiden.relay.op.dynamic_select import DynOneHotAttrs
 from ekiden.te import Tensor
 from ekiden.te.range_check import extent_checks
-from ekiden.topi.index import MOST
+from ekiden.topi.index import EXTENT_LIMIT
 from ekiden.topi.shape import Dim, as_dim, as_ints, expect_shape, known, normalize_axis
 
 
@@ -95,7 +95,7 @@ def _take_reference(attrs: TakeAttrs, data: Array, indices: Array) -> Array:
     if attrs.mode != "raise":
         extent, axis = _axis_of(data, attrs.axis)
         along = "" if axis is None else f" along axis {axis}"
-        check_range(f"take: extent of 'data'{along}", np.asarray(extent), (1, MOST))
+        check_range(f"take: extent of 'data'{along}", np.asarray(extent), (1, EXTENT_LIMIT))
     if attrs.mode == "raise":
         check_indices("take", indices, *_axis_of(data, attrs.axis))
         return np.asarray(np.take(data, wide, axis=attrs.axis))
@@ -149,7 +149,13 @@ class GatherAttrs(Attrs):
 def _gather_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
     data, indices = tensors("gather", types, 2)
     _check_indices("gather", indices)
-    attempt("gather", normalize_axis, attrs_of(GatherAttrs, attrs).axis, len(data.shape), "gather")
+    attempt(
+        "gather",
+        normalize_axis,
+        attrs_of(GatherAttrs, attrs).axis,
+        len(data.shape),
+        "gather",
+    )
     if len(data.shape) != len(indices.shape):
         fail(
             "gather",
@@ -360,5 +366,8 @@ def one_hot(
 
 
 __all__ = [
-    "gather", "gather_nd", "one_hot", "take",
+    "gather",
+    "gather_nd",
+    "one_hot",
+    "take",
 ]  # fmt: skip

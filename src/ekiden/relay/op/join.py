@@ -17,7 +17,7 @@ import numpy as np
 from ekiden import topi
 from ekiden.ir.attrs import Attrs
 from ekiden.ir.node import node
-from ekiden.ir.op import Array, OpDef, OpPattern, Precision, Turns, register_op
+from ekiden.ir.op import Array, OpDef, OpPattern, Precision, Transposes, register_op
 from ekiden.ir.prim import PrimExpr
 from ekiden.ir.type import TensorType, TupleType, Type
 from ekiden.relay.expr import Call, Expr, Tuple
@@ -44,7 +44,7 @@ from ekiden.topi.shape import (
     replaced,
     tidy,
 )
-from ekiden.topi.slice import Range, split_ranges
+from ekiden.topi.slice import SliceRange, split_ranges
 
 
 @node("relay.attrs.ConcatenateAttrs")
@@ -85,7 +85,7 @@ def _concatenate_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
 register_op(
     OpDef(
         name="concatenate",
-        turns=Turns.FIELDS,
+        turns=Transposes.FIELDS,
         precision=Precision.FOLLOW,
         arguments=("data",),
         attrs=ConcatenateAttrs,
@@ -180,9 +180,9 @@ def _split_reference(attrs: SplitAttrs, data: Array) -> tuple[Array, ...]:
     return tuple(np.take(data, range(begin, begin + extent), axis=at) for begin, extent in ranges)
 
 
-def _split_boxes(attrs: SplitAttrs, shape: Sequence[PrimExpr]) -> list[list[Range]]:
+def _split_boxes(attrs: SplitAttrs, shape: Sequence[PrimExpr]) -> list[list[SliceRange]]:
     at = normalize_axis(attrs.axis, len(shape), "split")
-    full_ranges: list[Range] = [(as_dim(0), 1, d) for d in shape]
+    full_ranges: list[SliceRange] = [(as_dim(0), 1, d) for d in shape]
     ranges = split_ranges(attrs.indices_or_sections, shape[at])
     return [[*full_ranges[:at], (b, 1, n), *full_ranges[at + 1 :]] for b, n in ranges]
 
@@ -195,7 +195,7 @@ def _split_lower(attrs: SplitAttrs, inputs: Sequence[Tensor], out: Type) -> list
 register_op(
     OpDef(
         name="split",
-        turns=Turns.PARTS,
+        turns=Transposes.PARTS,
         precision=Precision.FOLLOW,
         arguments=("data",),
         attrs=SplitAttrs,

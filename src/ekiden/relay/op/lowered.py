@@ -30,7 +30,7 @@ from ekiden.runtime.errors import TypeInferenceError
 from ekiden.tir import transform as tir_transform
 from ekiden.tir.expr import Buffer, BufferAddress
 from ekiden.tir.stmt import Block, PrimFunc, Stmt
-from ekiden.tir.transform.numbers_as_tensors import numbers_as_tensors
+from ekiden.tir.transform.scalars_as_tensors import numbers_as_tensors
 from ekiden.tir.visitor import (
     StmtMutator,
     all_expressions,

@@ -21,7 +21,7 @@ from ekiden import topi
 from ekiden.ir.attrs import Attrs
 from ekiden.ir.dtype import is_float
 from ekiden.ir.node import node
-from ekiden.ir.op import Array, OpDef, OpPattern, Precision, Relation, Turns, register_op
+from ekiden.ir.op import Array, OpDef, OpPattern, Precision, Relation, Transposes, register_op
 from ekiden.ir.type import TensorType, Type
 from ekiden.relay.expr import Call, Expr
 from ekiden.relay.op._declare import attempt, attrs_of, call, tensors
@@ -181,7 +181,7 @@ def reduction(
             arguments=("data",),
             attrs=ReduceAttrs,
             precision=precision,
-            turns=Turns.AXES,
+            turns=Transposes.AXES,
             relation=_relation(name, ReduceAttrs, dtype),
             reference=_reference(name, function, dtype),
             lower=lambda attrs, inputs, out: [

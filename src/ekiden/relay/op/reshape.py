@@ -16,7 +16,7 @@ from ekiden import topi
 from ekiden._lazy import LazyModule
 from ekiden.ir.attrs import Attrs
 from ekiden.ir.node import node, shown
-from ekiden.ir.op import Array, OpDef, OpPattern, Precision, Relation, Turns, register_op
+from ekiden.ir.op import Array, OpDef, OpPattern, Precision, Relation, Transposes, register_op
 from ekiden.ir.prim import is_const
 from ekiden.ir.type import TensorType, Type
 from ekiden.relay.expr import Call, Expr
@@ -74,7 +74,7 @@ def _declare(
             pattern=OpPattern.INJECTIVE,
             result=result,
             reshape_only=True,
-            turns=Turns.SHAPE,
+            turns=Transposes.SHAPE,
             precision=Precision.FOLLOW,
         )
     )

@@ -17,7 +17,7 @@ from typing import Any
 from ekiden.arith import simplify
 from ekiden.ir.attrs import Attrs, own_attrs
 from ekiden.ir.extensions import note_extension
-from ekiden.ir.op import OPS, DimsOf, Wanted, get, set_dims
+from ekiden.ir.op import OPS, DimsOf, ShapeCheck, get, set_dims
 from ekiden.ir.prim import AnyDim, IntImm, PrimExpr, Select, Var, cast, const
 from ekiden.ir.prim_visitor import rewrite, substitute
 from ekiden.ir.type import TensorType, TupleType, Type
@@ -65,7 +65,7 @@ def register_shape_func(
 
 
 def _dims_of(name: str, data_dependent: bool | Sequence[bool], shape_func: ShapeFunc) -> DimsOf:
-    def dims(attrs: Attrs, buffers: Sequence[Buffer]) -> tuple[list[PrimExpr], list[Wanted]]:
+    def dims(attrs: Attrs, buffers: Sequence[Buffer]) -> tuple[list[PrimExpr], list[ShapeCheck]]:
         """Return the unknown dimensions of the results, and the conditions on the known ones.
 
         Both are expressions over the arguments' shapes and, if the function reads them, their
@@ -91,7 +91,7 @@ def _dims_of(name: str, data_dependent: bool | Sequence[bool], shape_func: Shape
             )
         reader = _Reader(name, dict(zip(inputs, zip(buffers, reads, strict=True), strict=True)))
         unknown: list[PrimExpr] = []
-        checks: list[Wanted] = []
+        checks: list[ShapeCheck] = []
         for shape, kind in zip(shapes, kinds, strict=True):
             _add(reader.elements(shape), kind, unknown, checks)
         return unknown, checks
@@ -100,16 +100,16 @@ def _dims_of(name: str, data_dependent: bool | Sequence[bool], shape_func: Shape
 
 
 def _add(
-    shape: Sequence[PrimExpr], kind: TensorType, unknown: list[PrimExpr], checks: list[Wanted]
+    shape: Sequence[PrimExpr], kind: TensorType, unknown: list[PrimExpr], checks: list[ShapeCheck]
 ) -> None:
     """Add the unknown dimensions of a result, and checks that the known ones are the function's."""
     for size, dim in zip(shape, kind.shape, strict=True):
         if isinstance(dim, AnyDim):
             unknown.append(size)
-            checks.append(Wanted(size >= 0, "a dimension is negative", {"it": size}))
+            checks.append(ShapeCheck(size >= 0, "a dimension is negative", {"it": size}))
         else:
             what = "its shape function says another size than its type"
-            checks.append(Wanted(size.equal(dim), what, {"it": size, "the type's": dim}))
+            checks.append(ShapeCheck(size.equal(dim), what, {"it": size, "the type's": dim}))
 
 
 def _input(buffer: Buffer, by_data: bool) -> Tensor:

@@ -14,7 +14,7 @@ import numpy as np
 
 from ekiden.ir.attrs import Attrs
 from ekiden.ir.node import node
-from ekiden.ir.op import Array, OpDef, OpPattern, Precision, Turns, register_op
+from ekiden.ir.op import Array, OpDef, OpPattern, Precision, Transposes, register_op
 from ekiden.ir.prim import PrimExpr
 from ekiden.ir.type import TensorType, Type
 from ekiden.relay.expr import Call, Constant, Expr, const
@@ -66,7 +66,7 @@ def _strided_slice_reference(attrs: StridedSliceAttrs, data: Array) -> Array:
 register_op(
     OpDef(
         name="strided_slice",
-        turns=Turns.BOX,
+        turns=Transposes.BOX,
         precision=Precision.FOLLOW,
         arguments=("data",),
         attrs=StridedSliceAttrs,

@@ -14,8 +14,8 @@ from ekiden.ir.op import Array
 from ekiden.relay.expr import Call, Expr
 from ekiden.relay.op._declare import call
 from ekiden.relay.op._inventory import declare
-from ekiden.runtime.text import END, decode, encode
-from ekiden.topi.text import GROWTH, INFINITE, MAX_DIGITS, NO_NUMBER, WRITTEN
+from ekiden.runtime.text import TEXT_END, decode, encode
+from ekiden.topi.text import INFINITE_SIGN, MAX_CASE_GROWTH, MAX_DIGITS, NAN_SIGN, NUMBER_BYTES
 
 
 @node("relay.attrs.TextSplitAttrs")
@@ -47,7 +47,7 @@ def _match(attrs: Attrs | None, text: Array, moves: Array, kinds: Array, accepts
     accepted = np.zeros(len(text), np.bool_)
     for i, row in enumerate(text):
         state = 0
-        for byte in row[row != END]:
+        for byte in row[row != TEXT_END]:
             state = moves[state, kinds[byte]]
         accepted[i] = accepts[state]
     return accepted
@@ -60,7 +60,7 @@ def _change(
         chr(p): bytes(o[:s]).decode() for p, s, o in zip(letters, sizes, replacements, strict=True)
     }
     changed = ["".join(table.get(c, c) for c in t) for t in decode(text)]
-    return encode(changed, text.shape[-1] * GROWTH)
+    return encode(changed, text.shape[-1] * MAX_CASE_GROWTH)
 
 
 def _parts(attrs: TextSplitAttrs, text: Array) -> list[list[str]]:
@@ -80,8 +80,8 @@ def _number_parts(attrs: Attrs | None, text: Array) -> Array:
     for source in decode(text):
         word = source.strip().lower()
         if word.lstrip("+-").startswith(("i", "n")):
-            sign = INFINITE if "i" in word else NO_NUMBER
-            rows.append((-sign if word.startswith("-") and sign == INFINITE else sign, 0, 0))
+            sign = INFINITE_SIGN if "i" in word else NAN_SIGN
+            rows.append((-sign if word.startswith("-") and sign == INFINITE_SIGN else sign, 0, 0))
             continue
         mantissa, _, exponent = word.lstrip("+-").partition("e")
         integer, _, fraction = mantissa.partition(".")
@@ -98,7 +98,7 @@ def _whole_number(attrs: Attrs | None, text: Array) -> Array:
 
 
 def _written(attrs: TextWrittenAttrs, signs: Array, digits: Array, exponents: Array) -> Array:
-    special = {INFINITE: "INF", -INFINITE: "-INF", NO_NUMBER: "NaN"}
+    special = {INFINITE_SIGN: "INF", -INFINITE_SIGN: "-INF", NAN_SIGN: "NaN"}
     texts = []
     for sign, number, exponent in zip(signs, digits, exponents, strict=True):
         plain = "-" * bool(sign < 0)
@@ -108,7 +108,7 @@ def _written(attrs: TextWrittenAttrs, signs: Array, digits: Array, exponents: Ar
         else:
             plain += str(number)
         texts.append(special.get(int(sign), plain))
-    return encode(texts, WRITTEN)
+    return encode(texts, NUMBER_BYTES)
 
 
 def _general(value: Decimal, attrs: TextWrittenAttrs) -> str:

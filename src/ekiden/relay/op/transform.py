@@ -17,7 +17,7 @@ import numpy as np
 from ekiden import topi
 from ekiden.ir.attrs import Attrs
 from ekiden.ir.node import node
-from ekiden.ir.op import OpDef, OpPattern, Precision, Turns, register_op
+from ekiden.ir.op import OpDef, OpPattern, Precision, Transposes, register_op
 from ekiden.ir.type import TensorType, Type
 from ekiden.relay.expr import Call, Expr
 from ekiden.relay.op._declare import attempt, attrs_of, call, fail, show, tensors
@@ -70,7 +70,7 @@ def _transpose_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
 register_op(
     OpDef(
         name="transpose",
-        turns=Turns.ORDER,
+        turns=Transposes.ORDER,
         precision=Precision.FOLLOW,
         arguments=("data",),
         attrs=TransposeAttrs,
@@ -108,7 +108,7 @@ def _broadcast_to_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
 register_op(
     OpDef(
         name="broadcast_to",
-        turns=Turns.EXTENTS,
+        turns=Transposes.EXTENTS,
         precision=Precision.FOLLOW,
         arguments=("data",),
         attrs=BroadcastAttrs,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ekiden.ir.expr import RelayExpr
 from ekiden.ir.prim import IntImm
 from ekiden.ir.type import TensorType
-from ekiden.kernels.families import FAMILIES, fixed_for
+from ekiden.kernels.families import FAMILIES, overrides_for
 from ekiden.kernels.family import Product
 from ekiden.relay.expr import Call
 from ekiden.target import Target
@@ -53,7 +53,7 @@ def panel_width(family: str, product: Product, target: Target, call: Call) -> in
     Raises:
         CompileError: A decision for it is not valid.
     """
-    return FAMILIES[family].panel_of(product, target, fixed_for(names_of(family, call)))
+    return FAMILIES[family].panel_of(product, target, overrides_for(names_of(family, call)))
 
 
 def names_of(family: str, call: Call) -> tuple[str, ...]:

@@ -24,10 +24,10 @@ from ekiden.ir.dtype import to_numpy
 from ekiden.ir.expr import RelayExpr
 from ekiden.ir.prim import IntImm
 from ekiden.ir.type import TensorType
-from ekiden.kernels.families import fixed_for
+from ekiden.kernels.families import overrides_for
 from ekiden.kernels.family import Product
 from ekiden.kernels.micro_kernels.register_tiles import DOT_OF
-from ekiden.kernels.quantized.words import has_few_products, words_of_step
+from ekiden.kernels.quantized.int8_dot import has_few_products, words_of_step
 from ekiden.kernels.spaces.winograd import BYTES, FLOATS, Arithmetic, tile_side
 from ekiden.relay import op
 from ekiden.relay.expr import Call, Constant
@@ -46,9 +46,9 @@ from ekiden.relay.transform.language.scopes import infer_here
 from ekiden.relay.transform.layout.convert_layout import transpose
 from ekiden.target import Target
 from ekiden.topi.layout import permutation
-from ekiden.topi.nn.conv_transpose import is_few
-from ekiden.topi.nn.weights import WORD_OF
-from ekiden.topi.nn.winograd import POINTS, TAPS, suits, sums_fit
+from ekiden.topi.nn.conv_transpose import fits_one_panel
+from ekiden.topi.nn.weights import WORD_BY_DTYPE
+from ekiden.topi.nn.winograd import INTERPOLATION_POINTS, WINOGRAD_TAPS, suits, sums_fit
 
 PACKED, WINOGRAD, TRANSPOSED = "conv_nhwc_pack", "winograd_conv2d", "conv_transpose_pack"
 """Families of kernels."""
@@ -66,7 +66,7 @@ def conv_words(call: Call, target: Target) -> RelayExpr:
     assert isinstance(attrs, Conv2DAttrs)
     assert isinstance(weight, Constant)
     dtype = dtype_of(data)
-    word, kind = WORD_OF[dtype], "conv2d_bf16" if dtype == "bfloat16" else "conv2d_u8s8"
+    word, kind = WORD_BY_DTYPE[dtype], "conv2d_bf16" if dtype == "bfloat16" else "conv2d_u8s8"
     plain = attrs.data_layout == "NHWC" and attrs.kernel_layout == "OIHW"
     if not plain or attrs.out_dtype != ("int32" if dtype == "uint8" else "float32"):
         return call
@@ -152,7 +152,7 @@ def _winograd_tile(
     attrs: Conv2DAttrs,
     target: Target,
     kind: Arithmetic = FLOATS,
-    sides: Collection[int] = tuple(POINTS),
+    sides: Collection[int] = tuple(INTERPOLATION_POINTS),
 ) -> int:
     """Return the side of output tiles, one of `sides`, if the convolution is to be done by
     Winograd's method, whose weights take up to four times the memory (of bytes eight times); else
@@ -161,13 +161,17 @@ def _winograd_tile(
     assert isinstance(weight, Constant)
     out, channels, *kernel = weight.data.shape
     plain = attrs.groups == 1 and attrs.strides == attrs.dilation == (1, 1)
-    if not plain or kernel != [TAPS, TAPS] or not suits(channels, out, target.lanes("float32")):
+    if (
+        not plain
+        or kernel != [WINOGRAD_TAPS, WINOGRAD_TAPS]
+        or not suits(channels, out, target.lanes("float32"))
+    ):
         return 0
     assert isinstance(result, TensorType)
     sizes = [d.value for d in result.shape if isinstance(d, IntImm)]
     n, height, width, *_ = (*sizes, 0, 0, 0)
     image = (n, height, width) if len(sizes) == len(result.shape) else None
-    fixed = fixed_for(names_of(WINOGRAD, call))
+    fixed = overrides_for(names_of(WINOGRAD, call))
     return tile_side(image, (channels, out), target, fixed, kind, sides)
 
 
@@ -178,7 +182,7 @@ def _winograd_bytes_tile(call: Call, attrs: Conv2DAttrs, target: Target) -> int:
     assert isinstance(weight, Constant)
     if not target.has(DOT_OF[BYTES.dtype]):
         return 0
-    sides = [m for m in POINTS if sums_fit(weight.data, m)]
+    sides = [m for m in INTERPOLATION_POINTS if sums_fit(weight.data, m)]
     return _winograd_tile(call, attrs, target, BYTES, sides)
 
 
@@ -249,7 +253,7 @@ def _is_one_panel(
     cuts = any(attrs.padding) or any(attrs.output_padding)
     plain = attrs.groups == 1 and set(attrs.dilation) == {1} and not cuts
     fits = plain and len(kernel) == 2 and tuple(kernel) == attrs.strides
-    return fits and is_few(channels, kernel, target.lanes("float32"))
+    return fits and fits_one_panel(channels, kernel, target.lanes("float32"))
 
 
 def _as_conv(call: Call, attrs: ConvTransposeAttrs, weight: Constant) -> Call | None:

@@ -21,14 +21,14 @@ from ekiden.ir.prim import is_const
 from ekiden.ir.type import TensorType
 from ekiden.kernels.cost_model import narrowing_pays
 from ekiden.kernels.family import NARROW, Product
-from ekiden.kernels.quantized.words import narrowed_words
+from ekiden.kernels.quantized.int8_dot import split_large_pairs
 from ekiden.relay import op
 from ekiden.relay.expr import Call, Constant
 from ekiden.relay.op.nn.dense import BatchMatmulAttrs
 from ekiden.relay.packing.common import dtype_of, known_shape, panel_width, rows_of
 from ekiden.relay.transform.language.scopes import infer_here
 from ekiden.target import Target
-from ekiden.topi.nn.weights import WORD, WORD_OF, pack_weight
+from ekiden.topi.nn.weights import WORD, WORD_BY_DTYPE, pack_weight
 
 FAMILY = "dense_pack"
 
@@ -51,7 +51,7 @@ def dense_words(call: Call, target: Target) -> RelayExpr:
     data, weight = call.args
     assert isinstance(weight, Constant)
     units, depth = weight.data.shape
-    missing = -depth % WORD_OF[dtype_of(data)]
+    missing = -depth % WORD_BY_DTYPE[dtype_of(data)]
     # Both sides are padded with zeros to full words.
     if missing:
         shape = data.checked_type
@@ -60,7 +60,7 @@ def dense_words(call: Call, target: Target) -> RelayExpr:
         zero = Constant(np.zeros((), to_numpy(shape.dtype)))
         data = op.nn.pad(data, (*rows, (0, missing)), zero)
         weight = Constant(np.pad(weight.data, ((0, 0), (0, missing))), span=weight.span)
-    word = WORD_OF[dtype_of(call.args[0])]
+    word = WORD_BY_DTYPE[dtype_of(call.args[0])]
     product = Product(rows_of(call), units, -(-depth // word), dtype_of(call.args[0]))
     kind = "dense_bf16" if dtype_of(call.args[0]) == "bfloat16" else "dense_u8s8"
     out = dtype_of(call)
@@ -117,7 +117,7 @@ def _narrow(
     """
     narrow = replace(product, dtype=NARROW)
     tile = panel_width(FAMILY, narrow, target, call)
-    words, word_indices = narrowed_words(pack_weight(weight, "dense_u8s8", tile))
+    words, word_indices = split_large_pairs(pack_weight(weight, "dense_u8s8", tile))
     if not narrowing_pays(word_indices.shape[1], product.depth or 0, target):
         return None
     return tile, words, word_indices

@@ -17,7 +17,7 @@ from ekiden.relay import op
 from ekiden.relay.expr import Call, Constant, Expr
 from ekiden.relay.transform.graph.calls import typed
 from ekiden.target import Target
-from ekiden.topi.nn.nibbles import GROUP, pack_nibbles, unpack_nibbles
+from ekiden.topi.nn.nibbles import WORD_VALUES, pack_nibbles, unpack_nibbles
 
 FAMILY = "dense_nibbles_pack"
 LEVELS = 127.0
@@ -37,7 +37,7 @@ def dense_nibbles(call: Call, target: Target) -> Call:
     if len(arrays) != len(parameters) or not isinstance(depth, IntImm):
         return call
     weight, scale, point = arrays
-    if FAMILIES[FAMILY].serves(target) and weight.shape[2] * 2 % GROUP == 0:
+    if FAMILIES[FAMILY].serves(target) and weight.shape[2] * 2 % WORD_VALUES == 0:
         rounded = _rounded(data, len(kind.shape), depth.value, weight.shape[2] * 2)
         packed, scales, points = (Constant(a) for a in pack_nibbles(weight, scale, point))
         units = len(weight)

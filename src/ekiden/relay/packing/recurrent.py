@@ -13,7 +13,7 @@ import numpy as np
 
 from ekiden.ir.expr import RelayExpr
 from ekiden.kernels.cost_model import narrowing_pays
-from ekiden.kernels.quantized.words import narrowed_words
+from ekiden.kernels.quantized.int8_dot import split_large_pairs
 from ekiden.relay import op
 from ekiden.relay.expr import Call, Constant, Tuple
 from ekiden.relay.op.nn.recurrent import PackRecurrentAttrs, RecurrentAttrs, packed_recurrent
@@ -34,7 +34,7 @@ def recurrent(call: Call, target: Target) -> RelayExpr:
     if weight.data.dtype == np.int8:
         words = packed_recurrent(PackRecurrentAttrs(gates, lanes), weight.data)
         depth = words.shape[1]
-        words, word_indices = narrowed_words(words)
+        words, word_indices = split_large_pairs(words)
         if narrowing_pays(word_indices.shape[1], depth, target):
             narrowed = Tuple(
                 (data, Constant(words, span=weight.span), *extras, Constant(word_indices))

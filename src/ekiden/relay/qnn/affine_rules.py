@@ -38,7 +38,7 @@ def _of(types: Types, expr: Expr) -> TensorAffineType:
     return kind
 
 
-def _wanted(expr: Call, types: Types) -> TensorAffineType:
+def _required(expr: Call, types: Types) -> TensorAffineType:
     """Return the scale that a result must have.
 
     Raises:
@@ -76,7 +76,7 @@ def _held(result: TensorAffineType, dtype: str) -> TensorAffineType:
     return result.with_fields(dtype=dtype, zero_point=moved)
 
 
-def _asked(expr: Call, types: Types, operand_type: TensorAffineType) -> TensorAffineType:
+def _requested(expr: Call, types: Types, operand_type: TensorAffineType) -> TensorAffineType:
     """Return the affine type of a call's result in the dtype of its operand.
 
     It is the type that follows from the users, or else that of the operand.
@@ -260,7 +260,7 @@ def _pad(expr: Call, types: Types) -> Made:
 @register_fake_quantization_to_integer("nn.avg_pool2d", mixes=True)
 def _avg_pool2d(expr: Call, types: Types) -> Made:
     data_type = _of(types, expr.args[0])
-    result = _asked(expr, types, data_type)
+    result = _requested(expr, types, data_type)
     steps = data_type.scale, data_type.zero_point, result.scale, result.zero_point
     return call("qnn.avg_pool2d", *expr.args, *steps, attrs=expr.attrs), TensorAffineType(
         result.scale, result.zero_point, data_type.dtype, result.axis
@@ -392,7 +392,7 @@ def _register_arithmetic(name: str, qnn_op: Binary, biases: bool = False) -> Non
         if a.dtype != b.dtype:
             raise ValueError(f"its operands are of {a.dtype} and {b.dtype}")
         is_wide = a.dtype not in ("int8", "uint8")
-        result = a if is_wide else _held(_wanted(expr, types), a.dtype)
+        result = a if is_wide else _held(_required(expr, types), a.dtype)
         steps = a.scale, a.zero_point, b.scale, b.zero_point, result.scale, result.zero_point
         return qnn_op(lhs, rhs, *steps, a.axis, b.axis), result
 
@@ -408,7 +408,7 @@ def _larger_or_smaller(expr: Call, types: Types) -> Made:
     lhs, rhs, a, b = _sides(expr, types)
     if expr not in types and not _same(a, b):
         raise ValueError("its result needs a scale, and what follows gives none")
-    result = _asked(expr, types, a)
+    result = _requested(expr, types, a)
     moved = [
         side if _same(its, result) else _requantized(side, its, result, result.dtype)
         for side, its in ((lhs, a), (rhs, b))
@@ -429,7 +429,7 @@ def _concatenate(expr: Call, types: Types) -> Made:
         raise ValueError("its result needs a scale, and what follows gives none")
     if any(field_type.dtype != first.dtype for field_type in tuple_type.types):
         raise ValueError("its tensors are of several dtypes")
-    result = _asked(expr, types, first)
+    result = _requested(expr, types, first)
     scales = Tuple(tuple(t.scale for t in tuple_type.types))
     points = Tuple(tuple(t.zero_point for t in tuple_type.types))
     axis = int(getattr(expr.attrs, "axis", 0))
@@ -446,7 +446,7 @@ def _register_unary(name: str, qnn_op: Callable[..., Call]) -> None:
         behind it.
         """
         data_type = _of(types, expr.args[0])
-        result = _held(_wanted(expr, types), data_type.dtype)
+        result = _held(_required(expr, types), data_type.dtype)
         steps = data_type.scale, data_type.zero_point, result.scale, result.zero_point
         return qnn_op(*expr.args, *steps), result
 
@@ -460,7 +460,7 @@ for _name in "sqrt rsqrt exp erf sigmoid tanh abs log".split():
 @register_fake_quantization_to_integer("nn.leaky_relu")
 def _leaky_relu(expr: Call, types: Types) -> Made:
     data_type = _of(types, expr.args[0])
-    result = _asked(expr, types, data_type)
+    result = _requested(expr, types, data_type)
     steps = data_type.scale, data_type.zero_point, result.scale, result.zero_point
     integers = elementwise.leaky_relu(
         expr.args[0], float(getattr(expr.attrs, "alpha", 0.0)), *steps
@@ -471,7 +471,7 @@ def _leaky_relu(expr: Call, types: Types) -> Made:
 @register_optional_fake_quantization_to_integer("nn.softmax")
 def _softmax(expr: Call, types: Types) -> Made:
     data_type = _of(types, expr.args[0])
-    result = _held(_wanted(expr, types), data_type.dtype)
+    result = _held(_required(expr, types), data_type.dtype)
     steps = data_type.scale, data_type.zero_point, result.scale, result.zero_point
     axis = int(getattr(expr.attrs, "axis", -1))
     return shaping.softmax(expr.args[0], *steps, axis), result

@@ -116,7 +116,7 @@ def _grouped(
     their zero point is 0, or has no border and is subtracted from the sums.
     """
     centred = _centred(weight.data, points[1], 0)
-    is_exact = centred is not None and len(_exact_parts(centred, 0, 1)) == 1
+    is_exact = centred is not None and len(_exact_slices(centred, 0, 1)) == 1
     wide = "float32" if is_exact else "int32"
     kernel = subtract(cast(weight, wide), reshape(cast(points[1], wide), (-1, 1, 1, 1)))
     is_depthwise = is_exact and weight.data.shape[:2] == (window.groups, 1)
@@ -148,7 +148,7 @@ def _centred(kernel: Array, point: Expr, channels: int) -> Array | None:
     return kernel.astype(np.int64) - point.data.astype(np.int64).reshape(shape)
 
 
-def _exact_parts(kernel: Array, channels: int, terms: int) -> list[slice]:
+def _exact_slices(kernel: Array, channels: int, terms: int) -> list[slice]:
     """Return slices of the axis `terms` of weights for which float32 holds every sum of products.
 
     The list is empty if not even the sums of one element fit.
@@ -193,7 +193,7 @@ def in_floats(
     """
     across, terms, channels = axes
     kernel = _centred(weight.data, points[1], channels) if isinstance(weight, Constant) else None
-    slices = [] if kernel is None else _exact_parts(kernel, channels, terms)
+    slices = [] if kernel is None else _exact_slices(kernel, channels, terms)
     if kernel is None or not slices:
         return None
     levels = subtract(cast(data, "float32"), cast(points[0], "float32"))

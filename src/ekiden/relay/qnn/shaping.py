@@ -57,7 +57,7 @@ def _concatenate_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
     return OPS["concatenate"].relation([TupleType(data)], attrs_of(ConcatenateAttrs, attrs))
 
 
-def _parts(tuple_of: Expr, kind: Type) -> list[Expr]:
+def _fields_of(tuple_of: Expr, kind: Type) -> list[Expr]:
     if isinstance(tuple_of, Tuple):
         return list(tuple_of.fields)
     assert isinstance(kind, TupleType)
@@ -70,7 +70,9 @@ def _expand_concatenate(
     result = Steps.of(args, types, 3)
     kinds = fields("qnn.concatenate", types[0], "data")
     scale, point = TensorType((), "float32"), TensorType((), "int32")
-    operands = zip(*(_parts(a, t) for a, t in zip(args[:3], types[:3], strict=False)), strict=True)
+    operands = zip(
+        *(_fields_of(a, t) for a, t in zip(args[:3], types[:3], strict=False)), strict=True
+    )
     rescaled = []
     for kind, (data, its_scale, its_point) in zip(kinds, operands, strict=True):
         source = Steps(Parameter(its_scale, scale), Parameter(its_point, point))

@@ -51,7 +51,9 @@ def FlexibleShapeDispatch(  # noqa: N802
     """
     if not buckets or min(buckets) < 1:
         raise CompileError(f"FlexibleShapeDispatch: sizes above 0 expected, got {list(buckets)}")
-    options = _Asked(axis, auto_pad, pad_value, tuple(input_indices or (0,)), affects_output)
+    options = _DispatchOptions(
+        axis, auto_pad, pad_value, tuple(input_indices or (0,)), affects_output
+    )
 
     def transform(module: IRModule, context: PassContext) -> IRModule:
         return InferType()(_Dispatch(module, options).made(sorted(set(buckets))))
@@ -60,7 +62,7 @@ def FlexibleShapeDispatch(  # noqa: N802
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
+class _DispatchOptions:
     axis: int
     auto_pad: bool
     pad_value: float
@@ -71,7 +73,7 @@ class _Asked:
 class _Dispatch:
     """Builder of the function that tests the size, and those that it calls."""
 
-    def __init__(self, module: IRModule, options: _Asked) -> None:
+    def __init__(self, module: IRModule, options: _DispatchOptions) -> None:
         self.module, self.asked = module, options
         main = module["main"]
         assert isinstance(main, Function)

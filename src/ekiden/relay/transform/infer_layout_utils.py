@@ -43,16 +43,16 @@ class InferCorrectLayoutOutput:
     new_attrs: Any
 
 
-Output = InferCorrectLayoutOutput
+_Output = InferCorrectLayoutOutput
 Fields = Any
 """Attributes, of any operator."""
-Now = Layouts | None
+NewLayouts = Layouts | None
 Types = Sequence[Type]
-Rule = Callable[[Fields, Now, Layouts, Types], Output]
+Rule = Callable[[Fields, NewLayouts, Layouts, Types], _Output]
 """(attributes, layouts now or None, layouts before, types before) -> what the call takes."""
 
 
-def primal(layout: str) -> list[str]:
+def primal_axes(layout: str) -> list[str]:
     """Return the primal axes of a layout, in order: NCHW16c -> N, C, H, W."""
     return [letter for letter, _ in parse(layout) if letter.isupper()]
 
@@ -62,13 +62,13 @@ def factor_of(layout: str, letter: str) -> int:
     return next((size for name, size in parse(layout) if name == letter.lower()), 0)
 
 
-def place_of(layout: str, letter: str) -> int:
+def axis_of(layout: str, letter: str) -> int:
     """Return the index of a primal axis, -1 if there is none."""
     names = [name for name, _ in parse(layout)]
     return names.index(letter) if letter in names else -1
 
 
-def joined(axes: Sequence[tuple[str, int]]) -> str:
+def join_axes(axes: Sequence[tuple[str, int]]) -> str:
     """Return the layout of axes: the inverse of `parse`."""
     return "".join(f"{size or ''}{letter}" for letter, size in axes)
 
@@ -84,10 +84,10 @@ def _rank(kind: Type) -> int:
 # --- element by element ---------------------------------------------------------------------------
 
 
-def elementwise(attrs: Fields, new: Now, old: Layouts, types: Types) -> Output:
+def elementwise(attrs: Fields, new: NewLayouts, old: Layouts, types: Types) -> _Output:
     """Accept any layout, the same for all."""
     chosen = new[0] if new is not None else next((layout for layout in old if layout), None)
-    return Output((chosen,) * len(old), (chosen,), attrs)
+    return _Output((chosen,) * len(old), (chosen,), attrs)
 
 
 def _is_alike(layout_a: str, layout_b: str) -> bool:
@@ -102,7 +102,7 @@ def _is_alike(layout_a: str, layout_b: str) -> bool:
     return all(forward[x] == y and back[y] == x for (x, _), (y, _) in zip(a, b, strict=True))
 
 
-def _changed_like(old: str, like_old: str, like_new: str) -> str | None:
+def _change_alike(old: str, like_old: str, like_new: str) -> str | None:
     """Change `old` as `like_old` is changed to `like_new`.
 
     The two broadcast, and may name axes differently: (W, NCHW, NHWC) -> NHWC; dropping what W lacks
@@ -119,7 +119,7 @@ def _changed_like(old: str, like_old: str, like_new: str) -> str | None:
     # A letter in both parts would be an axis split across the boundary of broadcasting.
     if {x.upper() for x, _ in head} & {x.upper() for x, _ in tail}:
         return None
-    if not _is_alike(joined(tail), joined(shorter)):
+    if not _is_alike(join_axes(tail), join_axes(shorter)):
         return None
     names = dict(
         zip(
@@ -129,7 +129,7 @@ def _changed_like(old: str, like_old: str, like_new: str) -> str | None:
         )
     )
     used = set(names.values())
-    for letter in reversed(primal(like_old)):
+    for letter in reversed(primal_axes(like_old)):
         if letter not in names:
             free = next(c for c in (letter, *map(chr, range(65, 91))) if c not in used)
             names[letter] = free
@@ -140,7 +140,7 @@ def _changed_like(old: str, like_old: str, like_new: str) -> str | None:
             return None
         renamed_letter = names[letter.upper()]
         renamed.append((renamed_letter if letter.isupper() else renamed_letter.lower(), size))
-    return joined(renamed)
+    return join_axes(renamed)
 
 
 def _for_ones(layout: str, old: str, shape: Sequence[Any]) -> str:
@@ -148,18 +148,18 @@ def _for_ones(layout: str, old: str, shape: Sequence[Any]) -> str:
     axes = []
     for letter, size in parse(layout):
         if letter.islower():
-            at = place_of(old, letter.upper())
+            at = axis_of(old, letter.upper())
             is_one = at < 0 or (is_const(shape[at], 1) and not factor_of(old, letter))
             size = 1 if is_one else size
         axes.append((letter, size))
-    return joined(axes)
+    return join_axes(axes)
 
 
-def broadcast(attrs: Fields, new: Now, old: Layouts, types: Types) -> Output:
+def broadcast(attrs: Fields, new: NewLayouts, old: Layouts, types: Types) -> _Output:
     """Return the layouts of two tensors that broadcast: the smaller is changed as the
     larger was.
     """
-    failed = Output((None, None), (None,), attrs)
+    failed = _Output((None, None), (None,), attrs)
     shapes = [t.shape if isinstance(t, TensorType) else () for t in types[:2]]
     large = 0 if len(shapes[0]) >= len(shapes[1]) else 1
     layouts: list[Layout] = list(old[:2])
@@ -171,43 +171,43 @@ def broadcast(attrs: Fields, new: Now, old: Layouts, types: Types) -> Output:
         if len(shapes[known_index]) < len(shapes[1 - known_index]):
             return failed
         axes = parse(layouts[known_index] or "")
-        layouts[1 - known_index] = joined(axes[len(axes) - len(shapes[1 - known_index]) :])
+        layouts[1 - known_index] = join_axes(axes[len(axes) - len(shapes[1 - known_index]) :])
         result = layouts[known_index]
     else:
         result = layouts[large]
     if new is None:
-        return Output(layouts, (result,), attrs)
+        return _Output(layouts, (result,), attrs)
     current = [new_layout or "" for new_layout in new[:2]]
-    more = 0 if len(primal(current[0])) >= len(primal(current[1])) else 1
+    more = 0 if len(primal_axes(current[0])) >= len(primal_axes(current[1])) else 1
     small = 1 - more
-    changed = _changed_like(layouts[small] or "", layouts[more] or "", current[more])
+    changed = _change_alike(layouts[small] or "", layouts[more] or "", current[more])
     if changed is None:
         return failed
     result = current[large]
     layouts[small] = _for_ones(changed, layouts[small] or "", shapes[small])
     layouts[more] = current[more]
-    return Output(layouts, (result,), attrs)
+    return _Output(layouts, (result,), attrs)
 
 
 # --- operators with layouts of their own ----------------------------------------------------------
 
 
-def _convolution(attrs: Fields, new: Now, old: Layouts, types: Types) -> Output:
+def _convolution(attrs: Fields, new: NewLayouts, old: Layouts, types: Types) -> _Output:
     """Keep the layouts of a convolution: others follow it."""
     more = ("C",) * (len(old) - 2)
     inputs = (attrs.data_layout, attrs.kernel_layout, *more)
-    return Output(inputs, (attrs.out_layout or attrs.data_layout,), attrs)
+    return _Output(inputs, (attrs.out_layout or attrs.data_layout,), attrs)
 
 
-def _deformable(attrs: Fields, new: Now, old: Layouts, types: Types) -> Output:
+def _deformable(attrs: Fields, new: NewLayouts, old: Layouts, types: Types) -> _Output:
     inputs = (attrs.data_layout, attrs.data_layout, attrs.kernel_layout)
-    return Output(inputs, (attrs.out_layout or attrs.data_layout,), attrs)
+    return _Output(inputs, (attrs.out_layout or attrs.data_layout,), attrs)
 
 
-def _follows(fits: Callable[[str, str], bool]) -> Rule:
+def _follow_data(fits: Callable[[str, str], bool]) -> Rule:
     """Operators with one attribute `layout`, which follow their data where that fits."""
 
-    def rule(attrs: Fields, new: Now, old: Layouts, types: Types) -> Output:
+    def rule(attrs: Fields, new: NewLayouts, old: Layouts, types: Types) -> _Output:
         """Return the data's layout where it changed and fits, else the call's own, which a user may
         have chosen.
 
@@ -217,95 +217,95 @@ def _follows(fits: Callable[[str, str], bool]) -> Rule:
         if new_layout and new_layout != old[0] and fits(new_layout, attrs.layout):
             attrs = attrs.with_fields(layout=new_layout)
         result = getattr(attrs, "out_layout", "") or attrs.layout
-        return Output((attrs.layout, *("C",) * (len(old) - 1)), (result,), attrs)
+        return _Output((attrs.layout, *("C",) * (len(old) - 1)), (result,), attrs)
 
     return rule
 
 
 def _same_windows(layout: str, own: str) -> bool:
     """Return whether the axes of windows keep their indices, unsplit."""
-    axes = [letter for letter in "DHW" if place_of(own, letter) >= 0]
-    return all(place_of(layout, a) == place_of(own, a) and not factor_of(layout, a) for a in axes)
+    axes = [letter for letter in "DHW" if axis_of(own, letter) >= 0]
+    return all(axis_of(layout, a) == axis_of(own, a) and not factor_of(layout, a) for a in axes)
 
 
-def _pool(attrs: Fields, new: Now, old: Layouts, types: Types) -> Output:
+def _pool(attrs: Fields, new: NewLayouts, old: Layouts, types: Types) -> _Output:
     """Follow any layout that does not split the axes of windows."""
 
     def fits(layout: str, own: str) -> bool:
-        axes = [letter for letter in "DHW" if place_of(own, letter) >= 0]
-        return all(place_of(layout, a) >= 0 and not factor_of(layout, a) for a in axes)
+        axes = [letter for letter in "DHW" if axis_of(own, letter) >= 0]
+        return all(axis_of(layout, a) >= 0 and not factor_of(layout, a) for a in axes)
 
     # An explicit output layout fixes the call's own layout, too.
     if new is not None and attrs["out_layout"]:
-        return Output((attrs.layout,), (attrs.out_layout,), attrs)
-    return _follows(fits)(attrs, new, old, types)
+        return _Output((attrs.layout,), (attrs.out_layout,), attrs)
+    return _follow_data(fits)(attrs, new, old, types)
 
 
-def _channels(attrs: Fields, new: Now, old: Layouts, types: Types) -> Output:
+def _channels(attrs: Fields, new: NewLayouts, old: Layouts, types: Types) -> _Output:
     """Follow batch normalization's data, parameters along the axis."""
     layout = old[0] if new is None else new[0]
     if layout is None or old[0] is None:
-        return Output((None,), (None,), attrs)
+        return _Output((None,), (None,), attrs)
     letter = _letter(old[0], attrs.axis)
     if new is not None:
-        if place_of(layout, letter) < 0 or factor_of(layout, letter):
+        if axis_of(layout, letter) < 0 or factor_of(layout, letter):
             layout = old[0]
-        attrs = attrs.with_fields(axis=place_of(layout, letter))
-    return Output((layout, "C", "C", "C", "C"), (layout, "C", "C"), attrs)
+        attrs = attrs.with_fields(axis=axis_of(layout, letter))
+    return _Output((layout, "C", "C", "C", "C"), (layout, "C", "C"), attrs)
 
 
-def _one_axis(attrs: Fields, new: Now, old: Layouts, types: Types) -> Output:
+def _one_axis(attrs: Fields, new: NewLayouts, old: Layouts, types: Types) -> _Output:
     """Follow the data of an operator along `axis`; further inputs are vectors along it."""
     layout = old[0] if new is None else new[0]
     if layout is None or old[0] is None:
-        return Output((None,), (None,), attrs)
+        return _Output((None,), (None,), attrs)
     if new is not None:
         letter = _letter(old[0], attrs.axis)
-        if place_of(layout, letter) < 0 or factor_of(layout, letter):
+        if axis_of(layout, letter) < 0 or factor_of(layout, letter):
             layout = old[0]
-        attrs = attrs.with_fields(axis=place_of(layout, letter))
-    return Output((layout, *("C",) * (len(old) - 1)), (layout,), attrs)
+        attrs = attrs.with_fields(axis=axis_of(layout, letter))
+    return _Output((layout, *("C",) * (len(old) - 1)), (layout,), attrs)
 
 
-def _axes(attrs: Fields, new: Now, old: Layouts, types: Types) -> Output:
+def _axes(attrs: Fields, new: NewLayouts, old: Layouts, types: Types) -> _Output:
     """Follow the data of an operator along `axis`, a tuple, of one result like the data."""
     layout = old[0] if new is None else new[0]
     if layout is None or old[0] is None:
-        return Output((None,), (None,), attrs)
+        return _Output((None,), (None,), attrs)
     if new is not None:
         letters = [_letter(old[0], int(a)) for a in attrs.axis]
         if any(
-            place_of(layout, letter_checked) < 0 or factor_of(layout, letter_checked)
+            axis_of(layout, letter_checked) < 0 or factor_of(layout, letter_checked)
             for letter_checked in letters
         ):
             layout = old[0]
-        attrs = attrs.with_fields(axis=tuple(place_of(layout, letter) for letter in letters))
-    return Output((layout,), (layout,), attrs)
+        attrs = attrs.with_fields(axis=tuple(axis_of(layout, letter) for letter in letters))
+    return _Output((layout,), (layout,), attrs)
 
 
 def _fixed(*layouts: str) -> Rule:
     """Return a rule of fixed layouts: of the inputs, then of the result."""
 
-    def rule(attrs: Fields, new: Now, old: Layouts, types: Types) -> Output:
-        return Output(layouts[:-1], layouts[-1:], attrs)
+    def rule(attrs: Fields, new: NewLayouts, old: Layouts, types: Types) -> _Output:
+        return _Output(layouts[:-1], layouts[-1:], attrs)
 
     return rule
 
 
-def _regions(attrs: Fields, new: Now, old: Layouts, types: Types) -> Output:
-    return Output((attrs.layout, "N5"), (attrs.layout,), attrs)
+def _regions(attrs: Fields, new: NewLayouts, old: Layouts, types: Types) -> _Output:
+    return _Output((attrs.layout, "N5"), (attrs.layout,), attrs)
 
 
 # --- operators that count axes --------------------------------------------------------------------
 
 
-def _reduce(attrs: Fields, new: Now, old: Layouts, types: Types) -> Output:
+def _reduce(attrs: Fields, new: NewLayouts, old: Layouts, types: Types) -> _Output:
     """Follow the data of a reduction: the axes by their letters; inner axes with their
     primal ones.
     """
     layout = old[0] if new is None else new[0]
     if layout is None or old[0] is None:
-        return Output((None,), (None,), attrs)
+        return _Output((None,), (None,), attrs)
     rank, axis = _rank(types[0]), attrs.axis
     old_axes = (
         range(rank)
@@ -314,7 +314,7 @@ def _reduce(attrs: Fields, new: Now, old: Layouts, types: Types) -> Output:
     )
     gone = {_letter(old[0], a) for a in old_axes}
     if getattr(attrs, "exclude", False):
-        gone = set(primal(old[0])) - gone
+        gone = set(primal_axes(old[0])) - gone
     kept_axes, new_axes = [], []
     for at, (letter, size) in enumerate(parse(layout)):
         if letter.upper() in gone:
@@ -328,10 +328,10 @@ def _reduce(attrs: Fields, new: Now, old: Layouts, types: Types) -> Output:
         attrs = attrs.with_fields(axis=tuple(new_axes))
         if getattr(attrs, "exclude", False):
             attrs = attrs.with_fields(exclude=False)
-    return Output((layout,) * len(old), (joined(kept_axes),), attrs)
+    return _Output((layout,) * len(old), (join_axes(kept_axes),), attrs)
 
 
-def _reduce_to_place(attrs: Fields, new: Now, old: Layouts, types: Types) -> Output:
+def _arg_reduce(attrs: Fields, new: NewLayouts, old: Layouts, types: Types) -> _Output:
     """Follow the data of `argmax` and `argmin` if their axes keep their order.
 
     The index among the elements of several axes is counted in the order of these axes. Along one
@@ -341,30 +341,30 @@ def _reduce_to_place(attrs: Fields, new: Now, old: Layouts, types: Types) -> Out
         return _reduce(attrs, new, old, types)
     old_axes = range(_rank(types[0])) if attrs.axis is None else np.atleast_1d(attrs.axis)
     named = {_letter(old[0], int(a)) for a in old_axes}
-    gone = [candidate for candidate in primal(old[0]) if (candidate in named) != attrs.exclude]
-    new_axes = [place_of(new[0], letter) for letter in gone]
+    gone = [candidate for candidate in primal_axes(old[0]) if (candidate in named) != attrs.exclude]
+    new_axes = [axis_of(new[0], letter) for letter in gone]
     stays = new_axes == sorted(new_axes) and not any(factor_of(new[0], reduced) for reduced in gone)
     return _reduce(attrs, new if stays or len(gone) == 1 else old, old, types)
 
 
-def _transpose(attrs: Fields, new: Now, old: Layouts, types: Types) -> Output:
+def _transpose(attrs: Fields, new: NewLayouts, old: Layouts, types: Types) -> _Output:
     if old[0] is None:
-        return Output((None,), (None,), attrs)
+        return _Output((None,), (None,), attrs)
     rank = len(parse(old[0]))
     axes = [int(a) % rank for a in attrs.axes] if attrs.axes else list(reversed(range(rank)))
     layout = old[0]
     if new is not None and new[0] and sorted(new[0]) == sorted(old[0]):
         layout = new[0]
-        axes = [place_of(layout, _letter(old[0], a)) for a in axes]
-    result = joined([parse(layout)[a] for a in axes])
+        axes = [axis_of(layout, _letter(old[0], a)) for a in axes]
+    result = join_axes([parse(layout)[a] for a in axes])
     new_attrs = attrs.with_fields(axes=tuple(axes)) if new is not None else attrs
-    return Output((layout,), (result,), new_attrs)
+    return _Output((layout,), (result,), new_attrs)
 
 
-def _squeeze(attrs: Fields, new: Now, old: Layouts, types: Types) -> Output:
+def _squeeze(attrs: Fields, new: NewLayouts, old: Layouts, types: Types) -> _Output:
     layout = old[0] if new is None else new[0]
     if layout is None or old[0] is None:
-        return Output((None,), (None,), attrs)
+        return _Output((None,), (None,), attrs)
     kind = types[0]
     assert isinstance(kind, TensorType)
     ones = [i for i, d in enumerate(kind.shape) if is_const(d, 1)]
@@ -373,16 +373,16 @@ def _squeeze(attrs: Fields, new: Now, old: Layouts, types: Types) -> Output:
     if any(factor_of(layout, letter) for letter in gone):
         layout = old[0]
     if new is not None:
-        attrs = attrs.with_fields(axis=tuple(place_of(layout, _letter(old[0], a)) for a in axes))
-    remaining = joined([(letter, size) for letter, size in parse(layout) if letter not in gone])
-    return Output((layout,), (remaining,), attrs)
+        attrs = attrs.with_fields(axis=tuple(axis_of(layout, _letter(old[0], a)) for a in axes))
+    remaining = join_axes([(letter, size) for letter, size in parse(layout) if letter not in gone])
+    return _Output((layout,), (remaining,), attrs)
 
 
-def _pad(attrs: Fields, new: Now, old: Layouts, types: Types) -> Output:
+def _pad(attrs: Fields, new: NewLayouts, old: Layouts, types: Types) -> _Output:
     """Move widths with their axes; a split axis is not padded."""
     layout = old[0]
     if layout is None:
-        return Output((None,), (None,), attrs)
+        return _Output((None,), (None,), attrs)
     if new is not None and new[0]:
         widths = {
             letter: tuple(w) for (letter, _), w in zip(parse(layout), attrs.pad_width, strict=True)
@@ -392,44 +392,42 @@ def _pad(attrs: Fields, new: Now, old: Layouts, types: Types) -> Output:
             layout = new[0]
             moved = tuple(widths[letter.upper()] for letter, _ in parse(layout))
             attrs = attrs.with_fields(pad_width=moved)
-    return Output((layout, "1") if len(old) > 1 else (layout,), (layout,), attrs)
+    return _Output((layout, "1") if len(old) > 1 else (layout,), (layout,), attrs)
 
 
-def _concatenate(attrs: Fields, new: Now, old: Layouts, types: Types) -> Output:
+def _concatenate(attrs: Fields, new: NewLayouts, old: Layouts, types: Types) -> _Output:
     tuple_type = types[0]
     count = len(tuple_type.fields) if isinstance(tuple_type, TupleType) else 1
     before = next((layout_or_none for layout_or_none in old[:count] if layout_or_none), None)
     if before is None:
-        return Output((None,), (None,), attrs)
+        return _Output((None,), (None,), attrs)
     axis = attrs.axis % len(parse(before))
     layout = before
     if new is not None and len(set(new[:count])) == 1 and new[0] and old[0]:
         layout = new[0]
-        attrs = attrs.with_fields(axis=place_of(layout, _letter(old[0], axis)))
+        attrs = attrs.with_fields(axis=axis_of(layout, _letter(old[0], axis)))
     elif not _letter(layout, axis).isupper():
-        return Output((None,), (None,), attrs)
+        return _Output((None,), (None,), attrs)
     more = ("C",) * (len(old) - count)
-    return Output((layout,) * count + more, (layout,), attrs)
+    return _Output((layout,) * count + more, (layout,), attrs)
 
 
-def _split(attrs: Fields, new: Now, old: Layouts, types: Types) -> Output:
+def _split(attrs: Fields, new: NewLayouts, old: Layouts, types: Types) -> _Output:
     sections = attrs.indices_or_sections
     count = len(sections) + 1 if isinstance(sections, tuple) else int(sections)
     layout = old[0]
     if layout is None:
-        return Output((None,), (None,) * count, attrs)
+        return _Output((None,), (None,) * count, attrs)
     if new is not None and new[0]:
         letter = _letter(layout, attrs.axis)
         factor = factor_of(new[0], letter) or 1
         is_list = isinstance(sections, tuple)
-        if place_of(new[0], letter) >= 0 and (
-            not is_list or all(s % factor == 0 for s in sections)
-        ):
+        if axis_of(new[0], letter) >= 0 and (not is_list or all(s % factor == 0 for s in sections)):
             layout = new[0]
-            attrs = attrs.with_fields(axis=place_of(layout, letter))
+            attrs = attrs.with_fields(axis=axis_of(layout, letter))
             if is_list and factor > 1:
                 attrs = attrs.with_fields(indices_or_sections=tuple(s // factor for s in sections))
-    return Output((layout,), (layout,) * count, attrs)
+    return _Output((layout,), (layout,) * count, attrs)
 
 
 def _numbers(values: Sequence[Any] | None) -> list[int] | None:
@@ -439,19 +437,19 @@ def _numbers(values: Sequence[Any] | None) -> list[int] | None:
     return values_as_ints if all(isinstance(v, int) for v in values_as_ints) else None
 
 
-def _strided_slice(attrs: Fields, new: Now, old: Layouts, types: Types) -> Output:
+def _strided_slice(attrs: Fields, new: NewLayouts, old: Layouts, types: Types) -> _Output:
     """Move bounds with their axes, divided by the factor of a split one."""
     layout = old[0]
-    failed = Output((None,), (None,), attrs)
+    failed = _Output((None,), (None,), attrs)
     if layout is None or new is None or new[0] is None:
-        return Output((layout,) * len(old), (layout,), attrs)
+        return _Output((layout,) * len(old), (layout,), attrs)
     rank = len(parse(layout))
     bound_lists = [_numbers(attr_values) for attr_values in (attrs.begin, attrs.end, attrs.strides)]
     if any(bound_list is None for bound_list in bound_lists):
         return failed
     begin, end, strides = (bounds_or_none or [] for bounds_or_none in bound_lists)
     if len(end) < len(begin):
-        return Output((layout,) * len(old), (layout,), attrs)
+        return _Output((layout,) * len(old), (layout,), attrs)
     begin = begin + [0] * (len(end) - len(begin))
     axes = list(range(len(begin))) if attrs.axes is None else [int(a) % rank for a in attrs.axes]
     strides = (strides + [1] * len(begin))[: len(begin)]
@@ -460,10 +458,10 @@ def _strided_slice(attrs: Fields, new: Now, old: Layouts, types: Types) -> Outpu
     bounds: dict[int, tuple[int, int, int]] = {}
     for a, b, e, s in zip(axes, begin, end, strides, strict=True):
         letter = _letter(layout, a)
-        at, factor = place_of(new[0], letter), factor_of(new[0], letter) or 1
+        at, factor = axis_of(new[0], letter), factor_of(new[0], letter) or 1
         # Bounds inside of a block have no counterpart along the outer axis.
         if at < 0 or b % factor or (e % factor and e > 0) or (factor > 1 and s != 1):
-            return Output((layout,) * len(old), (layout,), attrs)
+            return _Output((layout,) * len(old), (layout,), attrs)
         bounds[at] = (b // factor, e // factor if e >= 0 else e, s)
     if attrs.axes is not None:
         order = list(bounds)
@@ -475,7 +473,7 @@ def _strided_slice(attrs: Fields, new: Now, old: Layouts, types: Types) -> Outpu
         assert isinstance(kind, TensorType)
         order = list(range(len(parse(new[0]))))
         for at, (letter, size) in enumerate(parse(new[0])):
-            extent = _numbers([kind.shape[place_of(layout, letter.upper())]])
+            extent = _numbers([kind.shape[axis_of(layout, letter.upper())]])
             if at not in bounds and (extent is None or letter.islower()):
                 bounds[at] = (0, size, 1) if extent is not None else (0, 1 << 30, 1)
             elif at not in bounds:
@@ -483,19 +481,19 @@ def _strided_slice(attrs: Fields, new: Now, old: Layouts, types: Types) -> Outpu
                 bounds[at] = (0, extent[0] // (factor_of(new[0], letter) or 1), 1)
     new_bounds = [tuple(bounds[at][i] for at in order) for i in range(3)]
     attrs = attrs.with_fields(begin=new_bounds[0], end=new_bounds[1], strides=new_bounds[2])
-    return Output((new[0],) * len(old), (new[0],), attrs)
+    return _Output((new[0],) * len(old), (new[0],), attrs)
 
 
-def _slice_like(attrs: Fields, new: Now, old: Layouts, types: Types) -> Output:
+def _slice_like(attrs: Fields, new: NewLayouts, old: Layouts, types: Types) -> _Output:
     if new is not None and old[0] and old[0] == old[1] and new[0] and new[0] == new[1]:
         axes = attrs.axes or range(_rank(types[0]))
-        moved = tuple(place_of(new[0], _letter(old[0], int(a))) for a in axes)
+        moved = tuple(axis_of(new[0], _letter(old[0], int(a))) for a in axes)
         if -1 not in moved:
-            return Output(new, (new[0],), attrs.with_fields(axes=moved))
-    return Output(old, (old[0],), attrs)
+            return _Output(new, (new[0],), attrs.with_fields(axes=moved))
+    return _Output(old, (old[0],), attrs)
 
 
-def _topk(attrs: Fields, new: Now, old: Layouts, types: Types) -> Output:
+def _topk(attrs: Fields, new: NewLayouts, old: Layouts, types: Types) -> _Output:
     output = _one_axis(attrs, new, old, types)
     count = 2 if attrs.ret_type == "both" else 1
     return InferCorrectLayoutOutput(
@@ -503,16 +501,16 @@ def _topk(attrs: Fields, new: Now, old: Layouts, types: Types) -> Output:
     )
 
 
-def _with_parameters(rule: Rule, data: int) -> Rule:
+def _with_qparams(rule: Rule, data: int) -> Rule:
     """Return a rule for the first `data` inputs; the others are scales and zero points."""
 
-    def extended(attrs: Fields, new: Now, old: Layouts, types: Types) -> Output:
+    def extended(attrs: Fields, new: NewLayouts, old: Layouts, types: Types) -> _Output:
         """Extend the rule's answer by "C" for each scale and zero point, vectors of channels or
         scalars.
         """
         output = rule(attrs, None if new is None else new[:data], old[:data], types[:data])
         inputs = (*output.input_layouts, *("C",) * (len(old) - data))
-        return Output(inputs, output.output_layouts, output.new_attrs)
+        return _Output(inputs, output.output_layouts, output.new_attrs)
 
     return extended
 
@@ -529,11 +527,11 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(("qnn.conv2d", "qnn.conv2d_transpose"), _convolution),
     "nn.deformable_conv2d": _deformable,
     **dict.fromkeys(_POOLS, _pool),
-    "qnn.avg_pool2d": _with_parameters(_pool, 1),
-    **dict.fromkeys(("nn.upsampling", "nn.upsampling3d"), _follows(_same_windows)),
+    "qnn.avg_pool2d": _with_qparams(_pool, 1),
+    **dict.fromkeys(("nn.upsampling", "nn.upsampling3d"), _follow_data(_same_windows)),
     **dict.fromkeys(
         ("image.resize1d", "image.resize2d", "image.resize3d"),
-        _follows(lambda layout, own: sorted(layout) == sorted(own)),
+        _follow_data(lambda layout, own: sorted(layout) == sorted(own)),
     ),
     **dict.fromkeys(("vision.roi_align", "vision.roi_pool"), _regions),
     "nn.dense": _fixed("NC", "NC", "NC"),
@@ -543,7 +541,7 @@ RULES: dict[str, Rule] = {
     "nn.prelu": _one_axis,
     "nn.dropout": elementwise,
     **dict.fromkeys("sum mean max min prod any all".split(), _reduce),
-    **dict.fromkeys(("argmax", "argmin"), _reduce_to_place),
+    **dict.fromkeys(("argmax", "argmin"), _arg_reduce),
     "variance": _reduce,
     "transpose": _transpose,
     "squeeze": _squeeze,
@@ -555,12 +553,14 @@ RULES: dict[str, Rule] = {
     "slice_like": _slice_like,
     "topk": _topk,
     **dict.fromkeys(("qnn.requantize", "qnn.quantize", "qnn.dequantize"), _one_axis),
-    **dict.fromkeys(("qnn.add", "qnn.subtract", "qnn.mul"), _with_parameters(broadcast, 2)),
+    **dict.fromkeys(("qnn.add", "qnn.subtract", "qnn.mul"), _with_qparams(broadcast, 2)),
 }
 """Operator -> its rule; those that go element by element need none."""
 
 
-def infer_layouts(op: Op, attrs: Fields, new: Now, old: Layouts, types: Types) -> Output | None:
+def infer_layouts(
+    op: Op, attrs: Fields, new: NewLayouts, old: Layouts, types: Types
+) -> _Output | None:
     """Return the layouts of a call by its operator's rule; None if there is none, or if it does not
     know.
     """
@@ -573,7 +573,7 @@ def infer_layouts(op: Op, attrs: Fields, new: Now, old: Layouts, types: Types) -
             rule = broadcast
         else:
             return None
-    output: Output = rule(attrs, new, old, types)
+    output: _Output = rule(attrs, new, old, types)
     if None in output.input_layouts or None in output.output_layouts:
         return None
     return output

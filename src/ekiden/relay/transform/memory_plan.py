@@ -51,13 +51,13 @@ from ekiden.relay.transform.fusion.kernel_order import KernelOrder
 from ekiden.relay.transform.language.chains import Binding, Chain, map_chains, op_name
 from ekiden.relay.transform.language.scopes import bodies, on_body, with_children
 from ekiden.relay.transform.memory.storage_in_place import merge_in_place
-from ekiden.relay.transform.memory.storage_lifetimes import Block, Lifetimes, Request, run_of
-from ekiden.relay.transform.memory.storage_places import ALIGNMENT, place_all
+from ekiden.relay.transform.memory.storage_lifetimes import Block, Lifetimes, Request, stretch_of
+from ekiden.relay.transform.memory.storage_places import ALIGNMENT, assign_offsets
 from ekiden.runtime.lazy_dataclass import dataclass
 
-Stretch = tuple[Block, int, int]
+ArenaKey = tuple[Block, int, int]
 """A block, how many barriers stand before the stretch, and the device of an arena of it."""
-SMALL = 1 << 16
+MIN_PLANNED_WORKSPACE = 1 << 16
 """Working memory below this many bytes a kernel takes from its thread, which keeps a little."""
 
 
@@ -98,7 +98,7 @@ def _with_scratch(function: Function, entry_symbols_: set[PrimVar], kernels: Ker
             return [binding]
         size = facts.workspace
         # A thread keeps a small scratch buffer, so nothing is allocated for it.
-        if isinstance(size, IntImm) and size.value < SMALL:
+        if isinstance(size, IntImm) and size.value < MIN_PLANNED_WORKSPACE:
             return [binding]
         assert isinstance(value.attrs, InvokeAttrs)
         storage, scratch = Var("storage"), Var("scratch")
@@ -161,9 +161,9 @@ class _Planner:
 
     def plan(self) -> RelayExpr:
         """Return the body with its arenas."""
-        for stretch, requests in self._stretches().items():
+        for stretch, requests in self._group_requests().items():
             merged = merge_in_place(self.lifetimes, requests, self._may_replace)
-            placements, total = place_all(merged, self.order)
+            placements, total = assign_offsets(merged, self.order)
             arena = Var("arena")
             arena_call = alloc_storage(total, ALIGNMENT, arena=True, device=stretch[2])
             self.arenas.setdefault(stretch[:2], []).append((arena, arena_call))
@@ -176,19 +176,19 @@ class _Planner:
         facts = self.kernels.get(kernel)
         return () if facts is None else facts.in_place
 
-    def _stretches(self) -> dict[Stretch, list[Request]]:
-        groups: dict[Stretch, list[Request]] = {}
+    def _group_requests(self) -> dict[ArenaKey, list[Request]]:
+        groups: dict[ArenaKey, list[Request]] = {}
         # Such storages outlive the arena, or are reused by reference count at run time.
-        apart = self.lifetimes.escaped | self._changed()
+        apart = self.lifetimes.escaped | self._updated_storages()
         for storage, request in self.lifetimes.requests.items():
             if storage in apart or not self.known.issuperset(free_vars(request.size)):
                 continue
-            stretch = *run_of(request.block, request.index), request.device
+            stretch = *stretch_of(request.block, request.index), request.device
             if _ends_within(request, stretch):
                 groups.setdefault(stretch, []).append(request)
         return groups
 
-    def _changed(self) -> set[Var]:
+    def _updated_storages(self) -> set[Var]:
         """Return the storages of results that may have the memory of something from elsewhere.
 
         A kernel that changes elements of a tensor (`updates`) need not copy it where it may have
@@ -244,7 +244,7 @@ class _Planner:
         return binding
 
 
-def _ends_within(request: Request, stretch: Stretch) -> bool:
+def _ends_within(request: Request, stretch: ArenaKey) -> bool:
     """Return whether a storage is dead when the stretch ends."""
     block, count, _ = stretch
     if count == len(block.barriers):

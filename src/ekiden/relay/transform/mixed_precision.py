@@ -20,14 +20,14 @@ from ekiden.runtime.errors import PassError
 MIXED_PRECISION_ALWAYS = 0
 MIXED_PRECISION_FOLLOW = 1
 MIXED_PRECISION_NEVER = 2
-KINDS = {
+PRECISION_OF = {
     MIXED_PRECISION_ALWAYS: Precision.ALWAYS,
     MIXED_PRECISION_FOLLOW: Precision.FOLLOW,
     MIXED_PRECISION_NEVER: Precision.NEVER,
 }
 
 
-def said_of(call: Call, name: str, small: str) -> tuple[Precision, str] | None:
+def user_rule(call: Call, name: str, small: str) -> tuple[Precision, str] | None:
     """Return the answer of a user's rule for a call.
 
     Returns:
@@ -41,12 +41,12 @@ def said_of(call: Call, name: str, small: str) -> tuple[Precision, str] | None:
         return None
     assert callable(rule)
     answer = rule(call, small)
-    if not isinstance(answer, Sequence) or len(answer) != 3 or answer[0] not in KINDS:
+    if not isinstance(answer, Sequence) or len(answer) != 3 or answer[0] not in PRECISION_OF:
         raise PassError(
             f"ToMixedPrecision: the rule of {name!r} expected to give [0, 1 or 2, dtype, dtype],"
             f" got {answer!r}"
         )
-    return KINDS[answer[0]], str(answer[2])
+    return PRECISION_OF[answer[0]], str(answer[2])
 
 
 __all__ = [
@@ -54,5 +54,5 @@ __all__ = [
     "MIXED_PRECISION_FOLLOW",
     "MIXED_PRECISION_NEVER",
     "register_mixed_precision_conversion",
-    "said_of",
+    "user_rule",
 ]

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 else:
     mmap, tarfile = LazyModule("mmap"), LazyModule("tarfile")
 
-_KEPT: list[mmap.mmap] = []
+_RETAINED_MAPS: list[mmap.mmap] = []
 """What modules lie in: code of theirs may run as long as the process."""
 
 
@@ -35,7 +35,7 @@ def load_archive(path: str) -> Module:
     except (tarfile.TarError, EOFError, ValueError, OverflowError) as error:
         raise LoadError(f"load module '{path}': {error}") from error
     module = module_from_bytes(memoryview(content))
-    _KEPT.append(content)
+    _RETAINED_MAPS.append(content)
     return module
 
 

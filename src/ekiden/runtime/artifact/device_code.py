@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from ekiden.runtime.binding._core import Device
 from ekiden.runtime.lazy_dataclass import dataclass
 
-MAGIC = b"EKDEVC\0\1"
+DEVICE_CODE_MAGIC = b"EKDEVC\0\1"
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ def _string(data: str | bytes) -> bytes:
 
 def pack_kernels(kernels: Sequence[DeviceKernel]) -> bytes:
     """Serialise kernels in the form that the runtime reads."""
-    fields = [MAGIC, struct.pack("<I", len(kernels))]
+    fields = [DEVICE_CODE_MAGIC, struct.pack("<I", len(kernels))]
     for kernel in kernels:
         fields += [
             struct.pack("<I", kernel.device_type),
@@ -74,7 +74,7 @@ def pack_kernels(kernels: Sequence[DeviceKernel]) -> bytes:
 
 def unpack_kernels(data: bytes) -> list[DeviceKernel]:
     """Deserialise what `pack_kernels` returns."""
-    at = len(MAGIC)
+    at = len(DEVICE_CODE_MAGIC)
 
     def number() -> int:
         """Read a little-endian uint32 and advance."""
@@ -97,7 +97,7 @@ def unpack_kernels(data: bytes) -> list[DeviceKernel]:
     return kernels
 
 
-def texts(data: bytes) -> dict[str, str]:
+def sources_by_format(data: bytes) -> dict[str, str]:
     """Return the kernels' code by format; binary code (SPIR-V) is shown with escapes."""
     code_by_format: dict[str, list[str]] = {}
     for kernel in unpack_kernels(data):
@@ -107,7 +107,7 @@ def texts(data: bytes) -> dict[str, str]:
     return {form: "\n".join(codes) for form, codes in code_by_format.items()}
 
 
-def kind_of(data: bytes) -> str:
+def device_kind(data: bytes) -> str:
     """Return the kind of device of serialised kernels, such as "cuda"; "device" without any."""
     numbers = {kernel.device_type for kernel in unpack_kernels(data)}
     return str(Device(min(numbers), 0)).partition("(")[0] if numbers else "device"

@@ -12,8 +12,7 @@ from typing import Protocol
 
 import numpy as np
 
-from ekiden.runtime.artifact.metadata import read_metadata
-from ekiden.runtime.artifact.pieces import (
+from ekiden.runtime.artifact.chunks import (
     Bytes,
     Piece,
     Pieces,
@@ -23,17 +22,18 @@ from ekiden.runtime.artifact.pieces import (
     put_all,
     size_of,
 )
+from ekiden.runtime.artifact.metadata import read_metadata
 from ekiden.runtime.binding._core import Executable, Tensor, empty, get_global_func, tensor
 from ekiden.runtime.binding.layout import Section
 from ekiden.runtime.files import Writer
 from ekiden.runtime.lazy_dataclass import dataclass
 
-MAGIC = b"\x89EKIDEN\n"
-VERSION = 1
+ARTIFACT_MAGIC = b"\x89EKIDEN\n"
+FORMAT_VERSION = 1
 VARIANT_BITS = 16
 """Above so many bits of a section's kind stands the variant that it is of."""
-BYTE_ORDER = 0x01020304
-ALIGNMENT = 64
+BYTE_ORDER_MARK = 0x01020304
+SECTION_ALIGNMENT_BYTES = 64
 """Of sections and of the data of constants, in the file and so in memory."""
 
 _HEADER = struct.Struct("<8sIIQII")
@@ -42,7 +42,7 @@ _CONSTANT = struct.Struct("<BBHI")
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class SectionSource:
     """Section source: its kind, its variant (0: common to all), and the function from its file
     offset to its bytes in pieces.
     """
@@ -53,7 +53,7 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Constant:
+class ConstantRecord:
     """Constant record of the file; one that is bound late or computed at load time has no data."""
 
     code: int
@@ -69,7 +69,7 @@ LATE_BOUND, STORED, MADE_AT_LOAD = 0, 1, 0xFFFF
 
 
 @dataclass(frozen=True, slots=True)
-class Assembly:
+class ArtifactFile:
     """File whose sections are laid out and whose bytes stay in pieces where they were computed. The
     pieces may be read more than once and must not be written.
     """
@@ -129,8 +129,10 @@ class Assembly:
         """Return header, section table and padding up to the first section."""
         rows = zip(self.rows, sums, strict=True)
         table = b"".join(_ENTRY.pack(kind, crc, start, n) for (kind, start, n), crc in rows)
-        header = _HEADER.pack(MAGIC, VERSION, BYTE_ORDER, self.size, len(sums), crc32(table))
-        return header + table + bytes(-len(header + table) % ALIGNMENT)
+        header = _HEADER.pack(
+            ARTIFACT_MAGIC, FORMAT_VERSION, BYTE_ORDER_MARK, self.size, len(sums), crc32(table)
+        )
+        return header + table + bytes(-len(header + table) % SECTION_ALIGNMENT_BYTES)
 
 
 class Seekable(Writer, Protocol):
@@ -147,7 +149,7 @@ def _written(chunks: Iterable[memoryview], file: Writer) -> Iterator[memoryview]
         yield chunk
 
 
-def assemble(sources: Iterable[Part]) -> Assembly:
+def assemble(sources: Iterable[SectionSource]) -> ArtifactFile:
     """Lay out the sections of a file: of each variant at most one of each kind."""
     ordered = sorted(sources, key=lambda source_key: (source_key.variant, source_key.kind))
     at = _aligned(_HEADER.size + len(ordered) * _ENTRY.size)
@@ -157,13 +159,13 @@ def assemble(sources: Iterable[Part]) -> Assembly:
         length = sum(map(size_of, payload))
         rows.append((source.variant << VARIANT_BITS | source.kind, at, length))
         is_last = source is ordered[-1]  # nothing follows it
-        zeros = 0 if is_last else -length % ALIGNMENT
+        zeros = 0 if is_last else -length % SECTION_ALIGNMENT_BYTES
         sections.append([*payload, bytes(zeros)])
         at += length + zeros
-    return Assembly(tuple(rows), tuple(sections), at)
+    return ArtifactFile(tuple(rows), tuple(sections), at)
 
 
-def write_sections(sources: Iterable[Part]) -> memoryview:
+def write_sections(sources: Iterable[SectionSource]) -> memoryview:
     """Return the file of sections in memory."""
     return assemble(sources).joined()
 
@@ -201,7 +203,7 @@ def is_settled(array: np.ndarray) -> bool:
         owner = owner.base
     base: object = owner.base
     is_own = isinstance(base, Tensor)
-    is_placed = array.__array_interface__["data"][0] % ALIGNMENT == 0
+    is_placed = array.__array_interface__["data"][0] % SECTION_ALIGNMENT_BYTES == 0
     is_plain = array.flags.c_contiguous and array.dtype.isnative
     return is_own and not owner.flags.writeable and is_placed and is_plain
 
@@ -226,7 +228,7 @@ def read_sections(data: Bytes) -> list[tuple[Section, int, memoryview]]:
     return sections
 
 
-def write_constants(constants: Sequence[Constant], start: int) -> Pieces:
+def write_constants(constants: Sequence[ConstantRecord], start: int) -> Pieces:
     """Return the constants section that begins at file offset `start`: records, then each
     constant's data.
     """
@@ -244,13 +246,13 @@ def write_constants(constants: Sequence[Constant], start: int) -> Pieces:
             struct.pack(f"<{len(constant.shape)}qQQ", *constant.shape, constant.nbytes, at)
         )
         is_last = index == len(constants) - 1
-        data += [stored, b"" if is_last else bytes(-size_of(stored) % ALIGNMENT)]
+        data += [stored, b"" if is_last else bytes(-size_of(stored) % SECTION_ALIGNMENT_BYTES)]
         at += _aligned(size_of(stored))
-    padding = bytes(-records_size % ALIGNMENT) if constants else b""
+    padding = bytes(-records_size % SECTION_ALIGNMENT_BYTES) if constants else b""
     return [b"".join(records) + padding, *data]
 
 
-def read_constants(data: Bytes) -> list[Constant]:
+def read_constants(data: Bytes) -> list[ConstantRecord]:
     """Return the constants of a valid file."""
     section = next(p for kind, _, p in read_sections(data) if kind is Section.CONSTANTS)
     (count,) = struct.unpack_from("<I", section)
@@ -261,7 +263,7 @@ def read_constants(data: Bytes) -> list[Constant]:
         at += _CONSTANT.size + 8 * ndim + 16
         stored = memoryview(data)[offset : offset + nbytes] if lanes == STORED else None
         is_made = lanes == MADE_AT_LOAD
-        constants.append(Constant(code, bits, tuple(shape), nbytes, stored, is_made))
+        constants.append(ConstantRecord(code, bits, tuple(shape), nbytes, stored, is_made))
     return constants
 
 
@@ -292,7 +294,7 @@ def _string(section: memoryview, at: int) -> tuple[str, int]:
     return bytes(section[at + 4 : end]).decode(), end
 
 
-def with_constants(data: Bytes, constants: Sequence[Constant]) -> Assembly:
+def with_constants(data: Bytes, constants: Sequence[ConstantRecord]) -> ArtifactFile:
     """Return the file with its constants' data replaced, or removed for some."""
     return assemble(
         _constants_part(constants) if kind is Section.CONSTANTS else _same(kind, payload, variant)
@@ -313,13 +315,13 @@ def without_kernels(data: Bytes, variant: int) -> memoryview:
     return write_sections([constants, *sources])
 
 
-def _constants_part(constants: Sequence[Constant]) -> Part:
-    return Part(Section.CONSTANTS, lambda at: write_constants(constants, at))
+def _constants_part(constants: Sequence[ConstantRecord]) -> SectionSource:
+    return SectionSource(Section.CONSTANTS, lambda at: write_constants(constants, at))
 
 
-def _same(kind: Section, payload: Bytes, variant: int = 0) -> Part:
-    return Part(kind, lambda at: [payload], variant)
+def _same(kind: Section, payload: Bytes, variant: int = 0) -> SectionSource:
+    return SectionSource(kind, lambda at: [payload], variant)
 
 
 def _aligned(size: int) -> int:
-    return size + -size % ALIGNMENT
+    return size + -size % SECTION_ALIGNMENT_BYTES

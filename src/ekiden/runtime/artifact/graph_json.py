@@ -45,38 +45,38 @@ from ekiden.runtime.binding._core import (
 )
 from ekiden.runtime.errors import LoadError
 
-FORMAT = "1"
-Fields = list[tuple[str, object]]
+JSON_FORMAT = "1"
+NodeFields = list[tuple[str, object]]
 Decode = Callable[[object, type[Enum] | None], object]
 
 
-class Family(NamedTuple):
+class NodeFamily(NamedTuple):
     """Serialisation of a family of classes as nodes."""
 
     classes: tuple[type, ...]
-    take_apart: Callable[[Any], tuple[str, Fields]]
+    take_apart: Callable[[Any], tuple[str, NodeFields]]
     """Type key and fields of an object; TypeError if it cannot be saved."""
     has_key: Callable[[str], bool]
     make: Callable[[str, Mapping[str, object], Decode], object]
     """The object of a key and encoded fields, which the function decodes."""
 
 
-FAMILIES: list[Family] = []
+NODE_FAMILIES: list[NodeFamily] = []
 """Asked in order; the first whose classes match takes an object."""
 
 
-def register_family(family: Family) -> None:
+def register_family(family: NodeFamily) -> None:
     """Register the serialisation of more classes."""
-    FAMILIES.append(family)
+    NODE_FAMILIES.append(family)
 
 
-FOREIGN: list[Callable[[Mapping[str, Any]], object]] = []
+FOREIGN_READERS: list[Callable[[Mapping[str, Any]], object]] = []
 """What reads documents of TVM, if anything does."""
 
 
 def register_foreign(read: Callable[[Mapping[str, Any]], object]) -> None:
     """Register a reader of TVM documents, a function of the whole document."""
-    FOREIGN[:] = [read]
+    FOREIGN_READERS[:] = [read]
 
 
 def save_json(value: object) -> str:
@@ -86,7 +86,7 @@ def save_json(value: object) -> str:
     """
     writer = _Writer()
     root = writer.write(value)
-    document = {"ekiden": FORMAT, "root": root, "nodes": writer.nodes, "arrays": writer.arrays}
+    document = {"ekiden": JSON_FORMAT, "root": root, "nodes": writer.nodes, "arrays": writer.arrays}
     return json.dumps(document, separators=(",", ":"))
 
 
@@ -98,8 +98,8 @@ def load_json(text: str | bytes) -> object:
         document = json.loads(text)
         if _is_of_tvm(document):
             return _read_tvm(document)
-        if document["ekiden"] != FORMAT:
-            raise LoadError(f"JSON of format {document['ekiden']!r}, expected {FORMAT!r}")
+        if document["ekiden"] != JSON_FORMAT:
+            raise LoadError(f"JSON of format {document['ekiden']!r}, expected {JSON_FORMAT!r}")
         return _Reader(document).read()
     except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError) as error:
         raise LoadError(f"not a saved node: {type(error).__name__}: {error}") from error
@@ -110,8 +110,8 @@ def _is_of_tvm(document: object) -> bool:
 
 
 def _read_tvm(document: Mapping[str, Any]) -> object:
-    if FOREIGN and "root" in document:
-        return FOREIGN[0](document)
+    if FOREIGN_READERS and "root" in document:
+        return FOREIGN_READERS[0](document)
     attrs = document.get("attrs")
     version = attrs.get("tvm_version", "?") if isinstance(attrs, dict) else "?"
     raise LoadError(
@@ -121,21 +121,21 @@ def _read_tvm(document: Mapping[str, Any]) -> object:
     )
 
 
-def _family_of(value: object) -> Family | None:
+def _family_of(value: object) -> NodeFamily | None:
     if isinstance(value, Tensor):
         return None
-    return next((family for family in FAMILIES if isinstance(value, family.classes)), None)
+    return next((family for family in NODE_FAMILIES if isinstance(value, family.classes)), None)
 
 
-def _parts(value: object) -> Iterator[object]:
+def _inner_objects(value: object) -> Iterator[object]:
     """Yield the objects directly inside a value that become nodes."""
     if isinstance(value, (tuple, list)):
         for item in value:
-            yield from _parts(item)
+            yield from _inner_objects(item)
     elif isinstance(value, Mapping) and _family_of(value) is None:
         for key, item in value.items():
-            yield from _parts(key)
-            yield from _parts(item)
+            yield from _inner_objects(key)
+            yield from _inner_objects(item)
     elif _family_of(value) is not None:
         yield value
 
@@ -161,7 +161,7 @@ class _Writer:
     def write(self, root: object) -> object:
         """Write everything in a value and return the reference to it."""
         stack: list[tuple[object, list[object] | None]] = [
-            (inner, None) for inner in reversed(list(_parts(root)))
+            (inner, None) for inner in reversed(list(_inner_objects(root)))
         ]
         begun: set[object] = set()
         while stack:
@@ -184,7 +184,7 @@ class _Writer:
         family = _family_of(at)
         assert family is not None, "only what has a family becomes a node"
         key, fields = family.take_apart(at)
-        inside = [inner for _, value in fields for inner in _parts(value)]
+        inside = [inner for _, value in fields for inner in _inner_objects(value)]
         return [(at, [key, fields]), *((nested, None) for nested in reversed(inside))]
 
     def _encode(self, value: object) -> object:
@@ -246,7 +246,7 @@ class _Reader:
         return self._decode(self.document["root"])
 
     def _node(self, key: str, fields: Mapping[str, object]) -> object:
-        for family in FAMILIES:
+        for family in NODE_FAMILIES:
             if family.has_key(key):
                 return family.make(key, fields, self._decode)
         raise LoadError(f"no node type {key!r}")
@@ -303,7 +303,7 @@ def _read_array(dtype: str, shape: list[int], content: str) -> NDArray[Any]:
     return np.frombuffer(base64.b64decode(content, validate=True), numpy_dtype).reshape(shape)
 
 
-def _take_apart(value: Object) -> tuple[str, Fields]:
+def _take_apart(value: Object) -> tuple[str, NodeFields]:
     if isinstance(value, Executable):
         return value.type_key, [("file", value.to_bytes())]
     if not is_defined(value.type_key):
@@ -319,7 +319,7 @@ def _make(key: str, fields: Mapping[str, object], decode: Decode) -> object:
 
 
 register_family(
-    Family(
+    NodeFamily(
         (Object,),
         _take_apart,
         lambda key: key == "ek.Executable" or (is_defined(key) and not is_node_type(key)),

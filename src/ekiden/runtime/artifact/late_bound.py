@@ -24,23 +24,23 @@ else:
     frame = LazyModule("ekiden.runtime.artifact.frame")
     params = LazyModule("ekiden.runtime.params")
 
-PREFIX = "const_"
+CONSTANT_PREFIX = "const_"
 
 
-def missing(executable: Executable) -> list[str]:
+def missing_constants(executable: Executable) -> list[str]:
     """Return the names of the constants that an executable still waits for."""
     unknown = [i for i, c in enumerate(executable.constants) if c is None]
     if not unknown:
         return []
     kinds = frame.read_constants(frame.file_of(executable))
-    return [f"{PREFIX}{i}" for i in unknown if not kinds[i].is_made]
+    return [f"{CONSTANT_PREFIX}{i}" for i in unknown if not kinds[i].is_made]
 
 
 def split(executable: Executable, byte_limit: int) -> tuple[Executable, dict[str, Tensor]]:
     """Split off the constants of `byte_limit` bytes and more: return an executable that waits for
     them, and their values by name. Raises LoadError if the executable waits for some already.
     """
-    if waiting := missing(executable):
+    if waiting := missing_constants(executable):
         raise LoadError(f"late-bound constants: they are moved already: {', '.join(waiting)}")
     data = frame.file_of(executable)
     constants = frame.read_constants(data)
@@ -50,7 +50,7 @@ def split(executable: Executable, byte_limit: int) -> tuple[Executable, dict[str
         replace(c, data=None) if i in chosen else _filled(c, v)
         for i, (c, v) in enumerate(zip(constants, values, strict=True))
     ]
-    moved = {f"{PREFIX}{i}": v for i in sorted(chosen) if (v := values[i]) is not None}
+    moved = {f"{CONSTANT_PREFIX}{i}": v for i in sorted(chosen) if (v := values[i]) is not None}
     return frame.executable_of(frame.with_constants(data, remaining).joined()), moved
 
 
@@ -61,7 +61,7 @@ def bind(executable: Executable, constants: Mapping[str, object]) -> None:
         LoadError: for names that are missing, unknown or have their data.
         ValueError: for another shape or dtype.
     """
-    waiting = missing(executable)
+    waiting = missing_constants(executable)
     if absent := [name for name in waiting if name not in constants]:
         raise LoadError(f"late-bound constants: missing are {', '.join(absent)}")
     if unused := [name for name in constants if name not in waiting]:
@@ -71,7 +71,7 @@ def bind(executable: Executable, constants: Mapping[str, object]) -> None:
     for name in waiting:
         value = constants[name]
         data = value if isinstance(value, Tensor) else tensor(value)  # type: ignore[arg-type]
-        set_constant(executable, int(name.removeprefix(PREFIX)), data)
+        set_constant(executable, int(name.removeprefix(CONSTANT_PREFIX)), data)
 
 
 @register_func("ek.program.load_late_bound_consts_from_map")
@@ -86,24 +86,24 @@ def _from_file(executable: Executable, path: str) -> None:
     bind(executable, params.map_params(path))
 
 
-def whole(executable: Executable) -> memoryview:
+def complete_file(executable: Executable) -> memoryview:
     """Return the bytes of an executable with all bound constants; its own memory if none were
     bound.
     """
-    rebuilt = _with_given(executable)
+    rebuilt = _with_bound(executable)
     return frame.file_of(executable) if rebuilt is None else rebuilt.joined()
 
 
 def write(executable: Executable, file: Writer) -> None:
     """Write an executable with all bound constants to a file, without a copy in memory."""
-    rebuilt = _with_given(executable)
+    rebuilt = _with_bound(executable)
     if rebuilt is None:
         file.write(frame.file_of(executable))
     else:
         rebuilt.write(file)
 
 
-def _with_given(executable: Executable) -> frame.Assembly | None:
+def _with_bound(executable: Executable) -> frame.ArtifactFile | None:
     """Return the file with the bound constants, or None where it is complete."""
     data = frame.file_of(executable)
     constants = frame.read_constants(data)
@@ -115,7 +115,7 @@ def _with_given(executable: Executable) -> frame.Assembly | None:
     )
 
 
-def _filled(constant: frame.Constant, value: Tensor | None) -> frame.Constant:
+def _filled(constant: frame.ConstantRecord, value: Tensor | None) -> frame.ConstantRecord:
     if constant.data is not None or constant.is_made or value is None:
         return constant
     elements = value.reinterpret("uint8", (value.nbytes,)).numpy()

@@ -16,25 +16,25 @@ from ekiden.runtime.binding.dtypes import dtype_code
 from ekiden.runtime.errors import InternalError, LoadError
 from ekiden.runtime.lazy_dataclass import dataclass
 
-ANY_OBJECT = "object"
+OBJECT_DTYPE = "object"
 """The dtype of an input or output that is not a tensor."""
-TEXT = "string"
+STRING_DTYPE = "string"
 """The dtype of an input or output that is a tensor of texts; its shape is that without bytes."""
-SEQUENCE = "sequence of "
+SEQUENCE_PREFIX = "sequence of "
 """How the dtype of an input or output that is a sequence begins; that of its elements follows, and
 its shape is theirs.
 """
-ANY_RANK = "any rank of "
+ANY_RANK_PREFIX = "any rank of "
 """How the dtype of an output begins that has one of several ranks; its shape is ANY_SHAPE."""
 ANY_SHAPE = ("...",)
 """The shape of an input or output whose rank is not known before a run."""
-MAPS = "maps to "
+MAPS_PREFIX = "maps to "
 """How the dtype of an output begins that is a list of dictionaries, one for each row of it."""
 
-HOST = "cpu(0)"
+HOST_NAME = "cpu(0)"
 """The host's name among the devices of `placement`."""
 EXECUTORS = ("aot", "async", "vm")
-LARGEST = 2**63 - 1
+INT64_MAX = 2**63 - 1
 
 Dim: TypeAlias = int | str
 Key: TypeAlias = int | str
@@ -81,7 +81,7 @@ def _wrong(expected: str, value: object) -> _WrongError:
     return _WrongError(f"{expected} expected, got {text if len(text) <= 60 else text[:57] + '...'}")
 
 
-Check: TypeAlias = Callable[[object], None]
+FieldCheck: TypeAlias = Callable[[object], None]
 
 
 def _text(value: object) -> None:
@@ -103,7 +103,7 @@ def _flag(value: object) -> None:
 
 
 def _size(value: object) -> None:
-    if type(value) is not int or not 0 <= value <= LARGEST:
+    if type(value) is not int or not 0 <= value <= INT64_MAX:
         raise _wrong("an integer from 0 to 2**63 - 1", value)
 
 
@@ -121,16 +121,21 @@ def _dim(value: object) -> None:
 
 def _dtype(value: object) -> None:
     _text(value)
-    text = str(value).removeprefix(SEQUENCE).removeprefix(MAPS).removeprefix(ANY_RANK)
+    text = (
+        str(value)
+        .removeprefix(SEQUENCE_PREFIX)
+        .removeprefix(MAPS_PREFIX)
+        .removeprefix(ANY_RANK_PREFIX)
+    )
     try:
-        bits = 8 if value in (ANY_OBJECT, TEXT) else dtype_code(text)[1]
+        bits = 8 if value in (OBJECT_DTYPE, STRING_DTYPE) else dtype_code(text)[1]
     except (InternalError, ValueError):
         bits = 0
     if not 1 <= bits <= 128:
         raise _wrong("a dtype", value)
 
 
-def _one_of(*allowed: str) -> Check:
+def _one_of(*allowed: str) -> FieldCheck:
     def check(value: object) -> None:
         if value not in allowed:
             raise _wrong("one of " + ", ".join(map(repr, allowed)), value)
@@ -138,7 +143,7 @@ def _one_of(*allowed: str) -> Check:
     return check
 
 
-def _within(step: str, check: Check, value: object) -> None:
+def _within(step: str, check: FieldCheck, value: object) -> None:
     """Check a component and add its path to errors."""
     try:
         check(value)
@@ -147,7 +152,7 @@ def _within(step: str, check: Check, value: object) -> None:
         raise
 
 
-def _list_of(item: Check, min_items: int = 0) -> Check:
+def _list_of(item: FieldCheck, min_items: int = 0) -> FieldCheck:
     def check(value: object) -> None:
         """Raise _WrongError, with the item's number, for anything but such a list."""
         if not isinstance(value, list) or len(value) < min_items:
@@ -158,7 +163,7 @@ def _list_of(item: Check, min_items: int = 0) -> Check:
     return check
 
 
-def _pair_of(first: Check, second: Check) -> Check:
+def _pair_of(first: FieldCheck, second: FieldCheck) -> FieldCheck:
     def check(value: object) -> None:
         """Raise _WrongError, with the item's number, for anything but a list of two."""
         if not isinstance(value, list) or len(value) != 2:
@@ -169,7 +174,7 @@ def _pair_of(first: Check, second: Check) -> Check:
     return check
 
 
-def _map_of(item: Check) -> Check:
+def _map_of(item: FieldCheck) -> FieldCheck:
     def check(value: object) -> None:
         """Raise _WrongError, with the value's key, for anything but an object with such values."""
         if not isinstance(value, dict):
@@ -181,7 +186,7 @@ def _map_of(item: Check) -> Check:
     return check
 
 
-def _record(required: Mapping[str, Check], optional: Mapping[str, Check]) -> Check:
+def _record(required: Mapping[str, FieldCheck], optional: Mapping[str, FieldCheck]) -> FieldCheck:
     fields = {**required, **optional}
 
     def check(value: object) -> None:
@@ -242,7 +247,7 @@ def _against(metadata: Mapping[str, object], tables: Tables) -> None:
     if "main" in metadata:
         _within(".main", lambda main: _check_main(main, tables), metadata["main"])
     for field in ("sources", "checks"):
-        rows = cast("Rows", metadata.get(field, {}))
+        rows = cast("InstructionRows", metadata.get(field, {}))
         _within(f".{field}", partial(_check_rows, tables=tables), rows)
     if "states" in metadata:
         _within(
@@ -269,7 +274,7 @@ def _check_main(main: object, tables: Tables) -> None:
         raise _within_error("inputs", f"{count} items expected, got {len(main['inputs'])}")
 
 
-INITIAL = "initial_state"
+INITIAL_STATE_FUNCTION = "initial_state"
 """The function that gives what a program keeps between runs, before the first."""
 CALL_CLOSURE = "call closure"
 """Begins the names of functions by which a caller of the program calls closures that it gave."""
@@ -278,8 +283,8 @@ CALL_CLOSURE = "call closure"
 def _check_states(states: object, metadata: Mapping[str, object], tables: Tables) -> None:
     """Check that the last inputs and outputs of main are the states."""
     names, main = cast("Sequence[str]", states), metadata.get("main")
-    if tables.params.get(INITIAL) != 0:
-        raise _WrongError(f"a function {INITIAL!a} without parameters expected")
+    if tables.params.get(INITIAL_STATE_FUNCTION) != 0:
+        raise _WrongError(f"a function {INITIAL_STATE_FUNCTION!a} without parameters expected")
     for field in ("inputs", "outputs"):
         infos = cast(
             "Sequence[Mapping[str, object]]", main[field] if isinstance(main, dict) else ()
@@ -288,12 +293,12 @@ def _check_states(states: object, metadata: Mapping[str, object], tables: Tables
             raise _WrongError(f"the names of the last {field} of main expected")
 
 
-Rows = Mapping[str, Sequence[Sequence[object]]]
+InstructionRows = Mapping[str, Sequence[Sequence[object]]]
 """Function -> rows about its instructions, which begin with the number of one."""
 
 
 def _check_rows(value: object, tables: Tables) -> None:
-    for function, rows in cast("Rows", value).items():
+    for function, rows in cast("InstructionRows", value).items():
         if function not in tables.instructions:
             raise _WrongError(f"no function is named {function!a}")
         numbers = [cast(int, row[0]) for row in rows]
@@ -371,8 +376,8 @@ def placement_text(metadata: Mapping[str, object]) -> str:
     reasons = "; ".join(f"{', '.join(names)}: {why}" for why, *names in placement.get("host", ()))
     phrases = [
         f"{device}: {n or 'no'} kernel{'' if n == 1 else 's'}"
-        + (f" ({reasons})" if device == HOST and reasons else "")
-        for device, n in sorted(counts.items(), key=lambda row: row[0] == HOST)
+        + (f" ({reasons})" if device == HOST_NAME and reasons else "")
+        for device, n in sorted(counts.items(), key=lambda row: row[0] == HOST_NAME)
     ]
     return "; ".join(phrases)
 

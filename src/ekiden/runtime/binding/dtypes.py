@@ -11,11 +11,11 @@ import numpy
 from ekiden.runtime.binding.layout import DTypeCode
 from ekiden.runtime.errors import InternalError
 
-KINDS: dict[str, int] = {
+KIND_CODES: dict[str, int] = {
     name: getattr(DTypeCode, name.upper())
     for name in ("int", "uint", "float", "bfloat", "complex", "bool")
 }
-SMALL_FLOATS = {
+SMALL_FLOAT_CODES = {
     "float8_e4m3fn": (DTypeCode.FLOAT8_E4M3FN, 8),
     "float8_e4m3fnuz": (DTypeCode.FLOAT8_E4M3FNUZ, 8),
     "float8_e5m2": (DTypeCode.FLOAT8_E5M2, 8),
@@ -24,8 +24,8 @@ SMALL_FLOATS = {
     "float4_e2m1fn": (DTypeCode.FLOAT4_E2M1FN, 4),
 }
 """Floats whose name says more than their bits: (code, bits)."""
-_KIND_NAMES = {code: name for name, code in KINDS.items()}
-_SMALL_NAMES = {code: name for name, (code, _) in SMALL_FLOATS.items()}
+_KIND_NAMES = {code: name for name, code in KIND_CODES.items()}
+_SMALL_NAMES = {code: name for name, (code, _) in SMALL_FLOAT_CODES.items()}
 
 
 def dtype_code(dtype: str) -> tuple[int, int, int]:
@@ -33,13 +33,13 @@ def dtype_code(dtype: str) -> tuple[int, int, int]:
     others.
     """
     if dtype == "bool":
-        return KINDS["bool"], 8, 1
-    if dtype in SMALL_FLOATS:
-        return (*SMALL_FLOATS[dtype], 1)
+        return KIND_CODES["bool"], 8, 1
+    if dtype in SMALL_FLOAT_CODES:
+        return (*SMALL_FLOAT_CODES[dtype], 1)
     kind = dtype.rstrip("0123456789")
-    if kind not in KINDS or kind == dtype:
+    if kind not in KIND_CODES or kind == dtype:
         raise InternalError(f"a dtype such as 'float32' expected, got {dtype!r}")
-    return KINDS[kind], int(dtype[len(kind) :]), 1
+    return KIND_CODES[kind], int(dtype[len(kind) :]), 1
 
 
 def dtype_name(code: int, bits: int, lanes: int) -> str:
@@ -64,6 +64,6 @@ def _ml_dtypes() -> object | None:
 
 def no_numpy_dtype(name: str) -> str:
     """Return the error message for a dtype that NumPy lacks, with what to install."""
-    small = name in SMALL_FLOATS or name in ("bfloat16", "int2", "int4", "uint2", "uint4")
+    small = name in SMALL_FLOAT_CODES or name in ("bfloat16", "int2", "int4", "uint2", "uint4")
     help_text = "; pip install ml_dtypes" if small and _ml_dtypes() is None else ""
     return f"numpy: no such dtype in NumPy: {name}{help_text}"

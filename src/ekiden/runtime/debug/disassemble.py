@@ -14,7 +14,7 @@ __all__ = [
 ]
 
 
-class Program(Protocol):
+class DisassemblableProgram(Protocol):
     """Interface of `runtime.Executable` that the disassembler needs."""
 
     @property
@@ -32,7 +32,7 @@ class Program(Protocol):
         """Return the names of a function's parameters."""
 
 
-class Function(Protocol):
+class DisassemblableFunction(Protocol):
     """Interface of a bytecode function that the disassembler needs."""
 
     @property
@@ -52,7 +52,7 @@ class Function(Protocol):
         """Return the instructions."""
 
 
-def disassemble(executable: Program) -> str:
+def disassemble(executable: DisassemblableProgram) -> str:
     """Return the text of all functions of an executable in index order, then the
     primitives' names.
     """
@@ -63,7 +63,9 @@ def disassemble(executable: Program) -> str:
     return _listing(functions, executable.primitives)
 
 
-def disassemble_functions(functions: Iterable[Function], primitives: Iterable[str]) -> str:
+def disassemble_functions(
+    functions: Iterable[DisassemblableFunction], primitives: Iterable[str]
+) -> str:
     """Return the same text for functions outside of an executable."""
     return _listing([(f.name, f.params, f.n_registers, f.code) for f in functions], primitives)
 

@@ -19,7 +19,7 @@ __all__ = ["Instruction", "decode", "dtype_code", "dtype_name", "encode", "make"
 
 Operand: TypeAlias = int | tuple[int, ...]
 
-LISTS = "RVJL"
+LIST_OPERAND_LETTERS = "RVJL"
 """The letters of operands that are lists, of which an instruction has at most one."""
 
 
@@ -78,7 +78,11 @@ def encode(instruction: Instruction) -> list[int]:
     values = iter(instruction.operands)
     for letter in opcode.format:
         if letter == "n":
-            (items,) = (operands[list_letter] for list_letter in LISTS if list_letter in operands)
+            (items,) = (
+                operands[list_letter]
+                for list_letter in LIST_OPERAND_LETTERS
+                if list_letter in operands
+            )
             words.append(len(_tuple(items, instruction)))
         else:
             words += _operand_words(letter, next(values), instruction)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-MOST_CHARACTERS = 120
-MOST_ELEMENTS = 4
+MAX_CHARS = 120
+MAX_ELEMENTS = 4
 
 
 def shown(value: object) -> str:
@@ -13,7 +13,7 @@ def shown(value: object) -> str:
     array by its dtype and shape, any other object by its class.
     """
     if isinstance(value, (str, bytes)):
-        return repr(value) if len(value) <= MOST_CHARACTERS else f"{value[:MOST_CHARACTERS]!r}..."
+        return repr(value) if len(value) <= MAX_CHARS else f"{value[:MAX_CHARS]!r}..."
     if value is None or isinstance(value, (bool, int, float, complex)):
         return repr(value)
     if isinstance(value, type):
@@ -32,7 +32,7 @@ def _shape(shape: object) -> str:
 def _container(value: object) -> str:
     """Return the first elements of a container; of a nested one the class name alone."""
     assert isinstance(value, (list, tuple, set, frozenset, Mapping))
-    first = [item for item, _ in zip(value, range(MOST_ELEMENTS), strict=False)]
+    first = [item for item, _ in zip(value, range(MAX_ELEMENTS), strict=False)]
     if isinstance(value, Mapping):
         texts = [f"{_element(key)}: {_element(value[key])}" for key in first]
     else:
@@ -44,6 +44,6 @@ def _container(value: object) -> str:
 
 
 def _element(value: object) -> str:
-    if isinstance(value, (list, tuple, set, frozenset, Mapping)) and len(value) > MOST_ELEMENTS:
+    if isinstance(value, (list, tuple, set, frozenset, Mapping)) and len(value) > MAX_ELEMENTS:
         return f"{type(value).__name__} of {len(value)} elements"
     return shown(value)

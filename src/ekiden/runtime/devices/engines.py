@@ -29,11 +29,12 @@ else:
     pathlib = LazyModule("pathlib")
 
 __all__ = [
-    "ENGINES", "folder_of", "guarded", "kept_for", "load_region", "missing", "register_loader",
+    "ENGINE_FOLDERS", "folder_of", "guarded", "kept_for", "load_region", "missing_engine",
+    "register_loader",
     "text_of",
 ]  # fmt: skip
 
-Loader = Callable[[str, bytes], Callable[..., None]]
+RegionLoader = Callable[[str, bytes], Callable[..., None]]
 """From a region's name and code to what runs it: called with its inputs, then the tensors that it
 writes."""
 
@@ -57,7 +58,7 @@ def _in_environment(library: str) -> str:
     return ""
 
 
-ENGINES: dict[str, Callable[[], str]] = {
+ENGINE_FOLDERS: dict[str, Callable[[], str]] = {
     "onednn": partial(_in_environment, "libdnnl.so.3"),
     "onnxruntime": partial(_in_package, "onnxruntime", "capi"),
     "openvino": partial(_in_package, "openvino", "libs"),
@@ -70,7 +71,7 @@ def folder_of(engine: str) -> str:
     """Return the folder of an engine's library, which EKIDEN_ENGINES names for C programs; "" if no
     installed package has it.
     """
-    return ENGINES[engine]() if engine in ENGINES else ""
+    return ENGINE_FOLDERS[engine]() if engine in ENGINE_FOLDERS else ""
 
 
 def text_of(code: bytes) -> str:
@@ -104,7 +105,7 @@ def guarded(engine: str, symbol: str, kernel: object) -> Callable[..., None]:
     return run
 
 
-def register_loader(engine: str, load: Loader) -> None:
+def register_loader(engine: str, load: RegionLoader) -> None:
     """Register the loader of an engine's regions."""
 
     def make(symbol: str, metadata: str) -> Callable[..., None]:
@@ -119,11 +120,11 @@ def register_loader(engine: str, load: Loader) -> None:
     register_func(f"ek.external.{engine}", make, override=True)
 
 
-def missing(engine: str) -> str:
+def missing_engine(engine: str) -> str:
     """Return why an engine is unavailable, with what installs it; empty where it is here, or is
     none of the table.
     """
-    if engine not in ENGINES:
+    if engine not in ENGINE_FOLDERS:
         return ""
     try:
         get_global_func("ek.engine.open")(engine, folder_of(engine))
@@ -140,6 +141,6 @@ def load_region(engine: str, symbol: str, code: bytes) -> Callable[..., None]:
     return cast("Callable[..., None]", kernel)
 
 
-for _name in ENGINES:
+for _name in ENGINE_FOLDERS:
     register_loader(_name, partial(load_region, _name))
 register_loader("ccompiler", engine_artifact.load)

@@ -128,20 +128,20 @@ def _owner(array: Any) -> Any:  # noqa: ANN401  # NumPy need not be imported her
     return None if isinstance(memory, mmap.mmap) else array
 
 
-COUNTED_BYTES = 1 << 16
+MIN_COUNTED_BYTES = 1 << 16
 """Bytes of the smallest array that counts."""
 _HOST_ARRAYS = _HostArrays()
 
 
 def hold_array(array: Any) -> None:  # noqa: ANN401  # NumPy need not be imported here
     """Count an array of a program under compilation as long as it lives."""
-    if array.nbytes >= COUNTED_BYTES:
+    if array.nbytes >= MIN_COUNTED_BYTES:
         _HOST_ARRAYS.hold(array)
 
 
 def check_room(size: int, what: str) -> None:
     """Raise MemoryLimitError if `size` more bytes, of `what`, would exceed the limit."""
-    if size < COUNTED_BYTES:
+    if size < MIN_COUNTED_BYTES:
         return
     limit = memory_limit()
     held = _HOST_ARRAYS.total + memory_stats().held

@@ -13,21 +13,21 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
 
 
-class FarDevice(Device):
+class ForeignDevice(Device):
     """Device of another machine: its tensors are created there, and only code that knows it accepts
     it; subclasses implement it.
     """
 
-    def empty(self, shape: Sequence[int], dtype: str) -> FarTensor:
+    def empty(self, shape: Sequence[int], dtype: str) -> ForeignTensor:
         """Create a tensor there."""
         raise NotImplementedError
 
-    def array(self, source: Tensor | ArrayLike) -> FarTensor:
+    def array(self, source: Tensor | ArrayLike) -> ForeignTensor:
         """Copy a local tensor or array there."""
         raise NotImplementedError
 
 
-class FarTensor(Protocol):
+class ForeignTensor(Protocol):
     """Tensor of another machine."""
 
     device: Device
@@ -155,8 +155,8 @@ def _is_list(value: object) -> TypeGuard[Sequence[object]]:
 
 
 __all__ = [
-    "FarDevice",
-    "FarTensor",
+    "ForeignDevice",
+    "ForeignTensor",
     "check_devices",
     "check_here",
     "cl",

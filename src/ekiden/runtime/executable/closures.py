@@ -7,15 +7,15 @@ import numpy as np
 from ekiden import runtime
 from ekiden.runtime.artifact.metadata import CALL_CLOSURE
 from ekiden.runtime.errors import RunError
-from ekiden.runtime.executable.callers import Machines
+from ekiden.runtime.executable.vm_pool import VMPool
 
-__all__ = ["Closure", "plain", "with_functions"]
+__all__ = ["Closure", "vm_argument", "with_functions"]
 
 
 class Closure:
     """Function that a program returned. It can be an argument of that program's functions."""
 
-    def __init__(self, machine: Machines, value: object) -> None:
+    def __init__(self, machine: VMPool, value: object) -> None:
         self.machine = machine
         self.value = value
 
@@ -28,18 +28,18 @@ class Closure:
         if name not in self.machine.executable.globals:
             raise RunError(f"call: no function that the program gives takes {len(args)} arguments")
         return with_functions(
-            self.machine.invoke(name, self.value, *map(plain, args)), self.machine
+            self.machine.invoke(name, self.value, *map(vm_argument, args)), self.machine
         )
 
 
-def plain(value: object) -> object:
+def vm_argument(value: object) -> object:
     """Return an argument in the form that the virtual machine accepts."""
     if isinstance(value, (np.ndarray, np.generic)):
         return runtime.tensor(value)
     return value.value if isinstance(value, Closure) else value
 
 
-def with_functions(root: object, machine: Machines) -> object:
+def with_functions(root: object, machine: VMPool) -> object:
     """Return a result with a Python function for each closure in it, however deep."""
     converted: dict[int, object] = {}
     stack = [root]
@@ -56,7 +56,7 @@ def with_functions(root: object, machine: Machines) -> object:
     return converted[id(root)]
 
 
-def _converted(value: object, fields: list[object], machine: Machines) -> object:
+def _converted(value: object, fields: list[object], machine: VMPool) -> object:
     if isinstance(value, tuple):
         return runtime.ADT(value.tag, fields) if isinstance(value, runtime.ADT) else tuple(fields)
     return Closure(machine, value) if getattr(value, "type_key", "") == "ek.Closure" else value

@@ -10,9 +10,16 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ekiden import runtime
-from ekiden.runtime.artifact.metadata import ANY_OBJECT, ANY_RANK, MAPS, SEQUENCE, TEXT, TensorInfo
+from ekiden.runtime.artifact.metadata import (
+    ANY_RANK_PREFIX,
+    MAPS_PREFIX,
+    OBJECT_DTYPE,
+    SEQUENCE_PREFIX,
+    STRING_DTYPE,
+    TensorInfo,
+)
 from ekiden.runtime.errors import EkidenError, InputError, RunError
-from ekiden.runtime.executable.closures import plain
+from ekiden.runtime.executable.closures import vm_argument
 from ekiden.runtime.text import decode, encode
 
 if TYPE_CHECKING:
@@ -51,7 +58,7 @@ def to_list(value: object) -> list[object]:
     return elements[::-1]
 
 
-def held(value: object) -> object:
+def sum_content(value: object) -> object:
     """Return the content of a sum type's value. Raises RunError for what is none."""
     if not isinstance(value, tuple) or len(value) != 1:
         raise RunError(f"expected a value of one of several ranks, got {type(value).__name__}")
@@ -69,14 +76,14 @@ def _words(value: object) -> object:
 
 def to_argument(info: TensorInfo, value: object) -> object:
     """The value as a tensor; anything at all where no tensor is declared."""
-    if info.dtype == ANY_OBJECT:
-        return plain(value)
-    if info.dtype.startswith(SEQUENCE):
+    if info.dtype == OBJECT_DTYPE:
+        return vm_argument(value)
+    if info.dtype.startswith(SEQUENCE_PREFIX):
         if not isinstance(value, (list, tuple)):
             wanted = f"a list of tensors, got {type(value).__name__}"
             raise InputError(f"input '{info.name}': expected {wanted}")
         return from_list(value, lambda at, each: _element(info, at, each))
-    if info.dtype == TEXT:
+    if info.dtype == STRING_DTYPE:
         return _text(info, value)
     try:
         value = _words(value)
@@ -100,15 +107,15 @@ def to_argument(info: TensorInfo, value: object) -> object:
 
 def to_result(info: TensorInfo, value: object) -> object:
     """An output as Python has it. Raises RunError where the program gave what is none such."""
-    if info.dtype.startswith(SEQUENCE):
+    if info.dtype.startswith(SEQUENCE_PREFIX):
         return to_list(value)
-    if info.dtype.startswith(ANY_RANK):
-        return held(value)
-    if info.dtype != TEXT and not info.dtype.startswith(MAPS):
+    if info.dtype.startswith(ANY_RANK_PREFIX):
+        return sum_content(value)
+    if info.dtype != STRING_DTYPE and not info.dtype.startswith(MAPS_PREFIX):
         return value
     if not isinstance(value, runtime.Tensor):
         raise RunError(f"output '{info.name}': a tensor expected, got {type(value).__name__}")
-    if info.dtype != TEXT:
+    if info.dtype != STRING_DTYPE:
         return to_maps(value.numpy(), info.keys)
     if value.dtype != "uint8" or not value.shape:
         raise RunError(f"output '{info.name}': bytes expected, got {value.dtype}{value.shape}")
@@ -129,7 +136,7 @@ def _text(info: TensorInfo, value: object) -> runtime.Tensor:
 
 def _element(info: TensorInfo, position: int, value: object) -> object:
     """One element of a sequence, which has the rank and the known dimensions of all."""
-    name, dtype = f"{info.name}[{position}]", info.dtype.removeprefix(SEQUENCE)
+    name, dtype = f"{info.name}[{position}]", info.dtype.removeprefix(SEQUENCE_PREFIX)
     tensor = to_argument(TensorInfo(name, info.shape, dtype), value)
     assert isinstance(tensor, runtime.Tensor)
     fits = len(tensor.shape) == len(info.shape) and all(

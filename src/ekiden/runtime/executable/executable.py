@@ -15,13 +15,13 @@ from ekiden import runtime
 from ekiden._lazy import LazyModule, load_module
 from ekiden.runtime.artifact import late_bound
 from ekiden.runtime.artifact.metadata import (
-    ANY_OBJECT,
-    ANY_RANK,
+    ANY_RANK_PREFIX,
     CALL_CLOSURE,
-    INITIAL,
-    MAPS,
-    SEQUENCE,
-    TEXT,
+    INITIAL_STATE_FUNCTION,
+    MAPS_PREFIX,
+    OBJECT_DTYPE,
+    SEQUENCE_PREFIX,
+    STRING_DTYPE,
     TensorInfo,
     peak_memory,
     placement_text,
@@ -32,9 +32,9 @@ from ekiden.runtime.cached import cached_property
 from ekiden.runtime.compiler import compiler_module
 from ekiden.runtime.devices.named import without_driver
 from ekiden.runtime.errors import ExportError, InputError, MissingSymbolError, RunError
-from ekiden.runtime.executable.callers import Machines, executor_of, start
-from ekiden.runtime.executable.formats import ARTIFACT, KINDS
-from ekiden.runtime.executable.state import kept_values
+from ekiden.runtime.executable.formats import ARTIFACT_SUFFIX, FILE_KINDS
+from ekiden.runtime.executable.state import program_state
+from ekiden.runtime.executable.vm_pool import VMPool, executor_of, start
 from ekiden.runtime.files import File, PathName, write_to
 
 if TYPE_CHECKING:
@@ -43,9 +43,9 @@ if TYPE_CHECKING:
 
     from ekiden.runtime.artifact import frame
     from ekiden.runtime.debug import disassemble
-    from ekiden.runtime.executable import closures, conversions, nested, outputs, placing
+    from ekiden.runtime.executable import closures, conversions, nested, output_buffers, outputs
+    from ekiden.runtime.executable.output_buffers import OutputBuffer
     from ekiden.runtime.executable.outputs import BoundRun
-    from ekiden.runtime.executable.placing import Place
     from ekiden.runtime.executable.upgrade import Upgrade
     from ekiden.runtime.profile import html
     from ekiden.runtime.profile import report as profiling
@@ -55,14 +55,14 @@ else:
     conversions = LazyModule("ekiden.runtime.executable.conversions")
     nested = LazyModule("ekiden.runtime.executable.nested")
     outputs = LazyModule("ekiden.runtime.executable.outputs")
-    placing = LazyModule("ekiden.runtime.executable.placing")
+    output_buffers = LazyModule("ekiden.runtime.executable.output_buffers")
     frame = LazyModule("ekiden.runtime.artifact.frame")
     pathlib = LazyModule("pathlib")
     html = LazyModule("ekiden.runtime.profile.html")
     profiling = LazyModule("ekiden.runtime.profile.report")
 
 
-class Program:
+class LoadedProgram:
     """Loaded program: an executable, its machines, and the allocation sites of its results."""
 
     def __init__(self, raw: runtime.Executable) -> None:
@@ -70,21 +70,21 @@ class Program:
         self._sites: tuple[int | None, ...] | None = None
 
     @cached_property
-    def machines(self) -> Machines:
+    def machines(self) -> VMPool:
         """Return the machines that run it. Raises LoadError if a constant or library is missing."""
-        return Machines(self.raw, executor_of(self.raw))
+        return VMPool(self.raw, executor_of(self.raw))
 
     def sites(self, count: int) -> tuple[int | None, ...]:
-        """Return `placing.result_sites` for so many results, cached."""
+        """Return `output_buffers.result_sites` for so many results, cached."""
         if self._sites is None:
-            self._sites = placing.result_sites(self.raw, count)
+            self._sites = output_buffers.result_sites(self.raw, count)
         return self._sites
 
 
-class Held:
+class HotSwap:
     """Reference to the program that an executable and its sessions run now; an upgrade swaps it."""
 
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: LoadedProgram) -> None:
         self.program = program
 
     def follow(self, upgrade: Upgrade) -> None:
@@ -106,7 +106,7 @@ class Held:
 
     def _replace(self, raw: runtime.Executable) -> None:
         _keep_threads(self.program.raw, raw)
-        program = Program(raw)
+        program = LoadedProgram(raw)
         program.machines  # noqa: B018  # before any call needs them
         self.program = program
 
@@ -129,20 +129,22 @@ class Executable:
 
     def __init__(self, raw: runtime.Executable, upgrade: Upgrade | None = None) -> None:
         """Wrap a loaded executable; `upgrade` compiles the kernels that are general for now."""
-        self._held = Held(Program(raw))
+        self._held = HotSwap(LoadedProgram(raw))
         self.inputs, self.outputs = tensor_infos(raw.metadata, raw.source)
-        self._kept = kept_values(raw.metadata, lambda: self._machines.invoke(INITIAL))
+        self._kept = program_state(
+            raw.metadata, lambda: self._machines.invoke(INITIAL_STATE_FUNCTION)
+        )
         if self._kept is not None:
             count = len(self._kept.names)
             self.inputs, self.outputs = self.inputs[:-count], self.outputs[:-count]
         self._positions = {info.name: i for i, info in enumerate(self.inputs)}
         names = [info.name for info in self.inputs]
         has_steps = any(mark in name for name in names for mark in ".[")
-        self._nesting = nested.Nesting.of(names) if has_steps else None
-        self._takes_tensors = not any(_is_object(i) or i.dtype == ANY_OBJECT for i in self.inputs)
+        self._nesting = nested.PytreeInputs.of(names) if has_steps else None
+        self._takes_tensors = not any(_is_object(i) or i.dtype == OBJECT_DTYPE for i in self.inputs)
         self._gives_objects = any(_is_object(o) for o in self.outputs)
         self._gives_functions = any(name.startswith(CALL_CLOSURE) for name in raw.globals)
-        if not late_bound.missing(raw) and not without_driver(raw.devices):
+        if not late_bound.missing_constants(raw) and not without_driver(raw.devices):
             with suppress(MissingSymbolError):  # it may be exported, and linked there
                 self._program.machines  # noqa: B018  # links it now, and says what is missing
         self._upgrade = upgrade
@@ -157,11 +159,11 @@ class Executable:
         return self._program.raw
 
     @property
-    def _program(self) -> Program:
+    def _program(self) -> LoadedProgram:
         return self._held.program
 
     @property
-    def _machines(self) -> Machines:
+    def _machines(self) -> VMPool:
         return self._program.machines
 
     @property
@@ -183,7 +185,7 @@ class Executable:
         if self._upgrade is not None:
             self._upgrade.wait(timeout)
 
-    def _whole(self) -> runtime.Executable:
+    def _upgraded(self) -> runtime.Executable:
         """Return the program with the code of all kernels."""
         self.wait()
         return self.raw
@@ -227,12 +229,17 @@ class Executable:
         return outputs.write_results(self.outputs, result, output_arrays, out)  # type: ignore[return-value]
 
     def _direct(
-        self, program: Program, output_arrays: Sequence[Place | None], values: Sequence[object]
+        self,
+        program: LoadedProgram,
+        output_arrays: Sequence[OutputBuffer | None],
+        values: Sequence[object],
     ) -> list[object]:
         """Return the outputs that kernels write in place; see `Machines.invoke`."""
         if self._kept is not None or self._gives_objects or self._gives_functions:
             return []
-        return placing.direct_places(program.sites(len(self.outputs)), output_arrays, values)
+        return output_buffers.direct_buffers(
+            program.sites(len(self.outputs)), output_arrays, values
+        )
 
     def bind(self, *args: object, out: object = None, **named: object) -> BoundRun:
         """Return a run that reads the given arrays whenever it is called, and writes to `out`;
@@ -250,7 +257,7 @@ class Executable:
                 raise InputError(f"bind: input '{info.name}': expected {expected}")
         runtime.get_global_func("ek.executable.check")(self.raw, self.raw.index("main"), *values)
         output_arrays = None if out is None else outputs.places_of(self.outputs, out)
-        planned: list[tuple[Program, list[object]]] = []
+        planned: list[tuple[LoadedProgram, list[object]]] = []
 
         def call() -> object:
             """Run once; direct outputs are planned again after an upgrade, since another program
@@ -292,7 +299,7 @@ class Executable:
         values: Sequence[object],
         timeout: object = None,
         output_buffers: Sequence[object] = (),
-        program: Program | None = None,
+        program: LoadedProgram | None = None,
     ) -> object:
         """Run `main` and return its result as Python values. `places` belong to `program`."""
         machines = (program or self._held.program).machines
@@ -326,7 +333,7 @@ class Executable:
         """
         clone = object.__new__(type(self))
         clone.__dict__.update(self.__dict__)
-        clone._kept = None if self._kept is None else self._kept.another()
+        clone._kept = None if self._kept is None else self._kept.fresh()
         return clone
 
     def reset_state(self) -> None:
@@ -400,7 +407,7 @@ class Executable:
         Needs the compiler. Machines of this executable that run go on as they are.
         """
         compiler = compiler_module("ekiden.backend.aot.jit", "jit")
-        executable = self._whole()
+        executable = self._upgraded()
         if calls == 0:
             compiler.compile_now(executable, executable.globals)
         else:
@@ -420,14 +427,14 @@ class Executable:
         `runtime.vm.Executable.load_exec`.
         """
         if path is None:
-            complete = late_bound.whole(self._whole())
+            complete = late_bound.complete_file(self._upgraded())
             number = self.variants.index(self.target) + 1 if len(self.variants) > 1 else 0
             return bytearray(frame.without_kernels(complete, number)), self.module
         suffix = pathlib.Path(path).suffix if isinstance(path, (str, os.PathLike)) else ""
-        if suffix in KINDS and suffix != ARTIFACT:
-            kinds = f"save writes an artifact (.eki); export_library writes {KINDS[suffix]}"
+        if suffix in FILE_KINDS and suffix != ARTIFACT_SUFFIX:
+            kinds = f"save writes an artifact (.eki); export_library writes {FILE_KINDS[suffix]}"
             raise ExportError(f"save '{path}': {kinds}")
-        program = self._whole()
+        program = self._upgraded()
         write_to(path, lambda file: late_bound.write(program, file))
         return None
 
@@ -441,10 +448,10 @@ class Executable:
         """Move the constants of `byte_limit` bytes and more out of the executable and return them
         by name.
         """
-        executable = self._whole()
+        executable = self._upgraded()
         raw, moved = late_bound.split(executable, byte_limit)
         _keep_threads(executable, raw)
-        self._held = Held(Program(raw))
+        self._held = HotSwap(LoadedProgram(raw))
         return moved
 
     def load_late_bound_consts(self, path: PathName) -> None:
@@ -473,7 +480,7 @@ class Executable:
         """
         library = compiler_module("ekiden.compiler.export.library", "export_library")
         library.export_library(
-            self._whole(), path, cc=cc, options=options, fcompile=fcompile, name=name
+            self._upgraded(), path, cc=cc, options=options, fcompile=fcompile, name=name
         )
 
     @property
@@ -524,7 +531,7 @@ class Executable:
     def stored_weight_bytes(self) -> int:
         """Bytes of the constants in the artifact: others are made of these when it is loaded
         (`size="small"`)."""
-        constants = frame.read_constants(frame.file_of(self._whole()))
+        constants = frame.read_constants(frame.file_of(self._upgraded()))
         return sum(c.nbytes for c in constants if not c.is_made)
 
     @property
@@ -547,7 +554,7 @@ class Executable:
     @property
     def module(self) -> runtime.Module:
         """Return the functions and kernels of the executable as a module."""
-        module = runtime.get_global_func("ek.executable.module")(self._whole())
+        module = runtime.get_global_func("ek.executable.module")(self._upgraded())
         assert isinstance(module, runtime.Module)
         return module
 
@@ -592,7 +599,7 @@ class Executable:
 
     def __reduce__(self) -> tuple[object, ...]:
         """Pickled and copied as its artifact; `num_threads` is no part of that."""
-        return _unpickled, (type(self), bytes(late_bound.whole(self._whole())))
+        return _unpickled, (type(self), bytes(late_bound.complete_file(self._upgraded())))
 
     def __repr__(self) -> str:
         inputs, outputs = ", ".join(map(str, self.inputs)), ", ".join(map(str, self.outputs))
@@ -606,16 +613,18 @@ class Executable:
 
 
 @cache
-def _peak() -> profiling.Peak | None:
+def _peak() -> profiling.MachinePeak | None:
     try:
         module = load_module("ekiden.compiler.peak")
     except ImportError:  # a machine that only runs models
         return None
-    return cast("profiling.Peak", module.measure_peak())
+    return cast("profiling.MachinePeak", module.measure_peak())
 
 
 def _is_object(info: TensorInfo) -> bool:
-    return info.dtype == TEXT or info.dtype.startswith((SEQUENCE, MAPS, ANY_RANK))
+    return info.dtype == STRING_DTYPE or info.dtype.startswith(
+        (SEQUENCE_PREFIX, MAPS_PREFIX, ANY_RANK_PREFIX)
+    )
 
 
 def _constant_text(constant: runtime.Tensor | None) -> str:

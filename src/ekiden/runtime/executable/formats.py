@@ -1,9 +1,9 @@
 """File formats of a compiled model. `compiler.export.library` writes them."""
 
-ARTIFACT = ".eki"
+ARTIFACT_SUFFIX = ".eki"
 
-KINDS = {
-    ARTIFACT: "the artifact, which ekiden.load maps",
+FILE_KINDS = {
+    ARTIFACT_SUFFIX: "the artifact, which ekiden.load maps",
     ".so": "a shared library with the runtime inside",
     ".o": "an object to link with libekiden_runtime.a",
     ".c": "the same as C",

@@ -21,10 +21,10 @@ else:
     pathlib = LazyModule("pathlib")
     frame = LazyModule("ekiden.runtime.artifact.frame")
 
-__all__ = ["Reader", "load"]
+__all__ = ["BinaryReader", "load"]
 
 
-class Reader(Protocol):
+class BinaryReader(Protocol):
     """File that is open for reading bytes."""
 
     def read(self) -> bytes:
@@ -32,7 +32,9 @@ class Reader(Protocol):
 
 
 def load(
-    file: PathName | bytes | bytearray | memoryview | Reader, *, num_threads: int | None = None
+    file: PathName | bytes | bytearray | memoryview | BinaryReader,
+    *,
+    num_threads: int | None = None,
 ) -> Executable:
     """Load an executable.
 
@@ -71,7 +73,7 @@ def _read(file: object) -> bytes:
 
 def _loaded(path: Path) -> runtime.Executable:
     with named("load", path), open(path, "rb") as file:
-        start = file.read(len(frame.MAGIC))
+        start = file.read(len(frame.ARTIFACT_MAGIC))
     if start.startswith(b"\x7fELF") or path.suffix == ".tar":
         module = runtime.load_module(path)
         if "get_executable" not in module:
@@ -79,7 +81,7 @@ def _loaded(path: Path) -> runtime.Executable:
         executable = module["get_executable"]()
         assert isinstance(executable, runtime.Executable)
         return executable
-    if start != frame.MAGIC and _is_model(path):
+    if start != frame.ARTIFACT_MAGIC and _is_model(path):
         raise LoadError(f"load '{path}': it is a model, which ekiden.compile takes")
     return runtime.Executable.load(os.fspath(path))
 

@@ -22,7 +22,7 @@ _STEP = re.compile(
 
 
 @dataclass(frozen=True)
-class Leaf:
+class PytreeLeaf:
     """Location of an input: the argument that contains it, and the access steps."""
 
     name: str
@@ -31,7 +31,7 @@ class Leaf:
     """(as it is written, the key, or None for an attribute)."""
 
     @staticmethod
-    def of(name: str) -> Leaf | None:
+    def of(name: str) -> PytreeLeaf | None:
         """Parse an input's name. None for one that says no such place."""
         head = _HEAD.match(name)
         if head is None:
@@ -44,7 +44,7 @@ class Leaf:
                 return None
             steps.append((step[0], None if step[1] is not None else _key(step[2])))
             at = step.end()
-        return Leaf(name, head[0], tuple(steps))
+        return PytreeLeaf(name, head[0], tuple(steps))
 
     def find(self, argument: object) -> object:
         """Return the leaf of an argument. Raises InputError if it has none there."""
@@ -70,21 +70,21 @@ def _key(text: str) -> object:
     return key
 
 
-class Nesting:
+class PytreeInputs:
     """Inputs of a program of which some are leaves of arguments."""
 
-    def __init__(self, leaves: Sequence[Leaf]) -> None:
+    def __init__(self, leaves: Sequence[PytreeLeaf]) -> None:
         self._leaves = leaves
         self._heads = list(dict.fromkeys(leaf.head for leaf in leaves))
 
     @staticmethod
-    def of(names: Sequence[str]) -> Nesting | None:
+    def of(names: Sequence[str]) -> PytreeInputs | None:
         """Parse input names; return None if none is a leaf of an argument."""
-        leaves = [Leaf.of(name) for name in names]
+        leaves = [PytreeLeaf.of(name) for name in names]
         parsed = [leaf for leaf in leaves if leaf is not None]
         if len(parsed) < len(leaves) or not any(leaf.steps for leaf in parsed):
             return None
-        return Nesting(parsed)
+        return PytreeInputs(parsed)
 
     def is_meant(self, args: Sequence[object], named: Mapping[str, object]) -> bool:
         """Return whether a call passes containers rather than the arrays one by one. Where all

@@ -8,13 +8,20 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from ekiden import runtime
-from ekiden.runtime.artifact.metadata import ANY_OBJECT, ANY_RANK, MAPS, SEQUENCE, TEXT, TensorInfo
+from ekiden.runtime.artifact.metadata import (
+    ANY_RANK_PREFIX,
+    MAPS_PREFIX,
+    OBJECT_DTYPE,
+    SEQUENCE_PREFIX,
+    STRING_DTYPE,
+    TensorInfo,
+)
 from ekiden.runtime.errors import InputError
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from ekiden.runtime.executable.placing import Place
+    from ekiden.runtime.executable.output_buffers import OutputBuffer
 
 __all__ = ["BoundRun", "places_of", "write_results"]
 
@@ -34,7 +41,7 @@ class BoundRun:
         return self._call()
 
 
-def places_of(infos: Sequence[TensorInfo], out: object) -> list[Place | None]:
+def places_of(infos: Sequence[TensorInfo], out: object) -> list[OutputBuffer | None]:
     """Return the array that each output is written to, None for none, from the caller's `out`: one
     array for one output, else a sequence or a mapping by output names. Raises InputError for
     what cannot be written, or has another dtype, rank or known dimension.
@@ -57,14 +64,16 @@ def _by_output(infos: Sequence[TensorInfo], out: object) -> list[object]:
     return list(out)
 
 
-def _place(info: TensorInfo, candidate: object) -> Place:
+def _place(info: TensorInfo, candidate: object) -> OutputBuffer:
     what = f"out '{info.name}'"
-    if info.dtype in (ANY_OBJECT, TEXT) or info.dtype.startswith((SEQUENCE, MAPS, ANY_RANK)):
+    if info.dtype in (OBJECT_DTYPE, STRING_DTYPE) or info.dtype.startswith(
+        (SEQUENCE_PREFIX, MAPS_PREFIX, ANY_RANK_PREFIX)
+    ):
         raise InputError(
             f"{what}: the output is a {info.dtype}, not a tensor that could be written"
         )
     if isinstance(candidate, (runtime.Tensor, np.ndarray)):
-        destination: Place = candidate
+        destination: OutputBuffer = candidate
     elif hasattr(candidate, "__dlpack__"):
         destination = runtime.from_dlpack(candidate).numpy()  # type: ignore[arg-type]  # it has the method
     else:
@@ -91,7 +100,10 @@ def _place(info: TensorInfo, candidate: object) -> Place:
 
 
 def write_results(
-    infos: Sequence[TensorInfo], result: object, destinations: Sequence[Place | None], out: object
+    infos: Sequence[TensorInfo],
+    result: object,
+    destinations: Sequence[OutputBuffer | None],
+    out: object,
 ) -> object:
     """Copy results to destinations where kernels have not written them; return `out`. Raises
     InputError for another shape.
@@ -110,7 +122,7 @@ def write_results(
     return out
 
 
-def place_array(destination: Place) -> npt.NDArray[Any]:
+def place_array(destination: OutputBuffer) -> npt.NDArray[Any]:
     """Return a destination as an array over its memory."""
     return destination.numpy() if isinstance(destination, runtime.Tensor) else destination
 

@@ -11,29 +11,29 @@ from typing import Any, cast
 import numpy as np
 
 from ekiden.runtime.binding._core import ADT, Device, Tensor, tensor
-from ekiden.runtime.devices.named import FarDevice
+from ekiden.runtime.devices.named import ForeignDevice
 from ekiden.runtime.errors import InputError, UnsupportedError
-from ekiden.runtime.executor import FarProgram
+from ekiden.runtime.executor import RemoteModule
 from ekiden.runtime.profile.timing import BenchmarkResult
 
-_DEEPEST = 64
+_MAX_NESTING = 64
 """Containers inside of each other that are looked into; messages take fewer."""
 
 
-class FarExecutable:
+class RemoteExecutable:
     """Stand-in for an executable and its machine on another machine."""
 
     metadata: Mapping[str, object] = MappingProxyType({})
     source = "program of another machine"
 
-    def __init__(self, program: FarProgram, device: object) -> None:
+    def __init__(self, program: RemoteModule, device: object) -> None:
         """Wrap a remote program; `device` is one of that machine, or a list of them. Raises
         InputError for another device.
         """
         is_many = isinstance(device, (list, tuple)) and not isinstance(device, Device)
         device_list = cast(Sequence[object], device) if is_many else (device,)
         for requested in device_list:
-            if requested is not None and not isinstance(requested, FarDevice):
+            if requested is not None and not isinstance(requested, ForeignDevice):
                 raise InputError(
                     f"VirtualMachine: the program is on another machine, and {requested} is not"
                 )
@@ -51,12 +51,12 @@ class FarExecutable:
         """Return a value whose arrays and tensors are on the other machine, whatever holds them.
         One that is nested deeper than messages take is left for them to refuse.
         """
-        if isinstance(value, (tuple, list)) and depth <= _DEEPEST:
+        if isinstance(value, (tuple, list)) and depth <= _MAX_NESTING:
             items = [self._sent(item, depth + 1) for item in value]
             if isinstance(value, ADT):
                 return ADT(value.tag, items)
             return items if isinstance(value, list) else tuple(items)
-        if isinstance(value, dict) and depth <= _DEEPEST:
+        if isinstance(value, dict) and depth <= _MAX_NESTING:
             return {key: self._sent(item, depth + 1) for key, item in value.items()}
         if isinstance(value, np.ndarray):
             value = tensor(value)
@@ -73,10 +73,10 @@ class FarExecutable:
         return times
 
 
-def far_executable(module: object, device: object) -> FarExecutable | None:
+def remote_executable(module: object, device: object) -> RemoteExecutable | None:
     """Return the stand-in for a module of another machine; None for anything else."""
     is_far = hasattr(module, "sent") and hasattr(module, "time_evaluator")
-    return FarExecutable(module, device) if is_far else None  # type: ignore[arg-type]  # has both
+    return RemoteExecutable(module, device) if is_far else None  # type: ignore[arg-type]  # has both
 
 
-__all__ = ["FarExecutable", "far_executable"]
+__all__ = ["RemoteExecutable", "remote_executable"]

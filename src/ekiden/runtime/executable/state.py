@@ -10,7 +10,7 @@ from ekiden.runtime.errors import InputError
 from ekiden.runtime.forks import Lock
 
 
-class Kept:
+class ProgramState:
     """State of a program by name. A run takes all values and returns the new ones after its
     results.
     """
@@ -57,9 +57,9 @@ class Kept:
             pairs = zip(self.names, self._current(), strict=True)
             self._values = tuple(_like(name, old, values[name]) for name, old in pairs)
 
-    def another(self) -> Kept:
+    def fresh(self) -> ProgramState:
         """Return a state with the same names and its initial values."""
-        return Kept(self.names, self._first)
+        return ProgramState(self.names, self._first)
 
     def reset(self) -> None:
         """Reset the state to the initial values."""
@@ -83,7 +83,9 @@ def _like(name: str, old: object, value: object) -> runtime.Tensor:
     return replacement
 
 
-def kept_values(metadata: Mapping[str, object], first: Callable[[], object]) -> Kept | None:
+def program_state(
+    metadata: Mapping[str, object], first: Callable[[], object]
+) -> ProgramState | None:
     """Return the state of a program with these metadata; None if it has none."""
     names = cast("Sequence[str]", metadata.get("states", ()))
-    return Kept(names, first) if names else None
+    return ProgramState(names, first) if names else None

@@ -8,9 +8,18 @@ from typing import NamedTuple
 
 __all__ = ["Bar", "flame"]
 
-WIDTH, ROW, LEGEND, GLYPH = 900, 20, 18, 6.6
+CHART_WIDTH_PX, ROW_HEIGHT_PX, SCALE_HEIGHT_PX, GLYPH_WIDTH_PX = 900, 20, 18, 6.6
 """Pixels: of the chart, of a row, of the scale below, of a glyph."""
-COLOURS = ("#e8a15b", "#7fb2dd", "#8cc69b", "#d9a0c3", "#c9b46a", "#9aa7e0", "#74c2bd", "#e0907f")
+BAR_COLOURS = (
+    "#e8a15b",
+    "#7fb2dd",
+    "#8cc69b",
+    "#d9a0c3",
+    "#c9b46a",
+    "#9aa7e0",
+    "#74c2bd",
+    "#e0907f",
+)
 
 
 class Bar(NamedTuple):
@@ -33,24 +42,26 @@ def flame(bars: Sequence[Bar]) -> str:
     ordered = sorted(bars, key=lambda bar: (bar.start, -bar.duration))
     begin = ordered[0].start
     end = max(bar.start + bar.duration for bar in ordered)
-    scale = WIDTH / max(end - begin, 1)
+    scale = CHART_WIDTH_PX / max(end - begin, 1)
     names = list(dict.fromkeys(bar.name for bar in ordered if not bar.is_function))
-    colour = {name: COLOURS[at % len(COLOURS)] for at, name in enumerate(names)}
+    colour = {name: BAR_COLOURS[at % len(BAR_COLOURS)] for at, name in enumerate(names)}
     open_until: list[int] = []
     drawn: list[str] = []
     rows = 0
     for bar in ordered:
         while open_until and open_until[-1] <= bar.start:
             open_until.pop()
-        x, y = (bar.start - begin) * scale, ROW * len(open_until)
+        x, y = (bar.start - begin) * scale, ROW_HEIGHT_PX * len(open_until)
         fill = "#c3ccd6" if bar.is_function else colour[bar.name]
         drawn.append(_drawn(bar, x, y, bar.duration * scale, fill))
         open_until.append(bar.start + bar.duration)
         rows = max(rows, len(open_until))
-    height = rows * ROW + LEGEND
-    size = f'viewBox="0 0 {WIDTH} {height}" style="width:100%;max-width:{WIDTH}px"'
+    height = rows * ROW_HEIGHT_PX + SCALE_HEIGHT_PX
+    size = (
+        f'viewBox="0 0 {CHART_WIDTH_PX} {height}" style="width:100%;max-width:{CHART_WIDTH_PX}px"'
+    )
     foot = f'<text x="0" y="{height - 5}" fill="#888">0</text>' + (
-        f'<text x="{WIDTH}" y="{height - 5}" fill="#888" text-anchor="end">'
+        f'<text x="{CHART_WIDTH_PX}" y="{height - 5}" fill="#888" text-anchor="end">'
         f"{(end - begin) / 1e3:.1f} us</text>"
     )
     head = f'<svg xmlns="http://www.w3.org/2000/svg" {size} font-family="monospace" font-size="11">'
@@ -58,12 +69,12 @@ def flame(bars: Sequence[Bar]) -> str:
 
 
 def _drawn(bar: Bar, x: float, y: float, width: float, fill: str) -> str:
-    room = int((width - 6) / GLYPH)
+    room = int((width - 6) / GLYPH_WIDTH_PX)
     text = bar.name if len(bar.name) <= room else bar.name[: max(room - 1, 0)] + "…"
     label = "" if room < 3 else f'<text x="{x + 3:.1f}" y="{y + 14:.0f}">{escape(text)}</text>'
     tooltip = f"{bar.name}: {bar.duration / 1e3:.2f} us {bar.more}".rstrip()
     return (
         f"<g><title>{escape(tooltip)}</title>"
-        f'<rect x="{x:.1f}" y="{y:.0f}" width="{max(width, 0.5):.1f}" height="{ROW - 1}" '
+        f'<rect x="{x:.1f}" y="{y:.0f}" width="{max(width, 0.5):.1f}" height="{ROW_HEIGHT_PX - 1}" '
         f'fill="{fill}" rx="2"></rect>{label}</g>'
     )

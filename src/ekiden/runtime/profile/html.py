@@ -8,10 +8,10 @@ import re
 from collections.abc import Container, Sequence
 from html import escape
 
-__all__ = ["PYTHON", "coloured", "folded", "preformatted", "styled", "table"]
+__all__ = ["PYTHON_TOKENS", "coloured", "folded", "preformatted", "styled", "table"]
 
 _CELL = "padding: 0 0.8em; text-align: "
-STYLE = """
+STYLESHEET = """
 .ek{font:12px/1.45 ui-monospace,monospace;overflow-x:auto;white-space:pre;margin:0;max-height:40em}
 .ek .comment{color:#8a8a8a}.ek .keyword{color:#a05fc4;font-weight:600}
 .ek .string{color:#3f9142}.ek .number{color:#b8722d}
@@ -19,7 +19,7 @@ STYLE = """
 .ek details{display:inline}.ek summary{cursor:pointer}
 """
 """Colours that can be read on white and on black."""
-PYTHON = re.compile(
+PYTHON_TOKENS = re.compile(
     r"""
       (?P<comment> \#.*$ )
     | (?P<string>  "(?:\\.|[^"\\])*" | '(?:\\.|[^'\\])*' )
@@ -54,7 +54,7 @@ def styled(body: str) -> str:
     """Return a program's coloured text in a scrolling box; occurrences of a name light up
     together.
     """
-    return f"<style>{STYLE}</style><div class=ek>{body}</div><script>{_SCRIPT}</script>"
+    return f"<style>{STYLESHEET}</style><div class=ek>{body}</div><script>{_SCRIPT}</script>"
 
 
 def folded(summary: str, body: str, is_open: bool = False) -> str:

@@ -25,13 +25,13 @@ from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.runtime.profile.flame import Bar, flame
 from ekiden.runtime.profile.html import folded, table
 
-MAX_EVENTS = 1 << 22
+MAX_EVENT_WORDS = 1 << 22
 """Words of events that are kept of a run; later calls are counted only."""
 
 _DTYPES = {0: "int", 1: "uint", 2: "float", 4: "bfloat", 5: "complex", 6: "bool"}
 
 
-class Peak(NamedTuple):
+class MachinePeak(NamedTuple):
     """Measured limits of the machine: floating-point operations and bytes per second; operations
     and bytes in a second.
 
@@ -61,7 +61,7 @@ class Peak(NamedTuple):
         return max(faster, self.bandwidth), "cache"
 
 
-class Argument(NamedTuple):
+class CallArgument(NamedTuple):
     """Argument of a kernel call; a number has no shape."""
 
     dtype: str
@@ -84,7 +84,7 @@ class KernelCall:
     """The node of the model it was made from; empty where that is not known."""
     start: int
     duration: int
-    arguments: tuple[Argument, ...]
+    arguments: tuple[CallArgument, ...]
     flops: int
     nbytes: int
     """What it moves at least: its arguments once, of those that it reads in part (a table that
@@ -111,7 +111,7 @@ class InstructionTime:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class ReportRow:
     """Calls of one kernel on one set of shapes, aggregated."""
 
     name: str
@@ -143,7 +143,7 @@ class Report:
     """(function, start, end) of each call of a function of the program, innermost first."""
     result: object = field(repr=False)
     threads: int = 1
-    peak: Peak | None = None
+    peak: MachinePeak | None = None
     """What the machine reaches on as many threads, where that was measured."""
     regions: tuple[str, ...] = ()
     """What was measured of regions in engines of others when it was compiled, a line each."""
@@ -156,7 +156,7 @@ class Report:
         placed = sum(call.duration for call in self.calls if call.instruction < 0)
         return placed + sum(instruction.duration for instruction in self.instructions)
 
-    def rows(self, aggregate: bool = True) -> list[Row]:
+    def rows(self, aggregate: bool = True) -> list[ReportRow]:
         """Return the kernels, slowest first; or each call, in order."""
         if not aggregate:
             return [_row([call]) for call in self.calls]
@@ -186,19 +186,19 @@ class Report:
         rows = self.rows(aggregate)
         if not sort:
             rows = sorted(rows, key=lambda row: self._first(row.name))
-        lines = [HEADS, *(self.cells(row, long_names) for row in rows)]
+        lines = [COLUMN_HEADERS, *(self.cells(row, long_names) for row in rows)]
         if col_sums:
             lines.append(self.sums())
         widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
         return "\n".join(
             "  ".join(
-                c.ljust(w) if i in TEXTS else c.rjust(w)
+                c.ljust(w) if i in TEXT_COLUMNS else c.rjust(w)
                 for i, (c, w) in enumerate(zip(line, widths, strict=True))
             ).rstrip()
             for line in lines
         )
 
-    def cells(self, row: Row, long_names: bool = False) -> tuple[str, ...]:
+    def cells(self, row: ReportRow, long_names: bool = False) -> tuple[str, ...]:
         """Return a row as texts under COLUMN_HEADERS. Kernels that ran without vectors or in
         general form are marked.
         """
@@ -224,7 +224,7 @@ class Report:
     def _share(self, duration: int) -> float:
         return duration / max(self.duration, 1)
 
-    def _of_peak(self, row: Row) -> str:
+    def _of_peak(self, row: ReportRow) -> str:
         """Return the share of the tighter roofline limit, operations or the bandwidth of the memory
         level that the data fits, and a mark for code without vectors.
         """
@@ -288,7 +288,7 @@ class Report:
         rows = [self.cells(row, long_names=True) for row in self.rows()]
         quoted = [
             ",".join('"' + cell.replace('"', '""') + '"' for cell in line)
-            for line in [HEADS, *rows]
+            for line in [COLUMN_HEADERS, *rows]
         ]
         return "\n".join(quoted) + "\n"
 
@@ -322,19 +322,31 @@ class Report:
 
     def _repr_html_(self) -> str:
         rows = [*map(self.cells, self.rows()), self.sums()]
-        shown = table(HEADS, rows, numbers=frozenset(range(len(HEADS))) - TEXTS)
+        shown = table(
+            COLUMN_HEADERS, rows, numbers=frozenset(range(len(COLUMN_HEADERS))) - TEXT_COLUMNS
+        )
         return shown + folded("flame chart", self.flame(), is_open=True)
 
 
-HEADS = ("kernel", "source", "calls", "us", "share", "GFLOP/s", "GB/s", "of peak", "arguments")
-TEXTS = frozenset((0, 1, 8))
+COLUMN_HEADERS = (
+    "kernel",
+    "source",
+    "calls",
+    "us",
+    "share",
+    "GFLOP/s",
+    "GB/s",
+    "of peak",
+    "arguments",
+)
+TEXT_COLUMNS = frozenset((0, 1, 8))
 """The columns that hold text."""
 
 
-def _row(calls: Sequence[KernelCall]) -> Row:
+def _row(calls: Sequence[KernelCall]) -> ReportRow:
     sources = list(dict.fromkeys(c.source for c in calls if c.source))
     more = f" and {len(sources) - 1} more" if len(sources) > 1 else ""
-    return Row(
+    return ReportRow(
         calls[0].name,
         sources[0] + more if sources else "",
         " ".join(map(str, calls[0].arguments)),
@@ -374,7 +386,7 @@ def profile(
     function: str,
     arguments: Sequence[object],
     warm_up: int = 1,
-    peak: Peak | None = None,
+    peak: MachinePeak | None = None,
     tiers: Mapping[str, str] = NO_TIERS,
 ) -> Report:
     """Profile a run of a function.
@@ -397,7 +409,7 @@ def profile(
     assert isinstance(module, Module)
     for _ in range(warm_up):
         module[function](*arguments)
-    profile_data = module["profile"](executable.index(function), MAX_EVENTS, *arguments)
+    profile_data = module["profile"](executable.index(function), MAX_EVENT_WORDS, *arguments)
     return report_of(executable, profile_data, num_threads(), peak, tiers)
 
 
@@ -405,7 +417,7 @@ def report_of(
     executable: Executable,
     profile_data: object,
     threads: int,
-    peak: Peak | None = None,
+    peak: MachinePeak | None = None,
     tiers: Mapping[str, str] = NO_TIERS,
 ) -> Report:
     """Return the report of a module's `profile` result, here or on another machine."""
@@ -430,7 +442,7 @@ class _Reader:
         self.code = {name: list(instructions(executable.code(name)[1])) for name in self.functions}
         self.words = {name: executable.code(name)[1] for name in self.functions}
         self.kernels = cast("dict[str, dict[str, object]]", metadata.get("kernels", {}))
-        self.sources = sources(executable)
+        self.sources = instruction_sources(executable)
 
     def instructions(self, counts: Sequence[Sequence[int]]) -> Iterator[InstructionTime]:
         """Yield the times of the instructions that ran."""
@@ -507,7 +519,7 @@ class _Reader:
         return self.primitives[words[1 + opcode.operands.index("packed_index")]]
 
 
-TITLE = 32
+MAX_TITLE_CHARS = 32
 """Characters of the longest name of a kernel in a table."""
 
 
@@ -516,19 +528,19 @@ def short_name(operators: Sequence[str]) -> str:
     names = [name.rpartition(".")[2].removeprefix("contrib_") for name in operators]
     names = [name.partition("_without_")[0] for name in names]
     full_name = "+".join(names)
-    if len(full_name) <= TITLE:
+    if len(full_name) <= MAX_TITLE_CHARS:
         return full_name
     hidden_count = len(names) - 1
-    shown = names[0][: TITLE - 4]
+    shown = names[0][: MAX_TITLE_CHARS - 4]
     while (
         hidden_count
-        and len(f"{shown}+{names[len(names) - hidden_count]}+{hidden_count - 1}") <= TITLE
+        and len(f"{shown}+{names[len(names) - hidden_count]}+{hidden_count - 1}") <= MAX_TITLE_CHARS
     ):
         shown, hidden_count = f"{shown}+{names[len(names) - hidden_count]}", hidden_count - 1
     return f"{shown}+{hidden_count}" if hidden_count else shown
 
 
-def _sizes(kernel_info: Mapping[str, object], arguments: Sequence[Argument]) -> dict[str, int]:
+def _sizes(kernel_info: Mapping[str, object], arguments: Sequence[CallArgument]) -> dict[str, int]:
     """Return the values of a kernel's symbols, from its arguments."""
     values: dict[str, int] = {}
     shapes = cast("Sequence[Sequence[str]]", kernel_info.get("params", ()))
@@ -548,7 +560,7 @@ def _evaluated(text: object, values: Mapping[str, int]) -> int | None:
 
 
 def _moved(
-    kernel_info: Mapping[str, object], arguments: Sequence[Argument], values: Mapping[str, int]
+    kernel_info: Mapping[str, object], arguments: Sequence[CallArgument], values: Mapping[str, int]
 ) -> int:
     """Return the bytes that a kernel moves if it reads each element it needs once."""
     if not kernel_info:  # a function of shapes: it looks at no element but those that it writes
@@ -563,15 +575,15 @@ def _moved(
     return total
 
 
-def _argument(words: Sequence[int], at: int) -> tuple[Argument, int]:
+def _argument(words: Sequence[int], at: int) -> tuple[CallArgument, int]:
     dtype, ndim = words[at], words[at + 1]
     code, bits = divmod(dtype, 256)
     name = _DTYPES.get(code, f"dtype{code}_")
     text = name if name == "bool" else f"{name}{bits}"
     if ndim < 0:
-        return Argument(text, None, 8), at + 2
+        return CallArgument(text, None, 8), at + 2
     shape = tuple(words[at + 2 : at + 2 + ndim])
-    return Argument(text, shape, (prod(shape) * bits + 7) // 8), at + 2 + ndim
+    return CallArgument(text, shape, (prod(shape) * bits + 7) // 8), at + 2 + ndim
 
 
 def instructions(words: Sequence[int]) -> Iterator[tuple[int, Opcode]]:
@@ -588,15 +600,17 @@ def instructions(words: Sequence[int]) -> Iterator[tuple[int, Opcode]]:
             at += operand_words(letter, n)
 
 
-def tensors(executable: Executable) -> dict[str, tuple[str, int]]:
+def tensor_nodes(executable: Executable) -> dict[str, tuple[str, int]]:
     """Tensor of the model -> the node that makes it, and which of its outputs it is; of those that
     are made by an instruction, not inside a kernel.
     """
-    table = cast("dict[str, list[object]]", executable.metadata.get("tensors", {}))
+    table = cast("dict[str, list[object]]", executable.metadata.get("tensor_nodes", {}))
     return {name: (str(node), cast(int, at)) for name, (node, at) in table.items()}
 
 
-def sources(executable: Executable) -> dict[tuple[str, int], str]:
+def instruction_sources(executable: Executable) -> dict[tuple[str, int], str]:
     """(function, instruction) -> the node of the model it was made from, where that is known."""
-    table = cast("dict[str, list[tuple[int, str]]]", executable.metadata.get("sources", {}))
+    table = cast(
+        "dict[str, list[tuple[int, str]]]", executable.metadata.get("instruction_sources", {})
+    )
     return {(function, at): text for function, rows in table.items() for at, text in rows}

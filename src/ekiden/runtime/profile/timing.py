@@ -10,9 +10,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-GROWTH = 1.618
+CALLS_GROWTH = 1.618
 """By how much the number of calls grows at least while a repeat is too short; TVM's constant."""
-LEAST_TURNS = 3
+MIN_ROUNDS = 3
 
 
 class BenchmarkResult(NamedTuple):
@@ -52,7 +52,7 @@ class BenchmarkResult(NamedTuple):
         return f"Execution time summary:\n{heads}\n{values}"
 
 
-def least_in_turns(runs: Sequence[Callable[[], object]], seconds: float) -> list[float]:
+def min_times_interleaved(runs: Sequence[Callable[[], object]], seconds: float) -> list[float]:
     """Return the minimum time of each function in seconds. The functions run in turns, for
     `seconds` each and at least MIN_ROUNDS rounds after a warm-up, so that disturbances affect
     all alike. A run ends when its result is computed, on any device.
@@ -63,7 +63,7 @@ def least_in_turns(runs: Sequence[Callable[[], object]], seconds: float) -> list
         wait_for(run())
     until = time.perf_counter() + seconds * len(runs)
     count = 0
-    while time.perf_counter() < until or count < LEAST_TURNS:
+    while time.perf_counter() < until or count < MIN_ROUNDS:
         count += 1
         for at, run in enumerate(runs):
             start = time.perf_counter()
@@ -113,4 +113,4 @@ class Evaluator(NamedTuple):
             if seconds * 1e3 >= self.min_repeat_ms or zeros >= self.limit_zero_time_iterations:
                 return number, seconds
             needed_calls = self.min_repeat_ms / 1e3 / (seconds / number) + 1 if seconds > 0 else 0
-            number = int(max(needed_calls, number * GROWTH + 1))
+            number = int(max(needed_calls, number * CALLS_GROWTH + 1))

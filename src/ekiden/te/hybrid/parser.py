@@ -48,11 +48,11 @@ from ekiden.ir.prim import (
 )
 from ekiden.runtime.errors import ParseError
 from ekiden.runtime.lazy_dataclass import dataclass
-from ekiden.te.hybrid.runtime import CASTS, HYBRID_GLOBALS, MATH
+from ekiden.te.hybrid.runtime import CAST_NAMES, HYBRID_GLOBALS, MATH_INTRINSICS
 from ekiden.te.tensor import Tensor, extern_op
 from ekiden.tir.expr import Buffer, BufferLoad
-from ekiden.tir.op import beside
-from ekiden.tir.script.evaluate import Source
+from ekiden.tir.op import unify_operands
+from ekiden.tir.script.evaluate import ScriptSource
 from ekiden.tir.stmt import (
     Allocate,
     AssertStmt,
@@ -94,7 +94,7 @@ class HybridFunction:
         functools.update_wrapper(self, function)
         lines, first = inspect.getsourcelines(function)
         text = textwrap.dedent("".join(lines))
-        self.source = Source(text, function.__name__, first)
+        self.source = ScriptSource(text, function.__name__, first)
         self.node = ast.parse(text).body[0]
         self._function = function
         closed = inspect.getclosurevars(function)
@@ -154,7 +154,7 @@ class _Loop:
 class _Reader:
     """Parser of one call of a script."""
 
-    def __init__(self, source: Source, captured: Mapping[str, object]) -> None:
+    def __init__(self, source: ScriptSource, captured: Mapping[str, object]) -> None:
         self.source = source
         self.names: dict[str, object] = dict(captured)
         self.statements: list[list[Stmt]] = [[]]
@@ -344,7 +344,7 @@ class _Reader:
             case ast.UnaryOp():
                 return self._unary(node)
             case ast.IfExp():
-                yes, no = beside([self._plain(node.body), self._plain(node.orelse)])
+                yes, no = unify_operands([self._plain(node.body), self._plain(node.orelse)])
                 return if_then_else(self.condition(node.test), yes, no)
             case ast.Call():
                 return self._call(node)
@@ -405,7 +405,9 @@ class _Reader:
     def _binary(self, node: ast.AST, kind: type[ast.AST], a: object, right: ast.expr) -> object:
         b = self.value(right)
         if kind in _BITS:
-            return call_intrin(_BITS[kind], *beside([_checked(self, node, v) for v in (a, b)]))
+            return call_intrin(
+                _BITS[kind], *unify_operands([_checked(self, node, v) for v in (a, b)])
+            )
         if kind not in _OPERATORS:
             self.source.fail(node, f"a hybrid script has no such operator: {kind.__name__.lower()}")
         if not isinstance(a, PrimExpr) and not isinstance(b, PrimExpr):
@@ -467,12 +469,12 @@ class _Reader:
         if name in ("max", "min"):
             kind = Max if name == "max" else Min
             return functools.reduce(lambda a, b: binary(kind, a, b), values)
-        if name in CASTS:
+        if name in CAST_NAMES:
             return cast(_number(values[0]), name)
         if name == "ceil_div":
-            a, b = beside(values)
+            a, b = unify_operands(values)
             return (a + b - 1) // b
-        return call_intrin(MATH.get(name, name), *beside(values))
+        return call_intrin(MATH_INTRINSICS.get(name, name), *unify_operands(values))
 
     def _loop(self, node: ast.Call, name: str) -> _Loop:
         thread = ""

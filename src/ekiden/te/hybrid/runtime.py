@@ -29,15 +29,15 @@ def max_num_threads(allow_none: bool = True) -> int:
     return 1024
 
 
-LOOPS = ("range", "serial", "parallel", "vectorize", "unroll", "const_range")
-MATH = {
+LOOP_NAMES = ("range", "serial", "parallel", "vectorize", "unroll", "const_range")
+MATH_INTRINSICS = {
     **{name: name for name in (
         "exp log sqrt rsqrt tanh sigmoid erf sin cos tan floor ceil round trunc abs log2 log10"
         " log1p atan sinh cosh popcount power isnan isinf").split()},
     "power": "pow",
 }  # fmt: skip
 """Functions of numbers -> the intrinsics they are."""
-CASTS = tuple(name for name in dt.SCALAR_BITS if name != "handle")
+CAST_NAMES = tuple(name for name in dt.SCALAR_BITS if name != "handle")
 
 
 def _reference(op: str) -> Callable[..., object]:
@@ -45,7 +45,7 @@ def _reference(op: str) -> Callable[..., object]:
 
 
 HYBRID_GLOBALS: dict[str, object] = {
-    **dict.fromkeys(LOOPS, range),
+    **dict.fromkeys(LOOP_NAMES, range),
     "bind": _bind,
     "output_tensor": _zeros,
     "allocate": _zeros,
@@ -55,7 +55,7 @@ HYBRID_GLOBALS: dict[str, object] = {
     "min": min,
     "len": len,
     "ceil_div": lambda a, b: math.ceil(a / b),
-    **{name: _reference(op) for name, op in MATH.items()},
-    **{name: dt.to_numpy(name).type for name in CASTS},
+    **{name: _reference(op) for name, op in MATH_INTRINSICS.items()},
+    **{name: dt.to_numpy(name).type for name in CAST_NAMES},
 }
 """The names of hybrid scripts."""

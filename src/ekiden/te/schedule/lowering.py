@@ -44,7 +44,7 @@ from ekiden.tir.schedule.trace import BlockRV, LoopRV
 from ekiden.tir.stmt import Block, BlockRealize, For, PrimFunc, Stmt
 from ekiden.tir.visitor import StmtMutator
 
-MAX_THREADS = 1024
+MAX_BLOCK_THREADS = 1024
 """How many threads a block has at most."""
 
 
@@ -61,10 +61,10 @@ def infer_bound(schedule: Schedule) -> dict[Axis, Range]:
     """Return the range of every axis of every stage in terms of the surrounding loop variables.
     TVM: `te.schedule.InferBound`.
     """
-    return _whole(schedule).bounds
+    return _lower_all(schedule).bounds
 
 
-def _whole(schedule: Schedule) -> Lowering:
+def _lower_all(schedule: Schedule) -> Lowering:
     """Lower a schedule over its inputs and outputs."""
     inputs = [s.op.output(0) for s in schedule.stages if isinstance(s.op, PlaceholderOp)]
     outputs = [op.output(n) for op in schedule.outputs for n in range(op.num_outputs)]
@@ -76,7 +76,7 @@ def schedule_ops(schedule: Schedule, bounds: Mapping[Axis, Range] | None = None)
     inferred anew: `bounds` is TVM's. TVM: `te.schedule.ScheduleOps`.
     """
     del bounds
-    return _whole(schedule).func.body
+    return _lower_all(schedule).func.body
 
 
 class Dataflow:
@@ -278,7 +278,7 @@ class Lowering:
             self.sch.compute_at(self._block(stage), loop, preserve_unit_loops=True)
         for index_map, _ in stage.layouts:
             self.sch.transform_layout(self._block(stage), ("write", 0), index_map)
-            self.sch.transform_block_layout(self._block(stage), _with_sums(index_map, stage))
+            self.sch.transform_block_layout(self._block(stage), _with_reduce_axes(index_map, stage))
         self._begin(stage)
         for step in stage.steps:
             self._step(step)
@@ -488,7 +488,7 @@ def _is_bound(stage: Stage, axis: Axis) -> bool:
 def _holds_somewhere(condition: PrimExpr, extents: Mapping[Var, PrimExpr]) -> bool:
     """Return whether a condition provably holds for one of the threads, by enumeration."""
     sizes = [e.value if isinstance(e, IntImm) else 1 for e in extents.values()]
-    for numbers in itertools.islice(itertools.product(*map(range, sizes)), MAX_THREADS):
+    for numbers in itertools.islice(itertools.product(*map(range, sizes)), MAX_BLOCK_THREADS):
         at: dict[Var, PrimExpr] = dict(zip(extents, map(const, numbers), strict=True))
         if is_const(simplify(substitute(condition, at)), True):
             return True
@@ -550,7 +550,7 @@ def _number(factor: PrimExpr | None) -> int | PrimExpr:
     return factor.value if isinstance(factor, IntImm) else factor
 
 
-def _with_sums(index_map: IndexMap, stage: Stage) -> IndexMap:
+def _with_reduce_axes(index_map: IndexMap, stage: Stage) -> IndexMap:
     """Extend an index map of spatial axes by the unchanged reduction axes."""
     assert isinstance(stage.op, ComputeOp)
     sums = tuple(Var(r.name) for r in stage.op.reduce_axis)

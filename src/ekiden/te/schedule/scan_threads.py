@@ -16,7 +16,7 @@ from ekiden.ir.prim import PrimExpr, Var
 from ekiden.ir.prim_visitor import free_vars
 from ekiden.tir.reduction import same_expr
 from ekiden.tir.schedule.check import steps_disjoint
-from ekiden.tir.schedule.program import Program
+from ekiden.tir.schedule.program import ScheduleProgram
 from ekiden.tir.stmt import BlockRealize, For, ForKind, PrimFunc, SeqStmt, Stmt, seq
 from ekiden.tir.visitor import StmtMutator, buffers_written, substitute, walk
 
@@ -57,7 +57,7 @@ class _Interchange(StmtMutator):
             body = loop.with_fields(body=body)
             chain.insert(0, body)
         own = {s.loop_var for s in threads}
-        program = Program(self._func.with_fields(body=body))
+        program = ScheduleProgram(self._func.with_fields(body=body))
         for buffer in buffers_written(body):
             if steps_disjoint(program, chain[-1], buffer, own, chain) is not None:
                 return super().visit_for(stmt)

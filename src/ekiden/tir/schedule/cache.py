@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from ekiden.ir.prim import PrimExpr, Var, const
 from ekiden.ir.prim_visitor import free_vars, post_order, substitute
 from ekiden.ir.range import Range
-from ekiden.tir.expr import SCOPES, Buffer, BufferLoad
+from ekiden.tir.expr import MEMORY_SCOPES, Buffer, BufferLoad
 from ekiden.tir.reduction import same_expr
 from ekiden.tir.regions import Access, region
 from ekiden.tir.schedule.check import (
@@ -18,18 +18,18 @@ from ekiden.tir.schedule.check import (
     require_outermost,
     require_sole_writer,
 )
+from ekiden.tir.schedule.compute_at import moved_nest
 from ekiden.tir.schedule.inline import partial_domain
 from ekiden.tir.schedule.kinds import COMPLETE, REDUCTION, UPDATE, reduce_loops, require_kind
-from ekiden.tir.schedule.move import moved_nest
 from ekiden.tir.schedule.program import (
-    Program,
+    ScheduleProgram,
     accesses,
-    allocated,
     inputs,
     read,
     refuse,
     replace_accesses,
     replace_buffer,
+    with_allocation,
     written,
 )
 from ekiden.tir.stmt import (
@@ -71,9 +71,9 @@ def pick_buffer(
 
 def check_scope(step: str, realize: BlockRealize, scope: str) -> None:
     """Refuse an unknown memory scope."""
-    if scope not in SCOPES:
+    if scope not in MEMORY_SCOPES:
         refuse(
-            f"{step} {realize.block.name!r}: expected a scope of {', '.join(SCOPES)}, got "
+            f"{step} {realize.block.name!r}: expected a scope of {', '.join(MEMORY_SCOPES)}, got "
             f"{scope!r}",
             realize,
         )
@@ -94,11 +94,11 @@ def _copy_nest(copy: BlockRealize, box: Sequence[Range], outer: Sequence[For]) -
     return moved_nest(copy, ranges, outer)
 
 
-def _holds(program: Program, root: Stmt, blocks: Sequence[BlockRealize]) -> bool:
+def _holds(program: ScheduleProgram, root: Stmt, blocks: Sequence[BlockRealize]) -> bool:
     return any(program.is_inside(b, root) for b in blocks)
 
 
-def outermost(program: Program, s: Stmt, apart: Sequence[BlockRealize]) -> Stmt:
+def outermost(program: ScheduleProgram, s: Stmt, apart: Sequence[BlockRealize]) -> Stmt:
     """Return the outermost loop or block around a statement, in its scope, that contains none of
     `apart`.
     """
@@ -113,7 +113,7 @@ def outermost(program: Program, s: Stmt, apart: Sequence[BlockRealize]) -> Stmt:
 
 
 def cache_read(
-    program: Program,
+    program: ScheduleProgram,
     realize: BlockRealize,
     read_buffer_index: int | str | Buffer = 0,
     storage_scope: str = "global",
@@ -154,16 +154,16 @@ def cache_read(
     copy = _copy_block(program.fresh_block(label), new, old)
     nest = _copy_nest(copy, region(old, _uses(program, users, old, outer), outer), outer)
     func = program.func
-    func = Program(func).replace(insertion_point, sequence(nest, insertion_point))
+    func = ScheduleProgram(func).replace(insertion_point, sequence(nest, insertion_point))
     for user in users:
-        after = Program(func)
+        after = ScheduleProgram(func)
         block = after.blocks[user.block.name].block
         func = after.replace(block, replace_buffer(block, old, new))
-    return allocated(func, new), [copy.block.name]
+    return with_allocation(func, new), [copy.block.name]
 
 
 def _uses(
-    program: Program, users: Sequence[BlockRealize], buffer: Buffer, outer: Sequence[For]
+    program: ScheduleProgram, users: Sequence[BlockRealize], buffer: Buffer, outer: Sequence[For]
 ) -> list[Access]:
     """Return the accesses of blocks to a buffer, with the loops below the outer ones."""
     outer_vars = {s.loop_var for s in outer}
@@ -178,7 +178,7 @@ def _uses(
 
 
 def cache_write(
-    program: Program,
+    program: ScheduleProgram,
     realize: BlockRealize,
     write_buffer_index: int | str | Buffer = 0,
     storage_scope: str = "global",
@@ -225,14 +225,14 @@ def cache_write(
     nest = _copy_nest(copy, box, outer)
     func = program.replace(insertion_point, sequence(insertion_point, nest))
     for user in (realize, *consumers):
-        after = Program(func)
+        after = ScheduleProgram(func)
         block = after.blocks[user.block.name].block
         func = after.replace(block, replace_buffer(block, old, new))
-    return allocated(func, new), [copy.block.name]
+    return with_allocation(func, new), [copy.block.name]
 
 
 def cache_inplace(
-    program: Program,
+    program: ScheduleProgram,
     realize: BlockRealize,
     read_buffer_index: int | str | Buffer = 0,
     storage_scope: str = "global",
@@ -261,14 +261,14 @@ def cache_inplace(
             _copy_nest(_copy_block(end, old, new), box, outer),
         ),
     )
-    after = Program(func)
+    after = ScheduleProgram(func)
     block = after.blocks[name].block
     func = after.replace(block, replace_buffer(block, old, new))
-    return allocated(func, new), [begin, end]
+    return with_allocation(func, new), [begin, end]
 
 
 def reindex(
-    program: Program, realize: BlockRealize, buffer: tuple[str, int] | str | Buffer
+    program: ScheduleProgram, realize: BlockRealize, buffer: tuple[str, int] | str | Buffer
 ) -> tuple[PrimFunc, list[str]]:
     """See `Schedule.reindex`."""
     old, writes = pick_side("reindex", realize, buffer)
@@ -341,7 +341,7 @@ def _require_unguarded(step: str, realize: BlockRealize, buffer: Buffer) -> None
 
 
 def _reindex_read(
-    program: Program, realize: BlockRealize, old: Buffer
+    program: ScheduleProgram, realize: BlockRealize, old: Buffer
 ) -> tuple[PrimFunc, list[str]]:
     step, name = "reindex", realize.block.name
     require_outermost(step, program, realize)
@@ -364,7 +364,7 @@ def _reindex_read(
 
 
 def _reindexed(
-    program: Program, old: Buffer, iters: Sequence[IterVar]
+    program: ScheduleProgram, old: Buffer, iters: Sequence[IterVar]
 ) -> tuple[Buffer, tuple[IterVar, ...], dict[Var, PrimExpr]]:
     """Return the new buffer, the copy block's iterators over it, and the map from old iterators to
     those.
@@ -379,15 +379,15 @@ def _reindexed(
 def _with_reindexed(
     func: PrimFunc, name: str, old: Buffer, new: Buffer, iters: Sequence[IterVar]
 ) -> PrimFunc:
-    after = Program(func)
+    after = ScheduleProgram(func)
     block = after.blocks[name].block
     indices = tuple(i.var for i in iters)
     func = after.replace(block, replace_accesses(block, old, new, lambda _: indices))
-    return allocated(func, new)
+    return with_allocation(func, new)
 
 
 def _reindex_write(
-    program: Program, realize: BlockRealize, old: Buffer
+    program: ScheduleProgram, realize: BlockRealize, old: Buffer
 ) -> tuple[PrimFunc, list[str]]:
     step, name = "reindex", realize.block.name
     require_outermost(step, program, realize)
@@ -413,7 +413,10 @@ def _reindex_write(
 
 
 def set_scope(
-    program: Program, realize: BlockRealize, buffer_index: int | str | Buffer, storage_scope: str
+    program: ScheduleProgram,
+    realize: BlockRealize,
+    buffer_index: int | str | Buffer,
+    storage_scope: str,
 ) -> PrimFunc:
     """See `Schedule.set_scope`."""
     step, name = "set_scope", realize.block.name
@@ -428,7 +431,7 @@ def set_scope(
 
 
 def storage_align(
-    program: Program,
+    program: ScheduleProgram,
     realize: BlockRealize,
     buffer_index: int | str | Buffer,
     axis: int,

@@ -9,14 +9,14 @@ from ekiden.tir.expr import Buffer, BufferLoad
 from ekiden.tir.reduction import same_expr
 from ekiden.tir.schedule.cache import check_scope, outermost, used_iters
 from ekiden.tir.schedule.check import require_outermost
-from ekiden.tir.schedule.move import moved_nest
+from ekiden.tir.schedule.compute_at import moved_nest
 from ekiden.tir.schedule.program import (
-    Program,
+    ScheduleProgram,
     accesses,
-    allocated,
     read,
     refuse,
     replace_accesses,
+    with_allocation,
     written,
 )
 from ekiden.tir.stmt import Block, BlockRealize, BufferStore, IterKind, IterVar, PrimFunc, Stmt
@@ -26,22 +26,22 @@ Indices = tuple[PrimExpr, ...]
 
 
 def cache_index(
-    program: Program, realize: BlockRealize, storage_scope: str, cse_thresh: int = 0
+    program: ScheduleProgram, realize: BlockRealize, storage_scope: str, cse_thresh: int = 0
 ) -> tuple[PrimFunc, list[str]]:
     """See `Schedule.cache_index`."""
     step, name = "cache_index", realize.block.name
     require_outermost(step, program, realize)
     check_scope(step, realize, storage_scope)
     func, block_names = program.func, []
-    for index in _worth(realize, cse_thresh):
-        func, block = _cached(Program(func), name, index, storage_scope)
+    for index in _indices_to_cache(realize, cse_thresh):
+        func, block = _with_cached_index(ScheduleProgram(func), name, index, storage_scope)
         block_names.append(block)
     if not block_names:
         refuse(f"{step} {name!r}: it has no index to compute", realize)
     return func, block_names
 
 
-def _worth(realize: BlockRealize, threshold: int) -> list[PrimExpr]:
+def _indices_to_cache(realize: BlockRealize, threshold: int) -> list[PrimExpr]:
     """Return the indices that are more than an iterator and occur more than `least` times."""
     own = {i.var for i in realize.block.iter_vars}
     groups: list[list[PrimExpr]] = []
@@ -75,7 +75,9 @@ def _is_safe(index: PrimExpr) -> bool:
     return True
 
 
-def _cached(program: Program, name: str, index: PrimExpr, scope: str) -> tuple[PrimFunc, str]:
+def _with_cached_index(
+    program: ScheduleProgram, name: str, index: PrimExpr, scope: str
+) -> tuple[PrimFunc, str]:
     """Return the program with one index computed before the block, and the name of the computing
     block.
     """
@@ -90,7 +92,7 @@ def _cached(program: Program, name: str, index: PrimExpr, scope: str) -> tuple[P
     copy = BlockRealize(copy_vars, const(True), Block(program.fresh_block(new.name), copies, body))
     insertion_point = outermost(program, realize, [])
     func = program.replace(insertion_point, sequence(moved_nest(copy, {}, ()), insertion_point))
-    after = Program(func)
+    after = ScheduleProgram(func)
     block: Stmt = after.blocks[name].block
     cached_index = BufferLoad(new, tuple(i.var for i in iters), index.dtype)
 
@@ -99,7 +101,7 @@ def _cached(program: Program, name: str, index: PrimExpr, scope: str) -> tuple[P
 
     for buffer in dict.fromkeys((*read(realize.block), *written(realize.block))):
         block = replace_accesses(block, buffer, buffer, moved)
-    return allocated(after.replace(after.blocks[name].block, block), new), copy.block.name
+    return with_allocation(after.replace(after.blocks[name].block, block), new), copy.block.name
 
 
 __all__ = ["cache_index"]

@@ -40,16 +40,16 @@ from ekiden.tir.schedule.kinds import (
     stores_of,
 )
 from ekiden.tir.schedule.program import (
-    MOST,
-    Program,
+    MAX_PART_EXTENT_ANNOTATION,
+    ScheduleProgram,
     accesses,
     bound_analyzer,
-    determining,
+    determining_vars,
     loops_between,
     ranges_of,
     read,
     refuse,
-    single_steps,
+    unit_loop_values,
     written,
 )
 from ekiden.tir.stmt import (
@@ -96,7 +96,7 @@ def _is_guard(e: PrimExpr, value: PrimExpr, extent: PrimExpr, analyzer: Analyzer
     return False
 
 
-def require_outermost(step: str, program: Program, realize: BlockRealize) -> None:
+def require_outermost(step: str, program: ScheduleProgram, realize: BlockRealize) -> None:
     """Refuse a nested block, whose buffers the enclosing blocks may touch as well."""
     ancestor: Stmt | None = program.parent(realize)
     while ancestor is not None:
@@ -116,7 +116,7 @@ def require_no_conditions(step: str, realize: BlockRealize) -> None:
 # Steps of a loop.
 
 
-def check_permutable(step: str, program: Program, chain: Sequence[For]) -> None:
+def check_permutable(step: str, program: ScheduleProgram, chain: Sequence[For]) -> None:
     """Refuse unless the iterations of a chain of loops may run in any order within the loops'
     ranges.
     """
@@ -152,7 +152,7 @@ def _require_leaves_only(step: str, loop: For) -> None:
 # runs twice; (3) the first step of the loops is the one with zeros. Sums of floats are taken in any
 # order, as everywhere in the field: what is kept is which terms there are, not how they round.
 def _check_reduction_order(
-    step: str, program: Program, realize: BlockRealize, chain: Sequence[For]
+    step: str, program: ScheduleProgram, realize: BlockRealize, chain: Sequence[For]
 ) -> None:
     """Check that the first iteration of each point's sum, which runs its init, stays first."""
     name = realize.block.name
@@ -169,7 +169,7 @@ def _check_reduction_order(
             )
     values = [v for v in realize.iter_values if not is_const(v)]
     loop_vars = {s.loop_var for s in loops if not is_const(s.extent, 1)}
-    fault = determines(values, ranges_of(loops), determining(loops, loop_vars))
+    fault = determines(values, ranges_of(loops), determining_vars(loops, loop_vars))
     if fault is not None:
         refuse(
             f"{step}: block {name!r} is not known to run once for each step of its loops: {fault}",
@@ -186,7 +186,7 @@ def _check_reduction_order(
 # Two ways to be right: in each step the maker comes first and covers what the others read (then it
 # does not matter that the buffer is one for all steps), or steps touch elements of their own.
 def _check_shared_buffers(
-    step: str, program: Program, chain: Sequence[For], leaves: Sequence[BlockRealize]
+    step: str, program: ScheduleProgram, chain: Sequence[For], leaves: Sequence[BlockRealize]
 ) -> None:
     """Refuse unless each iteration writes what it reads before reading it, for buffers that one
     block under the chain writes and another touches.
@@ -195,7 +195,7 @@ def _check_shared_buffers(
         touching = [x for x in leaves if buffer in written(x.block) or buffer in read(x.block)]
         if len(touching) > 1:
             fault = _stale(program, chain, buffer, touching)
-            if fault is not None and not _apart(program, chain, buffer):
+            if fault is not None and not _are_steps_disjoint(program, chain, buffer):
                 refuse(
                     f"{step}: blocks {touching[0].block.name!r} and {touching[-1].block.name!r} "
                     f"share {buffer.name!r} across steps of {chain[-1].loop_var.name!r}: {fault}",
@@ -206,7 +206,7 @@ def _check_shared_buffers(
 # [COMPLETE, UPDATE] is a sum whose init was taken apart (decompose_reduction): the first block of
 # two covers the elements, so that what the second adds to is of this step.
 def _stale(
-    program: Program, chain: Sequence[For], buffer: Buffer, touching: Sequence[BlockRealize]
+    program: ScheduleProgram, chain: Sequence[For], buffer: Buffer, touching: Sequence[BlockRealize]
 ) -> str | None:
     """Return why an iteration may read what another one wrote; None if it writes all it reads."""
     makers = [x for x in touching if buffer in written(x.block)]
@@ -221,7 +221,9 @@ def _stale(
     return not_covered(program, chain[-1], buffer, makers[0])
 
 
-def not_covered(program: Program, loop: For, buffer: Buffer, maker: BlockRealize) -> str | None:
+def not_covered(
+    program: ScheduleProgram, loop: For, buffer: Buffer, maker: BlockRealize
+) -> str | None:
     """Return why an iteration of a loop may read an element of a buffer that the maker, in the same
     iteration, has not written; None if it cannot.
     """
@@ -242,7 +244,7 @@ def not_covered(program: Program, loop: For, buffer: Buffer, maker: BlockRealize
 
 
 def exact_box(
-    program: Program, loop: For, buffer: Buffer, maker: BlockRealize
+    program: ScheduleProgram, loop: For, buffer: Buffer, maker: BlockRealize
 ) -> list[Range] | str:
     """Return exactly what a block writes of a buffer in one iteration of a loop, or why that is
     unknown.
@@ -252,7 +254,9 @@ def exact_box(
 
 # Unlike `region`, which may hold more than is touched, this is used to show that something *was*
 # written: so one store, no condition, all iterators, and indices that fill a box without gaps.
-def box_of(program: Program, root: Stmt, buffer: Buffer, maker: BlockRealize) -> list[Range] | str:
+def box_of(
+    program: ScheduleProgram, root: Stmt, buffer: Buffer, maker: BlockRealize
+) -> list[Range] | str:
     """Return exactly what a block inside a statement writes of a buffer each time the statement
     runs, or why that is unknown.
     """
@@ -309,7 +313,7 @@ def _replaced(e: PrimExpr, old: PrimExpr, new: PrimExpr) -> PrimExpr:
     return rewrite(e, lambda x: new if x is old else x)
 
 
-def _is_conditional(program: Program, s: Stmt, root: Stmt) -> bool:
+def _is_conditional(program: ScheduleProgram, s: Stmt, root: Stmt) -> bool:
     """Return whether a branch is between a statement and one of its ancestors."""
     ancestor: Stmt | None = s
     while ancestor is not None:
@@ -336,7 +340,7 @@ def _guards_end_of_buffer(maker: BlockRealize, buffer: Buffer) -> bool:
     )
 
 
-def _apart(program: Program, chain: Sequence[For], buffer: Buffer) -> bool:
+def _are_steps_disjoint(program: ScheduleProgram, chain: Sequence[For], buffer: Buffer) -> bool:
     """Return whether the iterations of a chain of loops touch disjoint elements."""
     return steps_disjoint(program, chain[-1], buffer, {s.loop_var for s in chain}, chain) is None
 
@@ -346,7 +350,7 @@ def _apart(program: Program, chain: Sequence[For], buffer: Buffer) -> bool:
 # step's box with a free place in it, x0, x1, ...; if even any place of the box tells the step,
 # boxes are disjoint. A box is an over-estimate, so this refuses more than it must, and never less.
 def steps_disjoint(
-    program: Program, loop: For, buffer: Buffer, loop_vars: set[Var], chain: Sequence[For]
+    program: ScheduleProgram, loop: For, buffer: Buffer, loop_vars: set[Var], chain: Sequence[For]
 ) -> str | None:
     """Return why two iterations of the wanted loops may touch one element of a buffer; None if they
     cannot.
@@ -357,13 +361,15 @@ def steps_disjoint(
     loop_vars = {s.loop_var for s in mine}
     if not loop_vars:
         return None
-    touched = [_settled(a, outer) for a in touched]
+    touched = [_without_unit_loops(a, outer) for a in touched]
     first = touched[0]
-    if all(_same_place(first, access) for access in touched):
+    if all(_same_access(first, access) for access in touched):
         if len(mine) == 1 and _far_apart(buffer, first, mine[0].loop_var, outer):
             return None
         loops = [*mine, *first.loops]
-        return _told_apart(first.indices, ranges_of(loops), determining(loops, loop_vars), outer)
+        return _told_apart(
+            first.indices, ranges_of(loops), determining_vars(loops, loop_vars), outer
+        )
     own = ranges_of(mine)
     box = region(buffer, [_of_largest_parts(a) for a in touched], outer)
     corners: list[PrimExpr] = []
@@ -377,9 +383,9 @@ def steps_disjoint(
     return _told_apart(corners, own, loop_vars, outer)
 
 
-def _settled(access: Access, outer: Sequence[For]) -> Access:
+def _without_unit_loops(access: Access, outer: Sequence[For]) -> Access:
     """Return the access without the variables of single-iteration loops."""
-    values = single_steps([*outer, *access.loops])
+    values = unit_loop_values([*outer, *access.loops])
     if not values:
         return access
     indices = tuple(Analyzer().simplify(substitute_expr(i, values)) for i in access.indices)
@@ -396,7 +402,10 @@ def _of_largest_parts(access: Access) -> Access:
     values: dict[Var, PrimExpr] = {}
     loops: list[For] = []
     for loop in access.loops:
-        low, max_extent = substitute_expr(loop.min, values), (loop.annotations or {}).get(MOST)
+        low, max_extent = (
+            substitute_expr(loop.min, values),
+            (loop.annotations or {}).get(MAX_PART_EXTENT_ANNOTATION),
+        )
         if max_extent is not None:
             inside = Var(loop.loop_var.name, loop.loop_var.dtype)
             values[loop.loop_var] = low + inside
@@ -416,7 +425,9 @@ def _far_apart(buffer: Buffer, access: Access, var: Var, outer: Sequence[For]) -
     values: dict[Var, PrimExpr] = {}
     sizes: dict[Var, int] = {}
     for inner_loop in access.loops:
-        max_extent = (inner_loop.annotations or {}).get(MOST, inner_loop.extent)
+        max_extent = (inner_loop.annotations or {}).get(
+            MAX_PART_EXTENT_ANNOTATION, inner_loop.extent
+        )
         size = max_extent.value if isinstance(max_extent, IntImm) else max_extent
         if not isinstance(size, int):
             return False
@@ -445,13 +456,13 @@ def _told_apart(
     return fault
 
 
-def _same_place(a: Access, b: Access) -> bool:
+def _same_access(a: Access, b: Access) -> bool:
     """Return whether two accesses traverse the same elements in the same way, up to names of loop
     variables.
     """
     if a.indices == b.indices and a.loops == b.loops:
         return True
-    ours, theirs = _walking(a), _walking(b)
+    ours, theirs = _loops_of_indices(a), _loops_of_indices(b)
     if len(ours) != len(theirs):
         return False
     names: dict[Var, PrimExpr] = {}
@@ -464,7 +475,7 @@ def _same_place(a: Access, b: Access) -> bool:
     )
 
 
-def _walking(access: Access) -> list[For]:
+def _loops_of_indices(access: Access) -> list[For]:
     """Return the loops that an access's indices depend on."""
     used = set(free_vars(*access.indices))
     used_loops: list[For] = []
@@ -483,7 +494,7 @@ def is_within_block(annotations: Mapping[str, object] | None) -> bool:
 
 
 def check_concurrent(
-    step: str, program: Program, loop: For, lanes: bool = False, together: bool = False
+    step: str, program: ScheduleProgram, loop: For, lanes: bool = False, together: bool = False
 ) -> None:
     """Refuse unless the iterations of a loop may run concurrently: as threads, as vector lanes
     (`lanes`), or as threads that combine what they reduce (`together`).
@@ -521,7 +532,9 @@ def check_concurrent(
 
 
 # A sum whose init is another block has no value that each thread may begin with.
-def _require_combination(step: str, program: Program, loop: For, realize: BlockRealize) -> None:
+def _require_combination(
+    step: str, program: ScheduleProgram, loop: For, realize: BlockRealize
+) -> None:
     """Refuse unless threads may combine their partial results of a block over a loop and no other
     block in the loop reads the partial results.
     """
@@ -542,7 +555,7 @@ def _require_combination(step: str, program: Program, loop: For, realize: BlockR
                 )
 
 
-def _not_lanewise(program: Program, loop: For, buffer: Buffer) -> str | None:
+def _not_lanewise(program: ScheduleProgram, loop: For, buffer: Buffer) -> str | None:
     """Return why an iteration's private buffer cannot be a vector with a lane per iteration; None
     if it can.
     """
@@ -558,7 +571,7 @@ def _not_lanewise(program: Program, loop: For, buffer: Buffer) -> str | None:
 
 
 def _not_private(
-    program: Program, loop: For, buffer: Buffer, leaves: Sequence[BlockRealize]
+    program: ScheduleProgram, loop: For, buffer: Buffer, leaves: Sequence[BlockRealize]
 ) -> str | None:
     """Return why a buffer cannot be private to each iteration; None if it can."""
     if program.is_param(buffer):
@@ -570,7 +583,7 @@ def _not_private(
 
 
 # What makes it right to compute a block later, or again, or for some points only.
-def require_final_inputs(step: str, program: Program, realize: BlockRealize) -> None:
+def require_final_inputs(step: str, program: ScheduleProgram, realize: BlockRealize) -> None:
     """Refuse unless everything a block reads was written for the last time before it: then its
     values do not depend on when it runs after that.
     """
@@ -596,7 +609,7 @@ def require_final_inputs(step: str, program: Program, realize: BlockRealize) -> 
 
 
 def _writes_others(
-    program: Program, buffer: Buffer, writer: BlockRealize, reader: BlockRealize
+    program: ScheduleProgram, buffer: Buffer, writer: BlockRealize, reader: BlockRealize
 ) -> bool:
     """Return whether a writer and a reader touch disjoint elements in each iteration of the common
     loops around them and around all readers of the reader's results.
@@ -630,7 +643,7 @@ def _holds(loop: For, loops: Sequence[For]) -> bool:
 
 # Blocks of the known kinds give an element one value, however often they run. An opaque block in a
 # loop (a rolling buffer) gives the same place another value in each step.
-def first_changing(program: Program, block: Block) -> BlockRealize | None:
+def first_changing(program: ScheduleProgram, block: Block) -> BlockRealize | None:
     """Return a block, among the transitive producers of what a block reads, that writes an element
     more than once with different values (a rolling buffer); None if there is none.
     """
@@ -648,14 +661,16 @@ def first_changing(program: Program, block: Block) -> BlockRealize | None:
     return None
 
 
-def _runs_once(program: Program, realize: BlockRealize) -> bool:
+def _runs_once(program: ScheduleProgram, realize: BlockRealize) -> bool:
     """Return whether a block is in no loop, so that its writes are final once it is done."""
     return not realize.block.iter_vars and not any(
         isinstance(s, (For, Block)) for s in program.path(realize)
     )
 
 
-def require_sole_writer(step: str, program: Program, realize: BlockRealize, buffer: Buffer) -> None:
+def require_sole_writer(
+    step: str, program: ScheduleProgram, realize: BlockRealize, buffer: Buffer
+) -> None:
     """Refuse where another block (the tail of a split, an init) writes a part of a buffer's
     elements.
     """

@@ -18,17 +18,17 @@ from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.tir.expr import Buffer
 from ekiden.tir.printer import text_and_lines
 from ekiden.tir.schedule.check import check_concurrent, is_within_block
-from ekiden.tir.schedule.program import Program, RefusedError
+from ekiden.tir.schedule.program import RefusedError, ScheduleProgram
 from ekiden.tir.schedule.trace import BlockRV, ExprRV, Handle, Instruction, LoopRV, Trace
 from ekiden.tir.stmt import Block, BlockRealize, For, ForKind, PrimFunc, Stmt
 from ekiden.tir.views import lower_match_buffer
 
 BlockLike: TypeAlias = BlockRV | str
 LoopLike: TypeAlias = LoopRV | Var | str
-Made: TypeAlias = PrimFunc | tuple[PrimFunc, Sequence[object]]
+PrimitiveResult: TypeAlias = PrimFunc | tuple[PrimFunc, Sequence[object]]
 _T = TypeVar("_T")
-CONCURRENT = (ForKind.PARALLEL, ForKind.VECTORIZED, ForKind.THREAD_BINDING)
-RENDERING = ("detail", "fast", "none")
+CONCURRENT_KINDS = (ForKind.PARALLEL, ForKind.VECTORIZED, ForKind.THREAD_BINDING)
+ERROR_RENDER_LEVELS = ("detail", "fast", "none")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -44,7 +44,7 @@ class StmtSRef:
         return self is other
 
 
-class Steps:
+class ScheduleState:
     """The state of a schedule and the operations that change it."""
 
     def __init__(
@@ -63,9 +63,9 @@ class Steps:
         accepted as in TVM; every step is always checked.
         """
         del debug_mask, enable_check
-        if error_render_level not in RENDERING:
+        if error_render_level not in ERROR_RENDER_LEVELS:
             raise ScheduleError(
-                f"Schedule: error_render_level is one of {', '.join(RENDERING)}, got "
+                f"Schedule: error_render_level is one of {', '.join(ERROR_RENDER_LEVELS)}, got "
                 f"{error_render_level!r}"
             )
         self._detail = error_render_level == "detail"
@@ -87,7 +87,7 @@ class Steps:
         return self._program.func
 
     @property
-    def _program(self) -> Program:
+    def _program(self) -> ScheduleProgram:
         return self._programs[self._working]
 
     @property
@@ -293,7 +293,7 @@ class Steps:
         assert isinstance(new_handle, BlockRV)
         return new_handle
 
-    def _place_of(self, block_or_loop: BlockLike | LoopLike) -> BlockRV | LoopRV:
+    def _block_or_loop(self, block_or_loop: BlockLike | LoopLike) -> BlockRV | LoopRV:
         """Return a handle of either kind; a name is looked up among blocks first, then loops."""
         if isinstance(block_or_loop, (BlockRV, LoopRV)):
             return block_or_loop
@@ -319,7 +319,7 @@ class Steps:
     def _run(
         self,
         kind: str,
-        step: Callable[..., Made],
+        step: Callable[..., PrimitiveResult],
         inputs: tuple[object, ...],
         attrs: Mapping[str, object] | None = None,
         moves: bool = False,
@@ -335,13 +335,13 @@ class Steps:
             result = step(program, *resolved, **named)
             func, outputs = result if isinstance(result, tuple) else (result, ())
             if func is not program.func:
-                new = Program(func)
+                new = ScheduleProgram(func)
                 if moves:
                     _recheck(kind, new)
             else:
                 new = program
         except RefusedError as error:
-            raise ScheduleError(self._told(error, program)) from None
+            raise ScheduleError(self._error_text(error, program)) from None
         # Committed only after every check: a refused primitive leaves the schedule as it was.
         self._programs[self._working] = new
         return self._query(kind, inputs, notes, outputs)
@@ -356,18 +356,18 @@ class Steps:
     ) -> None:
         self._trace.append(Instruction(kind, inputs, attrs, tuple(outputs)), decision)
 
-    def _special(self, location: int) -> LoopRV:
+    def _location_handle(self, location: int) -> LoopRV:
         """Return a loop handle for a compute location that is not a loop: ROOT or INLINE."""
         handle = LoopRV()
         self._values[handle] = (self._working, location)
         return handle
 
-    def _told_by(self, step: Callable[[], _T]) -> _T:
+    def _with_located_errors(self, step: Callable[[], _T]) -> _T:
         """Return a query's result; re-raise a refusal as ScheduleError with its source line."""
         try:
             return step()
         except RefusedError as error:
-            raise ScheduleError(self._told(error, self._program)) from None
+            raise ScheduleError(self._error_text(error, self._program)) from None
 
     def _get_loop(self, handle: LoopRV) -> For:
         stmt = self._place(handle)
@@ -379,7 +379,7 @@ class Steps:
         assert isinstance(stmt, BlockRealize)
         return stmt
 
-    def _program_of(self, inputs: tuple[object, ...]) -> Program:
+    def _program_of(self, inputs: tuple[object, ...]) -> ScheduleProgram:
         for handle in inputs:
             if isinstance(handle, (BlockRV, LoopRV)) and handle in self._values:
                 func = self._values[handle][0]
@@ -388,7 +388,7 @@ class Steps:
                 break
         return self._program
 
-    def _told(self, error: RefusedError, program: Program) -> str:
+    def _error_text(self, error: RefusedError, program: ScheduleProgram) -> str:
         if error.place is None or not self._detail:
             return str(error)
         line = line_of(program, error.place)
@@ -401,18 +401,18 @@ def _has_handles(value: object) -> bool:
     return isinstance(value, (BlockRV, LoopRV, ExprRV))
 
 
-def _recheck(kind: str, program: Program) -> None:
+def _recheck(kind: str, program: ScheduleProgram) -> None:
     """Check again that iterations of concurrent loops are independent; loops without blocks, such
     as those in a block's body, are unchanged.
     """
     for loop in program.loops.values():
-        if loop.kind in CONCURRENT and program.leaves(loop.body):
+        if loop.kind in CONCURRENT_KINDS and program.leaves(loop.body):
             lanes = loop.kind is ForKind.VECTORIZED
             together = is_within_block(loop.annotations)
             check_concurrent(f"{kind}: {loop.kind.value}", program, loop, lanes, together)
 
 
-def line_of(program: Program, stmt: Stmt) -> str | None:
+def line_of(program: ScheduleProgram, stmt: Stmt) -> str | None:
     """Return the line of the printed function where a statement begins: `line 3: for i in
     range(4):`.
     """
@@ -426,12 +426,12 @@ def line_of(program: Program, stmt: Stmt) -> str | None:
     return f"line {number}: {text.splitlines()[number - 1].strip()}"
 
 
-def _programs(mod: PrimFunc | IRModule) -> dict[str, Program]:
+def _programs(mod: PrimFunc | IRModule) -> dict[str, ScheduleProgram]:
     """Return the functions by name; a single PrimFunc is "main", as in TVM."""
     if isinstance(mod, PrimFunc):
-        return {"main": Program(lower_match_buffer(mod))}
+        return {"main": ScheduleProgram(lower_match_buffer(mod))}
     programs = {
-        g.name_hint: Program(lower_match_buffer(f))
+        g.name_hint: ScheduleProgram(lower_match_buffer(f))
         for g, f in mod.functions.items()
         if isinstance(f, PrimFunc)
     }

@@ -28,13 +28,13 @@ from ekiden.tir.expr import BufferLoad
 from ekiden.tir.predicates import conjunction
 from ekiden.tir.schedule.check import single_store
 from ekiden.tir.schedule.loops import require_plain
-from ekiden.tir.schedule.program import Program, bound_analyzer, refuse, serial
+from ekiden.tir.schedule.program import ScheduleProgram, bound_analyzer, refuse, serial
 from ekiden.tir.stmt import Block, BlockRealize, BufferStore, For, IterVar, PrimFunc, Stmt
 from ekiden.tir.visitor import sequence
 
 
 def decompose_padding(
-    program: Program, realize: BlockRealize, loop: For
+    program: ScheduleProgram, realize: BlockRealize, loop: For
 ) -> tuple[PrimFunc, list[str]]:
     """See `Schedule.decompose_padding`."""
     step, name = "decompose_padding", realize.block.name
@@ -47,7 +47,7 @@ def decompose_padding(
     bindings = {i.var: v for i, v in zip(realize.block.iter_vars, realize.iter_values, strict=True)}
     analyzer = bound_analyzer([*program.loops_above(loop), *nest])
     box = _Box(nest, {s.loop_var: const(0) for s in nest}, {s.loop_var: s.extent for s in nest})
-    unabsorbed = [c for c in inside if not box.took(substitute(c, bindings), analyzer, realize)]
+    unabsorbed = [c for c in inside if not box.narrow(substitute(c, bindings), analyzer, realize)]
     store = realize.block.body
     assert isinstance(store, BufferStore)
     fill = program.fresh_block(f"{name}_pad_const")
@@ -87,7 +87,7 @@ def _conjuncts(e: PrimExpr) -> list[PrimExpr]:
     return [*_conjuncts(e.a), *_conjuncts(e.b)] if isinstance(e, And) else [e]
 
 
-def _nest(program: Program, realize: BlockRealize, loop: For) -> list[For]:
+def _nest(program: ScheduleProgram, realize: BlockRealize, loop: For) -> list[For]:
     step, name = "decompose_padding", realize.block.name
     above = program.loops_above(realize)
     if loop not in above:
@@ -115,7 +115,7 @@ class _Box:
     low: dict[Var, PrimExpr]
     stop: dict[Var, PrimExpr]
 
-    def took(self, condition: PrimExpr, analyzer: Analyzer, realize: BlockRealize) -> bool:
+    def narrow(self, condition: PrimExpr, analyzer: Analyzer, realize: BlockRealize) -> bool:
         """Narrow a loop's range by a condition; return False where none of the loops
         occurs in it.
         """
@@ -123,7 +123,7 @@ class _Box:
         if not used:
             return False
         name = f"decompose_padding {realize.block.name!r}"
-        difference = _least(condition)
+        difference = _nonnegative_form(condition)
         if difference is None or len(used) > 1:
             refuse(f"{name}: {condition} does not bound a single loop", realize)
         (var,) = used
@@ -158,7 +158,7 @@ class _Box:
         return [analyzer.simplify(maximum(span, 0)) for span in spans]
 
 
-def _least(condition: PrimExpr) -> PrimExpr | None:
+def _nonnegative_form(condition: PrimExpr) -> PrimExpr | None:
     """Return an expression that is >= 0 exactly where an integer comparison holds."""
     match condition:
         case GE(a=a, b=b) | LE(a=b, b=a):

@@ -17,10 +17,10 @@ from ekiden.tir.schedule.program import serial
 from ekiden.tir.stmt import Allocate, BufferStore, ForKind, Stmt
 from ekiden.tir.visitor import sequence
 
-FIRST = (const(0),)
+ZERO_INDEX = (const(0),)
 
 
-class Marks:
+class NonFiniteFlags:
     """Flags per column of a row, set by a non-finite number in any row."""
 
     def __init__(self, name: str, dtype: str, extent: PrimExpr, lanes: int) -> None:
@@ -31,7 +31,7 @@ class Marks:
     @property
     def flag(self) -> PrimExpr:
         """Return the combined flag: above 0 where a value is not finite, once gathered."""
-        return BufferLoad(self.any, FIRST, "int32")
+        return BufferLoad(self.any, ZERO_INDEX, "int32")
 
     def row(self, body: Callable[[PrimExpr], Stmt], lanes: int = 0) -> Stmt:
         """Return a loop over the columns of a row, in vectors and a scalar tail."""
@@ -64,9 +64,9 @@ class Marks:
 
         def combine(column: PrimExpr) -> Stmt:
             load = BufferLoad(self.strange, (column,), "int32")
-            return BufferStore(self.any, maximum(self.flag, load), FIRST)
+            return BufferStore(self.any, maximum(self.flag, load), ZERO_INDEX)
 
-        return sequence(BufferStore(self.any, const(0, "int32"), FIRST), self.row(combine, 1))
+        return sequence(BufferStore(self.any, const(0, "int32"), ZERO_INDEX), self.row(combine, 1))
 
     def within(self, body: Stmt) -> Stmt:
         """Allocate the per-column flags around a statement; the combined flag is allocated
@@ -75,4 +75,4 @@ class Marks:
         return Allocate(self.strange, body)
 
 
-__all__ = ["Marks"]
+__all__ = ["NonFiniteFlags"]

@@ -31,19 +31,19 @@ from ekiden.tir.schedule.check import (
 )
 from ekiden.tir.schedule.kinds import COMPLETE, require_kind
 from ekiden.tir.schedule.program import (
-    Program,
+    ScheduleProgram,
     accesses,
     ranges_of,
     read,
     refuse,
-    unallocated,
+    without_allocation,
     written,
 )
 from ekiden.tir.stmt import Block, BlockRealize, BufferStore, PrimFunc
-from ekiden.tir.visitor import NOTHING, ExprRewriter
+from ekiden.tir.visitor import EMPTY_STMT, ExprRewriter
 
 
-def compute_inline(program: Program, realize: BlockRealize) -> PrimFunc:
+def compute_inline(program: ScheduleProgram, realize: BlockRealize) -> PrimFunc:
     """See `Schedule.compute_inline`."""
     step, name = "compute_inline", realize.block.name
     require_outermost(step, program, realize)
@@ -74,12 +74,12 @@ def compute_inline(program: Program, realize: BlockRealize) -> PrimFunc:
             return substitute(store.value, index_values)
         return e
 
-    func = program.replace(program.nest(realize), NOTHING)
+    func = program.replace(program.nest(realize), EMPTY_STMT)
     for reader in readers:
-        after = Program(func)
+        after = ScheduleProgram(func)
         old = after.blocks[reader.block.name].block
         func = after.replace(old, ExprRewriter(change).visit(old))
-    return unallocated(func, buffer)
+    return without_allocation(func, buffer)
 
 
 def _by_index(step: str, realize: BlockRealize, store: BufferStore) -> dict[Var, int]:
@@ -102,7 +102,7 @@ def _by_index(step: str, realize: BlockRealize, store: BufferStore) -> dict[Var,
     return position
 
 
-def reverse_compute_inline(program: Program, consumer: BlockRealize) -> PrimFunc:
+def reverse_compute_inline(program: ScheduleProgram, consumer: BlockRealize) -> PrimFunc:
     """See `Schedule.reverse_compute_inline`."""
     step = "reverse_compute_inline"
     require_outermost(step, program, consumer)
@@ -138,16 +138,16 @@ def reverse_compute_inline(program: Program, consumer: BlockRealize) -> PrimFunc
     predicate = logical_and(producer.predicate, substitute(condition, outside))
     annotations = {**(producer.block.annotations or {}), **(consumer.block.annotations or {})}
     block = Block(producer.block.name, producer.block.iter_vars, new, None, annotations or None)
-    func = program.replace(program.nest(consumer), NOTHING)
-    after = Program(func)
+    func = program.replace(program.nest(consumer), EMPTY_STMT)
+    after = ScheduleProgram(func)
     func = after.replace(
         after.blocks[producer.block.name], BlockRealize(producer.iter_values, predicate, block)
     )
-    return unallocated(func, buffer)
+    return without_allocation(func, buffer)
 
 
 def _sole_producer(
-    step: str, program: Program, consumer: BlockRealize
+    step: str, program: ScheduleProgram, consumer: BlockRealize
 ) -> tuple[BlockRealize, Buffer]:
     """Return the only plain block that writes what the consumer reads, and the buffer
     between them.
@@ -166,7 +166,11 @@ def _sole_producer(
 
 
 def _require_only_reader(
-    step: str, program: Program, producer: BlockRealize, consumer: BlockRealize, buffer: Buffer
+    step: str,
+    program: ScheduleProgram,
+    producer: BlockRealize,
+    consumer: BlockRealize,
+    buffer: Buffer,
 ) -> None:
     name = consumer.block.name
     require_sole_writer(step, program, producer, buffer)
@@ -178,7 +182,11 @@ def _require_only_reader(
 
 
 def _require_early(
-    step: str, program: Program, producer: BlockRealize, consumer: BlockRealize, buffer: Buffer
+    step: str,
+    program: ScheduleProgram,
+    producer: BlockRealize,
+    consumer: BlockRealize,
+    buffer: Buffer,
 ) -> None:
     """Require that the consumer's other inputs are final when the producer runs and that nothing
     reads its output before it.
@@ -211,7 +219,9 @@ def _require_early(
                 )
 
 
-def _require_whole(step: str, program: Program, producer: BlockRealize, store: BufferStore) -> None:
+def _require_whole(
+    step: str, program: ScheduleProgram, producer: BlockRealize, store: BufferStore
+) -> None:
     """Require that the producer writes every element of its buffer."""
     name, buffer = producer.block.name, store.buffer
     sizes = {i.var: i.extent for i in producer.block.iter_vars}
@@ -228,7 +238,7 @@ def _require_whole(step: str, program: Program, producer: BlockRealize, store: B
         )
 
 
-def partial_domain(program: Program, realize: BlockRealize) -> str | None:
+def partial_domain(program: ScheduleProgram, realize: BlockRealize) -> str | None:
     """Return why a block may not run for every value of its iterators; None if it does."""
     loops = program.loops_above(realize)
     values = [v for v in realize.iter_values if not is_const(v)]

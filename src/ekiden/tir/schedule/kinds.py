@@ -19,7 +19,7 @@ from ekiden.ir.prim_visitor import free_vars, post_order
 from ekiden.ir.range import Range
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.tir.expr import BufferLoad
-from ekiden.tir.reduction import COMMUTATIVE, same_expr, update_of
+from ekiden.tir.reduction import COMMUTATIVE_ANNOTATION, same_expr, update_of
 from ekiden.tir.regions import all_accesses
 from ekiden.tir.schedule.program import accesses, outer_blocks, ranges_of, read, refuse, written
 from ekiden.tir.stmt import Block, BlockRealize, BufferStore, For, IterKind, Stmt
@@ -36,14 +36,14 @@ class BlockKind:
     reason: str = ""
 
 
-_KINDS: WeakKeyDictionary[Block, BlockKind] = WeakKeyDictionary()
+_KIND_CACHE: WeakKeyDictionary[Block, BlockKind] = WeakKeyDictionary()
 
 
 def kind_of(block: Block) -> BlockKind:
     """Return whether a block is complete, a reduction, an update or opaque; cached by block."""
-    cached = _KINDS.get(block)
+    cached = _KIND_CACHE.get(block)
     if cached is None:
-        cached = _KINDS[block] = _classify(block)
+        cached = _KIND_CACHE[block] = _classify(block)
     return cached
 
 
@@ -55,7 +55,7 @@ def spatial(block: Block) -> list[Var]:
 def _classify(block: Block) -> BlockKind:
     if not written(block):
         return BlockKind(OPAQUE, "it writes no buffer")
-    fault = _parts_fault(block) or _own_elements(block)
+    fault = _multi_element_fault(block) or _own_elements(block)
     if fault is not None:
         return BlockKind(OPAQUE, fault)
     own = set(written(block))
@@ -73,7 +73,7 @@ def _classify(block: Block) -> BlockKind:
     return BlockKind(UPDATE if block.init is None else REDUCTION)
 
 
-def _parts_fault(block: Block) -> str | None:
+def _multi_element_fault(block: Block) -> str | None:
     """Return why a block touches more than one element at a time; None if it does not."""
     for buffer, access in all_accesses(block.body):
         if access.extents is not None:
@@ -115,8 +115,8 @@ def stores_of(block: Block) -> list[tuple[BufferStore, tuple[For, ...]]]:
 
 def _sum_fault(block: Block) -> str | None:
     """Return why a block is not a reduction `c = op(c, x)`; None if it is one."""
-    if (block.annotations or {}).get(COMMUTATIVE):
-        return _elsewhere(block)
+    if (block.annotations or {}).get(COMMUTATIVE_ANNOTATION):
+        return _reads_other_element(block)
     nested = [s.block for s in outer_blocks(block.body)]
     if nested:
         faults = [_nested_fault(inner) for inner in nested]
@@ -136,7 +136,7 @@ def _sum_fault(block: Block) -> str | None:
     return None
 
 
-def _elsewhere(block: Block) -> str | None:
+def _reads_other_element(block: Block) -> str | None:
     """Return a fault if a block reads a buffer that it writes at another element than it writes;
     None if it does not.
     """

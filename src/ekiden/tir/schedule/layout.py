@@ -28,18 +28,18 @@ from ekiden.tir.schedule.check import (
     require_sole_writer,
     single_store,
 )
+from ekiden.tir.schedule.compute_at import moved_nest
 from ekiden.tir.schedule.inline import partial_domain
 from ekiden.tir.schedule.kinds import COMPLETE, REDUCTION, UPDATE, require_kind
-from ekiden.tir.schedule.move import moved_nest
 from ekiden.tir.schedule.program import (
     Indices,
-    Program,
-    allocated,
+    ScheduleProgram,
     loops_between,
     refuse,
     replace_accesses,
     replace_buffer,
     serial,
+    with_allocation,
 )
 from ekiden.tir.stmt import (
     Allocate,
@@ -57,7 +57,7 @@ from ekiden.tir.visitor import StmtMutator, sequence
 from ekiden.tir.visitor import substitute as substitute_stmt
 
 
-class _Relaid(StmtMutator):
+class _LayoutRewriter(StmtMutator):
     """A rewriter that remaps a buffer's accesses and simplifies the indices under each block's
     iterators.
     """
@@ -82,7 +82,7 @@ class _Relaid(StmtMutator):
 
 
 def transform_layout(
-    program: Program,
+    program: ScheduleProgram,
     realize: BlockRealize,
     buffer: tuple[str, int] | str | Buffer,
     index_map: IndexMap,
@@ -130,7 +130,7 @@ def transform_layout(
     shape = tuple(reached(t) for t in exact.indices) if is_whole else index_map.map_shape(old.shape)
     new = old.with_fields(shape=tuple(Analyzer().simplify(d) for d in shape))
     params = tuple(new if p is old else p for p in program.func.params)
-    body = _Relaid(old, new, index_map).visit(program.func.body)
+    body = _LayoutRewriter(old, new, index_map).visit(program.func.body)
     func = program.func.with_fields(params=params, body=body)
     if program.is_param(old):
         _require_bound(step, name, func, realize)
@@ -149,7 +149,7 @@ def _require_bound(step: str, name: str, func: PrimFunc, realize: BlockRealize) 
 
 
 def transform_block_layout(
-    program: Program, realize: BlockRealize, index_map: IndexMap
+    program: ScheduleProgram, realize: BlockRealize, index_map: IndexMap
 ) -> PrimFunc:
     """See `Schedule.transform_block_layout`."""
     step, block = "transform_block_layout", realize.block
@@ -198,7 +198,9 @@ def transform_block_layout(
     return program.replace(nest, body)
 
 
-def _own_loops(step: str, program: Program, realize: BlockRealize) -> tuple[list[For], Stmt]:
+def _own_loops(
+    step: str, program: ScheduleProgram, realize: BlockRealize
+) -> tuple[list[For], Stmt]:
     """Return the plain loops that a block's iterators are bound to one to one, and the nest."""
     name = realize.block.name
     nest = program.nest(realize)
@@ -228,7 +230,7 @@ def _own_loops(step: str, program: Program, realize: BlockRealize) -> tuple[list
     return loops, nest
 
 
-def pad_einsum(program: Program, realize: BlockRealize, padding: Sequence[int]) -> PrimFunc:
+def pad_einsum(program: ScheduleProgram, realize: BlockRealize, padding: Sequence[int]) -> PrimFunc:
     """See `Schedule.pad_einsum`."""
     step, block = "pad_einsum", realize.block
     require_outermost(step, program, realize)
@@ -267,7 +269,7 @@ def pad_einsum(program: Program, realize: BlockRealize, padding: Sequence[int]) 
             continue
         before.append(_pad_nest(program, old, padded))
         new_block = _retargeted(new_block, old, padded)
-        func = allocated(func, padded)
+        func = with_allocation(func, padded)
     out = store.buffer
     result = Buffer(
         program.fresh_buffer(f"{out.name}_pad"),
@@ -277,10 +279,10 @@ def pad_einsum(program: Program, realize: BlockRealize, padding: Sequence[int]) 
     after: list[Stmt] = []
     if not _same_shape(result, out):
         new_block = _retargeted(new_block, out, result)
-        func = allocated(func, result)
+        func = with_allocation(func, result)
         after.append(_unpad_nest(program, out, result))
     moved = moved_nest(realize.with_fields(block=new_block), {}, ())
-    return Program(func).replace(nest, sequence(*before, moved, *after))
+    return ScheduleProgram(func).replace(nest, sequence(*before, moved, *after))
 
 
 def _same_shape(a: Buffer, b: Buffer) -> bool:
@@ -353,7 +355,7 @@ def _factors(value: PrimExpr) -> list[BufferLoad]:
     return [e for e in order if isinstance(e, BufferLoad)]
 
 
-def _pad_nest(program: Program, old: Buffer, padded: Buffer) -> Stmt:
+def _pad_nest(program: ScheduleProgram, old: Buffer, padded: Buffer) -> Stmt:
     """Return the nest padded[v] = old[v] where v is in bounds, else 0."""
     iters = tuple(
         IterVar(Var(f"v{n}", d.dtype), d, IterKind.SPATIAL) for n, d in enumerate(padded.shape)
@@ -369,7 +371,7 @@ def _pad_nest(program: Program, old: Buffer, padded: Buffer) -> Stmt:
     return moved_nest(BlockRealize(indices, const(True), block), {}, ())
 
 
-def _unpad_nest(program: Program, out: Buffer, padded: Buffer) -> Stmt:
+def _unpad_nest(program: ScheduleProgram, out: Buffer, padded: Buffer) -> Stmt:
     """Return the nest out[v] = padded[v]."""
     iters = tuple(
         IterVar(Var(f"v{n}", d.dtype), d, IterKind.SPATIAL) for n, d in enumerate(out.shape)

@@ -24,27 +24,27 @@ from ekiden.ir.prim import (
 from ekiden.ir.prim_visitor import free_vars
 from ekiden.tir.schedule.check import check_concurrent, check_permutable, is_within_block
 from ekiden.tir.schedule.program import (
-    MOST,
-    PART,
-    Program,
+    MAX_PART_EXTENT_ANNOTATION,
+    PART_OF_ANNOTATION,
+    ScheduleProgram,
     bound_analyzer,
-    indexed,
-    rebind,
+    narrow_index,
     refuse,
     serial,
-    wrap,
+    substitute_loop_vars,
+    wrap_in_loops,
     written,
 )
 from ekiden.tir.stmt import Block, BlockRealize, BufferStore, For, ForKind, IterVar, PrimFunc, Stmt
 from ekiden.tir.visitor import StmtMutator, sequence, sub_statements, substitute, walk
 
-OF_KINDS = ("grain", "lanes", "thread")
+LOOP_KIND_ANNOTATIONS = ("grain", "lanes", "thread")
 """Annotations that belong to a kind of loop."""
-PARTS = ("short", "balanced")
+UNEVEN_TAILS = ("short", "balanced")
 """Ways to split a loop into parts that are not all of one size."""
-TAILS = ("predicate", "loop", *PARTS)
+TAIL_MODES = ("predicate", "loop", *UNEVEN_TAILS)
 """What becomes of a rest that a split leaves."""
-TAIL = "_tail"
+TAIL_SUFFIX = "_tail"
 """What is appended to the names of blocks in the rest that a split into exact loops leaves."""
 
 
@@ -59,7 +59,7 @@ def require_plain(step: str, loop: For) -> None:
 
 # Whether the new loops may be more steps than the old is a proof: where it fails, as for symbolic
 # extents, the guard is there, and costs a comparison where it was not needed.
-def _factors(
+def _split_extents(
     old: For, factors: Sequence[int | PrimExpr | None], analyzer: Analyzer
 ) -> tuple[list[PrimExpr], bool]:
     """Return the extents of the new loops, and whether their product may exceed the loop's
@@ -72,7 +72,7 @@ def _factors(
     if sum(f is None for f in factors) > 1:
         refuse(f"split {name!r}: only one factor may be None, got {shown}", old)
     dtype = old.loop_var.dtype
-    sizes = [None if f is None else indexed(convert(f, dtype), dtype) for f in factors]
+    sizes = [None if f is None else narrow_index(convert(f, dtype), dtype) for f in factors]
     product: PrimExpr = const(1, dtype)
     for size in sizes:
         if size is not None:
@@ -100,7 +100,7 @@ def _factors(
 
 
 def split(
-    program: Program,
+    program: ScheduleProgram,
     loop: For,
     factors: Sequence[int | PrimExpr | None],
     preserve_unit_iters: bool = True,
@@ -109,35 +109,35 @@ def split(
 ) -> tuple[PrimFunc, list[Var]]:
     """See `Schedule.split`."""
     require_plain("split", loop)
-    if tail not in TAILS:
-        names = ", ".join(map(repr, TAILS))
+    if tail not in TAIL_MODES:
+        names = ", ".join(map(repr, TAIL_MODES))
         refuse(f"split {loop.loop_var.name!r}: tail is one of {names}, got {tail!r}", loop)
     above = program.loops_above(loop)
     analyzer = bound_analyzer(above)
     factors = list(factors)
     if tail == "loop":
         return _split_exactly(program, loop, factors, analyzer)
-    if tail in PARTS:
-        return _split_in_parts(program, loop, factors, analyzer, tail)
-    extents, may_exceed = _factors(loop, factors, analyzer)
+    if tail in UNEVEN_TAILS:
+        return _split_unevenly(program, loop, factors, analyzer, tail)
+    extents, may_exceed = _split_extents(loop, factors, analyzer)
     variables = [Var(f"{loop.loop_var.name}_{n}", loop.loop_var.dtype) for n in range(len(extents))]
     loops = [serial(v, e) for v, e in zip(variables, extents, strict=True)]
     for new_loop in loops:
         analyzer.bind(new_loop.loop_var, new_loop.min, new_loop.extent)
     index = _mixed_radix(variables, extents, preserve_unit_iters)
-    body = rebound(loop.body, {loop.loop_var: loop.min + index}, analyzer)
+    body = substitute_and_simplify(loop.body, {loop.loop_var: loop.min + index}, analyzer)
     if may_exceed and not disable_predication:
         condition = index < loop.extent
         if not analyzer.can_prove(condition):
             body = _guarded(loop, body, condition)
-    return program.replace(loop, wrap(loops, body)), variables
+    return program.replace(loop, wrap_in_loops(loops, body)), variables
 
 
 # Simplifying may take digits apart that belong together: (i * 5 + j) // 2 and (i * 5 + j) % 2 are
 # known to be two digits of one sum, while i * 2 + (i + j) // 2, which is the same number, beside (i
 # + j) % 2 is not. Later steps would refuse what this one had proved, so where that happens
 # quotients are left as they are.
-def rebound(stmt: Stmt, values: Mapping[Var, PrimExpr], analyzer: Analyzer) -> Stmt:
+def substitute_and_simplify(stmt: Stmt, values: Mapping[Var, PrimExpr], analyzer: Analyzer) -> Stmt:
     """Return the statement with loop variables substituted and bindings simplified; quotients are
     left alone where simplification would hide that they are digits of one loop.
     """
@@ -151,10 +151,10 @@ def rebound(stmt: Stmt, values: Mapping[Var, PrimExpr], analyzer: Analyzer) -> S
             simplified[id(e)] = analyzer.simplify(e)
         return simplified[id(e)]
 
-    result = rebind(stmt, values, simplify)
+    result = substitute_loop_vars(stmt, values, simplify)
     if keep_digits(list(simplified.values()), analyzer):
         return result
-    return rebind(stmt, values, lambda e: simplify_around_digits(e, analyzer))
+    return substitute_loop_vars(stmt, values, lambda e: simplify_around_digits(e, analyzer))
 
 
 # Of digits d0, d1, d2 with extents e0, e1, e2: (d0 * e1 + d1) * e2 + d2, Horner's way. e0 is not
@@ -169,7 +169,7 @@ def _mixed_radix(
     return index
 
 
-class _Guard(StmtMutator):
+class _PredicateAdder(StmtMutator):
     """A mutator that adds a condition to every outermost block."""
 
     def __init__(self, condition: PrimExpr) -> None:
@@ -191,13 +191,16 @@ def _guarded(loop: For, body: Stmt, condition: PrimExpr) -> Stmt:
             )
         if not isinstance(s, BlockRealize):
             stack.extend(sub_statements(s))
-    return _Guard(condition).visit(body)
+    return _PredicateAdder(condition).visit(body)
 
 
 # The body twice: code grows, and no step asks whether it is there. Blocks of the copy have names of
 # their own, as names are how a schedule finds them.
 def _split_exactly(
-    program: Program, loop: For, factors: Sequence[int | PrimExpr | None], analyzer: Analyzer
+    program: ScheduleProgram,
+    loop: For,
+    factors: Sequence[int | PrimExpr | None],
+    analyzer: Analyzer,
 ) -> tuple[PrimFunc, list[Var]]:
     """Return the main loop over full tiles followed by a copy of the body for the tail."""
     name = loop.loop_var.name
@@ -206,7 +209,7 @@ def _split_exactly(
     if len(factors) == 0 or factors[0] is not None or None in factors[1:]:
         refuse(f"split {name!r}: with tail='loop' the first factor alone must be None", loop)
     dtype = loop.loop_var.dtype
-    inner = [indexed(convert(f, dtype), dtype) for f in factors[1:] if f is not None]
+    inner = [narrow_index(convert(f, dtype), dtype) for f in factors[1:] if f is not None]
     step: PrimExpr = const(1, dtype)
     for size in inner:
         if not analyzer.can_prove(size > 0):
@@ -216,14 +219,14 @@ def _split_exactly(
     variables = [Var(f"{name}_{n}", loop.loop_var.dtype) for n in range(len(factors))]
     loops = [serial(v, e) for v, e in zip(variables, [outer, *inner], strict=True)]
     index = _mixed_radix(variables, [outer, *inner], True)
-    main = rebind(loop.body, {loop.loop_var: loop.min + index})
+    main = substitute_loop_vars(loop.body, {loop.loop_var: loop.min + index})
     tail_extent = analyzer.simplify(loop.extent % step)
-    statements = [wrap(loops, main)]
+    statements = [wrap_in_loops(loops, main)]
     if not is_const(tail_extent, 0):
-        copied = fresh(loop, TAIL)
+        copied = copy_with_fresh_names(loop, TAIL_SUFFIX)
         assert isinstance(copied, For)
         tail_index = copied.min + analyzer.simplify(outer * step) + copied.loop_var
-        body = rebind(copied.body, {copied.loop_var: tail_index})
+        body = substitute_loop_vars(copied.body, {copied.loop_var: tail_index})
         statements.append(copied.with_fields(min=const(0), extent=tail_extent, body=body))
     return program.replace(loop, sequence(*statements)), variables
 
@@ -231,8 +234,8 @@ def _split_exactly(
 # Parts whose sizes differ by one at most (balanced), or one that is shorter (short): the inner loop
 # runs over its part by the old loop's own numbers, so that the body stays as it is. Its `min`
 # depends on the outer loop; MOST says how many steps it may have, for those who lay out buffers.
-def _split_in_parts(
-    program: Program,
+def _split_unevenly(
+    program: ScheduleProgram,
     loop: For,
     factors: Sequence[int | PrimExpr | None],
     analyzer: Analyzer,
@@ -246,7 +249,7 @@ def _split_in_parts(
     if len(factors) != 2 or len(sizes) != 1 or (tail == "short" and factors[0] is not None):
         expected = "[None, n]" if tail == "short" else "[None, n] or [n, None]"
         refuse(f"split {name!r}: with tail={tail!r} the factors are {expected}", loop)
-    (size,) = (indexed(convert(f, dtype), dtype) for f in sizes)
+    (size,) = (narrow_index(convert(f, dtype), dtype) for f in sizes)
     if not analyzer.can_prove(size > 0):
         refuse(f"split {name!r}: factors must be positive", loop)
     if is_const(extent, 0):
@@ -260,9 +263,9 @@ def _split_in_parts(
     if is_const(analyzer.simplify(extent % (count if tail == "balanced" else part_extent)), 0):
         analyzer.bind(inner, 0, part_extent)
         values = {loop.loop_var: loop.min + outer * part_extent + inner}
-        same = rebound(loop.body, values, analyzer)
+        same = substitute_and_simplify(loop.body, values, analyzer)
         nest = [serial(outer, count), serial(inner, part_extent)]
-        return program.replace(loop, wrap(nest, same)), [outer, inner]
+        return program.replace(loop, wrap_in_loops(nest, same)), [outer, inner]
     if tail == "short":
         begin = outer * size
         part_size = minimum(size, extent - begin)
@@ -272,12 +275,12 @@ def _split_in_parts(
         begin = outer * min_size + minimum(outer, more)
         part_size = min_size + if_then_else(outer < more, const(1, dtype), const(0, dtype))
     low = analyzer.simplify(loop.min + begin)
-    notes: dict[str, object] = {PART: _frozen_size(extent)}
+    notes: dict[str, object] = {PART_OF_ANNOTATION: _frozen_size(extent)}
     max_size = _frozen_size(
         analyzer.simplify((extent + count - 1) // count) if counts_parts else size
     )
-    notes[MOST] = max_size
-    body = rebind(loop.body, {loop.loop_var: inner})
+    notes[MAX_PART_EXTENT_ANNOTATION] = max_size
+    body = substitute_loop_vars(loop.body, {loop.loop_var: inner})
     over = For(inner, low, analyzer.simplify(part_size), ForKind.SERIAL, body, notes)
     return program.replace(loop, serial(outer, count, over)), [outer, inner]
 
@@ -287,7 +290,7 @@ def _frozen_size(size: PrimExpr) -> object:
 
 
 def partition(
-    program: Program, loop: For, points: Sequence[int | PrimExpr]
+    program: ScheduleProgram, loop: For, points: Sequence[int | PrimExpr]
 ) -> tuple[PrimFunc, list[Var]]:
     """See `Schedule.partition`."""
     name, dtype = loop.loop_var.name, loop.loop_var.dtype
@@ -297,7 +300,7 @@ def partition(
     analyzer = bound_analyzer(program.loops_above(loop))
     ends: list[PrimExpr] = [const(0, dtype)]
     for point_arg in points:
-        point = indexed(convert(point_arg, dtype), dtype)
+        point = narrow_index(convert(point_arg, dtype), dtype)
         if not analyzer.can_prove(ends[-1] <= point):
             point = maximum(point, ends[-1])
         if not analyzer.can_prove(point <= loop.extent):
@@ -312,7 +315,7 @@ def partition(
         if n:
             source_loop = _copy_of(loop, used_names)
         var = Var(name, dtype)
-        body = rebind(source_loop.body, {source_loop.loop_var: loop.min + low + var})
+        body = substitute_loop_vars(source_loop.body, {source_loop.loop_var: loop.min + low + var})
         part_loops.append(serial(var, analyzer.simplify(high - low), body))
         variables.append(var)
     return program.replace(loop, sequence(*part_loops)), variables
@@ -325,13 +328,13 @@ def _copy_of(loop: For, used_names: set[str]) -> For:
     while any(f"{name}_{number}" in used_names for name in names):
         number += 1
     used_names.update(f"{name}_{number}" for name in names)
-    copied = fresh(loop, f"_{number}")
+    copied = copy_with_fresh_names(loop, f"_{number}")
     assert isinstance(copied, For)
     return copied
 
 
 def loop_partition(
-    program: Program,
+    program: ScheduleProgram,
     loop: For,
     factors: Sequence[int | PrimExpr | None],
     preserve_unit_iters: bool = True,
@@ -341,17 +344,17 @@ def loop_partition(
     step = f"loop_partition {name!r}"
     require_plain("loop_partition", loop)
     analyzer = bound_analyzer(program.loops_above(loop))
-    pieces = _pieces(step, loop, factors, analyzer)
+    pieces = _partition_extents(step, loop, factors, analyzer)
     variables: list[Var] = []
     statements: list[Stmt] = []
     low: PrimExpr = loop.min
     for n, size in enumerate(pieces):
         var = Var(f"{name}_{n}", loop.loop_var.dtype)
-        copied = loop if n == 0 else fresh(loop, f"_part{n}")
+        copied = loop if n == 0 else copy_with_fresh_names(loop, f"_part{n}")
         assert isinstance(copied, For)
         is_unit = not preserve_unit_iters and is_const(size, 1)
         index = low if is_unit else analyzer.simplify(low) + var
-        body = rebind(copied.body, {copied.loop_var: index})
+        body = substitute_loop_vars(copied.body, {copied.loop_var: index})
         statements.append(body if is_unit else serial(var, size, body))
         if not is_unit:
             variables.append(var)
@@ -359,14 +362,14 @@ def loop_partition(
     return program.replace(loop, sequence(*statements)), variables
 
 
-def _pieces(
+def _partition_extents(
     step: str, loop: For, factors: Sequence[int | PrimExpr | None], analyzer: Analyzer
 ) -> list[PrimExpr]:
     """Return the extents of the parts; an omitted factor is inferred, and without one the remainder
     is a part at the end.
     """
     dtype = loop.loop_var.dtype
-    sizes = [None if f is None else indexed(convert(f, dtype), dtype) for f in factors]
+    sizes = [None if f is None else narrow_index(convert(f, dtype), dtype) for f in factors]
     total: PrimExpr = const(0, dtype)
     for size in sizes:
         if size is not None and not analyzer.can_prove(size > 0):
@@ -382,7 +385,7 @@ def _pieces(
     return [remainder if s is None else s for s in sizes]
 
 
-def fresh(root: Stmt, suffix: str) -> Stmt:
+def copy_with_fresh_names(root: Stmt, suffix: str) -> Stmt:
     """Return a copy with fresh loop and iterator variables and blocks renamed by a suffix."""
 
     class _Fresh(StmtMutator):
@@ -405,7 +408,7 @@ def fresh(root: Stmt, suffix: str) -> Stmt:
 
 
 def fuse(
-    program: Program, *nest: For, preserve_unit_iters: bool = True
+    program: ScheduleProgram, *nest: For, preserve_unit_iters: bool = True
 ) -> tuple[PrimFunc, list[Var]]:
     """See `Schedule.fuse`."""
     if not nest:
@@ -444,7 +447,7 @@ def fuse(
             digits = const(1, fused.dtype) if is_const(loop.extent, 0) else loop.extent
             values[loop.loop_var] = quotient % digits
             quotient = quotient // digits
-    body = rebound(nest[-1].body, values, analyzer)
+    body = substitute_and_simplify(nest[-1].body, values, analyzer)
     return program.replace(nest[0], serial(fused, total, body)), [fused]
 
 
@@ -459,7 +462,7 @@ def _require_independent(step: str, nest: Sequence[For]) -> None:
 
 
 # Loops that are not named keep their places, and the named ones share out theirs.
-def reorder(program: Program, *new_order: For) -> PrimFunc:
+def reorder(program: ScheduleProgram, *new_order: For) -> PrimFunc:
     """See `Schedule.reorder`."""
     names = [s.loop_var.name for s in new_order]
     if len(set(new_order)) != len(new_order):
@@ -489,11 +492,11 @@ def reorder(program: Program, *new_order: For) -> PrimFunc:
         if loop.kind in (ForKind.PARALLEL, ForKind.VECTORIZED, ForKind.THREAD_BINDING):
             refuse(f"reorder: loop {loop.loop_var.name!r} is already {loop.kind.value}", loop)
     check_permutable("reorder", program, nest)
-    return program.replace(nest[0], wrap(slots, nest[-1].body))
+    return program.replace(nest[0], wrap_in_loops(slots, nest[-1].body))
 
 
 def reorder_block_iter_var(
-    program: Program, realize: BlockRealize, new_order: Sequence[int]
+    program: ScheduleProgram, realize: BlockRealize, new_order: Sequence[int]
 ) -> PrimFunc:
     """See `Schedule.reorder_block_iter_var`."""
     block = realize.block
@@ -511,14 +514,16 @@ def reorder_block_iter_var(
     return program.replace(realize, new)
 
 
-def add_unit_loop(program: Program, target: For | BlockRealize) -> tuple[PrimFunc, list[Var]]:
+def add_unit_loop(
+    program: ScheduleProgram, target: For | BlockRealize
+) -> tuple[PrimFunc, list[Var]]:
     """See `Schedule.add_unit_loop`."""
     var = Var("u")
     return program.replace(target, serial(var, const(1), target)), [var]
 
 
 def set_kind(
-    program: Program,
+    program: ScheduleProgram,
     loop: For,
     kind: ForKind,
     step: str,
@@ -532,12 +537,14 @@ def set_kind(
         lanes = kind is ForKind.VECTORIZED
         check_concurrent(step, program, loop, lanes, together=is_within_block(annotations))
     # What an earlier kind needed goes with it.
-    other_annotations = {k: v for k, v in (loop.annotations or {}).items() if k not in OF_KINDS}
+    other_annotations = {
+        k: v for k, v in (loop.annotations or {}).items() if k not in LOOP_KIND_ANNOTATIONS
+    }
     notes = {**other_annotations, **(annotations or {})} or None
     return program.replace(loop, loop.with_fields(kind=kind, annotations=notes))
 
 
-def parallel(program: Program, loop: For, grain: int = 1) -> PrimFunc:
+def parallel(program: ScheduleProgram, loop: For, grain: int = 1) -> PrimFunc:
     """See `Schedule.parallel`."""
     if grain < 1:
         refuse(f"parallel {loop.loop_var.name!r}: grain must be at least 1, got {grain}", loop)
@@ -545,7 +552,7 @@ def parallel(program: Program, loop: For, grain: int = 1) -> PrimFunc:
     return set_kind(program, loop, ForKind.PARALLEL, "parallel", notes)
 
 
-def vectorize(program: Program, loop: For, lanes: int | None = None) -> PrimFunc:
+def vectorize(program: ScheduleProgram, loop: For, lanes: int | None = None) -> PrimFunc:
     """See `Schedule.vectorize`."""
     if lanes is not None and lanes < 1:
         refuse(f"vectorize {loop.loop_var.name!r}: lanes must be at least 1, got {lanes}", loop)
@@ -561,28 +568,31 @@ def vectorize(program: Program, loop: For, lanes: int | None = None) -> PrimFunc
     return set_kind(program, loop, ForKind.VECTORIZED, "vectorize", notes)
 
 
-def unroll(program: Program, loop: For) -> PrimFunc:
+def unroll(program: ScheduleProgram, loop: For) -> PrimFunc:
     """See `Schedule.unroll`."""
     return set_kind(program, loop, ForKind.UNROLLED, "unroll")
 
 
-THREADS = tuple(f"{kind}.{axis}" for kind in ("blockIdx", "threadIdx") for axis in "xyz")
-VIRTUAL = ("vthread", "vthread.x", "vthread.y", "vthread.z")
+GPU_THREAD_AXES = tuple(f"{kind}.{axis}" for kind in ("blockIdx", "threadIdx") for axis in "xyz")
+VIRTUAL_THREAD_AXES = ("vthread", "vthread.x", "vthread.y", "vthread.z")
 
 
-def bind(program: Program, loop: For, thread_axis: str) -> PrimFunc:
+def bind(program: ScheduleProgram, loop: For, thread_axis: str) -> PrimFunc:
     """See `Schedule.bind`."""
     name = loop.loop_var.name
-    if thread_axis not in THREADS + VIRTUAL:
+    if thread_axis not in GPU_THREAD_AXES + VIRTUAL_THREAD_AXES:
         refuse(
-            f"bind {name!r}: expected one of {', '.join(THREADS + VIRTUAL)}, got {thread_axis!r}",
+            f"bind {name!r}: expected one of "
+            f"{', '.join(GPU_THREAD_AXES + VIRTUAL_THREAD_AXES)}, got {thread_axis!r}",
             loop,
         )
     # What is copied to shared memory is shared out between the threads that stand around it.
     copied = [b.scope for leaf in program.leaves(loop.body) for b in written(leaf.block)]
     together = bool(copied) and all(scope.startswith("shared") for scope in copied)
     for other_loop in () if together else _same_nest(program, loop):
-        if (other_loop.annotations or {}).get("thread") == thread_axis and thread_axis in THREADS:
+        if (other_loop.annotations or {}).get(
+            "thread"
+        ) == thread_axis and thread_axis in GPU_THREAD_AXES:
             refuse(
                 f"bind {name!r}: loop {other_loop.loop_var.name!r} in the same nest is bound to "
                 f"{thread_axis!r}",
@@ -593,7 +603,7 @@ def bind(program: Program, loop: For, thread_axis: str) -> PrimFunc:
     )
 
 
-def _same_nest(program: Program, loop: For) -> list[For]:
+def _same_nest(program: ScheduleProgram, loop: For) -> list[For]:
     """Return the loops around a loop, also those around enclosing blocks, and those inside it."""
     around = [s for s in program.path(loop) if isinstance(s, For) and s is not loop]
     return [*around, *_loops_in(loop.body)]
@@ -611,7 +621,7 @@ def _loops_in(root: Stmt) -> list[For]:
 
 
 def annotate(
-    program: Program, loop_or_block: For | BlockRealize, ann_key: str, ann_val: object
+    program: ScheduleProgram, loop_or_block: For | BlockRealize, ann_key: str, ann_val: object
 ) -> PrimFunc:
     """See `Schedule.annotate`."""
     target = loop_or_block.block if isinstance(loop_or_block, BlockRealize) else loop_or_block
@@ -624,7 +634,9 @@ def _frozen(value: object) -> object:
     return tuple(map(_frozen, value)) if isinstance(value, (list, tuple)) else value
 
 
-def unannotate(program: Program, loop_or_block: For | BlockRealize, ann_key: str) -> PrimFunc:
+def unannotate(
+    program: ScheduleProgram, loop_or_block: For | BlockRealize, ann_key: str
+) -> PrimFunc:
     """See `Schedule.unannotate`."""
     target = loop_or_block.block if isinstance(loop_or_block, BlockRealize) else loop_or_block
     notes = dict(target.annotations or {})

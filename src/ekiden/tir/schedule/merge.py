@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from ekiden.ir.prim import PrimExpr, Var, is_const
 from ekiden.tir.reduction import same_expr
-from ekiden.tir.schedule.loops import rebound, require_plain
-from ekiden.tir.schedule.program import Program, bound_analyzer, refuse, serial
+from ekiden.tir.schedule.loops import require_plain, substitute_and_simplify
+from ekiden.tir.schedule.program import ScheduleProgram, bound_analyzer, refuse, serial
 from ekiden.tir.stmt import Block, For, PrimFunc, SeqStmt, Stmt
 from ekiden.tir.visitor import buffers_read, buffers_written, sequence
 
 
-def merge(program: Program, *sibling_loops: For) -> tuple[PrimFunc, list[Var]]:
+def merge(program: ScheduleProgram, *sibling_loops: For) -> tuple[PrimFunc, list[Var]]:
     """See `Schedule.merge`."""
     if len(sibling_loops) < 2:
         refuse("merge: expected at least two loops")
     nests = [_nest(program, loop) for loop in sibling_loops]
     above = program.parent(nests[0][0])
-    positions = [_place(above, nest[0]) for nest in nests]
+    positions = [_position(above, nest[0]) for nest in nests]
     if not isinstance(above, SeqStmt) or None in positions:
         refuse("merge: the loops must stand side by side, each alone in the loops around it")
     order = sorted(range(len(sibling_loops)), key=lambda n: positions[n] or 0)
@@ -34,7 +34,7 @@ def merge(program: Program, *sibling_loops: For) -> tuple[PrimFunc, list[Var]]:
     return program.replace(above, sequence(*statements)), [inner.loop_var]
 
 
-def _nest(program: Program, loop: For) -> list[For]:
+def _nest(program: ScheduleProgram, loop: For) -> list[For]:
     """Return the perfect nest that ends in a loop, outermost first."""
     nest = [loop]
     above = program.parent(loop)
@@ -44,7 +44,7 @@ def _nest(program: Program, loop: For) -> list[For]:
     return nest[::-1]
 
 
-def _place(above: Stmt | None, loop: For) -> int | None:
+def _position(above: Stmt | None, loop: For) -> int | None:
     if not isinstance(above, SeqStmt):
         return None
     return next((n for n, s in enumerate(above.seq) if s is loop), None)
@@ -79,7 +79,7 @@ def _require_apart(first: For, second: For) -> None:
         )
 
 
-def _merged(program: Program, nests: list[list[For]]) -> For:
+def _merged(program: ScheduleProgram, nests: list[list[For]]) -> For:
     """Return one nest with the bodies of all nests, in order."""
     news = [Var(f"{loop.loop_var.name}_m", loop.loop_var.dtype) for loop in nests[0]]
     analyzer = bound_analyzer(program.loops_above(nests[0][0]))
@@ -90,7 +90,7 @@ def _merged(program: Program, nests: list[list[For]]) -> For:
         values: dict[Var, PrimExpr] = {
             loop.loop_var: var for loop, var in zip(nest, news, strict=True)
         }
-        bodies.append(rebound(nest[-1].body, values, analyzer))
+        bodies.append(substitute_and_simplify(nest[-1].body, values, analyzer))
     stmt: Stmt = sequence(*bodies)
     for var, loop in zip(reversed(news), reversed(nests[0]), strict=True):
         stmt = serial(var, loop.extent, stmt)

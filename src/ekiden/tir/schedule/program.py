@@ -35,7 +35,7 @@ from ekiden.tir.stmt import (
     While,
 )
 from ekiden.tir.visitor import (
-    NOTHING,
+    EMPTY_STMT,
     ExprRewriter,
     StmtMutator,
     all_expressions,
@@ -64,7 +64,7 @@ def refuse(message: str, stmt: Stmt | None = None) -> NoReturn:
     raise RefusedError(message, stmt)
 
 
-class Program:
+class ScheduleProgram:
     """A function under scheduling with lookup tables of its loops, blocks and parents."""
 
     __slots__ = ("_outside", "_parents", "blocks", "func", "loops")
@@ -284,16 +284,16 @@ def outer_blocks(root: Stmt) -> Iterator[BlockRealize]:
 
 # What a block touches, found once per block.
 
-_READ: WeakKeyDictionary[Block, tuple[Buffer, ...]] = WeakKeyDictionary()
-_WRITTEN: WeakKeyDictionary[Block, tuple[Buffer, ...]] = WeakKeyDictionary()
-_FREE: WeakKeyDictionary[Block, frozenset[Var]] = WeakKeyDictionary()
+_READ_CACHE: WeakKeyDictionary[Block, tuple[Buffer, ...]] = WeakKeyDictionary()
+_WRITTEN_CACHE: WeakKeyDictionary[Block, tuple[Buffer, ...]] = WeakKeyDictionary()
+_FREE_VARS_CACHE: WeakKeyDictionary[Block, frozenset[Var]] = WeakKeyDictionary()
 
 
 def written(block: Block) -> tuple[Buffer, ...]:
     """Return the buffers a block stores to, in order; cached by block."""
-    cached = _WRITTEN.get(block)
+    cached = _WRITTEN_CACHE.get(block)
     if cached is None:
-        cached = _WRITTEN[block] = tuple(buffers_written(block.body))
+        cached = _WRITTEN_CACHE[block] = tuple(buffers_written(block.body))
     return cached
 
 
@@ -301,9 +301,9 @@ def read(block: Block) -> tuple[Buffer, ...]:
     """Return the buffers a block loads from, in order of first use, accumulators included; cached
     by block.
     """
-    cached = _READ.get(block)
+    cached = _READ_CACHE.get(block)
     if cached is None:
-        cached = _READ[block] = tuple(buffers_read(block))
+        cached = _READ_CACHE[block] = tuple(buffers_read(block))
     return cached
 
 
@@ -344,20 +344,20 @@ def free_in(block: Block) -> frozenset[Var]:
     """Return the variables a block uses that none of its own iterators, loops or lets define;
     cached by block.
     """
-    cached = _FREE.get(block)
+    cached = _FREE_VARS_CACHE.get(block)
     if cached is None:
         used = {e for e in all_expressions(block) if isinstance(e, Var)}
         own = {i.var for s in walk(block) if isinstance(s, Block) for i in s.iter_vars}
         own |= {s.loop_var for s in walk(block) if isinstance(s, For)}
         own |= {s.var for s in walk(block) if isinstance(s, LetStmt)}
-        cached = _FREE[block] = frozenset(used - own)
+        cached = _FREE_VARS_CACHE[block] = frozenset(used - own)
     return cached
 
 
 # Substitution.
 
 
-class _Bindings(StmtMutator):
+class _BindingRewriter(StmtMutator):
     """A rewriter of variables in loops and bindings; it enters only blocks that use one of them."""
 
     def __init__(
@@ -381,7 +381,7 @@ class _Bindings(StmtMutator):
         return self._inside.visit_block(stmt)
 
 
-def rebind(
+def substitute_loop_vars(
     stmt: Stmt,
     values: Mapping[Var, PrimExpr],
     change: Callable[[PrimExpr], PrimExpr] | None = None,
@@ -389,12 +389,12 @@ def rebind(
     """Return the statement with loop variables substituted; `change` is applied to the changed
     expressions.
     """
-    return _Bindings(values, change).visit(stmt)
+    return _BindingRewriter(values, change).visit(stmt)
 
 
 def replace_buffer(root: Stmt, old: Buffer, new: Buffer) -> Stmt:
     """Return the statement with one buffer replaced by another, at the same indices."""
-    return _Accesses(old, new, None).visit(root)
+    return _AccessRewriter(old, new, None).visit(root)
 
 
 Indices = tuple[PrimExpr, ...]
@@ -404,7 +404,7 @@ def _stay(indices: Indices) -> Indices:
     return indices
 
 
-class _Accesses(ExprRewriter):
+class _AccessRewriter(ExprRewriter):
     def __init__(self, old: Buffer, new: Buffer, move: Callable[[Indices], Indices] | None) -> None:
         super().__init__(self._load)
         self._old, self._new, self._moves = old, new, move is not None
@@ -437,10 +437,10 @@ def replace_accesses(
     """Return the statement with accesses of one buffer replaced by accesses of another at moved
     indices.
     """
-    return _Accesses(old, new, move).visit(root)
+    return _AccessRewriter(old, new, move).visit(root)
 
 
-def allocated(func: PrimFunc, buffer: Buffer) -> PrimFunc:
+def with_allocation(func: PrimFunc, buffer: Buffer) -> PrimFunc:
     """Return the function with a buffer allocated around its whole body."""
     around: list[Buffer] = []
     body = func.body
@@ -452,11 +452,11 @@ def allocated(func: PrimFunc, buffer: Buffer) -> PrimFunc:
     return func.with_fields(body=body)
 
 
-def unallocated(func: PrimFunc, buffer: Buffer) -> PrimFunc:
+def without_allocation(func: PrimFunc, buffer: Buffer) -> PrimFunc:
     """Return the function without the Allocate of a buffer."""
     for s in walk(func.body):
         if isinstance(s, Allocate) and s.buffer is buffer:
-            return Program(func).replace(s, s.body)
+            return ScheduleProgram(func).replace(s, s.body)
     return func
 
 
@@ -467,18 +467,18 @@ def bound_analyzer(loops: Iterable[For]) -> Analyzer:
     """Return an analyzer with the loops' ranges bound; a loop over parts has the full range."""
     analyzer = Analyzer()
     for loop in loops:
-        if PART in (loop.annotations or {}):
-            analyzer.bind(loop.loop_var, _first(loop), _whole(loop))
+        if PART_OF_ANNOTATION in (loop.annotations or {}):
+            analyzer.bind(loop.loop_var, _full_range_min(loop), _full_range_extent(loop))
         else:
             analyzer.bind(loop.loop_var, loop.min, loop.extent)
     return analyzer
 
 
-PART = "part_of"
+PART_OF_ANNOTATION = "part_of"
 """Annotation of a loop that runs over one of the parts of a range, one for each step of the loop
 that its start depends on: how many steps all parts have together. Only `split` makes it."""
 
-MOST = "at_most"
+MAX_PART_EXTENT_ANNOTATION = "at_most"
 """Annotation of such a loop: the most steps of a part."""
 
 
@@ -490,19 +490,21 @@ def ranges_of(loops: Iterable[For]) -> dict[Var, Range]:
     """
     loop_list = list(loops)
     ranges = {s.loop_var: Range.from_min_extent(s.min, s.extent) for s in loop_list}
-    counted = _counted(loop_list)
+    counted = _part_loops_by_counter(loop_list)
     for part_loop in dict.fromkeys(counted.values()):
-        ranges[part_loop.loop_var] = Range.from_min_extent(_first(part_loop), _whole(part_loop))
+        ranges[part_loop.loop_var] = Range.from_min_extent(
+            _full_range_min(part_loop), _full_range_extent(part_loop)
+        )
     for var in counted:
         del ranges[var]
     return ranges
 
 
-def determining(loops: Iterable[For], loop_vars: Iterable[Var]) -> set[Var]:
+def determining_vars(loops: Iterable[For], loop_vars: Iterable[Var]) -> set[Var]:
     """Return the variables that determine the wanted loops: a loop that counts parts is replaced by
     the loop over them.
     """
-    counted = _counted(list(loops))
+    counted = _part_loops_by_counter(list(loops))
     result: set[Var] = set()
     for var in loop_vars:
         while var in counted:
@@ -511,7 +513,7 @@ def determining(loops: Iterable[For], loop_vars: Iterable[Var]) -> set[Var]:
     return result
 
 
-def _counted(loops: Sequence[For]) -> dict[Var, For]:
+def _part_loops_by_counter(loops: Sequence[For]) -> dict[Var, For]:
     """Return the loops over parts by the variables that count the parts, where all of those are
     given.
     """
@@ -527,24 +529,24 @@ def _counted(loops: Sequence[For]) -> dict[Var, For]:
 
 def _counters(loop: For) -> set[Var]:
     """Return the loop variables that the start of a loop over parts depends on."""
-    if is_const(loop.min) or PART not in (loop.annotations or {}):
+    if is_const(loop.min) or PART_OF_ANNOTATION not in (loop.annotations or {}):
         return set()
     return {v for v in free_vars(loop.min) if not isinstance(v, SizeVar)}
 
 
-def _first(part_loop: For) -> PrimExpr:
+def _full_range_min(part_loop: For) -> PrimExpr:
     """Return the begin of the first part."""
     zeros: dict[Var, PrimExpr] = {v: const(0, v.dtype) for v in _counters(part_loop)}
     return substitute_expr(part_loop.min, zeros)
 
 
-def _whole(part_loop: For) -> PrimExpr:
+def _full_range_extent(part_loop: For) -> PrimExpr:
     """Return the total extent of all parts."""
     assert part_loop.annotations is not None
-    return convert(part_loop.annotations[PART], part_loop.loop_var.dtype)  # type: ignore[arg-type]
+    return convert(part_loop.annotations[PART_OF_ANNOTATION], part_loop.loop_var.dtype)  # type: ignore[arg-type]
 
 
-def single_steps(loops: Iterable[For]) -> dict[Var, PrimExpr]:
+def unit_loop_values(loops: Iterable[For]) -> dict[Var, PrimExpr]:
     """Return the values of the variables of single-iteration loops, given outermost first."""
     values: dict[Var, PrimExpr] = {}
     for loop in loops:
@@ -553,7 +555,7 @@ def single_steps(loops: Iterable[For]) -> dict[Var, PrimExpr]:
     return values
 
 
-def loops_between(root: Stmt, leaf: Stmt, program: Program) -> list[For]:
+def loops_between(root: Stmt, leaf: Stmt, program: ScheduleProgram) -> list[For]:
     """Return the loops inside `root` (itself included) around a statement, outermost first."""
     loops: list[For] = []
     ancestor: Stmt | None = leaf
@@ -567,14 +569,14 @@ def loops_between(root: Stmt, leaf: Stmt, program: Program) -> list[For]:
     return loops
 
 
-def wrap(loops: Sequence[For], body: Stmt) -> Stmt:
+def wrap_in_loops(loops: Sequence[For], body: Stmt) -> Stmt:
     """Return a body wrapped in loops, given outermost first."""
     for loop in reversed(loops):
         body = loop.with_fields(body=body)
     return body
 
 
-def indexed(e: PrimExpr, dtype: str) -> PrimExpr:
+def narrow_index(e: PrimExpr, dtype: str) -> PrimExpr:
     """Return a size or index as an expression of one integer dtype, undoing the analysis's
     widening.
     """
@@ -592,9 +594,9 @@ def indexed(e: PrimExpr, dtype: str) -> PrimExpr:
     return cast(rewrite(e, change), dtype)
 
 
-def serial(var: Var, extent: PrimExpr, body: Stmt = NOTHING) -> For:
+def serial(var: Var, extent: PrimExpr, body: Stmt = EMPTY_STMT) -> For:
     """Return a serial loop from 0."""
-    return For(var, const(0, var.dtype), indexed(extent, var.dtype), ForKind.SERIAL, body)
+    return For(var, const(0, var.dtype), narrow_index(extent, var.dtype), ForKind.SERIAL, body)
 
 
 def uses(e: PrimExpr, variables: Iterable[Var]) -> bool:

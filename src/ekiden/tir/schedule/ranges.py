@@ -13,7 +13,7 @@ from ekiden.ir.range import Range
 from ekiden.ir.range import Range as Domain
 from ekiden.tir.stmt import IterVar
 
-Piece = tuple[int, int, Range]
+DigitRange = tuple[int, int, Range]
 """A digit of an iterator: its unit, how many values it has, and the part of them."""
 
 
@@ -28,7 +28,7 @@ def iterator_ranges(
     This reads digits and proves nothing: the caller checks the result.
     """
     domains = {i.var: Domain(i.extent) for i in iters}
-    pieces: dict[Var, list[Piece]] = {}
+    pieces: dict[Var, list[DigitRange]] = {}
     for index, axis_range in zip(indices, box, strict=True):
         if is_const(index):
             continue
@@ -39,7 +39,7 @@ def iterator_ranges(
             return None
     ranges: dict[Var, Range] = {}
     for var, digits in pieces.items():
-        iterator_range = _joined(digits, analyzer)
+        iterator_range = _combine_digits(digits, analyzer)
         if iterator_range is None:
             return None
         ranges[var] = iterator_range
@@ -50,7 +50,7 @@ def _add_digits(
     splits: Sequence[IterSplit],
     axis_range: Range,
     analyzer: Analyzer,
-    pieces: dict[Var, list[Piece]],
+    pieces: dict[Var, list[DigitRange]],
 ) -> bool:
     """Add the range of each digit of an index, most significant first, when the index runs over a
     range; return whether that was possible.
@@ -93,7 +93,7 @@ def _divides(factor: int, e: PrimExpr, analyzer: Analyzer) -> bool:
     return is_const(analyzer.simplify(e % factor), 0)
 
 
-def _joined(digits: list[Piece], analyzer: Analyzer) -> Range | None:
+def _combine_digits(digits: list[DigitRange], analyzer: Analyzer) -> Range | None:
     """Return the range of an iterator from those of its digits."""
     ordered = sorted(digits, key=lambda d: -d[0])
     unit, _, digit_range = ordered[0]

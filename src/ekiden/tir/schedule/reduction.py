@@ -33,17 +33,17 @@ from ekiden.tir.schedule.kinds import (
     spatial_values,
 )
 from ekiden.tir.schedule.program import (
-    Program,
-    allocated,
+    ScheduleProgram,
     bound_analyzer,
     loops_between,
     ranges_of,
     read,
-    rebind,
     refuse,
     serial,
+    substitute_loop_vars,
     uses,
-    wrap,
+    with_allocation,
+    wrap_in_loops,
 )
 from ekiden.tir.stmt import (
     Block,
@@ -56,7 +56,7 @@ from ekiden.tir.stmt import (
     PrimFunc,
     Stmt,
 )
-from ekiden.tir.visitor import NOTHING, sequence
+from ekiden.tir.visitor import EMPTY_STMT, sequence
 from ekiden.tir.visitor import substitute as substitute_stmt
 
 
@@ -78,7 +78,7 @@ def _spatial_conditions(step: str, realize: BlockRealize, reduced: set[Var]) -> 
 
 
 def decompose_reduction(
-    program: Program, realize: BlockRealize, loop: For
+    program: ScheduleProgram, realize: BlockRealize, loop: For
 ) -> tuple[PrimFunc, list[str]]:
     """See `Schedule.decompose_reduction`."""
     step, block = "decompose_reduction", realize.block
@@ -120,13 +120,13 @@ def decompose_reduction(
         )
     init_name, nest = _init_nest(program, realize, inner, spatial_vars, predicate)
     # The loop is looked up again by variable: after the edit it is another object.
-    update = Program(program.replace(block, block.with_fields(init=None)))
+    update = ScheduleProgram(program.replace(block, block.with_fields(init=None)))
     update_loop = update.loops[loop.loop_var]
     return update.replace(update_loop, sequence(nest, update_loop)), [init_name]
 
 
 def _init_nest(
-    program: Program,
+    program: ScheduleProgram,
     realize: BlockRealize,
     inner: Sequence[For],
     spatial_vars: set[Var],
@@ -167,7 +167,7 @@ def _var(e: PrimExpr) -> Var:
     return e
 
 
-def merge_reduction(program: Program, init: BlockRealize, update: BlockRealize) -> PrimFunc:
+def merge_reduction(program: ScheduleProgram, init: BlockRealize, update: BlockRealize) -> PrimFunc:
     """See `Schedule.merge_reduction`."""
     step, name = "merge_reduction", update.block.name
     require_outermost(step, program, init)
@@ -186,7 +186,7 @@ def merge_reduction(program: Program, init: BlockRealize, update: BlockRealize) 
         refuse(f"{step} {name!r}: block {init.block.name!r} does not set a constant", init)
     if not program.before(init, update):
         refuse(f"{step} {name!r}: block {init.block.name!r} does not come before it", init)
-    around, first, second = _meeting(program, init, update)
+    around, first, second = _lowest_common_loops(program, init, update)
     for user in program.writers(buffer) + program.readers(buffer):
         if user not in (init, update) and not program.before(update, user):
             refuse(f"{step} {name!r}: block {user.block.name!r} uses {buffer.name!r} before", user)
@@ -195,15 +195,17 @@ def merge_reduction(program: Program, init: BlockRealize, update: BlockRealize) 
         refuse(f"{step} {name!r}: loops {shared}, which reduce, are around both blocks", update)
     _require_same_part(step, program, (init, first), (update, second), buffer)
     loops = loops_between(second, update, program)
-    _require_once(step, update, loops)
+    _require_single_reduction(step, update, loops)
     body = start.with_fields(indices=store.indices)
     block = update.block.with_fields(init=body)
     func = program.replace(update.block, block)
-    after = Program(func)
-    return after.replace(after.nest(after.blocks[init.block.name]), NOTHING)
+    after = ScheduleProgram(func)
+    return after.replace(after.nest(after.blocks[init.block.name]), EMPTY_STMT)
 
 
-def _meeting(program: Program, a: Stmt, b: Stmt) -> tuple[list[For], Stmt, Stmt]:
+def _lowest_common_loops(
+    program: ScheduleProgram, a: Stmt, b: Stmt
+) -> tuple[list[For], Stmt, Stmt]:
     """Return the loops around both of two statements, and the statements below them that contain
     each.
     """
@@ -214,7 +216,7 @@ def _meeting(program: Program, a: Stmt, b: Stmt) -> tuple[list[For], Stmt, Stmt]
 
 def _require_same_part(
     step: str,
-    program: Program,
+    program: ScheduleProgram,
     init: tuple[BlockRealize, Stmt],
     update: tuple[BlockRealize, Stmt],
     buffer: Buffer,
@@ -236,7 +238,7 @@ def _require_same_part(
             )
 
 
-def _require_once(step: str, update: BlockRealize, loops: Sequence[For]) -> None:
+def _require_single_reduction(step: str, update: BlockRealize, loops: Sequence[For]) -> None:
     """Require that each point's reduction runs once per iteration and starts where all reduction
     iterators are 0.
     """
@@ -260,7 +262,7 @@ def _require_once(step: str, update: BlockRealize, loops: Sequence[For]) -> None
             refuse(f"{step} {name!r}: its sum does not begin at 0", update)
 
 
-def rfactor(program: Program, loop: For, factor_axis: int) -> tuple[PrimFunc, list[str]]:
+def rfactor(program: ScheduleProgram, loop: For, factor_axis: int) -> tuple[PrimFunc, list[str]]:
     """See `Schedule.rfactor`."""
     step, var = "rfactor", loop.loop_var
     blocks = program.leaves(loop)
@@ -290,7 +292,7 @@ def rfactor(program: Program, loop: For, factor_axis: int) -> tuple[PrimFunc, li
             )
         if not is_const(reduced_loop.min, 0):
             refuse(f"{step}: loop {reduced_loop.loop_var.name!r} must start at 0", reduced_loop)
-    _require_once(step, realize, loops)
+    _require_single_reduction(step, realize, loops)
     rank = len(store.buffer.shape)
     if not -rank - 1 <= factor_axis <= rank:
         refuse(
@@ -301,19 +303,21 @@ def rfactor(program: Program, loop: For, factor_axis: int) -> tuple[PrimFunc, li
     axis = factor_axis % (rank + 1)
     shape = (*store.buffer.shape[:axis], loop.extent, *store.buffer.shape[axis:])
     partial = Buffer(program.fresh_buffer(f"{store.buffer.name}_rf"), shape, store.buffer.dtype)
-    factored_blocks = _Parts(step, program, realize, store, loop, reduced, partial, axis)
+    factored_blocks = _FactoredReduction(
+        step, program, realize, store, loop, reduced, partial, axis
+    )
     spatial_loops = [s for s in loops if s not in reduced]
-    first = wrap(loops, factored_blocks.factored())
+    first = wrap_in_loops(loops, factored_blocks.factored())
     second = _fresh_loops(spatial_loops, loop, factored_blocks.combined())
     func = program.replace(nest, sequence(first, second))
-    return allocated(func, partial), [factored_blocks.made]
+    return with_allocation(func, partial), [factored_blocks.made]
 
 
 def _fresh_loops(spatial: Sequence[For], loop: For, body: Stmt) -> Stmt:
     """Wrap a body in copies of the spatial loops and the factored one with fresh variables."""
     loops = [*spatial, loop]
     names: dict[Var, PrimExpr] = {s.loop_var: Var(s.loop_var.name, s.loop_var.dtype) for s in loops}
-    body = rebind(body, names)
+    body = substitute_loop_vars(body, names)
     for loop_to_copy in reversed(loops):
         new = _var(names[loop_to_copy.loop_var])
         low, extent = substitute(loop_to_copy.min, names), substitute(loop_to_copy.extent, names)
@@ -325,13 +329,13 @@ def _fresh_loops(spatial: Sequence[For], loop: For, body: Stmt) -> Stmt:
 # exact for integers, minima and maxima; sums of floats round differently, which asking for rfactor
 # accepts. A condition on reduced loops becomes a choice of the identity in the first block, whose
 # steps all run then; one on the others stays the predicate of both.
-class _Parts:
+class _FactoredReduction:
     """The two blocks that rfactor turns a reduction into."""
 
     def __init__(
         self,
         step: str,
-        program: Program,
+        program: ScheduleProgram,
         realize: BlockRealize,
         store: BufferStore,
         loop: For,

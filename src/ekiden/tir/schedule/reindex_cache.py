@@ -9,12 +9,12 @@ from ekiden.tir.expr import Buffer
 from ekiden.tir.index_map import IndexMap
 from ekiden.tir.schedule.cache import pattern_of, pick_side, reindex, set_scope, used_iters
 from ekiden.tir.schedule.layout import transform_layout
-from ekiden.tir.schedule.program import Program, inputs, refuse, written
+from ekiden.tir.schedule.program import ScheduleProgram, inputs, refuse, written
 from ekiden.tir.stmt import BlockRealize, PrimFunc
 
 
 def reindex_cache_read(
-    program: Program,
+    program: ScheduleProgram,
     realize: BlockRealize,
     read_buffer_index: int | str | Buffer,
     storage_scope: str,
@@ -25,13 +25,13 @@ def reindex_cache_read(
     side = ("read", read_buffer_index) if isinstance(read_buffer_index, int) else read_buffer_index
     layout = _map_of_used(step, realize, side, index_map)
     func, (copy,) = reindex(program, realize, side)
-    second = Program(func)
-    third = Program(transform_layout(second, second.blocks[copy], ("write", 0), layout))
+    second = ScheduleProgram(func)
+    third = ScheduleProgram(transform_layout(second, second.blocks[copy], ("write", 0), layout))
     return set_scope(third, third.blocks[copy], 0, storage_scope), [copy]
 
 
 def reindex_cache_write(
-    program: Program,
+    program: ScheduleProgram,
     realize: BlockRealize,
     write_buffer_index: int | str | Buffer,
     storage_scope: str,
@@ -43,8 +43,8 @@ def reindex_cache_write(
     side = ("write", write_buffer_index) if named else write_buffer_index
     layout = _map_of_used(step, realize, side, index_map)  # type: ignore[arg-type]
     func, (copy,) = reindex(program, realize, side)  # type: ignore[arg-type]
-    second = Program(func)
-    third = Program(transform_layout(second, second.blocks[copy], ("read", 0), layout))
+    second = ScheduleProgram(func)
+    third = ScheduleProgram(transform_layout(second, second.blocks[copy], ("read", 0), layout))
     (cache_buffer,) = inputs(third.blocks[copy].block)
     writer = third.blocks[realize.block.name]
     assert cache_buffer in written(writer.block)

@@ -17,20 +17,20 @@ from ekiden.tir.reduction import same_expr
 from ekiden.tir.schedule.cache import pick_buffer
 from ekiden.tir.schedule.check import single_store
 from ekiden.tir.schedule.program import (
-    Program,
+    ScheduleProgram,
     accesses,
-    determining,
+    determining_vars,
     ranges_of,
     refuse,
     replace_buffer,
-    unallocated,
+    without_allocation,
     written,
 )
 from ekiden.tir.stmt import BlockRealize, BufferStore, PrimFunc
 
 
 def reuse_buffer(
-    program: Program, realize: BlockRealize, write_buffer_index: int | str | Buffer
+    program: ScheduleProgram, realize: BlockRealize, write_buffer_index: int | str | Buffer
 ) -> PrimFunc:
     """See `Schedule.reuse_buffer`."""
     step, name = "reuse_buffer", realize.block.name
@@ -45,7 +45,7 @@ def reuse_buffer(
     (reader,) = readers
     store = single_store(step, reader)
     new = store.buffer
-    _require_same_place(step, reader, store, old)
+    _require_same_element(step, reader, store, old)
     other_users = [x for x in (*program.writers(new), *program.readers(new)) if x is not reader]
     if other_users:
         refuse(
@@ -53,11 +53,11 @@ def reuse_buffer(
             other_users[0],
         )
     _require_once(step, program, reader)
-    func = unallocated(program.func, old)
+    func = without_allocation(program.func, old)
     return func.with_fields(body=replace_buffer(func.body, old, new))
 
 
-def _require_same_place(step: str, reader: BlockRealize, store: BufferStore, old: Buffer) -> None:
+def _require_same_element(step: str, reader: BlockRealize, store: BufferStore, old: Buffer) -> None:
     """Require that the reader reads only the element of the old buffer at the index it writes."""
     new = store.buffer
     if new.dtype != old.dtype or len(new.shape) != len(old.shape):
@@ -80,7 +80,7 @@ def _require_same_place(step: str, reader: BlockRealize, store: BufferStore, old
             )
 
 
-def _require_once(step: str, program: Program, reader: BlockRealize) -> None:
+def _require_once(step: str, program: ScheduleProgram, reader: BlockRealize) -> None:
     """Require that the reader runs once per point: a second time it would read its own result."""
     loops = program.loops_above(reader)
     fixed: set[Var] = set()
@@ -90,7 +90,7 @@ def _require_once(step: str, program: Program, reader: BlockRealize) -> None:
             fixed.update(v for v in free_vars(condition.a) if condition.a is v)
     loop_vars = {s.loop_var for s in loops if not is_const(s.extent, 1)} - fixed
     values: list[PrimExpr] = [v for v in reader.iter_values if not is_const(v)]
-    fault = determines(values, ranges_of(loops), determining(loops, loop_vars))
+    fault = determines(values, ranges_of(loops), determining_vars(loops, loop_vars))
     if fault is not None:
         refuse(
             f"{step}: block {reader.block.name!r} is not known to run once for each point: {fault}",

@@ -22,7 +22,7 @@ from ekiden.tir.schedule.check import (
 from ekiden.tir.schedule.kinds import COMPLETE, REDUCTION, require_kind
 from ekiden.tir.schedule.program import (
     Indices,
-    Program,
+    ScheduleProgram,
     accesses,
     bound_analyzer,
     refuse,
@@ -34,7 +34,7 @@ from ekiden.tir.visitor import walk
 
 
 def rolling_buffer(
-    program: Program, realize: BlockRealize, write_buffer_index: int | str | Buffer = 0
+    program: ScheduleProgram, realize: BlockRealize, write_buffer_index: int | str | Buffer = 0
 ) -> PrimFunc:
     """See `Schedule.rolling_buffer`."""
     step, name = "rolling_buffer", realize.block.name
@@ -75,7 +75,7 @@ def rolling_buffer(
     return func.with_fields(body=replace_accesses(func.body, buffer, new, roll))
 
 
-def _common_loop(step: str, program: Program, realize: BlockRealize, buffer: Buffer) -> For:
+def _common_loop(step: str, program: ScheduleProgram, realize: BlockRealize, buffer: Buffer) -> For:
     """Return the innermost serial loop around all uses of the buffer."""
     name = realize.block.name
     users = [*program.readers(buffer), realize]

@@ -9,9 +9,9 @@ from functools import partial
 
 from ekiden.ir.prim import IntImm, Var
 from ekiden.runtime.errors import ScheduleError
+from ekiden.tir.schedule.compute_at import compute_at
 from ekiden.tir.schedule.inline import compute_inline
-from ekiden.tir.schedule.move import compute_at
-from ekiden.tir.schedule.program import Program, RefusedError, refuse, written
+from ekiden.tir.schedule.program import RefusedError, ScheduleProgram, refuse, written
 from ekiden.tir.stmt import BlockRealize, For
 
 ROOT, INLINE = -1, -2
@@ -134,7 +134,7 @@ def categorical(
     return decision, candidates[decision]
 
 
-def compute_locations(program: Program, realize: BlockRealize) -> list[Var | int]:
+def compute_locations(program: ScheduleProgram, realize: BlockRealize) -> list[Var | int]:
     """Return where a block can be computed: in place, inlined in its readers, or at a loop of its
     first reader.
     """
@@ -163,7 +163,7 @@ def _possible(step: Callable[[], object]) -> bool:
 
 
 def compute_location(
-    program: Program, realize: BlockRealize, decision: int | None, source: random.Random
+    program: ScheduleProgram, realize: BlockRealize, decision: int | None, source: random.Random
 ) -> tuple[int, Var | int]:
     """Return (index of the loop of the first reader from outside, or ROOT or INLINE; the
     location).

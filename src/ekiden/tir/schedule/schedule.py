@@ -7,11 +7,11 @@ from __future__ import annotations
 from ekiden.runtime import Object
 from ekiden.runtime.errors import ScheduleError
 from ekiden.tir.printer import astext
-from ekiden.tir.schedule.block_steps import BlockSteps
+from ekiden.tir.schedule.block_primitives import BlockSteps
 from ekiden.tir.schedule.core import BlockLike
-from ekiden.tir.schedule.loop_steps import LoopSteps, loop_handles
-from ekiden.tir.schedule.program import Program, outer_blocks, read, written
-from ekiden.tir.schedule.trace import QUERIES, BlockRV, LoopRV
+from ekiden.tir.schedule.loop_primitives import LoopSteps, loop_handles
+from ekiden.tir.schedule.program import ScheduleProgram, outer_blocks, read, written
+from ekiden.tir.schedule.trace import QUERY_KINDS, BlockRV, LoopRV
 from ekiden.tir.stmt import BlockRealize
 
 
@@ -50,7 +50,7 @@ class Schedule(LoopSteps, BlockSteps):
 
     def get_child_blocks(self, block_or_loop: BlockLike | LoopRV) -> list[BlockRV]:
         """Return the blocks directly inside a loop or a block, in order."""
-        handle = self._place_of(block_or_loop)
+        handle = self._block_or_loop(block_or_loop)
         program = self._program_of((handle,))
         stmt = self._place(handle)
         inside = stmt.block.body if isinstance(stmt, BlockRealize) else stmt.body
@@ -95,7 +95,7 @@ class Schedule(LoopSteps, BlockSteps):
         return self._blocks("get_output_blocks", inputs, output_blocks, program)
 
     def _blocks(
-        self, kind: str, inputs: object, realizes: list[BlockRealize], program: Program
+        self, kind: str, inputs: object, realizes: list[BlockRealize], program: ScheduleProgram
     ) -> list[BlockRV]:
         del program
         input_handles = inputs if isinstance(inputs, tuple) else (inputs,)
@@ -129,7 +129,7 @@ Schedule.kinds = (
     frozenset(
         name for base in (LoopSteps, BlockSteps) for name in vars(base) if not name.startswith("_")
     )
-    | QUERIES
+    | QUERY_KINDS
     | {"work_on"}
 )
 

@@ -12,14 +12,14 @@ from ekiden.ir import dtype as dt
 from ekiden.ir.prim import PrimExpr, cast
 from ekiden.tir.expr import Buffer, BufferAddress, BufferLoad
 from ekiden.tir.schedule.cache import pick_buffer
-from ekiden.tir.schedule.program import Program, refuse, written
+from ekiden.tir.schedule.program import ScheduleProgram, refuse, written
 from ekiden.tir.stmt import BlockRealize, BufferStore, PrimFunc, Stmt
 from ekiden.tir.visitor import ExprRewriter
 
-STEP = "unsafe_set_dtype"
+PRIMITIVE_NAME = "unsafe_set_dtype"
 
 
-class _Retype(ExprRewriter):
+class _DtypeRewriter(ExprRewriter):
     def __init__(self, old: Buffer, new: Buffer) -> None:
         super().__init__(self._load)
         self._old, self._new = old, new
@@ -28,7 +28,10 @@ class _Retype(ExprRewriter):
         if isinstance(e, BufferLoad) and e.buffer is self._old:
             return cast(BufferLoad(self._new, e.indices), e.dtype)
         if isinstance(e, BufferAddress) and e.buffer is self._old:
-            refuse(f"{STEP} of {self._old.name!r}: it is handed to a call, which knows its dtype")
+            refuse(
+                f"{PRIMITIVE_NAME} of {self._old.name!r}: it is handed to a call, which knows "
+                "its dtype"
+            )
         return e
 
     def buffer(self, buffer: Buffer) -> Buffer:
@@ -46,16 +49,18 @@ class _Retype(ExprRewriter):
 
 
 def unsafe_set_dtype(
-    program: Program, realize: BlockRealize, buffer_index: int | str | Buffer, dtype: str
+    program: ScheduleProgram, realize: BlockRealize, buffer_index: int | str | Buffer, dtype: str
 ) -> PrimFunc:
     """See `Schedule.unsafe_set_dtype`."""
     name = realize.block.name
-    old = pick_buffer(STEP, realize, buffer_index, written(realize.block), "writes")
+    old = pick_buffer(PRIMITIVE_NAME, realize, buffer_index, written(realize.block), "writes")
     if program.is_param(old):
-        refuse(f"{STEP} {name!r}: {old.name!r} is an output", realize)
+        refuse(f"{PRIMITIVE_NAME} {name!r}: {old.name!r} is an output", realize)
     if dtype not in dt.SCALAR_BITS or dtype == "handle":
-        refuse(f"{STEP} {name!r}: expected a dtype such as float16, got {dtype!r}", realize)
+        refuse(
+            f"{PRIMITIVE_NAME} {name!r}: expected a dtype such as float16, got {dtype!r}", realize
+        )
     if old.dtype == dtype:
         return program.func
-    retyped = _Retype(old, old.with_fields(dtype=dtype))
+    retyped = _DtypeRewriter(old, old.with_fields(dtype=dtype))
     return program.func.with_fields(body=retyped.visit(program.func.body))

@@ -32,16 +32,16 @@ from ekiden.tir.schedule.check import (
     require_sole_writer,
     single_store,
 )
-from ekiden.tir.schedule.finite import Marks
+from ekiden.tir.schedule.finite import NonFiniteFlags
 from ekiden.tir.schedule.kinds import REDUCTION, require_kind
 from ekiden.tir.schedule.loops import require_plain
-from ekiden.tir.schedule.program import Program, allocated, refuse, serial
+from ekiden.tir.schedule.program import ScheduleProgram, refuse, serial, with_allocation
 from ekiden.tir.schedule.zero_terms import (
-    Conditional,
-    Phases,
-    chosen,
+    ConditionalTerm,
+    ResidueSplit,
     conditional,
     phases_of,
+    select_or_zero,
     why_inexact,
 )
 from ekiden.tir.stmt import (
@@ -60,7 +60,7 @@ from ekiden.tir.visitor import substitute as substitute_stmt
 
 
 def skip_zeros(
-    program: Program, realize: BlockRealize, lanes: int = 1
+    program: ScheduleProgram, realize: BlockRealize, lanes: int = 1
 ) -> tuple[PrimFunc, list[str]]:
     """See `Schedule.skip_zeros`."""
     step, name = "skip_zeros", realize.block.name
@@ -88,16 +88,16 @@ def skip_zeros(
     if why:
         refuse(f"{step} {name!r}: {why}", realize)
     sums = _sums_buffer(program, realize, store, phases)
-    check_block = _Whole(realize, store, sums, phases, lanes).block(
+    check_block = _FinitenessFallback(realize, store, sums, phases, lanes).block(
         program.fresh_block(f"{name}_whole")
     )
     stmt = sequence(
-        _summed(realize, sums, _places(realize, phases), phases, term_condition), check_block
+        _summed(realize, sums, _phase_indices(realize, phases), phases, term_condition), check_block
     )
-    return allocated(program.replace(nest, stmt), sums), [check_block.block.name]
+    return with_allocation(program.replace(nest, stmt), sums), [check_block.block.name]
 
 
-def _plain_nest(step: str, program: Program, realize: BlockRealize) -> Stmt:
+def _plain_nest(step: str, program: ScheduleProgram, realize: BlockRealize) -> Stmt:
     """Return the unscheduled loop nest of a block: one plain loop per iterator."""
     loops, nest = program.loops_above(realize), program.nest(realize)
     for loop in loops:
@@ -133,7 +133,7 @@ def _in_loops(iters: Sequence[IterVar], body: Callable[[dict[Var, PrimExpr]], St
     return stmt
 
 
-def _places(realize: BlockRealize, phases: Phases) -> tuple[PrimExpr, ...]:
+def _phase_indices(realize: BlockRealize, phases: ResidueSplit) -> tuple[PrimExpr, ...]:
     """Return a sum's indices in the buffer of sums, in new iterators: residues first."""
     remainders = [remainder.var for remainder, _ in phases.spatial.values()]
     spatial = [i.var for i in realize.block.iter_vars if i.kind is IterKind.SPATIAL]
@@ -141,7 +141,7 @@ def _places(realize: BlockRealize, phases: Phases) -> tuple[PrimExpr, ...]:
 
 
 def _sums_buffer(
-    program: Program, realize: BlockRealize, store: BufferStore, phases: Phases
+    program: ScheduleProgram, realize: BlockRealize, store: BufferStore, phases: ResidueSplit
 ) -> Buffer:
     spatial = [i for i in realize.block.iter_vars if i.kind is IterKind.SPATIAL]
     shape = [remainder.extent for remainder, _ in phases.spatial.values()]
@@ -155,8 +155,8 @@ def _summed(
     realize: BlockRealize,
     buffer: Buffer,
     target_indices: Sequence[PrimExpr] | None,
-    phases: Phases,
-    term_condition: Conditional,
+    phases: ResidueSplit,
+    term_condition: ConditionalTerm,
 ) -> Stmt:
     """Return the block over the new iterators, residues first, in loops of its own; the sums go to
     `places` of a buffer, or to their original elements.
@@ -173,7 +173,9 @@ def _summed(
         else target_indices
     )
     sum_indices = tuple(map(simplify, indices))
-    term = chosen(phases.taken, substitute(term_condition.term(phases.asked), phases.values))
+    term = select_or_zero(
+        phases.taken, substitute(term_condition.term(phases.asked), phases.values)
+    )
     body = BufferStore(buffer, BufferLoad(buffer, sum_indices, buffer.dtype) + term, sum_indices)
     init = BufferStore(buffer, const(0, buffer.dtype), sum_indices)
     block_new = Block(block.name, tuple(iters), body, init, block.annotations)
@@ -185,13 +187,18 @@ def _summed(
     return _in_loops(iters, realized)
 
 
-class _Whole:
+class _FinitenessFallback:
     """The block that copies the sums to their destination, and recomputes them in full where one is
     not finite.
     """
 
     def __init__(
-        self, realize: BlockRealize, store: BufferStore, sums: Buffer, phases: Phases, lanes: int
+        self,
+        realize: BlockRealize,
+        store: BufferStore,
+        sums: Buffer,
+        phases: ResidueSplit,
+        lanes: int,
     ) -> None:
         self.sums, self.phases, self.realize, self.store = sums, phases, realize, store
         iters = realize.block.iter_vars
@@ -199,7 +206,7 @@ class _Whole:
         self.reduced = [i for i in iters if i.kind is IterKind.REDUCE]
         is_row = store.indices[-1] is self.last.var and self.last.var not in phases.spatial
         last = self.last.var
-        self.marks = Marks(last.name, last.dtype, self.last.extent, lanes if is_row else 1)
+        self.marks = NonFiniteFlags(last.name, last.dtype, self.last.extent, lanes if is_row else 1)
 
     def block(self, name: str) -> BlockRealize:
         """Return the block. It has no iterators: no other primitive transforms its body."""

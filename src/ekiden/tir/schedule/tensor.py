@@ -13,7 +13,7 @@ from ekiden.tir.predicates import conjunction
 from ekiden.tir.schedule.check import domain_guards, reached
 from ekiden.tir.schedule.kinds import COMPLETE, REDUCTION, UPDATE, require_kind
 from ekiden.tir.schedule.program import (
-    Program,
+    ScheduleProgram,
     bound_analyzer,
     loops_between,
     ranges_of,
@@ -40,7 +40,7 @@ from ekiden.tir.visitor import substitute as substitute_stmt
 
 
 def blockize(
-    program: Program, loop: For, preserve_unit_iters: bool = True
+    program: ScheduleProgram, loop: For, preserve_unit_iters: bool = True
 ) -> tuple[PrimFunc, list[str]]:
     """See `Schedule.blockize`."""
     step = "blockize"
@@ -77,7 +77,7 @@ def blockize(
     return program.replace(loop, outer_realize), [outer_name]
 
 
-class _Divided:
+class _DividedIter:
     """An iterator divided into outer * size + inner."""
 
     __slots__ = ("inner_value", "outer", "outer_value")
@@ -88,12 +88,12 @@ class _Divided:
 
 def _divided(
     step: str,
-    program: Program,
+    program: ScheduleProgram,
     realize: BlockRealize,
     iter_var: IterVar,
     value: PrimExpr,
     inner: Sequence[For],
-) -> _Divided:
+) -> _DividedIter:
     name = realize.block.name
     inside = {s.loop_var for s in inner}
     zeros: dict[Var, PrimExpr] = {s.loop_var: s.min for s in inner}
@@ -108,7 +108,7 @@ def _divided(
         )
     var = Var(f"{iter_var.var.name}o", iter_var.var.dtype)
     if is_const(inner_part, 0):
-        return _Divided(IterVar(var, iter_var.extent, iter_var.kind), outer_part, var)
+        return _DividedIter(IterVar(var, iter_var.extent, iter_var.kind), outer_part, var)
     iter_map = detect_iter_map([inner_part], ranges_of(inner), check_level=IterMapLevel.SURJECTIVE)
     if iter_map.errors or not is_const(convert(iter_map.indices[0].base), 0):
         refuse(
@@ -128,14 +128,14 @@ def _divided(
         iter_var.extent // size if divides_exactly else (iter_var.extent + size - 1) // size
     )
     inner_value = inner_part if is_const(extent, 1) else var * size + inner_part
-    return _Divided(IterVar(var, extent, iter_var.kind), outer_value, inner_value)
+    return _DividedIter(IterVar(var, extent, iter_var.kind), outer_value, inner_value)
 
 
 def _conditions(
     step: str,
-    program: Program,
+    program: ScheduleProgram,
     realize: BlockRealize,
-    divided: Sequence[_Divided],
+    divided: Sequence[_DividedIter],
     inner: Sequence[For],
 ) -> tuple[PrimExpr, PrimExpr]:
     """Return the predicate of the outer block and that of the inner one."""
@@ -164,9 +164,9 @@ def _conditions(
 
 
 def _outer_init(
-    program: Program,
+    program: ScheduleProgram,
     realize: BlockRealize,
-    divided: Sequence[_Divided],
+    divided: Sequence[_DividedIter],
     inner: Sequence[For],
     values: Sequence[PrimExpr],
 ) -> Stmt:
@@ -211,7 +211,7 @@ class _MismatchError(Exception):
     """
 
 
-class _Match:
+class _DescriptionMatcher:
     """A matcher of a description's loops and buffers to a program's loops and buffer regions."""
 
     def __init__(self, inside: set[Var]) -> None:
@@ -313,7 +313,7 @@ def _opened(s: Stmt) -> Stmt:
     return s
 
 
-class _Placed(ExprRewriter):
+class _ImplementationPlacer(ExprRewriter):
     """A rewriter that places an implementation over the buffer regions that its parameters stand
     for.
 
@@ -410,7 +410,7 @@ def _plus(index: PrimExpr, offset: PrimExpr) -> PrimExpr:
 
 
 def tensorize(
-    program: Program,
+    program: ScheduleProgram,
     target: BlockRealize | For,
     tensor_intrin: str,
     preserve_unit_iters: bool = True,
@@ -426,10 +426,10 @@ def tensorize(
     requested = target
     if isinstance(target, For):
         func, outer_blocks = blockize(program, target, preserve_unit_iters)
-        program = Program(func)
+        program = ScheduleProgram(func)
         target = program.blocks[outer_blocks[0]]
     block = target.block
-    match = _Match(set())
+    match = _DescriptionMatcher(set())
     for iter_var in block.iter_vars:
         match.analyzer.bind(iter_var.var, 0, iter_var.extent)
     try:
@@ -443,7 +443,7 @@ def tensorize(
         new: match.buffers[old]
         for old, new in zip(intrin.desc.buffers, intrin.impl.buffers, strict=True)
     }
-    body = _Placed(regions).visit(_own_names(intrin.impl.body))
+    body = _ImplementationPlacer(regions).visit(_own_names(intrin.impl.body))
     new = block.with_fields(body=body)
     return program.replace(block, new)
 

@@ -13,7 +13,7 @@ from ekiden.tir.schedule.schedule import Schedule
 from ekiden.tir.schedule.trace import Trace
 from ekiden.tir.stmt import PrimFunc
 
-Form = Literal["python", "json"]
+TraceFormat = Literal["python", "json"]
 
 
 def assert_structural_equal_ignore_global_symbol(
@@ -29,7 +29,7 @@ def verify_trace_roundtrip(
     mod: PrimFunc | IRModule,
     *,
     debug_mask: str | int = "all",
-    text_format: Form | Sequence[Form] = ("python", "json"),
+    text_format: TraceFormat | Sequence[TraceFormat] = ("python", "json"),
 ) -> Schedule:
     """Replay a schedule from its trace's text and JSON on the original program; return the last
     replay.
@@ -37,7 +37,7 @@ def verify_trace_roundtrip(
     Each primitive is checked as it is applied; `debug_mask` is accepted as in TVM. Raises
     ValueError where a replay yields another program or trace.
     """
-    forms: Sequence[Form] = (text_format,) if isinstance(text_format, str) else text_format
+    forms: Sequence[TraceFormat] = (text_format,) if isinstance(text_format, str) else text_format
     for form in forms:
         replayed = _replayed(sch, mod, form)
         assert_structural_equal(replayed.mod, sch.mod)
@@ -46,7 +46,7 @@ def verify_trace_roundtrip(
     return replayed
 
 
-def _replayed(sch: Schedule, mod: PrimFunc | IRModule, form: Form) -> Schedule:
+def _replayed(sch: Schedule, mod: PrimFunc | IRModule, form: TraceFormat) -> Schedule:
     fresh = Schedule(mod)
     if form == "json":
         Trace.apply_json_to_schedule(sch.trace.as_json(), fresh)

@@ -25,12 +25,12 @@ from ekiden.tir.expr import BufferLoad, broadcast
 from ekiden.tir.reduction import update_of
 from ekiden.tir.schedule.kinds import REDUCTION, reduce_loops, require_kind
 from ekiden.tir.schedule.program import (
-    MOST,
-    Program,
+    MAX_PART_EXTENT_ANNOTATION,
+    ScheduleProgram,
     bound_analyzer,
     refuse,
-    single_steps,
-    unallocated,
+    unit_loop_values,
+    without_allocation,
     written,
 )
 from ekiden.tir.stmt import (
@@ -43,19 +43,19 @@ from ekiden.tir.stmt import (
     SeqStmt,
     Stmt,
 )
-from ekiden.tir.tensor_intrin.micro import MicroKernel, Options, Part, SumLoop, TileNest
+from ekiden.tir.tensor_intrin.micro import MicroKernel, Options, PartialSums, SumLoop, TileNest
 from ekiden.tir.transform.flatten_buffers import flat_index
 from ekiden.tir.transform.vectorize_loops import Vectorizer
 from ekiden.tir.visitor import sub_statements
 from ekiden.tir.visitor import substitute as substitute_stmt
 
-MANY = 4096
+MAX_PART_COMBINATIONS = 4096
 """Most parts of a loop whose sizes are all looked at."""
-STEP = "tensorize"
+PRIMITIVE_NAME = "tensorize"
 
 
 @dataclass(frozen=True, slots=True)
-class _Nest:
+class _TileMatch:
     """The matched tile: its loops, the sum, and the epilogue."""
 
     rows: For
@@ -66,11 +66,11 @@ class _Nest:
 
 
 def tensorize_tile(
-    program: Program, rows_loop: For, kernel: MicroKernel, options: Options
+    program: ScheduleProgram, rows_loop: For, kernel: MicroKernel, options: Options
 ) -> PrimFunc:
     """Return the function with a nest replaced by a micro-kernel; see `Schedule.tensorize`."""
     nest = _nest_of(rows_loop)
-    tiles = _Tiles(program, nest, kernel, options).stmt()
+    tiles = _TileBuilder(program, nest, kernel, options).stmt()
     func = program.replace(rows_loop, tiles)
     (sums,) = written(nest.sum.block)
     inside = [nest.sum, *([nest.ending] if nest.ending is not None else [])]
@@ -79,12 +79,12 @@ def tensorize_tile(
         if any(x not in inside for x in users):
             _refuse(rows_loop, f"{sums.name!r} is used by other blocks too")
         if not program.is_param(sums) and not _outer_sums(program, nest):
-            func = unallocated(func, sums)
-    has_blocks = any(isinstance(s, BlockRealize) for s in _around(func.body, tiles))
+            func = without_allocation(func, sums)
+    has_blocks = any(isinstance(s, BlockRealize) for s in _statements_outside(func.body, tiles))
     return func.with_attr({"tir.tiled": 1, **({"tir.has_blocks": 1} if has_blocks else {})})
 
 
-def _around(root: Stmt, apart: Stmt) -> Iterator[Stmt]:
+def _statements_outside(root: Stmt, apart: Stmt) -> Iterator[Stmt]:
     """Yield the statements of a program except those inside one of them."""
     stack = [root]
     while stack:
@@ -95,14 +95,14 @@ def _around(root: Stmt, apart: Stmt) -> Iterator[Stmt]:
 
 
 def _refuse(stmt: Stmt, message: str) -> None:
-    refuse(f"{STEP}: {message}", stmt)
+    refuse(f"{PRIMITIVE_NAME}: {message}", stmt)
 
 
-def _nest_of(rows: For) -> _Nest:
+def _nest_of(rows: For) -> _TileMatch:
     """Return the matched tile under its loop over rows."""
     columns = rows.body
     if not isinstance(columns, For):
-        refuse(f"{STEP}: expected a loop over columns in {rows.loop_var.name!r}", rows)
+        refuse(f"{PRIMITIVE_NAME}: expected a loop over columns in {rows.loop_var.name!r}", rows)
     inside = columns.body.seq if isinstance(columns.body, SeqStmt) else (columns.body,)
     loops: list[For] = []
     inner = inside[0]
@@ -111,17 +111,20 @@ def _nest_of(rows: For) -> _Nest:
         inner = inner.body
     epilogue = inside[1] if len(inside) == 2 else None
     if not isinstance(inner, BlockRealize) or not loops or len(inside) > 2:
-        refuse(f"{STEP}: expected loops of a sum in {columns.loop_var.name!r}", columns)
+        refuse(f"{PRIMITIVE_NAME}: expected loops of a sum in {columns.loop_var.name!r}", columns)
     if epilogue is not None and not isinstance(epilogue, BlockRealize):
-        refuse(f"{STEP}: expected a block behind the sum {inner.block.name!r}", epilogue)
-    require_kind(STEP, inner, REDUCTION)
+        refuse(f"{PRIMITIVE_NAME}: expected a block behind the sum {inner.block.name!r}", epilogue)
+    require_kind(PRIMITIVE_NAME, inner, REDUCTION)
     reducing = reduce_loops(inner, [rows, columns, *loops])
     if reducing != loops or not is_const(inner.predicate, 1):
-        refuse(f"{STEP}: the loops inside must be all that {inner.block.name!r} sums over", columns)
-    return _Nest(rows, columns, tuple(loops), inner, epilogue)
+        refuse(
+            f"{PRIMITIVE_NAME}: the loops inside must be all that {inner.block.name!r} sums over",
+            columns,
+        )
+    return _TileMatch(rows, columns, tuple(loops), inner, epilogue)
 
 
-def _outer_sums(program: Program, nest: _Nest) -> list[For]:
+def _outer_sums(program: ScheduleProgram, nest: _TileMatch) -> list[For]:
     return reduce_loops(nest.sum, program.loops_above(nest.rows))
 
 
@@ -130,25 +133,25 @@ def _opened(realize: BlockRealize) -> BufferStore:
     values = dict(zip((i.var for i in realize.block.iter_vars), realize.iter_values, strict=True))
     body = substitute_stmt(realize.block.body, values)
     if not isinstance(body, BufferStore) or body.predicate is not None:
-        refuse(f"{STEP}: block {realize.block.name!r} is more than one store", realize)
+        refuse(f"{PRIMITIVE_NAME}: block {realize.block.name!r} is more than one store", realize)
     return body
 
 
-class _Tiles:
+class _TileBuilder:
     """A builder of the statements for all sizes of a tile."""
 
     def __init__(
-        self, program: Program, nest: _Nest, kernel: MicroKernel, options: Options
+        self, program: ScheduleProgram, nest: _TileMatch, kernel: MicroKernel, options: Options
     ) -> None:
         self.program, self.nest = program, nest
         self.kernel, self.options = kernel, options
         self.above = program.loops_above(nest.rows)
         self.analyzer = bound_analyzer(self.above)
         self.first, self.row = Var("first"), Var("row")
-        self.single = single_steps(self.above)
+        self.single = unit_loop_values(self.above)
         self.begin, self.column = substitute(nest.columns.min, self.single), Var("column")
         for var, loop in ((self.row, nest.rows), (self.column, nest.columns)):
-            self.analyzer.bind(var, 0, _most(loop))
+            self.analyzer.bind(var, 0, _max_extent(loop))
         self.zeros: dict[Var, PrimExpr] = {s.loop_var: const(0) for s in nest.loops}
         for sum_loop in nest.loops:
             self.analyzer.bind(sum_loop.loop_var, sum_loop.min, sum_loop.extent)
@@ -158,7 +161,7 @@ class _Tiles:
         self.ending = None if nest.ending is None else _opened(nest.ending)
         self.element = Var("sum", self.sums.dtype)
         if self.ending is not None:
-            self.check_ending(self.ending)
+            self.check_epilogue(self.ending)
 
     # What the sum is of.
 
@@ -175,17 +178,21 @@ class _Tiles:
         value = None if update is None else update[1]
         if not starts or not isinstance(value, Mul):
             refuse(
-                f"{STEP}: block {self.nest.sum.block.name!r} is no sum of products", self.nest.sum
+                f"{PRIMITIVE_NAME}: block {self.nest.sum.block.name!r} is no sum of products",
+                self.nest.sum,
             )
         loads = [_load_of(e) for e in (value.a, value.b)]
         x, y = (e if isinstance(e, BufferLoad) else None for e in loads)
         if x is None or y is None:
-            refuse(f"{STEP}: {value!r} is no product of elements", self.nest.sum)
+            refuse(f"{PRIMITIVE_NAME}: {value!r} is no product of elements", self.nest.sum)
         i, j = self.nest.rows.loop_var, self.nest.columns.loop_var
         if j in free_vars(*x.indices) or i in free_vars(*y.indices):
             x, y = y, x
         if j in free_vars(*x.indices) or i in free_vars(*y.indices):
-            refuse(f"{STEP}: both factors of {value!r} move with rows or columns", self.nest.sum)
+            refuse(
+                f"{PRIMITIVE_NAME}: both factors of {value!r} move with rows or columns",
+                self.nest.sum,
+            )
         return x, y
 
     def flat(self, load: BufferLoad) -> PrimExpr:
@@ -207,23 +214,26 @@ class _Tiles:
             # what wraps around is known not to within the loop
             stride = const(self.analyzer.coefficient(flat, var) or 0)
             if is_const(stride, 0):
-                refuse(f"{STEP}: a step of {var.name!r} does not always move as far", self.nest.sum)
+                refuse(
+                    f"{PRIMITIVE_NAME}: a step of {var.name!r} does not always move as far",
+                    self.nest.sum,
+                )
         return stride
 
     # What becomes of a sum.
 
-    def check_ending(self, store: BufferStore) -> None:
+    def check_epilogue(self, store: BufferStore) -> None:
         """Require that the epilogue reads a sum only at its own element."""
         loops = [*self.above, self.nest.rows, self.nest.columns]
         analyzer = bound_analyzer(loops)
-        single = single_steps(loops)
+        single = unit_loop_values(loops)
         for e in post_order(store.value, *store.indices):
             if isinstance(e, BufferLoad) and e.buffer is self.sums:
                 mine = (substitute(i, single) for i in e.indices)
                 pairs = zip(mine, self.indices, strict=True)
                 if not all(analyzer.can_prove_equal(a, substitute(b, single)) for a, b in pairs):
                     refuse(
-                        f"{STEP}: what follows reads {self.sums.name!r} elsewhere",
+                        f"{PRIMITIVE_NAME}: what follows reads {self.sums.name!r} elsewhere",
                         self.nest.ending,
                     )
 
@@ -268,7 +278,10 @@ class _Tiles:
         if j in free_vars(*store.indices):
             return store
         if not is_const(self.nest.columns.extent, 1):
-            refuse(f"{STEP}: all columns are stored to one of {store.buffer.name!r}", self.nest.sum)
+            refuse(
+                f"{PRIMITIVE_NAME}: all columns are stored to one of {store.buffer.name!r}",
+                self.nest.sum,
+            )
         *leading, last = store.indices
         return store.with_fields(indices=(*leading, last + (j - self.begin)))
 
@@ -280,20 +293,25 @@ class _Tiles:
         held = vectors.expr(BufferLoad(self.sums, self.indices, self.sums.dtype))
         return broadcast(held, lanes)
 
-    def part(self) -> Part | None:
+    def part(self) -> PartialSums | None:
         """Return how partial sums are continued where an outer loop reduces too, else None."""
         outer = reduce_loops(self.nest.sum, self.above)
         ending = self.nest.ending
         used = set() if ending is None else set(free_vars(ending.predicate))
         if ending is not None and not used <= {s.loop_var for s in outer}:
-            refuse(f"{STEP}: block {ending.block.name!r} runs only under a condition", ending)
+            refuse(
+                f"{PRIMITIVE_NAME}: block {ending.block.name!r} runs only under a condition", ending
+            )
         if not outer:
             return None
         if len(outer) > 1:
-            refuse(f"{STEP}: one loop outside may sum too, there are {len(outer)}", self.nest.sum)
+            refuse(
+                f"{PRIMITIVE_NAME}: one loop outside may sum too, there are {len(outer)}",
+                self.nest.sum,
+            )
         last = const(True) if ending is None else ending.predicate
         keep = self.placed(BufferStore(self.sums, self.element, self.indices))
-        return Part(outer[0].loop_var > 0, self.load, keep, last)
+        return PartialSums(outer[0].loop_var > 0, self.load, keep, last)
 
     # All tiles.
 
@@ -317,9 +335,9 @@ class _Tiles:
             nest = replace(common, rows=count, columns=valid, a_rows=row_offsets[:count])
             return self.kernel.write(nest, self.options)
 
-        branches = _chosen(
+        branches = _branch_on_size(
             columns(column_count),
-            lambda valid: _chosen(rows(row_count), lambda count: one(count, valid)),
+            lambda valid: _branch_on_size(rows(row_count), lambda count: one(count, valid)),
         )
         for name, loop, sizes in (
             (row_count, self.nest.rows, rows),
@@ -331,10 +349,10 @@ class _Tiles:
 
     def of_any_rows(self, common: TileNest, start: PrimExpr, columns: Sizes) -> Stmt:
         """Return a branch per number of columns."""
-        max_rows = _most(self.nest.rows)
+        max_rows = _max_extent(self.nest.rows)
         if not isinstance(max_rows, IntImm):
             name = self.nest.rows.loop_var.name
-            refuse(f"{STEP}: loop {name!r} may have any number of steps", self.nest.rows)
+            refuse(f"{PRIMITIVE_NAME}: loop {name!r} may have any number of steps", self.nest.rows)
         begin = self.analyzer.simplify(substitute(start, {self.row: const(0)}))
         stride = self.step(start, self.row)
         row_extent = self.nest.rows.extent
@@ -342,7 +360,7 @@ class _Tiles:
             common, rows=max_rows.value, many=row_extent, a_rows=(begin,), a_stride=stride
         )
         column_count = Var("columns")
-        branches = _chosen(
+        branches = _branch_on_size(
             columns(column_count),
             lambda valid: self.kernel.write(replace(nest, columns=valid), self.options),
         )
@@ -358,7 +376,10 @@ class _Tiles:
         )
         column = self.step(b, self.column)
         if not isinstance(column, IntImm):
-            refuse(f"{STEP}: columns of {self.b.buffer.name!r} do not lie in order", self.nest.sum)
+            refuse(
+                f"{PRIMITIVE_NAME}: columns of {self.b.buffer.name!r} do not lie in order",
+                self.nest.sum,
+            )
         base = self.analyzer.simplify(substitute(b, {**self.zeros, self.column: const(0)}))
         number, following = self.numbered(base)
         finish = self.finish()
@@ -374,7 +395,7 @@ class _Tiles:
             b_width=self.width(),
             loops=loops,
             store=self.placed(finish),
-            work=_work(finish.value),
+            epilogue_flops=_work(finish.value),
             part=self.part(),
             number=number,
             following=following,
@@ -421,9 +442,9 @@ def _work(value: PrimExpr) -> int:
     return sum(dt.is_float(e.dtype) for e in post_order(value) if not isinstance(e, plain))
 
 
-def _most(loop: For) -> PrimExpr:
+def _max_extent(loop: For) -> PrimExpr:
     """Return an upper bound of a loop's extent."""
-    bound = (loop.annotations or {}).get(MOST)
+    bound = (loop.annotations or {}).get(MAX_PART_EXTENT_ANNOTATION)
     if isinstance(bound, int):
         return const(bound)
     return bound if isinstance(bound, PrimExpr) else loop.extent
@@ -448,10 +469,10 @@ def _sizes(loop: For, above: Sequence[For]) -> Sizes:
         every = (dict(zip(used, at, strict=True)) for at in product(*ranges))
         sizes = [s for at in every if (s := int(evaluate(extent, at))) > 0]
         along = (used[0], ranges[0].start) if len(used) == 1 else None
-        return lambda name: _runs(name, along, sizes)
-    max_extent = _most(loop)
+        return lambda name: _size_conditions(name, along, sizes)
+    max_extent = _max_extent(loop)
     if not isinstance(max_extent, IntImm):
-        refuse(f"{STEP}: loop {loop.loop_var.name!r} may have any number of steps", loop)
+        refuse(f"{PRIMITIVE_NAME}: loop {loop.loop_var.name!r} may have any number of steps", loop)
     limit = max_extent.value
     return lambda name: [(n, name.equal(n) if n > 1 else None) for n in range(limit, 0, -1)]
 
@@ -467,12 +488,12 @@ def _ranges(used: Sequence[Var], above: Sequence[For]) -> list[range]:
     )  # of infinities no number, too
     return (
         [range(int(b.min_value), int(b.max_value) + 1) for b in bounds]
-        if combinations <= MANY
+        if combinations <= MAX_PART_COMBINATIONS
         else []
     )
 
 
-def _runs(
+def _size_conditions(
     name: PrimExpr, along: tuple[Var, int] | None, sizes: Sequence[int]
 ) -> list[tuple[int, PrimExpr | None]]:
     """Return (size, condition): two consecutive sizes by where the second begins, others by the
@@ -488,7 +509,9 @@ def _runs(
     return [*((n, name.equal(n)) for n in kinds[:-1]), (kinds[-1], None)]
 
 
-def _chosen(sizes: Sequence[tuple[int, PrimExpr | None]], make: Callable[[int], Stmt]) -> Stmt:
+def _branch_on_size(
+    sizes: Sequence[tuple[int, PrimExpr | None]], make: Callable[[int], Stmt]
+) -> Stmt:
     """Return the branches over the sizes that a loop may have."""
     branches: Stmt | None = None
     for size, condition in reversed(sizes):

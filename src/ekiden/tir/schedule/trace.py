@@ -20,7 +20,7 @@ from ekiden.ir.prim import IntImm, PrimExpr, Var
 from ekiden.ir.prim_visitor import free_vars, substitute
 from ekiden.runtime.errors import ScheduleError
 from ekiden.runtime.lazy_dataclass import dataclass
-from ekiden.runtime.profile.html import PYTHON, coloured, styled
+from ekiden.runtime.profile.html import PYTHON_TOKENS, coloured, styled
 from ekiden.tir.index_map import IndexMap, expr_text, index_map_text
 
 
@@ -63,7 +63,7 @@ class Instruction:
     outputs: tuple[Handle, ...]
 
 
-QUERIES = frozenset(
+QUERY_KINDS = frozenset(
     {
         "get_block",
         "get_loops",
@@ -74,7 +74,7 @@ QUERIES = frozenset(
     }
 )
 """Steps that change nothing."""
-SAMPLING = frozenset(
+SAMPLING_KINDS = frozenset(
     {
         "sample_perfect_tile",
         "sample_partitioned_tile",
@@ -83,7 +83,7 @@ SAMPLING = frozenset(
     }
 )
 """Steps that decide something."""
-SINGLE = frozenset(
+SINGLE_OUTPUT_KINDS = frozenset(
     {
         "get_block",
         "fuse",
@@ -107,7 +107,7 @@ SINGLE = frozenset(
 """Steps that give one handle, not a list."""
 
 
-class Replays(Protocol):
+class ReplayTarget(Protocol):
     """The interface that a trace is replayed on: a Schedule."""
 
     def replay(
@@ -189,7 +189,7 @@ class Trace:
         del remove_postproc
         if inst not in self.insts:
             raise ScheduleError(f"with_decision: the step {inst.kind!r} is not of this trace")
-        if inst.kind not in SAMPLING:
+        if inst.kind not in SAMPLING_KINDS:
             raise ScheduleError(f"with_decision: the step {inst.kind!r} decides nothing")
         return Trace(list(self.insts), {**self.decisions, inst: decision})
 
@@ -203,7 +203,7 @@ class Trace:
         # Backwards, as in liveness analysis: all uses of an output have been seen before its
         # definition.
         for inst in reversed(self.insts):
-            pure = inst.kind in QUERIES or inst.kind in SAMPLING
+            pure = inst.kind in QUERY_KINDS or inst.kind in SAMPLING_KINDS
             if pure and used.isdisjoint(inst.outputs):
                 continue
             live.append(inst)
@@ -214,7 +214,7 @@ class Trace:
 
     def apply_to_schedule(
         self,
-        sch: Replays,
+        sch: ReplayTarget,
         remove_postproc: bool = True,
         decision_provider: Callable[
             [Instruction, list[Input], Mapping[str, object], object], object
@@ -232,7 +232,7 @@ class Trace:
             inputs = [map_input(v, lambda h: handle_map.get(h, h)) for v in inst.inputs]
             attrs = {k: map_input(v, lambda h: handle_map.get(h, h)) for k, v in inst.attrs.items()}
             decision = self.decisions.get(inst)
-            if decision_provider is not None and inst.kind in SAMPLING:
+            if decision_provider is not None and inst.kind in SAMPLING_KINDS:
                 decision = decision_provider(inst, inputs, attrs, decision)
             handle_map.update(
                 zip(inst.outputs, sch.replay(inst, inputs, attrs, decision), strict=False)
@@ -269,7 +269,7 @@ class Trace:
         output_names = [names[h] for h in inst.outputs]
         if not output_names:
             return call
-        if inst.kind in SINGLE:
+        if inst.kind in SINGLE_OUTPUT_KINDS:
             return f"{output_names[0]} = {call}"
         comma = "," if len(output_names) == 1 else ""  # a tuple of one
         return f"{', '.join(output_names)}{comma} = {call}"
@@ -280,7 +280,7 @@ class Trace:
         return "\n".join(lines if self.insts else [*lines, "  pass"])
 
     def _repr_html_(self) -> str:
-        return styled(coloured(str(self), PYTHON))
+        return styled(coloured(str(self), PYTHON_TOKENS))
 
     def show(self) -> None:
         """Print the trace."""
@@ -319,16 +319,16 @@ class Trace:
         """
         try:
             return _load(json.loads(json_obj) if isinstance(json_obj, (str, bytes)) else json_obj)
-        except _UNREADABLE as error:
+        except _DECODING_ERRORS as error:
             raise ScheduleError(f"not a saved trace: {type(error).__name__}: {error}") from error
 
     @staticmethod
-    def apply_json_to_schedule(json_obj: object, sch: Replays) -> None:
+    def apply_json_to_schedule(json_obj: object, sch: ReplayTarget) -> None:
         """Replay a saved trace on a schedule."""
         Trace.from_json(json_obj).apply_to_schedule(sch)
 
 
-_UNREADABLE = (
+_DECODING_ERRORS = (
     ValueError, LookupError, TypeError, AssertionError, AttributeError, OverflowError,
     RecursionError,
 )  # fmt: skip

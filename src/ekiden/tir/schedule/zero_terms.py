@@ -29,17 +29,17 @@ from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.tir.expr import BufferLoad
 from ekiden.tir.predicates import conditions, conjunction
 from ekiden.tir.schedule.kinds import COMPLETE, kind_of
-from ekiden.tir.schedule.program import Program, written
+from ekiden.tir.schedule.program import ScheduleProgram, written
 from ekiden.tir.stmt import Block, BlockRealize, BufferStore, IterKind, IterVar, PrimFunc
 
-MOST_POINTS = 1 << 14
+MAX_ENUMERATED_POINTS = 1 << 14
 """Of iterators of conditions, of which each is looked at."""
-FINITE = {"nnan", "ninf"}
+FINITE_MATH_FLAGS = {"nnan", "ninf"}
 """Flags of "tir.fast_math" that say together that every number is finite."""
 
 
 @dataclass(frozen=True)
-class Conditional:
+class ConditionalTerm:
     """A term that is 0, or has a zero factor, unless all `parts` hold.
 
     term: builds the term under the conditions that must be tested. partner: the other factor; None
@@ -51,14 +51,16 @@ class Conditional:
     partner: PrimExpr | None = None
 
 
-def conditional(program: Program, realize: BlockRealize, term: PrimExpr) -> Conditional | None:
+def conditional(
+    program: ScheduleProgram, realize: BlockRealize, term: PrimExpr
+) -> ConditionalTerm | None:
     """Return how a term is conditional: as a whole, by a factor, or by the computation of a factor;
     None if it is not.
     """
     choice = _choice(term)
     if choice is not None:
         value = choice[1]
-        return Conditional(choice[0], lambda tested: chosen(tested, value))
+        return ConditionalTerm(choice[0], lambda tested: select_or_zero(tested, value))
     if not isinstance(term, Mul):
         return None
     # For floats 0 * x is NaN where x is infinite or NaN, so the other factor matters unless
@@ -69,9 +71,9 @@ def conditional(program: Program, realize: BlockRealize, term: PrimExpr) -> Cond
         own = _choice(factor)
         if own is not None:
             return _by_factor(own[0], own[1], other_factor, partner)
-        producer_conditions = _made(program, realize, factor)
+        producer_conditions = _producer_conditions(program, realize, factor)
         if producer_conditions is not None:
-            return Conditional(producer_conditions, lambda _: term, partner)
+            return ConditionalTerm(producer_conditions, lambda _: term, partner)
     return None
 
 
@@ -80,9 +82,9 @@ def _by_factor(
     value: PrimExpr,
     other_factor: PrimExpr,
     partner: PrimExpr | None,
-) -> Conditional:
-    return Conditional(
-        conditions_of_factor, lambda tested: chosen(tested, value) * other_factor, partner
+) -> ConditionalTerm:
+    return ConditionalTerm(
+        conditions_of_factor, lambda tested: select_or_zero(tested, value) * other_factor, partner
     )
 
 
@@ -98,12 +100,14 @@ def _choice(e: PrimExpr) -> tuple[list[PrimExpr], PrimExpr] | None:
     return (conditions(condition), value) if is_const(otherwise, 0) else None
 
 
-def chosen(tested: list[PrimExpr], value: PrimExpr) -> PrimExpr:
+def select_or_zero(tested: list[PrimExpr], value: PrimExpr) -> PrimExpr:
     """Return the value where all conditions hold, else 0."""
     return if_then_else(conjunction(tested), value, const(0, value.dtype)) if tested else value
 
 
-def _made(program: Program, realize: BlockRealize, factor: PrimExpr) -> list[PrimExpr] | None:
+def _producer_conditions(
+    program: ScheduleProgram, realize: BlockRealize, factor: PrimExpr
+) -> list[PrimExpr] | None:
     """Return the conditions without which the producer of the element that a factor reads stored 0,
     or None.
     """
@@ -124,11 +128,11 @@ def _made(program: Program, realize: BlockRealize, factor: PrimExpr) -> list[Pri
 
 
 def _says_finite(func: PrimFunc) -> bool:
-    return set(str((func.attrs or {}).get("tir.fast_math", "")).split()) >= FINITE
+    return set(str((func.attrs or {}).get("tir.fast_math", "")).split()) >= FINITE_MATH_FLAGS
 
 
 @dataclass
-class Phases:
+class ResidueSplit:
     """The split of iterators by residue: each spatial one into (residue, quotient), a reduced one
     into its required residue and the quotient.
     """
@@ -145,18 +149,18 @@ class Phases:
     """What must hold of a term for it to be one."""
 
 
-def phases_of(block: Block, conditions_of_term: Sequence[PrimExpr]) -> Phases:
+def phases_of(block: Block, conditions_of_term: Sequence[PrimExpr]) -> ResidueSplit:
     """Return the residue split, solving one condition after the other that has a reduced iterator
     of its own.
     """
-    phases = Phases()
+    phases = ResidueSplit()
     phases.asked = [
         condition for condition in conditions_of_term if not _solved(block, condition, phases)
     ]
     return phases
 
 
-def _solved(block: Block, condition: PrimExpr, phases: Phases) -> bool:
+def _solved(block: Block, condition: PrimExpr, phases: ResidueSplit) -> bool:
     match condition:
         case EQ(a=FloorMod(a=e, b=IntImm(value=step)), b=IntImm(value=residue)) if step > 1:
             pass
@@ -172,16 +176,16 @@ def _solved(block: Block, condition: PrimExpr, phases: Phases) -> bool:
     (var, *_), zero = reduced, {}
     for var_of_scale, scale in scales.items():
         if own[var_of_scale].kind is IterKind.SPATIAL and scale is not None and scale % step:
-            zero[var_of_scale] = _cut(own[var_of_scale], step, phases)
+            zero[var_of_scale] = _split_spatial(own[var_of_scale], step, phases)
     zero[var] = const(0, var.dtype)
     # scale * k + others = rest modulo step, and scale is its own inverse
     other_terms = substitute(e, zero)
     must = (const(residue, e.dtype) - other_terms) * (scales[var] or 0) % step
-    _take(own[var], step, Analyzer().simplify(must), phases)
+    _stride_reduced(own[var], step, Analyzer().simplify(must), phases)
     return True
 
 
-def _take(iterator: IterVar, step: int, must: PrimExpr, phases: Phases) -> None:
+def _stride_reduced(iterator: IterVar, step: int, must: PrimExpr, phases: ResidueSplit) -> None:
     """Replace a reduced iterator by every step-th value from its required residue on."""
     var, extent, simplify = iterator.var, iterator.extent, Analyzer().simplify
     less = simplify((extent + (step - 1)) // step)
@@ -191,7 +195,7 @@ def _take(iterator: IterVar, step: int, must: PrimExpr, phases: Phases) -> None:
         phases.taken.append(phases.values[var] < extent)
 
 
-def _cut(iterator: IterVar, step: int, phases: Phases) -> PrimExpr:
+def _split_spatial(iterator: IterVar, step: int, phases: ResidueSplit) -> PrimExpr:
     """Split a spatial iterator into residue and quotient; return the residue."""
     var, extent, simplify = iterator.var, iterator.extent, Analyzer().simplify
     name = f"{var.name}_phase"
@@ -207,7 +211,7 @@ def _cut(iterator: IterVar, step: int, phases: Phases) -> PrimExpr:
     return remainder.var
 
 
-def why_inexact(realize: BlockRealize, term_condition: Conditional) -> str:
+def why_inexact(realize: BlockRealize, term_condition: ConditionalTerm) -> str:
     """Return why the other factor of zeros might be infinite although all sums are finite, or "" if
     it cannot: each omitted factor must be in another sum.
     """
@@ -221,9 +225,9 @@ def why_inexact(realize: BlockRealize, term_condition: Conditional) -> str:
         counts = [n.value for n in sizes if isinstance(n, IntImm)]
         if len(counts) != len(sizes):
             return "the sizes of its conditions are not known"
-        if prod(counts) > MOST_POINTS:
-            return f"its conditions have more than {MOST_POINTS} points"
-        if not _each_is_taken(group, variables, counts, used):
+        if prod(counts) > MAX_ENUMERATED_POINTS:
+            return f"its conditions have more than {MAX_ENUMERATED_POINTS} points"
+        if not _is_every_point_used(group, variables, counts, used):
             return f"some elements of {partner.buffer.name!r} are only in terms that are left out"
     return ""
 
@@ -242,7 +246,7 @@ def groups_of(conditions_of_term: Sequence[PrimExpr]) -> list[list[PrimExpr]]:
     return [together for _, together in groups]
 
 
-def _each_is_taken(
+def _is_every_point_used(
     group: Sequence[PrimExpr], variables: Sequence[Var], counts: Sequence[int], used: set[Var]
 ) -> bool:
     """Return whether for all values of the used variables some values of the others satisfy the
@@ -265,7 +269,7 @@ def share_of(conditions_of_term: Sequence[PrimExpr], extents: Mapping[Var, PrimE
         variables = list(dict.fromkeys(v for p in group for v in free_vars(p)))
         sizes = [extents.get(v) for v in variables]
         counts = [n.value for n in sizes if isinstance(n, IntImm)]
-        if len(counts) < len(sizes) or not 0 < prod(counts) <= MOST_POINTS:
+        if len(counts) < len(sizes) or not 0 < prod(counts) <= MAX_ENUMERATED_POINTS:
             continue
         points = [dict(zip(variables, at, strict=True)) for at in product(*map(range, counts))]
         held = sum(all(evaluate(p, at) for p in group) for at in points)
@@ -274,11 +278,11 @@ def share_of(conditions_of_term: Sequence[PrimExpr], extents: Mapping[Var, PrimE
 
 
 __all__ = [
-    "Conditional",
-    "Phases",
-    "chosen",
+    "ConditionalTerm",
+    "ResidueSplit",
     "conditional",
     "phases_of",
+    "select_or_zero",
     "share_of",
     "why_inexact",
 ]

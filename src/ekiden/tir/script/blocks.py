@@ -13,10 +13,10 @@ from ekiden.ir.range import Range
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.tir.regions import BufferRegion, block_regions
 from ekiden.tir.script import builtins as script
-from ekiden.tir.script.evaluate import Evaluator, Source
+from ekiden.tir.script.evaluate import Evaluator, ScriptSource
 from ekiden.tir.stmt import Block, BlockRealize, IterKind, IterVar, Stmt
 
-_AXES = {
+_AXIS_KINDS = {
     "spatial": IterKind.SPATIAL,
     "S": IterKind.SPATIAL,
     "reduce": IterKind.REDUCE,
@@ -41,7 +41,7 @@ class BlockState:
 
 
 @dataclass(slots=True)
-class Arguments:
+class CallArguments:
     """The unevaluated arguments of a form, by position and by name."""
 
     args: list[ast.expr]
@@ -52,10 +52,10 @@ class Arguments:
         return self.args[position] if position < len(self.args) else self.keywords.get(name)
 
 
-class BlockReader:
+class BlockParser:
     """A parser of blocks; the parser of whole functions is its subclass."""
 
-    def __init__(self, source: Source, names: Mapping[str, object]) -> None:
+    def __init__(self, source: ScriptSource, names: Mapping[str, object]) -> None:
         self.source = source
         self.evaluator = Evaluator(source, names)
         self.names = self.evaluator.names
@@ -68,7 +68,7 @@ class BlockReader:
         """Parse the statements of one indented block."""
         raise NotImplementedError
 
-    def _block(self, node: ast.With, arguments: Arguments) -> Stmt:
+    def _block(self, node: ast.With, arguments: CallArguments) -> Stmt:
         label = self.evaluator.value(arguments.args[0]) if arguments.args else ""
         state = BlockState(str(label))
         self.blocks.append(state)
@@ -81,13 +81,13 @@ class BlockReader:
         predicate = const(True) if state.predicate is None else state.predicate
         return BlockRealize(tuple(v for _, v in state.axes), predicate, block)
 
-    def _axis(self, node: ast.AST, target: ast.expr, kind: str, arguments: Arguments) -> None:
+    def _axis(self, node: ast.AST, target: ast.expr, kind: str, arguments: CallArguments) -> None:
         if not self.blocks:
             self.fail(node, f"T.axis.{kind} stands in a block")
         if kind == "remap":
             self._remap(node, target, arguments)
             return
-        if kind not in _AXES:
+        if kind not in _AXIS_KINDS:
             self.fail(node, f"T.axis has no '{kind}'; it has spatial, reduce, opaque, remap")
         if not isinstance(target, ast.Name) or len(arguments.args) != 2:
             self.fail(node, f"expected 'name = T.axis.{kind}(extent, value)'")
@@ -99,9 +99,9 @@ class BlockReader:
             domain = high if is_const(low, 0) else simplify(high - low)
         extent = self.evaluator.scalar(arguments.args[0], domain, value.dtype)
         start = self.evaluator.scalar(arguments.args[0], low, value.dtype)
-        self._add_axis(target.id, (start, extent), _AXES[kind], value)
+        self._add_axis(target.id, (start, extent), _AXIS_KINDS[kind], value)
 
-    def _remap(self, node: ast.AST, target: ast.expr, arguments: Arguments) -> None:
+    def _remap(self, node: ast.AST, target: ast.expr, arguments: CallArguments) -> None:
         targets = target.elts if isinstance(target, ast.Tuple) else [target]
         if len(arguments.args) != 2:
             self.fail(node, 'expected T.axis.remap("SR", [i, k])')
@@ -112,9 +112,9 @@ class BlockReader:
         for target_name, kind, value in zip(targets, kinds, values, strict=True):
             if not isinstance(value, Var) or value not in self.loops:
                 self.fail(node, "T.axis.remap takes variables of loops")
-            if kind not in _AXES or not isinstance(target_name, ast.Name):
+            if kind not in _AXIS_KINDS or not isinstance(target_name, ast.Name):
                 self.fail(node, f"an axis is S (spatial), R (reduce) or O (opaque), not {kind!r}")
-            self._add_axis(target_name.id, self.loops[value], _AXES[kind], value)
+            self._add_axis(target_name.id, self.loops[value], _AXIS_KINDS[kind], value)
 
     def _add_axis(
         self, name: str, domain: tuple[PrimExpr, PrimExpr], kind: IterKind, value: PrimExpr
@@ -135,19 +135,19 @@ class BlockReader:
             self.fail(node, f"T.{name} stands in a block")
         return self.blocks[-1]
 
-    def _where(self, node: ast.Call, arguments: Arguments) -> None:
+    def _where(self, node: ast.Call, arguments: CallArguments) -> None:
         state = self._in_block(node, "where")
         if len(arguments.args) != 1 or state.predicate is not None:
             self.fail(node, "a block has one T.where(condition)")
         state.predicate = self.evaluator.expr(arguments.args[0])
 
-    def _reads(self, node: ast.Call, arguments: Arguments) -> None:
+    def _reads(self, node: ast.Call, arguments: CallArguments) -> None:
         self._declare("reads", node, arguments)
 
-    def _writes(self, node: ast.Call, arguments: Arguments) -> None:
+    def _writes(self, node: ast.Call, arguments: CallArguments) -> None:
         self._declare("writes", node, arguments)
 
-    def _declare(self, word: str, node: ast.Call, arguments: Arguments) -> None:
+    def _declare(self, word: str, node: ast.Call, arguments: CallArguments) -> None:
         state = self._in_block(node, word)
         nodes: list[ast.expr] = []
         for region_node in arguments.args:
@@ -158,11 +158,11 @@ class BlockReader:
             )
         state.declared[word] = node, [self.evaluator.region(n) for n in nodes]
 
-    def _block_attr(self, node: ast.Call, arguments: Arguments) -> None:
+    def _block_attr(self, node: ast.Call, arguments: CallArguments) -> None:
         state = self._in_block(node, "block_attr")
         state.annotations = {**(state.annotations or {}), **self._mapping(node, arguments)}
 
-    def _mapping(self, node: ast.Call, arguments: Arguments) -> dict[str, object]:
+    def _mapping(self, node: ast.Call, arguments: CallArguments) -> dict[str, object]:
         value = self.evaluator.value(arguments.args[0]) if arguments.args else None
         if not isinstance(value, dict):
             self.fail(node, "expected a dictionary")

@@ -12,22 +12,22 @@ from ekiden.arith import prove_equal
 from ekiden.ir.prim import Var, const, is_const
 from ekiden.tir.expr import Buffer, BufferAddress
 from ekiden.tir.script import builtins as script
-from ekiden.tir.script.blocks import Arguments, BlockReader
-from ekiden.tir.script.evaluate import Source
+from ekiden.tir.script.blocks import BlockParser, CallArguments
+from ekiden.tir.script.evaluate import ScriptSource
 from ekiden.tir.stmt import Allocate, DeclBuffer, Stmt
 from ekiden.tir.visitor import rename
 
-Wrap: TypeAlias = Callable[[Stmt], Stmt]
+StmtWrapper: TypeAlias = Callable[[Stmt], Stmt]
 
 
-Opened: TypeAlias = tuple[Buffer | Var, Wrap | None]
+Opened: TypeAlias = tuple[Buffer | Var, StmtWrapper | None]
 """What a name stands for, and what is put around the statements that may use it."""
 
 
-class BufferReader(BlockReader):
+class BufferReader(BlockParser):
     """Reads what gives names to buffers."""
 
-    def __init__(self, source: Source, names: Mapping[str, object]) -> None:
+    def __init__(self, source: ScriptSource, names: Mapping[str, object]) -> None:
         super().__init__(source, names)
         self.handles: dict[Var, Buffer | None] = {}
         """Parameters declared as handles, and the buffers matched to them."""
@@ -36,11 +36,11 @@ class BufferReader(BlockReader):
         self.offsets: set[str] = set()
         """The buffers whose offset the text asks for."""
 
-    def _alloc_buffer(self, node: ast.AST, name: str, arguments: Arguments) -> Opened:
+    def _alloc_buffer(self, node: ast.AST, name: str, arguments: CallArguments) -> Opened:
         buffer = self._buffer(node, arguments.args, arguments.keywords, name)
         return buffer, lambda body: Allocate(buffer, body)
 
-    def _allocate(self, node: ast.AST, name: str, given: Arguments) -> Opened:
+    def _allocate(self, node: ast.AST, name: str, given: CallArguments) -> Opened:
         """Memory; the first T.decl_buffer of as many elements is the buffer that it is for."""
         keywords = dict(given.keywords)
         keywords.pop("annotations", None)
@@ -55,7 +55,7 @@ class BufferReader(BlockReader):
 
         return buffer, wrap
 
-    def _decl_buffer(self, node: ast.AST, name: str, arguments: Arguments) -> Opened:
+    def _decl_buffer(self, node: ast.AST, name: str, arguments: CallArguments) -> Opened:
         keywords = dict(arguments.keywords)
         data = keywords.pop("data", arguments.args[2] if len(arguments.args) > 2 else None)
         if data is None:
@@ -99,7 +99,7 @@ class BufferReader(BlockReader):
             buffer = buffer.with_fields(elem_offset=offset)
         return buffer
 
-    def _match_buffer(self, node: ast.AST, name: str, arguments: Arguments) -> Opened:
+    def _match_buffer(self, node: ast.AST, name: str, arguments: CallArguments) -> Opened:
         if not arguments.args or isinstance(arguments.args[0], ast.Subscript):
             return self._match_region(node, name, arguments)
         handle = self.evaluator.value(arguments.args[0])
@@ -113,7 +113,7 @@ class BufferReader(BlockReader):
         self.handles[handle] = buffer
         return buffer, None
 
-    def _match_region(self, node: ast.AST, name: str, arguments: Arguments) -> Opened:
+    def _match_region(self, node: ast.AST, name: str, arguments: CallArguments) -> Opened:
         """Bind a buffer that is a region of another, whose dtype and scope it takes."""
         if not arguments.args:
             self.fail(node, "T.match_buffer takes a parameter or a region, and a shape")

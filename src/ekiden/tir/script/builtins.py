@@ -58,7 +58,7 @@ def literal(value: float, dtype: str | None) -> PrimExpr:
     return const(value, dtype)
 
 
-def exact(kind: type[BinaryExpr], a: ExprLike, b: ExprLike) -> PrimExpr:
+def unfolded_binary(kind: type[BinaryExpr], a: ExprLike, b: ExprLike) -> PrimExpr:
     """Return `kind(a, b)` without constant folding. Python numbers take the other side's dtype;
     integers of two widths are widened, other dtypes that differ raise TypeError.
     """
@@ -125,7 +125,7 @@ class EnvThread:
     axis: str
 
 
-class Form:
+class ScriptForm:
     """A statement form that has a meaning only where a script is parsed."""
 
     def __init__(self, name: str) -> None:
@@ -135,10 +135,10 @@ class Form:
         """Raise TypeError: the form was called as Python."""
         raise TypeError(f"T.{self.name} has a meaning only inside a function under @T.prim_func")
 
-    def __getattr__(self, name: str) -> Form:
+    def __getattr__(self, name: str) -> ScriptForm:
         if name.startswith("__"):
             raise AttributeError(name)
-        return Form(f"{self.name}.{name}")
+        return ScriptForm(f"{self.name}.{name}")
 
     def __repr__(self) -> str:
         return f"T.{self.name}"
@@ -284,7 +284,7 @@ def evaluate(value: ExprLike) -> Evaluate:
 
 def _pair(kind: type[BinaryExpr]) -> Callable[[ExprLike, ExprLike], PrimExpr]:
     def make(a: ExprLike, b: ExprLike) -> PrimExpr:
-        return exact(kind, a, b)
+        return unfolded_binary(kind, a, b)
 
     return make
 
@@ -337,7 +337,7 @@ def truncmod(a: ExprLike, b: ExprLike) -> PrimExpr:
     return prim.binary(prim.Sub, a, prim.binary(prim.Mul, prim.binary(Div, a, b), b))
 
 
-def _integers(dtype: str) -> tuple[int, int]:
+def _integer_limits(dtype: str) -> tuple[int, int]:
     """Return the smallest and the largest value of an integer dtype."""
     if dtype == "bool":
         return 0, 1
@@ -349,14 +349,14 @@ def max_value(dtype: str) -> PrimExpr:
     """Return the largest finite value of a dtype."""
     if dt.is_float(dtype):
         return const(float(ml_dtypes.finfo(dt.to_numpy(dtype)).max), dtype)
-    return const(_integers(dtype)[1], dtype)
+    return const(_integer_limits(dtype)[1], dtype)
 
 
 def min_value(dtype: str) -> PrimExpr:
     """Return the smallest finite value of a dtype: the identity element of max."""
     if dt.is_float(dtype):
         return const(float(ml_dtypes.finfo(dt.to_numpy(dtype)).min), dtype)
-    return const(_integers(dtype)[0], dtype)
+    return const(_integer_limits(dtype)[0], dtype)
 
 
 def infinity(dtype: str) -> PrimExpr:
@@ -456,7 +456,7 @@ class Namespace:
 
     def __init__(self) -> None:
         for name in _FORMS.split():
-            setattr(self, name, Form(name))
+            setattr(self, name, ScriptForm(name))
         for function in (
             Any, Broadcast, Buffer, Not, Ramp, Select, VectorReduce, call_extern, call_intrin,
             tvm_stack_make_array, tvm_stack_make_shape,

@@ -13,7 +13,7 @@ from typing import overload
 from ekiden.ir.expr import BaseFunc, GlobalVar
 from ekiden.ir.module import IRModule
 from ekiden.tir.script.builtins import I, T
-from ekiden.tir.script.evaluate import Source
+from ekiden.tir.script.evaluate import ScriptSource
 from ekiden.tir.script.parser import parse_function, parse_tree
 from ekiden.tir.stmt import PrimFunc
 
@@ -52,7 +52,9 @@ def _parse(func: PythonFunction, caller: FrameType | None) -> PrimFunc:
         ) from error
     text = "".join(lines)
     indent = len(text) - len(text.lstrip())
-    source = Source(textwrap.dedent(text), inspect.getsourcefile(func) or "script", first, indent)
+    source = ScriptSource(
+        textwrap.dedent(text), inspect.getsourcefile(func) or "script", first, indent
+    )
     (node,) = parse_tree(source.text, source).body
     assert isinstance(node, ast.FunctionDef)
     names: dict[str, object] = {**func.__globals__, **_outer(caller), **_enclosed(func)}

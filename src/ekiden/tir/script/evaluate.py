@@ -20,11 +20,11 @@ from ekiden.ir.prim import BinaryExpr, IntImm, PrimExpr
 from ekiden.ir.range import Range
 from ekiden.runtime.errors import ParseError
 from ekiden.runtime.lazy_dataclass import dataclass
-from ekiden.tir.expr import Buffer, BufferLoad, Bytes, Ramp
+from ekiden.tir.expr import Buffer, BufferLoad, ByteView, Ramp
 from ekiden.tir.regions import BufferRegion
 from ekiden.tir.script import builtins as script
 
-_BINARY: dict[type[ast.operator], type[BinaryExpr]] = {
+_BINARY_NODES: dict[type[ast.operator], type[BinaryExpr]] = {
     ast.Add: prim.Add,
     ast.Sub: prim.Sub,
     ast.Mult: prim.Mul,
@@ -32,7 +32,7 @@ _BINARY: dict[type[ast.operator], type[BinaryExpr]] = {
     ast.FloorDiv: prim.FloorDiv,
     ast.Mod: prim.FloorMod,
 }
-_COMPARE: dict[type[ast.cmpop], type[BinaryExpr]] = {
+_COMPARISON_NODES: dict[type[ast.cmpop], type[BinaryExpr]] = {
     ast.Eq: prim.EQ,
     ast.NotEq: prim.NE,
     ast.Lt: prim.LT,
@@ -40,18 +40,18 @@ _COMPARE: dict[type[ast.cmpop], type[BinaryExpr]] = {
     ast.Gt: prim.GT,
     ast.GtE: prim.GE,
 }
-_BITS = {
+_BITWISE_INTRINSICS = {
     ast.LShift: "left_shift",
     ast.RShift: "right_shift",
     ast.BitAnd: "bitwise_and",
     ast.BitOr: "bitwise_or",
     ast.BitXor: "bitwise_xor",
 }
-_FAILURES = (TypeError, ValueError, KeyError, IndexError, AttributeError, ZeroDivisionError)
+_REPORTED_ERRORS = (TypeError, ValueError, KeyError, IndexError, AttributeError, ZeroDivisionError)
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class ScriptSource:
     """A script's text, its name in messages, and its position in its file."""
 
     text: str
@@ -85,7 +85,7 @@ class Source:
 class Evaluator:
     """An evaluator of expressions under the names in scope."""
 
-    def __init__(self, source: Source, names: Mapping[str, object]) -> None:
+    def __init__(self, source: ScriptSource, names: Mapping[str, object]) -> None:
         self.source = source
         self.globals = names
         self.names: dict[str, object] = {}
@@ -97,7 +97,7 @@ class Evaluator:
 
     def value(self, node: ast.expr) -> object:
         """Return the value of an expression."""
-        method = _METHODS.get(type(node))
+        method = _EVALUATORS.get(type(node))
         if method is None:
             return self._as_python(node)
         return method(self, node)
@@ -123,7 +123,7 @@ class Evaluator:
         """Call a Python function; report its error at the node."""
         try:
             return function(*args)
-        except _FAILURES as error:
+        except _REPORTED_ERRORS as error:
             self.fail(node, str(error).strip("'\""))
 
     # Nodes.
@@ -151,7 +151,7 @@ class Evaluator:
 
     def _call(self, node: ast.Call) -> object:
         function = self.value(node.func)
-        if isinstance(function, script.Form):
+        if isinstance(function, script.ScriptForm):
             self.fail(node, f"{function!r} makes no expression")
         args = self.sequence(node.args)
         keywords = {k.arg: self.value(k.value) for k in node.keywords if k.arg is not None}
@@ -188,7 +188,7 @@ class Evaluator:
     def _subscript(self, node: ast.Subscript) -> object:
         owner = self.value(node.value)
         index = self.value(node.slice)
-        if isinstance(owner, (Buffer, Bytes)):
+        if isinstance(owner, (Buffer, ByteView)):
             return self.load(node, owner, index)
         return self.call(node, lambda: owner[index])  # type: ignore[index]
 
@@ -204,8 +204,8 @@ class Evaluator:
 
     def _operator(self, node: ast.BinOp, a: object, b: object) -> object:
         if not isinstance(a, PrimExpr) and not isinstance(b, PrimExpr):
-            return self.call(node, _PYTHON[type(node.op)], a, b)
-        kind = _BINARY.get(type(node.op))
+            return self.call(node, _PYTHON_BINARY[type(node.op)], a, b)
+        kind = _BINARY_NODES.get(type(node.op))
         if kind is not None:
             result = self._exact(node, kind, a, b)
             if isinstance(result, prim.Div) and not dt.is_float(result.dtype):
@@ -213,7 +213,7 @@ class Evaluator:
                 # meant silently.
                 self.fail(node, "'/' of integers: write '//' (rounds down) or T.truncdiv")
             return result
-        name = _BITS.get(type(node.op))
+        name = _BITWISE_INTRINSICS.get(type(node.op))
         if name is None:
             self.fail(node, f"'{ast.unparse(node)}' has no meaning for scalar expressions")
         like = next(x.dtype for x in (a, b) if isinstance(x, PrimExpr))
@@ -225,7 +225,7 @@ class Evaluator:
             if not isinstance(operand, (PrimExpr, bool, int, float)):
                 self.fail(node, f"expected a scalar expression, got {_described(operand)}")
         try:
-            return script.exact(kind, a, b)  # type: ignore[arg-type]
+            return script.unfolded_binary(kind, a, b)  # type: ignore[arg-type]
         except TypeError as error:
             self.fail(node, str(error))
 
@@ -237,7 +237,7 @@ class Evaluator:
             case ast.Not():
                 return prim.Not(value, value.dtype)
             case ast.USub():
-                return script.exact(prim.Sub, 0, value)
+                return script.unfolded_binary(prim.Sub, 0, value)
             case ast.UAdd():
                 return value
         return script.call_intrin(
@@ -261,7 +261,7 @@ class Evaluator:
             return self._as_python(node)
         total: PrimExpr | None = None
         for n, symbol in enumerate(node.ops):
-            kind = _COMPARE.get(type(symbol))
+            kind = _COMPARISON_NODES.get(type(symbol))
             if kind is None:
                 self.fail(node, f"'{ast.unparse(node)}' has no meaning for scalar expressions")
             one = self._exact(node, kind, values[n], values[n + 1])
@@ -302,10 +302,10 @@ class Evaluator:
         stride = prim.convert(step, low.dtype)
         return Ramp(low, stride, lanes.value, dt.with_lanes(low.dtype, lanes.value))
 
-    def load(self, node: ast.AST, buffer: Buffer | Bytes, index: object) -> BufferLoad:
+    def load(self, node: ast.AST, buffer: Buffer | ByteView, index: object) -> BufferLoad:
         """Return a load of an element or a vector."""
         indices = self.indices(node, index)
-        if isinstance(buffer, Bytes):
+        if isinstance(buffer, ByteView):
             return self.call(node, buffer.__getitem__, *indices)  # type: ignore[return-value]
         rank = len(buffer.shape)
         if len(indices) not in (rank, 1):
@@ -348,7 +348,7 @@ def _described(value: object) -> str:
 
 
 # fmt: off
-_PYTHON: dict[type[ast.operator], Callable[..., object]] = {
+_PYTHON_BINARY: dict[type[ast.operator], Callable[..., object]] = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul,
     ast.Div: operator.truediv, ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod,
     ast.Pow: operator.pow, ast.LShift: operator.lshift, ast.RShift: operator.rshift,
@@ -360,7 +360,7 @@ _PYTHON_UNARY: dict[type[ast.unaryop], Callable[..., object]] = {
     ast.Invert: operator.invert,
 }
 # fmt: on
-_METHODS: dict[type[ast.expr], Callable[..., object]] = {
+_EVALUATORS: dict[type[ast.expr], Callable[..., object]] = {
     ast.Constant: Evaluator._constant,
     ast.Name: Evaluator._name,
     ast.Attribute: Evaluator._attribute,

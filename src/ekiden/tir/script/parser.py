@@ -13,11 +13,11 @@ from ekiden.ir import dtype as dt
 from ekiden.ir.expr import BaseFunc, GlobalVar
 from ekiden.ir.module import IRModule
 from ekiden.ir.prim import PrimExpr, SizeVar, StringImm, Var, cast, const, convert
-from ekiden.tir.expr import Buffer, BufferLoad, Bytes
+from ekiden.tir.expr import Buffer, BufferLoad, ByteView
 from ekiden.tir.script import builtins as script
-from ekiden.tir.script.blocks import Arguments
-from ekiden.tir.script.buffers import BufferReader, Opened, Wrap
-from ekiden.tir.script.evaluate import Evaluator, Source
+from ekiden.tir.script.blocks import CallArguments
+from ekiden.tir.script.buffers import BufferReader, Opened, StmtWrapper
+from ekiden.tir.script.evaluate import Evaluator, ScriptSource
 from ekiden.tir.stmt import (
     AssertStmt,
     AttrStmt,
@@ -35,9 +35,9 @@ from ekiden.tir.stmt import (
     While,
     seq,
 )
-from ekiden.tir.visitor import NOTHING
+from ekiden.tir.visitor import EMPTY_STMT
 
-KINDS = {
+LOOP_KINDS = {
     "serial": ForKind.SERIAL,
     "parallel": ForKind.PARALLEL,
     "vectorized": ForKind.VECTORIZED,
@@ -49,7 +49,7 @@ KINDS = {
 class FunctionParser(BufferReader):
     """A parser of one function."""
 
-    def __init__(self, source: Source, names: Mapping[str, object]) -> None:
+    def __init__(self, source: ScriptSource, names: Mapping[str, object]) -> None:
         super().__init__(source, names)
         self.threads: dict[script.EnvThread, Var] = {}
         """The variables of thread axes that T.launch_thread launches."""
@@ -112,7 +112,7 @@ class FunctionParser(BufferReader):
     def body(self, nodes: Sequence[ast.stmt]) -> Stmt:
         """Parse the statements of one indented block; its names are local to it."""
         before = dict(self.names)
-        opened: list[tuple[list[Stmt], Wrap]] = []
+        opened: list[tuple[list[Stmt], StmtWrapper]] = []
         current: list[Stmt] = []
         for node in nodes:
             method = _STATEMENTS.get(type(node))
@@ -136,19 +136,19 @@ class FunctionParser(BufferReader):
         return stmt
 
     def _pass(self, _: ast.Pass) -> Stmt:
-        return NOTHING
+        return EMPTY_STMT
 
-    def _form(self, node: ast.expr) -> tuple[str, Arguments] | None:
+    def _form(self, node: ast.expr) -> tuple[str, CallArguments] | None:
         """Return the name and arguments of a statement form's call, or None."""
         if not isinstance(node, ast.Call) or not isinstance(node.func, (ast.Attribute, ast.Name)):
             return None
         function = self.evaluator.value(node.func)
-        if not isinstance(function, script.Form):
+        if not isinstance(function, script.ScriptForm):
             return None
         keywords = {k.arg: k.value for k in node.keywords if k.arg is not None}
-        return function.name, Arguments(node.args, keywords)
+        return function.name, CallArguments(node.args, keywords)
 
-    def _expression(self, node: ast.Expr) -> Stmt | Wrap | None:
+    def _expression(self, node: ast.Expr) -> Stmt | StmtWrapper | None:
         if isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
             return None
         match node.value:
@@ -157,7 +157,7 @@ class FunctionParser(BufferReader):
         form = self._form(node.value)
         if form is not None:
             name, arguments = form
-            method = _CALLS.get(name)
+            method = _STATEMENT_FORMS.get(name)
             if method is None:
                 self.fail(node, f"T.{name} is no statement of its own")
             return method(self, node.value, arguments)
@@ -169,7 +169,7 @@ class FunctionParser(BufferReader):
     def _vector_store(self, node: ast.Call, buffer: object) -> Stmt:
         if not isinstance(buffer, Buffer):
             self.fail(node, f"cannot store into {type(buffer).__name__}")
-        arguments = Arguments(node.args, {k.arg: k.value for k in node.keywords if k.arg})
+        arguments = CallArguments(node.args, {k.arg: k.value for k in node.keywords if k.arg})
         indices_node, value = arguments.take(0, "indices"), arguments.take(1, "value")
         if indices_node is None or value is None:
             self.fail(node, "vstore takes indices and a value")
@@ -183,7 +183,7 @@ class FunctionParser(BufferReader):
             None if mask is None else self.evaluator.expr(mask),
         )
 
-    def _assign(self, node: ast.Assign) -> Stmt | Wrap | None:
+    def _assign(self, node: ast.Assign) -> Stmt | StmtWrapper | None:
         if len(node.targets) != 1:
             self.fail(node, "assign to one name at a time")
         target = node.targets[0]
@@ -223,8 +223,8 @@ class FunctionParser(BufferReader):
                 self.fail(target, "cannot assign to this")
 
     def _assign_form(
-        self, node: ast.Assign, target: ast.expr, name: str, arguments: Arguments
-    ) -> Wrap | None:
+        self, node: ast.Assign, target: ast.expr, name: str, arguments: CallArguments
+    ) -> StmtWrapper | None:
         if name.startswith("axis."):
             self._axis(node, target, name[5:], arguments)
             return None
@@ -235,14 +235,14 @@ class FunctionParser(BufferReader):
                 self.fail(node, "T.meta_var takes one value")
             self.names[target.id] = self.evaluator.value(arguments.args[0])
             return None
-        opening = _OPENINGS.get(name)
+        opening = _BINDING_FORMS.get(name)
         if opening is None:
             self.fail(node, f"T.{name} gives no value")
         bound_value, wrap = opening(self, node, target.id, arguments)
         self.names[target.id] = bound_value
         return wrap
 
-    def _view(self, node: ast.expr) -> tuple[str, Arguments] | None:
+    def _view(self, node: ast.expr) -> tuple[str, CallArguments] | None:
         """Return `T.Buffer(shape, data=A.data)` as decl_buffer's arguments, or None for another
         expression.
         """
@@ -250,10 +250,10 @@ class FunctionParser(BufferReader):
             case ast.Call(func=ast.Attribute(attr="Buffer"), args=args, keywords=keywords):
                 named = {k.arg: k.value for k in keywords if k.arg is not None}
                 has_data = "data" in named or len(args) > 2
-                return ("decl_buffer", Arguments(args, named)) if has_data else None
+                return ("decl_buffer", CallArguments(args, named)) if has_data else None
         return None
 
-    def _launch(self, node: ast.AST, name: str, arguments: Arguments) -> Opened:
+    def _launch(self, node: ast.AST, name: str, arguments: CallArguments) -> Opened:
         """Bind a thread axis: the rest of the block becomes a loop over threads."""
         axis = self.evaluator.value(arguments.args[0]) if arguments.args else None
         if len(arguments.args) != 2 or not isinstance(axis, (str, script.EnvThread)):
@@ -265,7 +265,7 @@ class FunctionParser(BufferReader):
         self.loops[var] = low, extent
         return var, lambda body: For(var, low, extent, ForKind.THREAD_BINDING, body, notes)
 
-    def _annotated(self, node: ast.AnnAssign) -> Wrap:
+    def _annotated(self, node: ast.AnnAssign) -> StmtWrapper:
         if not isinstance(node.target, ast.Name) or node.value is None:
             self.fail(node, "expected 'name: T.dtype = value'")
         kind = self.evaluator.value(node.annotation)
@@ -278,7 +278,7 @@ class FunctionParser(BufferReader):
 
     def _store(self, target: ast.Subscript, value: ast.expr) -> Stmt:
         buffer = self.evaluator.value(target.value)
-        if not isinstance(buffer, (Buffer, Bytes)):
+        if not isinstance(buffer, (Buffer, ByteView)):
             self.fail(target, f"cannot store into {type(buffer).__name__}")
         index = self.evaluator.value(target.slice)
         load = self.evaluator.load(target, buffer, index)
@@ -337,14 +337,14 @@ class FunctionParser(BufferReader):
         is_range = form is None and self.evaluator.value(node.iter.func) is range
         if form is None and is_range:
             keywords = {k.arg: k.value for k in node.iter.keywords if k.arg is not None}
-            form = ("serial", Arguments(node.iter.args, keywords))
-        if form is None or form[0] not in KINDS or len(names) != 1:
+            form = ("serial", CallArguments(node.iter.args, keywords))
+        if form is None or form[0] not in LOOP_KINDS or len(names) != 1:
             self.fail(node.iter, "expected range(...), T.grid(...), T.serial(...), ...")
-        kind, arguments = KINDS[form[0]], form[1]
+        kind, arguments = LOOP_KINDS[form[0]], form[1]
         bounds = self._bounds(node.iter, arguments)
         return self._nest(node, names, [bounds], kind, self._annotations(arguments))
 
-    def _bounds(self, node: ast.AST, arguments: Arguments) -> tuple[PrimExpr, PrimExpr]:
+    def _bounds(self, node: ast.AST, arguments: CallArguments) -> tuple[PrimExpr, PrimExpr]:
         values = [self.evaluator.value(a) for a in arguments.args]
         if len(values) > 1 and isinstance(values[-1], str):  # the thread axis
             arguments.keywords.setdefault("thread", arguments.args[-1])
@@ -365,7 +365,7 @@ class FunctionParser(BufferReader):
             low, high = (self.evaluator.scalar(node, p, dtype) for p in values)
         return low, simplify(high - low)
 
-    def _annotations(self, arguments: Arguments) -> dict[str, object] | None:
+    def _annotations(self, arguments: CallArguments) -> dict[str, object] | None:
         node, thread = arguments.keywords.get("annotations"), arguments.keywords.get("thread")
         notes = None if node is None else self.evaluator.value(node)
         if notes is not None and not isinstance(notes, dict):
@@ -413,7 +413,7 @@ class FunctionParser(BufferReader):
             self.blocks[-1].init = self.body(node.body)
             return None
         target = item.optional_vars
-        opening = _OPENINGS.get(name)
+        opening = _BINDING_FORMS.get(name)
         if opening is None and name != "LetStmt":
             self.fail(node, "expected T.block, T.init, T.LetStmt or T.alloc_buffer")
         if not isinstance(target, ast.Name) and name != "launch_thread":
@@ -425,7 +425,7 @@ class FunctionParser(BufferReader):
         body = self._named(target_name, bound_value, node.body)
         return body if wrap is None else wrap(body)
 
-    def _let(self, node: ast.With, name: str, arguments: Arguments) -> Stmt:
+    def _let(self, node: ast.With, name: str, arguments: CallArguments) -> Stmt:
         if not arguments.args:
             self.fail(node, "T.LetStmt takes a value")
         value = self.evaluator.expr(arguments.args[0])
@@ -442,7 +442,7 @@ class FunctionParser(BufferReader):
         self.names.update(before)
         return stmt
 
-    def _launch_here(self, node: ast.Call, arguments: Arguments) -> Wrap | None:
+    def _launch_here(self, node: ast.Call, arguments: CallArguments) -> StmtWrapper | None:
         """Parse T.launch_thread of a variable that T.env_thread declared."""
         var, wrap = self._launch(node, "", arguments)
         for name, value in list(self.names.items()):
@@ -450,7 +450,7 @@ class FunctionParser(BufferReader):
                 self.names[name] = var
         return wrap
 
-    def _attr(self, node: ast.AST, arguments: Arguments) -> Wrap:
+    def _attr(self, node: ast.AST, arguments: CallArguments) -> StmtWrapper:
         """Parse T.attr(node, key, value): an attribute of the rest of the block; on a thread axis a
         thread loop.
         """
@@ -460,7 +460,7 @@ class FunctionParser(BufferReader):
         if not isinstance(key, str):
             self.fail(arguments.args[1], "the key of T.attr is a text")
         if isinstance(attr_node, script.EnvThread):
-            axis = Arguments([arguments.args[0], arguments.args[2]], {})
+            axis = CallArguments([arguments.args[0], arguments.args[2]], {})
             wrap = self._launch_here(node, axis)  # type: ignore[arg-type]
             return wrap or (lambda body: body)
         attr_value = (
@@ -468,10 +468,10 @@ class FunctionParser(BufferReader):
         )
         return lambda body: AttrStmt(attr_node, key, attr_value, body)
 
-    def _func_attr(self, node: ast.Call, arguments: Arguments) -> None:
+    def _func_attr(self, node: ast.Call, arguments: CallArguments) -> None:
         self.attrs = {**(self.attrs or {}), **self._mapping(node, arguments)}
 
-    def _prefetch(self, node: ast.Call, arguments: Arguments) -> Stmt:
+    def _prefetch(self, node: ast.Call, arguments: CallArguments) -> Stmt:
         element_node, level = arguments.take(0, "element"), arguments.take(1, "locality")
         load = None if element_node is None else self.evaluator.value(element_node)
         if not isinstance(load, BufferLoad):
@@ -483,7 +483,7 @@ class FunctionParser(BufferReader):
 
 
 def _sequence(statements: Sequence[Stmt]) -> Stmt:
-    return seq(*statements) if statements else NOTHING
+    return seq(*statements) if statements else EMPTY_STMT
 
 
 def _without_root(body: Stmt) -> Stmt:
@@ -496,7 +496,7 @@ def _without_root(body: Stmt) -> Stmt:
     return body
 
 
-_STATEMENTS: dict[type[ast.stmt], Callable[..., Stmt | Wrap | None]] = {
+_STATEMENTS: dict[type[ast.stmt], Callable[..., Stmt | StmtWrapper | None]] = {
     ast.Pass: FunctionParser._pass,
     ast.Expr: FunctionParser._expression,
     ast.Assign: FunctionParser._assign,
@@ -508,7 +508,7 @@ _STATEMENTS: dict[type[ast.stmt], Callable[..., Stmt | Wrap | None]] = {
     ast.While: FunctionParser._while,
     ast.With: FunctionParser._with,
 }
-_OPENINGS: dict[str, Callable[..., Opened]] = {
+_BINDING_FORMS: dict[str, Callable[..., Opened]] = {
     "match_buffer": FunctionParser._match_buffer,
     "alloc_buffer": FunctionParser._alloc_buffer,
     "allocate": FunctionParser._allocate,
@@ -516,7 +516,7 @@ _OPENINGS: dict[str, Callable[..., Opened]] = {
     "launch_thread": FunctionParser._launch,
 }
 """What gives a name for the rest of a block, or in a block of its own."""
-_CALLS: dict[str, Callable[..., Stmt | Wrap | None]] = {
+_STATEMENT_FORMS: dict[str, Callable[..., Stmt | StmtWrapper | None]] = {
     "launch_thread": FunctionParser._launch_here,
     "where": FunctionParser._where,
     "reads": FunctionParser._reads,
@@ -528,7 +528,7 @@ _CALLS: dict[str, Callable[..., Stmt | Wrap | None]] = {
 }
 
 
-def parse_tree(text: str, source: Source) -> ast.Module:
+def parse_tree(text: str, source: ScriptSource) -> ast.Module:
     """Return Python's syntax tree of a text; report its syntax errors as ParseError."""
     try:
         return ast.parse(text)
@@ -549,7 +549,9 @@ def _is_private(node: ast.FunctionDef) -> bool:
     )
 
 
-def parse_function(node: ast.FunctionDef, source: Source, names: Mapping[str, object]) -> PrimFunc:
+def parse_function(
+    node: ast.FunctionDef, source: ScriptSource, names: Mapping[str, object]
+) -> PrimFunc:
     """Return the PrimFunc of a function's syntax tree. Raises ParseError."""
     try:
         return FunctionParser(source, names).function(node, _is_private(node))
@@ -578,7 +580,7 @@ def from_source(
         ParseError: with the line, the column and a caret.
     """
     del check_well_formed
-    source = Source(text, name)
+    source = ScriptSource(text, name)
     scope: dict[str, object] = {"T": script.T, "I": script.I, **(names or {})}
     parsed: PrimFunc | IRModule | None = None
     for node in parse_tree(text, source).body:
@@ -600,7 +602,7 @@ def from_source(
     return parsed
 
 
-def _parse_class(node: ast.ClassDef, source: Source, scope: Mapping[str, object]) -> IRModule:
+def _parse_class(node: ast.ClassDef, source: ScriptSource, scope: Mapping[str, object]) -> IRModule:
     functions: dict[GlobalVar | str, BaseFunc] = {}
     relay, attrs = IRModule(), script.ModuleAttrs({})
     evaluator = Evaluator(source, scope)
@@ -621,4 +623,4 @@ def _parse_class(node: ast.ClassDef, source: Source, scope: Mapping[str, object]
     return IRModule(merged, relay.type_definitions, attrs.values)
 
 
-__all__ = ["FunctionParser", "Source", "from_source", "parse_function"]
+__all__ = ["FunctionParser", "ScriptSource", "from_source", "parse_function"]

@@ -16,7 +16,7 @@ from ekiden.runtime.errors import ScheduleError
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.tir.stmt import PrimFunc
 
-BESIDE = ("lanes", "x86", "cuda")
+INTRINSIC_MODULES = ("lanes", "x86", "cuda")
 """Modules of this folder that register intrinsics."""
 
 
@@ -64,7 +64,7 @@ class TensorIntrin:
         intrinsic by its name only.
         """
         if name not in TensorIntrin._table:
-            for module in BESIDE:
+            for module in INTRINSIC_MODULES:
                 load_module(f"{__name__}.{module}")
         intrin = TensorIntrin._table.get(name)
         if intrin is None:

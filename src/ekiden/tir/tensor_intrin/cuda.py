@@ -21,7 +21,7 @@ from ekiden.tir.tensor_intrin import TensorIntrin
 
 
 @dataclass(frozen=True, slots=True)
-class _Factors:
+class _WmmaTypes:
     """The types of a WMMA product: TVM's abbreviation and dtype of the factors, abbreviation and
     dtype of the accumulator.
     """
@@ -32,11 +32,11 @@ class _Factors:
     total: str
 
 
-_ROWS = (
-    _Factors("f16", "float16", "f32", "float32"),
-    _Factors("bf16", "bfloat16", "f32", "float32"),
-    _Factors("s8", "int8", "s32", "int32"),
-    _Factors("u8", "uint8", "s32", "int32"),
+_WMMA_TYPES = (
+    _WmmaTypes("f16", "float16", "f32", "float32"),
+    _WmmaTypes("bf16", "bfloat16", "f32", "float32"),
+    _WmmaTypes("s8", "int8", "s32", "int32"),
+    _WmmaTypes("u8", "uint8", "s32", "int32"),
 )
 
 
@@ -212,7 +212,7 @@ def _store(dtype: str, memory: str) -> tuple[PrimFunc, PrimFunc]:
     return desc, impl
 
 
-for _row in _ROWS:
+for _row in _WMMA_TYPES:
     for _turned, _end in ((False, ""), (True, "_trans")):
         for _which in "ab":
             for _memory in ("shared", "global"):

@@ -25,9 +25,9 @@ from ekiden.tir.stmt import (
 )
 from ekiden.tir.tensor_intrin import TensorIntrin
 
-KINDS: Mapping[type[BinaryExpr], str] = {Add: "sum", Max: "max", Min: "min"}
+LANE_REDUCTIONS: Mapping[type[BinaryExpr], str] = {Add: "sum", Max: "max", Min: "min"}
 """How a reduction takes in one more value -> what lanes are combined by."""
-LANES = (4, 8, 16)
+F32_LANE_COUNTS = (4, 8, 16)
 """Of a vector of float32."""
 
 
@@ -49,16 +49,16 @@ def _register(kind: type[BinaryExpr], lanes: int) -> None:
     )
     nest = For(i, zero, const(lanes), ForKind.SERIAL, BlockRealize((i,), const(True), block))
     vector = BufferLoad(a, (ramp(zero, 1, lanes),), f"float32x{lanes}")
-    combined = binary(kind, old, VectorReduce(vector, KINDS[kind], "float32"))
+    combined = binary(kind, old, VectorReduce(vector, LANE_REDUCTIONS[kind], "float32"))
     TensorIntrin.register(
-        lanes_intrin(KINDS[kind], lanes),
+        lanes_intrin(LANE_REDUCTIONS[kind], lanes),
         PrimFunc((a, c), nest),
         PrimFunc((a, c), BufferStore(c, combined, (zero,))),
     )
 
 
-for _kind in KINDS:
-    for _lanes in LANES:
+for _kind in LANE_REDUCTIONS:
+    for _lanes in F32_LANE_COUNTS:
         _register(_kind, _lanes)
 
-__all__ = ["KINDS", "LANES", "lanes_intrin"]
+__all__ = ["F32_LANE_COUNTS", "LANE_REDUCTIONS", "lanes_intrin"]

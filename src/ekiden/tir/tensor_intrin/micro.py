@@ -19,9 +19,9 @@ from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.tir.expr import Buffer
 from ekiden.tir.stmt import Stmt
 
-Place = Callable[[PrimExpr, PrimExpr, PrimExpr, PrimExpr | None], Stmt]
+StoreVector = Callable[[PrimExpr, PrimExpr, PrimExpr, PrimExpr | None], Stmt]
 """(row, first column, vector of results, mask or None) -> the statement that keeps them."""
-Load = Callable[[PrimExpr, PrimExpr, int], PrimExpr]
+LoadVector = Callable[[PrimExpr, PrimExpr, int], PrimExpr]
 """(row, first column, lanes) -> a vector of what was kept."""
 
 
@@ -35,14 +35,14 @@ class SumLoop:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class PartialSums:
     """How a tile continues partial sums: when they start from stored ones, how those are loaded,
     and when the sums are complete; until then `keep` stores them.
     """
 
     begun: PrimExpr
-    load: Load
-    keep: Place
+    load: LoadVector
+    keep: StoreVector
     is_last: PrimExpr
 
 
@@ -70,9 +70,9 @@ class TileNest:
     b_columns: int
     b_width: int
     loops: tuple[SumLoop, ...]
-    store: Place
-    work: int
-    part: Part | None
+    store: StoreVector
+    epilogue_flops: int
+    part: PartialSums | None
     number: PrimExpr | None
     following: PrimExpr
     many: PrimExpr | None = None
@@ -80,7 +80,7 @@ class TileNest:
 
 
 Options = Mapping[str, int]
-_CALL = re.compile(r"(\w+)\(([^()]*)\)")
+_KERNEL_CALL_PATTERN = re.compile(r"(\w+)\(([^()]*)\)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +115,7 @@ class MicroKernel:
         """Parse what `call` wrote; return None for a name without parentheses. Raises ScheduleError
         for an unknown kernel or option.
         """
-        match = _CALL.fullmatch(text)
+        match = _KERNEL_CALL_PATTERN.fullmatch(text)
         if match is None:
             return None
         name, option_text = match.groups()
@@ -143,4 +143,4 @@ class MicroKernel:
         return options
 
 
-__all__ = ["MicroKernel", "Options", "Part", "SumLoop", "TileNest"]
+__all__ = ["MicroKernel", "Options", "PartialSums", "SumLoop", "TileNest"]

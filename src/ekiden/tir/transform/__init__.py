@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from ekiden.tir.transform.lower_cross_thread_reduction import lower_cross_thread_reduction
     from ekiden.tir.transform.lower_init_block import lower_init_block
     from ekiden.tir.transform.lower_intrinsics import lower_intrinsics
-    from ekiden.tir.transform.numbers_as_tensors import numbers_as_tensors
     from ekiden.tir.transform.pipeline import (
         PASSES,
         TILED_PASSES,
@@ -69,6 +68,7 @@ if TYPE_CHECKING:
     from ekiden.tir.transform.remove_assume import remove_assume, use_assumptions
     from ekiden.tir.transform.remove_no_op import remove_no_op
     from ekiden.tir.transform.remove_store_undef import remove_store_undef
+    from ekiden.tir.transform.scalars_as_tensors import numbers_as_tensors
     from ekiden.tir.transform.simplify import simplify
     from ekiden.tir.transform.split_host_device import split_host_device
     from ekiden.tir.transform.storage_rewrite import storage_rewrite

@@ -46,9 +46,6 @@ EXPORTS = {
     "lower_intrinsics": """
         lower_intrinsics
     """,
-    "numbers_as_tensors": """
-        numbers_as_tensors
-    """,
     "pipeline": """
         AlignStorage Apply BindTarget CompactBufferAllocation ConvertBlocksToOpaque
         ConvertForLoopsToSerial ConvertSSA DropAttributes Filter FlattenBuffer HoistExpression
@@ -66,6 +63,9 @@ EXPORTS = {
     """,
     "remove_store_undef": """
         remove_store_undef
+    """,
+    "scalars_as_tensors": """
+        numbers_as_tensors
     """,
     "simplify": """
         simplify

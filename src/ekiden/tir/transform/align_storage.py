@@ -17,22 +17,22 @@ from ekiden.tir.visitor import (
     ExprRewriter,
     StmtMutator,
     all_expressions,
-    are_regions,
     buffers_written,
+    has_only_region_accesses,
 )
 
-KEY = "buffer_dim_align"
+ALIGNMENT_ANNOTATION = "buffer_dim_align"
 """Of a block: ((number of the buffer written, axis, factor, offset), ...); of a function in
 lowering: the same by the buffer's name.
 """
-Rule: TypeAlias = tuple[int, int, int]
+AlignmentRule: TypeAlias = tuple[int, int, int]
 """Axis, factor, offset."""
 
 
-def alignments_of(block: Block) -> dict[str, tuple[Rule, ...]]:
+def alignments_of(block: Block) -> dict[str, tuple[AlignmentRule, ...]]:
     """Return a block's alignment rules, by buffer name."""
-    rules: dict[str, tuple[Rule, ...]] = {}
-    annotation = (block.annotations or {}).get(KEY)
+    rules: dict[str, tuple[AlignmentRule, ...]] = {}
+    annotation = (block.annotations or {}).get(ALIGNMENT_ANNOTATION)
     if isinstance(annotation, (list, tuple)):
         written = buffers_written(block.body)
         for number, axis, factor, offset in annotation:
@@ -41,7 +41,7 @@ def alignments_of(block: Block) -> dict[str, tuple[Rule, ...]]:
     return rules
 
 
-class _Strided(ExprRewriter):
+class _StrideRewriter(ExprRewriter):
     """A rewriter of a buffer's accesses to flat indices with given strides."""
 
     def __init__(self, old: Buffer, new: Buffer, strides: Sequence[PrimExpr]) -> None:
@@ -80,7 +80,7 @@ class _Strided(ExprRewriter):
 
 
 class _Align(StmtMutator):
-    def __init__(self, rules: Mapping[str, tuple[Rule, ...]]) -> None:
+    def __init__(self, rules: Mapping[str, tuple[AlignmentRule, ...]]) -> None:
         self._rules = rules
 
     def visit_allocate(self, stmt: Allocate) -> Stmt:
@@ -88,20 +88,20 @@ class _Align(StmtMutator):
         body = self.visit(stmt.body)
         old = stmt.buffer
         rules = self._rules.get(old.name)
-        if rules is None or old.strides or len(old.shape) < 2 or _is_handed(body, old):
+        if rules is None or old.strides or len(old.shape) < 2 or _requires_dense(body, old):
             return stmt.with_fields(body=body)
         strides = _strides(old, rules)
         new = old.with_fields(shape=(simplify(strides[0] * old.shape[0]),))
-        return Allocate(new, _Strided(old, new, strides).visit(body))
+        return Allocate(new, _StrideRewriter(old, new, strides).visit(body))
 
 
-def _is_handed(body: Stmt, buffer: Buffer) -> bool:
+def _requires_dense(body: Stmt, buffer: Buffer) -> bool:
     """Return whether a call is passed the buffer, which it requires to be dense."""
     handed = any(isinstance(e, BufferAddress) and e.buffer is buffer for e in all_expressions(body))
-    return handed and not are_regions(body, buffer)
+    return handed and not has_only_region_accesses(body, buffer)
 
 
-def _strides(buffer: Buffer, rules: Sequence[Rule]) -> list[PrimExpr]:
+def _strides(buffer: Buffer, rules: Sequence[AlignmentRule]) -> list[PrimExpr]:
     """Return row-major strides, rounded up to k * factor + offset where a rule requests it."""
     strides: list[PrimExpr] = [const(1)]
     for axis in reversed(range(len(buffer.shape) - 1)):
@@ -116,7 +116,7 @@ def _strides(buffer: Buffer, rules: Sequence[Rule]) -> list[PrimExpr]:
 def align_storage(func: PrimFunc) -> PrimFunc:
     """Return the function with the requested strides."""
     attrs = dict(func.attrs or {})
-    rules = attrs.pop(KEY, None)
+    rules = attrs.pop(ALIGNMENT_ANNOTATION, None)
     if not isinstance(rules, Mapping):
         return func
     return func.with_fields(attrs=attrs, body=_Align(rules).visit(func.body))

@@ -37,13 +37,20 @@ from ekiden.tir.stmt import (
     SeqStmt,
     Stmt,
 )
-from ekiden.tir.visitor import NOTHING, ExprRewriter, StmtMutator, are_regions, sequence, walk
+from ekiden.tir.visitor import (
+    EMPTY_STMT,
+    ExprRewriter,
+    StmtMutator,
+    has_only_region_accesses,
+    sequence,
+    walk,
+)
 
 MAX_PRIVATE_BYTES = 1 << 10
 """Of a buffer that becomes each thread's own: a part of the registers that a thread has."""
 
 
-def _less(index: PrimExpr, low: PrimExpr) -> PrimExpr:
+def _subtract_offset(index: PrimExpr, low: PrimExpr) -> PrimExpr:
     """Return index - low; a Ramp stays a Ramp, which is a contiguous load, whereas a difference of
     vectors is a gather.
     """
@@ -52,7 +59,7 @@ def _less(index: PrimExpr, low: PrimExpr) -> PrimExpr:
     return index - low
 
 
-class _Shift(ExprRewriter):
+class _OffsetRewriter(ExprRewriter):
     """A rewriter of a buffer's accesses to accesses of its compact form."""
 
     def __init__(self, old: Buffer, new: Buffer, ranges: Sequence[Range]) -> None:
@@ -61,7 +68,7 @@ class _Shift(ExprRewriter):
         self._low = [r.min for r in ranges]
 
     def _moved(self, indices: Sequence[PrimExpr]) -> tuple[PrimExpr, ...]:
-        return tuple(_less(i, low) for i, low in zip(indices, self._low, strict=True))
+        return tuple(_subtract_offset(i, low) for i, low in zip(indices, self._low, strict=True))
 
     def _load(self, e: PrimExpr) -> PrimExpr:
         if isinstance(e, (BufferLoad, BufferAddress)) and e.buffer is self._old:
@@ -112,7 +119,7 @@ class _Compact(StmtMutator):
         rank = len(stmt.buffer.shape)
         flat = any(len(a.indices) != rank for a in touched)
         handed = any(a.extents is not None for a in touched)
-        if handed and not are_regions(stmt.body, stmt.buffer):
+        if handed and not has_only_region_accesses(stmt.body, stmt.buffer):
             return stmt
         if flat or stmt.buffer.strides or _has_view(stmt.body, stmt.buffer):
             return stmt
@@ -120,21 +127,23 @@ class _Compact(StmtMutator):
             return stmt
         if stmt.buffer.scope == "global":
             own = stmt.buffer.with_fields(scope="local")
-            body = _Shift(stmt.buffer, own, _whole(own)).visit(stmt.body)
-            if _is_of_one_thread(body, own, list(self._loops)):
+            body = _OffsetRewriter(stmt.buffer, own, _full_region(own)).visit(stmt.body)
+            if _is_thread_private(body, own, list(self._loops)):
                 return _place(body, own, list(self._loops), [])
         return _place(stmt.body, stmt.buffer, list(self._loops), [])
 
 
 # Threads that compute the same elements (where a stencil overlaps, or an edge cuts off) would write
 # over what another is still adding to.
-def _is_of_one_thread(s: Stmt, buffer: Buffer, outer: list[For]) -> bool:
+def _is_thread_private(s: Stmt, buffer: Buffer, outer: list[For]) -> bool:
     """Return whether each thread of a block first writes all that it reads of a small buffer, which
     can then be thread-private.
     """
     crosses = False
     while True:
-        if isinstance(s, For) and _is_fresh(buffer, accesses(s.body, buffer), [*outer, s]):
+        if isinstance(s, For) and _is_rewritten_each_iteration(
+            buffer, accesses(s.body, buffer), [*outer, s]
+        ):
             crosses = crosses or _thread_of(s).startswith("threadIdx")
             outer = [*outer, s]
             s = s.body
@@ -160,7 +169,7 @@ def _is_of_one_thread(s: Stmt, buffer: Buffer, outer: list[For]) -> bool:
 def _place(s: Stmt, buffer: Buffer, outer: list[For], crossed: list[For]) -> Stmt:
     """Return the statement with the buffer allocated as deep inside as all its accesses allow."""
     match s:
-        case For() if not _shares(buffer, s) and _is_fresh(
+        case For() if not _shares(buffer, s) and _is_rewritten_each_iteration(
             buffer, accesses(s.body, buffer), [*outer, s]
         ):
             return s.with_fields(body=_place(s.body, buffer, [*outer, s], [*crossed, s]))
@@ -200,7 +209,9 @@ def _shares(buffer: Buffer, loop: For) -> bool:
     return buffer.scope == "global" or (buffer.scope == "shared" and thread.startswith("threadIdx"))
 
 
-def _is_fresh(buffer: Buffer, touched: Sequence[Access], outer: Sequence[For]) -> bool:
+def _is_rewritten_each_iteration(
+    buffer: Buffer, touched: Sequence[Access], outer: Sequence[For]
+) -> bool:
     """Return whether an iteration begins with a write and writes all that it reads: nothing is
     carried from the previous one.
     """
@@ -216,7 +227,7 @@ def _by_elements(access: Access) -> Access:
     if access.extents is None:
         return access
     loops = [
-        For(Var("each", e.dtype), const(0, e.dtype), e, ForKind.SERIAL, NOTHING)
+        For(Var("each", e.dtype), const(0, e.dtype), e, ForKind.SERIAL, EMPTY_STMT)
         for e in access.extents
     ]
     indices = tuple(i + f.loop_var for i, f in zip(access.indices, loops, strict=True))
@@ -242,14 +253,14 @@ def _same(a: Range, b: Range) -> bool:
 def _allocate(s: Stmt, buffer: Buffer, outer: list[For], crossed: list[For]) -> Stmt:
     together = [f for f in outer if f not in crossed and _shares(buffer, f)]
     touched = [replace(a, loops=(*together, *a.loops)) for a in accesses(s, buffer)]
-    ranges = region(buffer, touched, outer) if touched else _whole(buffer)
-    if not crossed and all(map(_same, ranges, _whole(buffer))):
+    ranges = region(buffer, touched, outer) if touched else _full_region(buffer)
+    if not crossed and all(map(_same, ranges, _full_region(buffer))):
         return Allocate(buffer, s)
     new = buffer.with_fields(shape=tuple(r.extent for r in ranges))
-    return Allocate(new, _Shift(buffer, new, ranges).visit(s))
+    return Allocate(new, _OffsetRewriter(buffer, new, ranges).visit(s))
 
 
-def _whole(buffer: Buffer) -> list[Range]:
+def _full_region(buffer: Buffer) -> list[Range]:
     return [Range.from_min_extent(const(0), extent) for extent in buffer.shape]
 
 

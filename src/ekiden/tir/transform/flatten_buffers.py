@@ -34,7 +34,7 @@ def flat_index(buffer: Buffer, indices: Sequence[PrimExpr]) -> PrimExpr:
     return total
 
 
-def _laid_out(e: Intrinsic) -> PrimExpr:
+def _resolve_layout_query(e: Intrinsic) -> PrimExpr:
     """Return the value of region_offset or region_stride for a region with a flat address."""
     region = e.args[0]
     assert isinstance(region, BufferAddress), e
@@ -84,7 +84,7 @@ class _Flatten(Simplifier):
         if isinstance(expr, BufferLoad) and len(expr.indices) != 1:
             return expr.with_fields(indices=(flat_index(expr.buffer, expr.indices),))
         if isinstance(expr, Intrinsic) and expr.op in ("region_offset", "region_stride"):
-            return _laid_out(expr)
+            return _resolve_layout_query(expr)
         if isinstance(expr, BufferAddress) and len(expr.indices) > 1:
             return expr.with_fields(indices=(flat_index(expr.buffer, expr.indices),))
         return expr

@@ -19,7 +19,7 @@ from ekiden.tir.expr import BufferLoad
 from ekiden.tir.stmt import For, ForKind, IfThenElse, PrimFunc, Stmt
 from ekiden.tir.visitor import StmtMutator, walk
 
-KINDS = (ForKind.SERIAL, ForKind.PARALLEL)
+UNSWITCHED_LOOP_KINDS = (ForKind.SERIAL, ForKind.PARALLEL)
 
 
 class _Hoist(StmtMutator):
@@ -62,7 +62,7 @@ def hoist_conditions(func: PrimFunc) -> PrimFunc:
         return func
     options = PassContext.current().fields(HOIST_IF)
     threads = (ForKind.THREAD_BINDING,) if options["support_block_scope_hosting"] else ()
-    hoist = _Hoist((*KINDS, *threads))
+    hoist = _Hoist((*UNSWITCHED_LOOP_KINDS, *threads))
     new = func.with_fields(body=hoist.visit(func.body))
     # An else branch duplicates the loop: both copies would bind the same variable.
     return distinct(new) if hoist.has_copied else new

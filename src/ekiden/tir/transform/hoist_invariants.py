@@ -26,7 +26,7 @@ from ekiden.tir.stmt import Allocate, For, IfThenElse, LetStmt, PrimFunc, Stmt, 
 from ekiden.tir.visitor import StmtMutator, buffers_written, guarded_nodes, walk
 
 
-class _Regroup(StmtMutator):
+class _InvariantNamer(StmtMutator):
     """A mutator that names, within one loop, the invariants: expressions without variables of the
     loop or of its inside, and without buffers written there.
 
@@ -72,9 +72,9 @@ class _Regroup(StmtMutator):
     def visit_for(self, stmt: For) -> Stmt:
         """Mark the body of a loop that may have no iterations as conditional."""
         low, extent = self.expr(stmt.min), self.expr(stmt.extent)
-        self._conditional += not _steps(stmt)
+        self._conditional += not _has_iterations(stmt)
         body = self.visit(stmt.body)
-        self._conditional -= not _steps(stmt)
+        self._conditional -= not _has_iterations(stmt)
         return stmt.with_fields(min=low, extent=extent, body=body)
 
     def expr(self, expr: PrimExpr) -> PrimExpr:
@@ -210,7 +210,7 @@ def _worth_naming(e: PrimExpr) -> bool:
     return True
 
 
-def _steps(loop: For) -> bool:
+def _has_iterations(loop: For) -> bool:
     """Return whether a loop provably has an iteration."""
     return isinstance(loop.extent, IntImm) and loop.extent.value > 0
 
@@ -221,7 +221,7 @@ def _hoisted(value: PrimExpr, loop: For, scope: Sequence[For | LetStmt]) -> Prim
     might be out of range then.
     """
     loads = [e for e in post_order(value) if isinstance(e, BufferLoad)]
-    if not loads or _steps(loop):
+    if not loads or _has_iterations(loop):
         return value
     analyzer = _analyzer(scope)
     if all(_is_inside(e, analyzer) for e in loads):
@@ -263,7 +263,7 @@ class _Hoist(StmtMutator):
         """Reassociate sums so that their invariant parts are adjacent, and name those before the
         loop, or before the outermost enclosing loop in which they are invariant.
         """
-        regroup = _Regroup(stmt)
+        regroup = _InvariantNamer(stmt)
         body = regroup.visit(stmt.body)
         self._scope.append(stmt)
         new: Stmt = stmt.with_fields(body=self.visit(body))

@@ -30,15 +30,15 @@ from ekiden.tir.visitor import (
     walk,
 )
 
-MARK = "double_buffer"
+DOUBLE_BUFFER_ANNOTATION = "double_buffer"
 """The annotation of the one-step loop around what fills a double buffer."""
 
 
 def _is_mark(s: Stmt) -> bool:
-    return isinstance(s, For) and bool((s.annotations or {}).get(MARK))
+    return isinstance(s, For) and bool((s.annotations or {}).get(DOUBLE_BUFFER_ANNOTATION))
 
 
-class _Slot(ExprRewriter):
+class _CopyRewriter(ExprRewriter):
     """A rewriter of t[i] to t[slot, i]."""
 
     def __init__(self, old: Buffer, new: Buffer, slot: PrimExpr) -> None:
@@ -92,9 +92,11 @@ def _parts(allocation: Allocate) -> tuple[Stmt, Sequence[Stmt]] | None:
 def _pipelined(loop: For, buffer: Buffer, fill: Stmt, uses: Sequence[Stmt]) -> Stmt:
     double_buffer = buffer.with_fields(shape=(const(2), *buffer.shape))
     step = loop.loop_var
-    first = _Slot(buffer, double_buffer, const(0)).visit(substitute(fill, {step: const(0)}))
-    after = _Slot(buffer, double_buffer, (step + 1) % 2).visit(substitute(fill, {step: step + 1}))
-    current = _Slot(buffer, double_buffer, step % 2).visit(sequence(*uses))
+    first = _CopyRewriter(buffer, double_buffer, const(0)).visit(substitute(fill, {step: const(0)}))
+    after = _CopyRewriter(buffer, double_buffer, (step + 1) % 2).visit(
+        substitute(fill, {step: step + 1})
+    )
+    current = _CopyRewriter(buffer, double_buffer, step % 2).visit(sequence(*uses))
     ahead = IfThenElse(step + 1 < loop.extent, after)
     main = loop.with_fields(body=sequence(ahead, current))
     return Allocate(double_buffer, sequence(IfThenElse(loop.extent > 0, first), main))

@@ -40,7 +40,7 @@ def is_virtual(stmt: Stmt) -> bool:
     return str((stmt.annotations or {}).get("thread", "")).startswith("vthread")
 
 
-class _PerThread(ExprRewriter):
+class _PerThreadRewriter(ExprRewriter):
     """A rewriter of a thread's buffer to that of all threads: t[i] -> t[v, i]."""
 
     def __init__(self, old: Buffer, new: Buffer, thread: Var) -> None:
@@ -84,26 +84,26 @@ class _Inject(StmtMutator):
                 f"virtual threads of {new.loop_var.name!r}: their number must be a constant, got "
                 f"{new.extent!r}"
             )
-        return _spread(new.body, new.loop_var, new.min, new.extent.value)
+        return _replicate(new.body, new.loop_var, new.min, new.extent.value)
 
 
-def _spread(s: Stmt, thread: Var, first: PrimExpr, count: int) -> Stmt:
+def _replicate(s: Stmt, thread: Var, first: PrimExpr, count: int) -> Stmt:
     """Return the statement for every thread, pushed as deep inside as control flow common to all
     threads allows.
     """
     match s:
         case SeqStmt():
-            return sequence(*(_spread(child, thread, first, count) for child in s.seq))
+            return sequence(*(_replicate(child, thread, first, count) for child in s.seq))
         case For() if thread not in free_vars(s.min, s.extent) and s.kind is ForKind.SERIAL:
-            return s.with_fields(body=_spread(s.body, thread, first, count))
+            return s.with_fields(body=_replicate(s.body, thread, first, count))
         case IfThenElse() if s.else_case is None and thread not in free_vars(s.condition):
-            return s.with_fields(then_case=_spread(s.then_case, thread, first, count))
+            return s.with_fields(then_case=_replicate(s.then_case, thread, first, count))
         case Allocate() if not s.buffer.strides:
             wide = s.buffer.with_fields(shape=(const(count), *s.buffer.shape))
-            body = _PerThread(s.buffer, wide, thread).visit(s.body)
-            return Allocate(wide, _spread(body, thread, first, count))
+            body = _PerThreadRewriter(s.buffer, wide, thread).visit(s.body)
+            return Allocate(wide, _replicate(body, thread, first, count))
         case LetStmt() if thread not in free_vars(s.value):
-            return s.with_fields(body=_spread(s.body, thread, first, count))
+            return s.with_fields(body=_replicate(s.body, thread, first, count))
     return sequence(*(substitute(s, {thread: first + n}) for n in range(count)))
 
 

@@ -51,7 +51,7 @@ from ekiden.tir.expr import BufferLoad
 from ekiden.tir.stmt import For, ForKind, IfThenElse, LetStmt, PrimFunc, Stmt
 from ekiden.tir.transform.thread_sync import is_barrier
 from ekiden.tir.visitor import (
-    NOTHING,
+    EMPTY_STMT,
     StmtMutator,
     expressions,
     is_nothing,
@@ -60,9 +60,9 @@ from ekiden.tir.visitor import (
     walk,
 )
 
-HINT = "pragma_loop_partition_hint"
+PARTITION_HINT_ANNOTATION = "pragma_loop_partition_hint"
 """Annotation of a loop that is cut where conditions of values change, not of statements alone."""
-MOST_COPIES = 8
+MAX_TAIL_COPIES = 8
 """Values of a rest for which there is a copy each."""
 Decisions = Mapping[PrimExpr, PrimExpr]
 """What stands in the place of a condition or of the extent of a loop."""
@@ -129,7 +129,7 @@ def _positive_when(e: PrimExpr) -> PrimExpr | None:
     return None
 
 
-class _Decide(StmtMutator):
+class _DecisionRewriter(StmtMutator):
     """A mutator that substitutes decisions for conditions and extents."""
 
     def __init__(self, decisions: Decisions, guards: bool = False) -> None:
@@ -153,7 +153,7 @@ class _Decide(StmtMutator):
         undecided: PrimExpr = const(True)
         for conjunct in _conjuncts(marked):
             undecided = logical_and(undecided, self._decisions.get(conjunct, conjunct))
-        otherwise = NOTHING if stmt.else_case is None else self.visit(stmt.else_case)
+        otherwise = EMPTY_STMT if stmt.else_case is None else self.visit(stmt.else_case)
         if is_const(undecided, 0):
             return otherwise
         inside = self.visit(stmt.then_case)
@@ -174,7 +174,7 @@ class _Decide(StmtMutator):
         """Substitute the extent of this part; remove the loop if its body is removed."""
         body = self.visit(stmt.body)
         if is_nothing(body):
-            return NOTHING
+            return EMPTY_STMT
         extent = self._decisions.get(stmt.extent, stmt.extent)
         return stmt.with_fields(extent=extent, body=body)
 
@@ -267,7 +267,7 @@ class _Partition(StmtMutator):
 
     def _cut(self, loop: For, bounds: Sequence[_Bound]) -> Stmt:
         """Return [0, begin) and [end, extent) with the conditions, [begin, end) without."""
-        factor = self._left_over(loop, bounds)
+        factor = self._split_factor(loop, bounds)
         begin, end = self._decided_steps(loop, bounds, factor)
         written_out = loop.kind in (ForKind.UNROLLED, ForKind.VECTORIZED)
         if written_out and not (is_const(begin) and is_const(end)):
@@ -292,12 +292,12 @@ class _Partition(StmtMutator):
         """
         step = loop.loop_var
         decided = {b.node: _decided(b) for b in bounds}
-        main_body = self.visit(_Decide(decided, _is_hinted(loop)).visit(loop.body))
+        main_body = self.visit(_DecisionRewriter(decided, _is_hinted(loop)).visit(loop.body))
         if factor is None:
             tail_body = self.visit(loop.body)
         else:
             size = self._analyzer.simplify(bounds[0].high % factor)
-            tail_body = self._sizes(loop, step, bounds, factor, size) or NOTHING
+            tail_body = self._tail_copies(loop, step, bounds, factor, size) or EMPTY_STMT
         inside = logical_and(step >= begin if not is_const(begin, 0) else const(True), step < end)
         return loop.with_fields(body=IfThenElse(inside, main_body, tail_body))
 
@@ -346,37 +346,37 @@ class _Partition(StmtMutator):
         """Return the iterations [begin, end), counted from 0, with their inside partitioned."""
         extent = self._analyzer.simplify(end - begin)
         if self._analyzer.can_prove(extent <= 0):
-            return NOTHING
-        body = _Decide(decisions, _is_hinted(loop)).visit(loop.body)
+            return EMPTY_STMT
+        body = _DecisionRewriter(decisions, _is_hinted(loop)).visit(loop.body)
         if is_const(extent, 1):
             return self.visit(substitute(body, {loop.loop_var: begin}))
         if is_nothing(body):
-            return NOTHING
+            return EMPTY_STMT
         self._analyzer.bind(loop.loop_var, const(0), extent)
         if not is_const(begin, 0):
             body = substitute(body, {loop.loop_var: loop.loop_var + begin})
         body = self.visit(body)
-        return NOTHING if is_nothing(body) else loop.with_fields(extent=extent, body=body)
+        return EMPTY_STMT if is_nothing(body) else loop.with_fields(extent=extent, body=body)
 
     def _after(
         self, loop: For, end: PrimExpr, bounds: Sequence[_Bound], factor: int | None
     ) -> Stmt:
         if self._analyzer.can_prove_equal(end, loop.extent):
-            return NOTHING
+            return EMPTY_STMT
         if factor is None:
             return self._part(loop, end, loop.extent, self._never(bounds, end, above=False))
         tail_size = self._analyzer.simplify(bounds[0].high % factor)
-        if not is_const(tail_size) and (factor > MOST_COPIES or not _writes_out(loop.body)):
+        if not is_const(tail_size) and (factor > MAX_TAIL_COPIES or not _writes_out(loop.body)):
             return IfThenElse(tail_size > 0, self._last_step(loop, end, bounds, tail_size))
-        return self._sizes(loop, end, bounds, factor, tail_size) or NOTHING
+        return self._tail_copies(loop, end, bounds, factor, tail_size) or EMPTY_STMT
 
-    def _sizes(
+    def _tail_copies(
         self, loop: For, step: PrimExpr, bounds: Sequence[_Bound], factor: int, tail_size: PrimExpr
     ) -> Stmt | None:
         """Return the last iteration, with a copy per size that it may have if its loops are
         unrolled.
         """
-        if is_const(tail_size) or factor > MOST_COPIES or not _writes_out(loop.body):
+        if is_const(tail_size) or factor > MAX_TAIL_COPIES or not _writes_out(loop.body):
             return self._last_step(loop, step, bounds, tail_size)
         chain: Stmt | None = None
         for value in range(1, factor):
@@ -387,7 +387,7 @@ class _Partition(StmtMutator):
     # The common case: a split of n by `factor` leaves the one bound s * factor + inner < n, with
     # inner in [0, factor). Then the whole steps are n // factor, and what is left is known without
     # any comparison: one step of n % factor.
-    def _left_over(self, loop: For, bounds: Sequence[_Bound]) -> int | None:
+    def _split_factor(self, loop: For, bounds: Sequence[_Bound]) -> int | None:
         """Return the factor of the split that all bounds come from, or None: then at most one
         iteration is left, of high % factor elements.
         """
@@ -413,7 +413,7 @@ class _Partition(StmtMutator):
         decisions: dict[PrimExpr, PrimExpr] = {
             b.node: tail_size if isinstance(b.node, Min) else b.inner < tail_size for b in bounds
         }
-        body = _Decide(decisions, _is_hinted(loop)).visit(loop.body)
+        body = _DecisionRewriter(decisions, _is_hinted(loop)).visit(loop.body)
         return self.visit(substitute(body, {loop.loop_var: step}))
 
 
@@ -429,7 +429,7 @@ def _writes_out(body: Stmt) -> bool:
 
 
 def _is_hinted(loop: For) -> bool:
-    return bool((loop.annotations or {}).get(HINT))
+    return bool((loop.annotations or {}).get(PARTITION_HINT_ANNOTATION))
 
 
 class _Unmark(StmtMutator):

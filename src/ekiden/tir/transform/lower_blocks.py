@@ -20,25 +20,25 @@ from ekiden.ir.prim_visitor import free_vars
 from ekiden.ir.prim_visitor import substitute as substitute_expr
 from ekiden.tir.predicates import conjunction, init_conditions
 from ekiden.tir.stmt import BlockRealize, For, ForKind, IfThenElse, IterKind, PrimFunc, Stmt
-from ekiden.tir.transform.align_storage import KEY, Rule, alignments_of
-from ekiden.tir.transform.bring_ahead import brought_ahead
-from ekiden.tir.transform.inject_double_buffer import MARK
+from ekiden.tir.transform.align_storage import ALIGNMENT_ANNOTATION, AlignmentRule, alignments_of
+from ekiden.tir.transform.inject_double_buffer import DOUBLE_BUFFER_ANNOTATION
+from ekiden.tir.transform.inject_prefetch import inject_prefetch
 from ekiden.tir.visitor import StmtMutator, sequence, substitute
 
 
 class _LowerBlocks(StmtMutator):
     def __init__(self) -> None:
-        self.aligned: dict[str, tuple[Rule, ...]] = {}
+        self.aligned: dict[str, tuple[AlignmentRule, ...]] = {}
 
     def visit_for(self, stmt: For) -> Stmt:
         """Place a block's init before the loop where all loops from here to the block reduce; it
         then runs even if they are empty.
         """
-        stmt = brought_ahead(stmt)
+        stmt = inject_prefetch(stmt)
         filled = _only_block(stmt)
         if filled is not None and _is_double_buffered(filled):
             plain = filled.with_fields(block=filled.block.with_fields(annotations=None))
-            return _filling(self.visit(_replace_inner(stmt, plain)))
+            return _mark_fill(self.visit(_replace_inner(stmt, plain)))
         realize = _reducing_nest(stmt)
         if realize is None:
             return super().visit_for(stmt)
@@ -64,7 +64,7 @@ class _LowerBlocks(StmtMutator):
             init = substitute(self.visit(stmt.block.init), values)
             body = sequence(_guarded(init, first), body)
         if _is_double_buffered(stmt):
-            body = _filling(body)
+            body = _mark_fill(body)
         return _guarded(body, _marked(stmt.predicate))
 
 
@@ -81,9 +81,11 @@ def _is_double_buffered(realize: BlockRealize) -> bool:
     return (realize.block.annotations or {}).get("double_buffer_scope") is not None
 
 
-def _filling(body: Stmt) -> Stmt:
+def _mark_fill(body: Stmt) -> Stmt:
     """Return the statement in the marked loop that inject_double_buffer looks for."""
-    return For(Var("fill"), const(0), const(1), ForKind.SERIAL, body, {MARK: True})
+    return For(
+        Var("fill"), const(0), const(1), ForKind.SERIAL, body, {DOUBLE_BUFFER_ANNOTATION: True}
+    )
 
 
 def _only_block(stmt: Stmt) -> BlockRealize | None:
@@ -144,5 +146,9 @@ def lower_blocks(func: PrimFunc) -> PrimFunc:
     """Return the function without blocks; requested strides become a function attribute."""
     lowering = _LowerBlocks()
     body = lowering.visit(func.body)
-    attrs = {**(func.attrs or {}), KEY: lowering.aligned} if lowering.aligned else func.attrs
+    attrs = (
+        {**(func.attrs or {}), ALIGNMENT_ANNOTATION: lowering.aligned}
+        if lowering.aligned
+        else func.attrs
+    )
     return func.with_fields(body=body, attrs=attrs)

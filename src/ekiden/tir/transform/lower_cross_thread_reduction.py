@@ -28,7 +28,7 @@ from ekiden.target import Target
 from ekiden.tir.distinct import distinct
 from ekiden.tir.expr import Buffer
 from ekiden.tir.predicates import conjunction, init_conditions
-from ekiden.tir.reduction import Places, Reduction, at_iterators, reduction_of
+from ekiden.tir.reduction import Elements, Reduction, at_iterators, reduction_of
 from ekiden.tir.stmt import (
     Allocate,
     BlockRealize,
@@ -44,10 +44,15 @@ from ekiden.tir.stmt import (
 )
 from ekiden.tir.transform.inject_virtual_threads import is_virtual
 from ekiden.tir.transform.thread_sync import is_thread_loop
-from ekiden.tir.transform.thread_tree import SHUFFLES, elements, fold_by_halves, shuffled
+from ekiden.tir.transform.thread_tree import (
+    WARP_SHUFFLES_FEATURE,
+    elements,
+    fold_by_halves,
+    shuffled,
+)
 from ekiden.tir.visitor import StmtMutator, walk
 
-_HERE = (const(0),)
+_ZERO_INDEX = (const(0),)
 
 
 def axis_of(stmt: Stmt) -> str:
@@ -58,7 +63,7 @@ def axis_of(stmt: Stmt) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class _Nest:
+class _ReductionNest:
     """The statements from the outermost loop that a block reduces over to the block, which is last
     in each of them.
     """
@@ -68,7 +73,7 @@ class _Nest:
     reduced: tuple[For, ...]
 
     @staticmethod
-    def of(first: For) -> _Nest | None:
+    def of(first: For) -> _ReductionNest | None:
         """Return the nest that begins at a loop if threads reduce in it, else None."""
         chain: list[Stmt] = []
         stmt: Stmt = first
@@ -84,7 +89,7 @@ class _Nest:
         reduced = tuple(s for s in chain if isinstance(s, For) and s.loop_var in used)
         if stmt.block.init is None or first not in reduced or not any(map(axis_of, reduced)):
             return None
-        return _Nest(tuple(chain), stmt, reduced)
+        return _ReductionNest(tuple(chain), stmt, reduced)
 
 
 def _reduced_over(realize: BlockRealize) -> set[Var]:
@@ -104,7 +109,7 @@ class _Lower(StmtMutator):
 
     def visit_for(self, stmt: For) -> Stmt:
         """Lower a reduction over threads at its outermost loop; track loops over threads."""
-        nest, axis = _Nest.of(stmt), axis_of(stmt)
+        nest, axis = _ReductionNest.of(stmt), axis_of(stmt)
         if not self._around and (axis or nest is not None):
             axes = map(axis_of, walk(stmt))
             self._axes = {a for a in axes if a.startswith("threadIdx")}
@@ -134,7 +139,7 @@ class _Lower(StmtMutator):
             f"{self._name!r}: block {realize.block.name!r} reduces over threads: {why}"
         )
 
-    def _lowered(self, nest: _Nest) -> Stmt:
+    def _lowered(self, nest: _ReductionNest) -> Stmt:
         """Return own = start; the remaining loops with own = combine(own, term); the combination;
         the store.
         """
@@ -154,7 +159,7 @@ class _Lower(StmtMutator):
         own = [
             Buffer(f"own_{b.name}", (const(1),), b.dtype, "local") for b, _ in elements_of_result
         ]
-        own_elements: Places = [(b, _HERE) for b in own]
+        own_elements: Elements = [(b, _ZERO_INDEX) for b in own]
         step = reduction.joined(own_elements, elements(own), terms)
         if not is_const(realize.predicate, True):
             step = IfThenElse(realize.predicate, step)
@@ -172,7 +177,7 @@ class _Lower(StmtMutator):
             store = IfThenElse(condition, store)
         # Each thread starts from the identity element, not from the initial value, which must count
         # once.
-        begin = [BufferStore(b, e, _HERE) for b, e in zip(own, starts, strict=True)]
+        begin = [BufferStore(b, e, _ZERO_INDEX) for b, e in zip(own, starts, strict=True)]
         body: Stmt = seq(*begin, steps, *combined.statements, store)
         for buffer in (*own, *combined.local):
             body = Allocate(buffer, body)
@@ -185,9 +190,11 @@ class _Lower(StmtMutator):
         if self._around or outer:
             return body
         # Memory of a block stands inside of a kernel, which the outermost loop over threads is.
-        return For(Var("block"), const(0), const(1), ForKind.THREAD_BINDING, body, _ONE_BLOCK)
+        return For(
+            Var("block"), const(0), const(1), ForKind.THREAD_BINDING, body, _SINGLE_BLOCK_ANNOTATION
+        )
 
-    def _hoisted(self, nest: _Nest) -> tuple[list[For], list[For]]:
+    def _hoisted(self, nest: _ReductionNest) -> tuple[list[For], list[For]]:
         """Return the loops over threads of a block, and over blocks, that move to the front."""
         threads: list[For] = []
         outer: list[For] = []
@@ -225,7 +232,7 @@ class _Lower(StmtMutator):
                 )
         return threads, outer
 
-    def _stored_where(self, nest: _Nest) -> list[PrimExpr]:
+    def _stored_where(self, nest: _ReductionNest) -> list[PrimExpr]:
         """Return the conditions under which there is an element to store."""
         reduced = {s.loop_var for s in nest.reduced}
         conditions: list[PrimExpr] = []
@@ -239,7 +246,7 @@ class _Lower(StmtMutator):
                 )
         return conditions
 
-    def _rebuilt(self, nest: _Nest, hoisted: Sequence[For], step: Stmt) -> Stmt:
+    def _rebuilt(self, nest: _ReductionNest, hoisted: Sequence[For], step: Stmt) -> Stmt:
         """Return the serial loops and the statements before the block, with the step in the block's
         place.
         """
@@ -252,7 +259,7 @@ class _Lower(StmtMutator):
                 body = s.with_fields(body=body)
         return body
 
-    def _team(self, nest: _Nest, threads: Sequence[For]) -> _Team:
+    def _team(self, nest: _ReductionNest, threads: Sequence[For]) -> _ThreadGroup:
         """Return the threads that combine and their group within the thread block."""
         sizes: dict[str, int] = {}
         loops: dict[str, For] = {}
@@ -276,8 +283,8 @@ class _Lower(StmtMutator):
                 f"the kernel has threads of {missing[0]} too, and all of a block must wait: bind a"
                 " loop around the block to it",
             )
-        reducing = [a for a in _AXES if loops.get(a) in nest.reduced]
-        other_axes = [a for a in _AXES if a in loops and a not in reducing]
+        reducing = [a for a in _THREAD_AXES if loops.get(a) in nest.reduced]
+        other_axes = [a for a in _THREAD_AXES if a in loops and a not in reducing]
         thread, count = _linear([(loops[a].loop_var, sizes[a]) for a in reducing])
         group, groups = _linear([(loops[a].loop_var, sizes[a]) for a in other_axes])
         target = self._target
@@ -285,20 +292,20 @@ class _Lower(StmtMutator):
             target is not None
             and reducing == ["threadIdx.x"]
             and target.thread_warp_size == WARP
-            and target.has(SHUFFLES)
+            and target.has(WARP_SHUFFLES_FEATURE)
             # Shuffles need full warps: a reduction uses whole warps, or a power-of-two segment of
             # one.
             and (count * groups) % WARP == 0
             and (count % WARP == 0 or (count & (count - 1) == 0 and count <= WARP))
         )
-        return _Team(thread, count, group, groups, has_warps)
+        return _ThreadGroup(thread, count, group, groups, has_warps)
 
 
-_AXES = ("threadIdx.z", "threadIdx.y", "threadIdx.x")
-_ONE_BLOCK = {"thread": "blockIdx.x"}
+_THREAD_AXES = ("threadIdx.z", "threadIdx.y", "threadIdx.x")
+_SINGLE_BLOCK_ANNOTATION = {"thread": "blockIdx.x"}
 
 
-def _sizes(condition: PrimExpr, nest: _Nest) -> set[Var]:
+def _sizes(condition: PrimExpr, nest: _ReductionNest) -> set[Var]:
     """Return the variables of a condition that no loop of the nest binds and no iterator depends
     on: sizes of tensors."""
     bound = set(free_vars(*nest.realize.iter_values))
@@ -317,7 +324,7 @@ def _linear(axes: Sequence[tuple[Var, int]]) -> tuple[PrimExpr, int]:
 
 def _stored(
     reduction: Reduction,
-    elements_of_result: Places,
+    elements_of_result: Elements,
     values: Sequence[PrimExpr],
     initial: Sequence[PrimExpr],
 ) -> Stmt:
@@ -343,7 +350,7 @@ class _Combined:
 
 
 @dataclass(frozen=True, slots=True)
-class _Team:
+class _ThreadGroup:
     """The threads of one reduction, one of `groups` in a thread block."""
 
     thread: PrimExpr
@@ -368,16 +375,18 @@ class _Team:
         while distance:
             neighbour_values = shuffled(own, "tvm_warp_shuffle_down", distance, lanes)
             statements += [
-                BufferStore(b, e, _HERE) for b, e in zip(near, neighbour_values, strict=True)
+                BufferStore(b, e, _ZERO_INDEX) for b, e in zip(near, neighbour_values, strict=True)
             ]
-            own_elements: Places = [(b, _HERE) for b in own]
+            own_elements: Elements = [(b, _ZERO_INDEX) for b in own]
             statements.append(reduction.joined(own_elements, elements(own), elements(near)))
             distance //= 2
         warps = self.count // lanes
         if warps == 1:
             if everywhere:
                 first = shuffled(own, "tvm_warp_shuffle", 0, lanes)
-                statements += [BufferStore(b, e, _HERE) for b, e in zip(own, first, strict=True)]
+                statements += [
+                    BufferStore(b, e, _ZERO_INDEX) for b, e in zip(own, first, strict=True)
+                ]
             return _Combined(statements, elements(own), (), near)
         first_lane = (self.thread % WARP).equal(0)
         through_memory = self._through_memory(

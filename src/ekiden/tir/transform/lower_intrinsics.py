@@ -35,9 +35,9 @@ from ekiden.tir.stmt import PrimFunc
 from ekiden.tir.transcendental import FUNCTIONS, atan2_scalar
 from ekiden.tir.visitor import ExprRewriter
 
-WORD = 4
+SHUFFLE_WORD_BYTES = 4
 """Bytes."""
-WORDS = frozenset(("float32", "int32", "uint32"))
+SHUFFLE_WORD_DTYPES = frozenset(("float32", "int32", "uint32"))
 """Types of one."""
 
 
@@ -199,14 +199,16 @@ def _exchanged(op: str, mask: PrimExpr, value: PrimExpr, lane: PrimExpr, *of: Pr
     def call(word: PrimExpr) -> PrimExpr:
         return Intrinsic(op, (mask_and_lane[0], word, mask_and_lane[1], *of), word.dtype)
 
-    if value.dtype in WORDS:
+    if value.dtype in SHUFFLE_WORD_DTYPES:
         return call(value)
-    if value.dtype == "bool" or (dt.is_int(value.dtype) and dt.itemsize(value.dtype) < WORD):
+    if value.dtype == "bool" or (
+        dt.is_int(value.dtype) and dt.itemsize(value.dtype) < SHUFFLE_WORD_BYTES
+    ):
         return cast(call(cast(value, _word(value.dtype))), value.dtype)
     bits = f"uint{8 * dt.itemsize(value.dtype)}"
     bit_pattern = value if value.dtype == bits else call_intrin("reinterpret", value, dtype=bits)
-    if dt.itemsize(bits) > WORD:
-        up = const(8 * WORD, bits)
+    if dt.itemsize(bits) > SHUFFLE_WORD_BYTES:
+        up = const(8 * SHUFFLE_WORD_BYTES, bits)
         words = (
             cast(bit_pattern, "uint32"),
             cast(call_intrin("right_shift", bit_pattern, up), "uint32"),
@@ -224,7 +226,7 @@ def _word(dtype: str) -> str:
     return "int32" if dt.is_int(dtype) and not dt.is_unsigned(dtype) else "uint32"
 
 
-LOWERED: dict[str, Callable[..., PrimExpr]] = {
+LOWERINGS: dict[str, Callable[..., PrimExpr]] = {
     "likely": lambda x: x,
     "vectorlow": _low,
     "vectorhigh": _high,
@@ -239,13 +241,13 @@ LOWERED: dict[str, Callable[..., PrimExpr]] = {
 
 
 def _change(e: PrimExpr) -> PrimExpr:
-    if isinstance(e, Intrinsic) and e.op in LOWERED:
-        return LOWERED[e.op](*e.args)
+    if isinstance(e, Intrinsic) and e.op in LOWERINGS:
+        return LOWERINGS[e.op](*e.args)
     return e
 
 
 def lower_intrinsics(func: PrimFunc) -> PrimFunc:
     """Return the function without the intrinsics of LOWERED."""
-    if LOWERED.keys().isdisjoint(contents(func.body).intrinsics):
+    if LOWERINGS.keys().isdisjoint(contents(func.body).intrinsics):
         return func
     return func.with_fields(body=ExprRewriter(_change).visit(func.body))

@@ -17,17 +17,17 @@ from ekiden.ir.prim_visitor import children, rebuild, rewrite
 from ekiden.runtime.errors import InternalError
 from ekiden.tir.contents import contents
 from ekiden.tir.expr import BufferLoad
-from ekiden.tir.small_types import FORMATS, converted, wrapped
+from ekiden.tir.small_types import SMALL_FLOAT_FORMATS, convert_small, sign_extend_low_bits
 from ekiden.tir.stmt import BufferStore, For, ForKind, LetStmt, PrimFunc, Stmt
 from ekiden.tir.visitor import StmtMutator, buffers_written
 
 
-def _is_held(e: PrimExpr) -> bool:
+def _is_carried(e: PrimExpr) -> bool:
     """Return whether a small number is already written as its carrier."""
     return isinstance(e, Intrinsic) and e.op == "reinterpret" and dt.is_small(e.dtype)
 
 
-def _held(value: PrimExpr, dtype: str) -> PrimExpr:
+def _as_carried(value: PrimExpr, dtype: str) -> PrimExpr:
     """Return a small number by its carrier: the intermediate form of every expression of a small
     type.
     """
@@ -35,7 +35,7 @@ def _held(value: PrimExpr, dtype: str) -> PrimExpr:
 
 
 def _carrier(e: PrimExpr) -> PrimExpr:
-    return e.args[0] if isinstance(e, Intrinsic) and _is_held(e) else e
+    return e.args[0] if isinstance(e, Intrinsic) and _is_carried(e) else e
 
 
 class _Lower(StmtMutator):
@@ -53,31 +53,31 @@ class _Lower(StmtMutator):
         if dt.lanes(e.dtype) > 1 and dt.is_small(dt.element(e.dtype)):
             raise InternalError(f"vectors of {e.dtype} cannot be computed with: {e!r}")
         match e:
-            case Intrinsic(op="reinterpret") if small or _is_held(e.args[0]):
+            case Intrinsic(op="reinterpret") if small or _is_carried(e.args[0]):
                 value = _carrier(e.args[0])
-                return _held(value, e.dtype) if small else cast(value, e.dtype)
-            case Cast() if small or _is_held(e.value):
-                value = converted(_carrier(e.value), e.value.dtype, e.dtype)
-                return _held(value, e.dtype) if small else value
+                return _as_carried(value, e.dtype) if small else cast(value, e.dtype)
+            case Cast() if small or _is_carried(e.value):
+                value = convert_small(_carrier(e.value), e.value.dtype, e.dtype)
+                return _as_carried(value, e.dtype) if small else value
             case IntImm() | FloatImm() if small:
-                return _held(_coded(e.value, e.dtype), e.dtype)
+                return _as_carried(_constant_carrier(e.value, e.dtype), e.dtype)
             case BufferLoad() if small:
-                return _held(_loaded(e), e.dtype)
-            case BinaryExpr() if _is_held(e.a):
+                return _as_carried(_loaded(e), e.dtype)
+            case BinaryExpr() if _is_carried(e.a):
                 return self._binary(e)
         if small:  # it chooses among small numbers
-            return _held(_with_dtype(_stripped(e), dt.carrier(e.dtype)), e.dtype)
+            return _as_carried(_with_dtype(_stripped(e), dt.carrier(e.dtype)), e.dtype)
         return e
 
     def _binary(self, e: BinaryExpr) -> PrimExpr:
         """Lower arithmetic and comparisons: floats as float32, integers as wrapping bytes."""
         kind = e.a.dtype
         wide = "float32" if kind in dt.SMALL_FLOATS else dt.carrier(kind)
-        a, b = (converted(_carrier(x), kind, wide) for x in (e.a, e.b))
+        a, b = (convert_small(_carrier(x), kind, wide) for x in (e.a, e.b))
         if not dt.is_small(e.dtype):
             return e.with_fields(a=a, b=b)
         wide_result = e.with_fields(a=a, b=b, dtype=wide)
-        return _held(converted(wide_result, wide, kind), kind)
+        return _as_carried(convert_small(wide_result, wide, kind), kind)
 
     def visit_store(self, stmt: BufferStore) -> Stmt:
         """Store a value as its carrier; a packed one changes only its bits of the byte."""
@@ -88,7 +88,7 @@ class _Lower(StmtMutator):
         value, (index,) = _carrier(visited.value), visited.indices
         if not dt.is_packed(kind):
             return visited.with_fields(value=cast(value, "uint8"))
-        byte, shift = _place(index, kind)
+        byte, shift = _byte_and_shift(index, kind)
         mask = const((1 << dt.SCALAR_BITS[kind]) - 1, "uint8")
         old = BufferLoad(visited.buffer, (byte,), "uint8")
         hole = call_intrin("bitwise_xor", _shl(mask, shift), const(255, "uint8"))
@@ -111,14 +111,14 @@ class _Lower(StmtMutator):
         return super().visit_let(stmt)
 
 
-def _coded(value: int | float, dtype: str) -> PrimExpr:
+def _constant_carrier(value: int | float, dtype: str) -> PrimExpr:
     """Return a constant in its carrier."""
     if dtype in dt.SMALL_FLOATS:
         return const(int(dt.to_numpy(dtype).type(value).view("uint8")), "uint8")
     return const(int(dt.to_numpy(dtype).type(int(value))), dt.carrier(dtype))
 
 
-def _place(index: PrimExpr, dtype: str) -> tuple[PrimExpr, PrimExpr]:
+def _byte_and_shift(index: PrimExpr, dtype: str) -> tuple[PrimExpr, PrimExpr]:
     """Return the byte index of an element and its bit shift in that byte."""
     bits = dt.SCALAR_BITS[dtype]
     return index // (8 // bits), cast(index % (8 // bits), "uint8") * const(bits, "uint8")
@@ -132,12 +132,12 @@ def _loaded(load: BufferLoad) -> PrimExpr:
     (index,), kind = load.indices, load.dtype
     if not dt.is_packed(kind):
         return load.with_fields(dtype="uint8")
-    byte, shift = _place(index, kind)
+    byte, shift = _byte_and_shift(index, kind)
     moved = call_intrin("right_shift", BufferLoad(load.buffer, (byte,), "uint8"), shift)
-    if kind in FORMATS:
+    if kind in SMALL_FLOAT_FORMATS:
         mask = const((1 << dt.SCALAR_BITS[kind]) - 1, "uint8")
         return call_intrin("bitwise_and", moved, mask)
-    return wrapped(moved, kind)
+    return sign_extend_low_bits(moved, kind)
 
 
 def _stripped(e: PrimExpr) -> PrimExpr:

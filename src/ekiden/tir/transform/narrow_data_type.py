@@ -35,13 +35,13 @@ from ekiden.tir.expr import Broadcast, BufferAddress, BufferLoad, Ramp
 from ekiden.tir.stmt import BufferStore, For, LetStmt, Prefetch, PrimFunc, Stmt
 from ekiden.tir.visitor import StmtMutator, with_body
 
-Bound: TypeAlias = tuple[int, int]
+Interval: TypeAlias = tuple[int, int]
 """The lowest value of a narrow expression, and the highest."""
-WIDE, NARROW = "int64", "int32"
-LOW, HIGH = -(1 << 31), (1 << 31) - 1
+WIDE_DTYPE, NARROW_DTYPE = "int64", "int32"
+INT32_MIN, INT32_MAX = -(1 << 31), (1 << 31) - 1
 
 
-def _bound(kind: type[BinaryExpr], a: Bound, b: Bound) -> Bound | None:
+def _bound(kind: type[BinaryExpr], a: Interval, b: Interval) -> Interval | None:
     """Return the interval of an integer operation, or None where it is unknown."""
     if kind is Add:
         return a[0] + b[0], a[1] + b[1]
@@ -66,10 +66,10 @@ class _Narrow(StmtMutator):
     """A mutator that narrows expressions and records the interval of each narrow one."""
 
     def __init__(self) -> None:
-        self.variables: dict[Var, tuple[Var, Bound]] = {}
+        self.variables: dict[Var, tuple[Var, Interval]] = {}
         self._memo: dict[int, PrimExpr] = {}
         self._alive: list[PrimExpr] = []
-        self._bounds: dict[int, Bound] = {}
+        self._bounds: dict[int, Interval] = {}
         """Identity of a new expression -> its values."""
 
     def expr(self, expr: PrimExpr) -> PrimExpr:
@@ -89,11 +89,11 @@ class _Narrow(StmtMutator):
     def _wide(new: PrimExpr, dtype: str) -> PrimExpr:
         return new if new.dtype == dtype else cast(new, dtype)
 
-    def bound(self, new: PrimExpr) -> Bound | None:
+    def bound(self, new: PrimExpr) -> Interval | None:
         """Return the interval of a new expression if it is narrow, else None."""
         return self._bounds.get(id(new))
 
-    def _kept(self, new: PrimExpr, bound: Bound) -> PrimExpr:
+    def _kept(self, new: PrimExpr, bound: Interval) -> PrimExpr:
         self._alive.append(new)
         self._bounds[id(new)] = bound
         return new
@@ -101,12 +101,12 @@ class _Narrow(StmtMutator):
     def _node(self, e: PrimExpr) -> PrimExpr:
         """Rebuild a node from its narrowed children."""
         operands = [self._memo[id(c)] for c in children(e)]
-        if dt.element(e.dtype) == WIDE:
+        if dt.element(e.dtype) == WIDE_DTYPE:
             narrow_and_interval = self._narrow_node(e, operands)
             if (
                 narrow_and_interval is not None
-                and narrow_and_interval[1][0] >= LOW
-                and narrow_and_interval[1][1] <= HIGH
+                and narrow_and_interval[1][0] >= INT32_MIN
+                and narrow_and_interval[1][1] <= INT32_MAX
             ):
                 return self._kept(*narrow_and_interval)
         takes_any = isinstance(e, (BufferLoad, BufferAddress)) or (
@@ -122,13 +122,15 @@ class _Narrow(StmtMutator):
     # Sound by induction: a part that is narrow has its exact values in `_bounds`, and a node
     # becomes narrow only if all of its own fit. Intervals treat i - i as two variables: they are
     # too wide, and an index may stay wide for that.
-    def _narrow_node(self, e: PrimExpr, operands: list[PrimExpr]) -> tuple[PrimExpr, Bound] | None:
+    def _narrow_node(
+        self, e: PrimExpr, operands: list[PrimExpr]
+    ) -> tuple[PrimExpr, Interval] | None:
         """Return the node in 32 bits with its interval; None where it stays wide."""
         bounds = [self.bound(p) for p in operands]
         known_bounds = [b for b in bounds if b is not None]
         match e:
             case IntImm():
-                return IntImm(e.value, NARROW), (e.value, e.value)
+                return IntImm(e.value, NARROW_DTYPE), (e.value, e.value)
             case Var():
                 return self.variables.get(e)
             case BinaryExpr() if len(known_bounds) == 2:
@@ -164,9 +166,9 @@ class _Narrow(StmtMutator):
         """Narrow the loop variable where its bounds fit."""
         low, extent = self.narrowed(stmt.min), self.narrowed(stmt.extent)
         first, count = self.bound(low), self.bound(extent)
-        if first is None or count is None or first[1] + count[1] > HIGH:
+        if first is None or count is None or first[1] + count[1] > INT32_MAX:
             return super().visit_for(stmt)
-        var = Var(stmt.loop_var.name, NARROW)
+        var = Var(stmt.loop_var.name, NARROW_DTYPE)
         self.variables[stmt.loop_var] = var, (first[0], first[1] + max(count[1] - 1, 0))
         body = self.visit(stmt.body)
         return stmt.with_fields(loop_var=var, min=low, extent=extent, body=body)

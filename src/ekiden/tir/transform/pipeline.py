@@ -58,17 +58,17 @@ _function_pass = prim_func_pass = function_pass_over(PrimFunc)
 """The decorator of passes over loop programs: (function, module, context) -> function."""
 
 
-def _factory(name: str, function: Callable[[PrimFunc], PrimFunc]) -> Callable[[], Pass]:
+def _pass_factory(name: str, function: Callable[[PrimFunc], PrimFunc]) -> Callable[[], Pass]:
     """Return the factory of a function's pass, by TVM's name."""
 
     def run(func: PrimFunc, module: IRModule, context: PassContext) -> PrimFunc:
         return function(func)
 
     pass_: Pass = _function_pass(run, opt_level=0, name=f"tir.{name}")
-    return _maker(pass_)
+    return _registered_factory(pass_)
 
 
-def _maker(pass_: Pass) -> Callable[[], Pass]:
+def _registered_factory(pass_: Pass) -> Callable[[], Pass]:
     """Return a factory of a pass and register it by the pass's name."""
 
     def make() -> Pass:
@@ -81,7 +81,7 @@ def _maker(pass_: Pass) -> Callable[[], Pass]:
 
 def _module_factory(name: str, change: Callable[[IRModule], IRModule]) -> Callable[[], Pass]:
     """Return the factory of a module function's pass, by TVM's name."""
-    return _maker(Pass(f"tir.{name}", lambda module, context: change(module)))
+    return _registered_factory(Pass(f"tir.{name}", lambda module, context: change(module)))
 
 
 def Apply(ftransform: Callable[[PrimFunc], PrimFunc]) -> Pass:  # noqa: N802 - TVM's name
@@ -116,7 +116,7 @@ def BindTarget(target: Target) -> Pass:  # noqa: N802
     return Apply(lambda f: f if f.attr("target") is not None else f.with_attr("target", target))
 
 
-_COMPACT = _factory("CompactBufferAllocation", compact_buffers)
+_COMPACT_FACTORY = _pass_factory("CompactBufferAllocation", compact_buffers)
 
 
 def CompactBufferAllocation(is_strict: bool = True) -> Pass:  # noqa: N802
@@ -127,7 +127,7 @@ def CompactBufferAllocation(is_strict: bool = True) -> Pass:  # noqa: N802
     """
     if not is_strict:
         raise ValueError("CompactBufferAllocation: a buffer never grows; is_strict is True")
-    return _COMPACT()
+    return _COMPACT_FACTORY()
 
 
 def StorageFlatten(cache_line_size: int = 64, create_bound_attribute: bool = False) -> Pass:  # noqa: N802
@@ -138,7 +138,7 @@ def StorageFlatten(cache_line_size: int = 64, create_bound_attribute: bool = Fal
     return FlattenBuffer()
 
 
-_NARROW = _factory("NarrowDataType", narrow_data_type)
+_NARROW_FACTORY = _pass_factory("NarrowDataType", narrow_data_type)
 
 
 def NarrowDataType(target_bits: int) -> Pass:  # noqa: N802
@@ -148,10 +148,10 @@ def NarrowDataType(target_bits: int) -> Pass:  # noqa: N802
     """
     if target_bits != 32:
         raise ValueError(f"NarrowDataType: indices become 32 bits wide, not {target_bits}")
-    return _NARROW()
+    return _NARROW_FACTORY()
 
 
-_SYNC = _factory("ThreadSync", thread_sync)
+_SYNC_FACTORY = _pass_factory("ThreadSync", thread_sync)
 
 
 def ThreadSync(storage_scope: str = "shared") -> Pass:  # noqa: N802
@@ -162,58 +162,58 @@ def ThreadSync(storage_scope: str = "shared") -> Pass:  # noqa: N802
     """
     if storage_scope != "shared":
         raise ValueError(f"ThreadSync: 'shared' expected, got {storage_scope!r}")
-    return _SYNC()
+    return _SYNC_FACTORY()
 
 
 # fmt: off
-LowerMatchBuffer        = _factory("LowerMatchBuffer",        lower_match_buffer)
-LowerOpaqueBlock        = _factory("LowerOpaqueBlock",        lower_blocks)
+LowerMatchBuffer        = _pass_factory("LowerMatchBuffer",        lower_match_buffer)
+LowerOpaqueBlock        = _pass_factory("LowerOpaqueBlock",        lower_blocks)
 """Blocks give way to their statements, iterators to the loop expressions they are bound to."""
-LowerCrossThreadReduction = _factory("LowerCrossThreadReduction", lower_cross_thread_reduction)
+LowerCrossThreadReduction = _pass_factory("LowerCrossThreadReduction", lower_cross_thread_reduction)
 """Reductions bound to threads: each thread reduces its part, then threads combine."""
-AlignStorage            = _factory("AlignStorage",            align_storage)
+AlignStorage            = _pass_factory("AlignStorage",            align_storage)
 """Axes of intermediates lie as far apart as `Schedule.storage_align` asked."""
-LoopPartition           = _factory("LoopPartition",           loop_partition)
+LoopPartition           = _pass_factory("LoopPartition",           loop_partition)
 """Loops are cut where a condition changes, so that whole tiles do not ask."""
-InjectVirtualThread     = _factory("InjectVirtualThread",     inject_virtual_threads)
+InjectVirtualThread     = _pass_factory("InjectVirtualThread",     inject_virtual_threads)
 """Virtual threads are interleaved: what each does at one place stands together there."""
-InjectDoubleBuffer      = _factory("InjectDoubleBuffer",      inject_double_buffer)
+InjectDoubleBuffer      = _pass_factory("InjectDoubleBuffer",      inject_double_buffer)
 """A buffer is filled for the next step of a loop while this step reads it."""
-HoistIfThenElse         = _factory("HoistIfThenElse",         hoist_conditions)
+HoistIfThenElse         = _pass_factory("HoistIfThenElse",         hoist_conditions)
 """What does not change in a loop is asked once, before it."""
-UnrollLoop              = _factory("UnrollLoop",              unroll_loops)
+UnrollLoop              = _pass_factory("UnrollLoop",              unroll_loops)
 """Bodies of unrolled loops are repeated; of short serial ones as the options say."""
-FlattenBuffer           = _factory("FlattenBuffer",           flatten_buffers)
+FlattenBuffer           = _pass_factory("FlattenBuffer",           flatten_buffers)
 """Every buffer is indexed by one element offset."""
-LowerSmallTypes         = _factory("LowerSmallTypes",         lower_small_types)
+LowerSmallTypes         = _pass_factory("LowerSmallTypes",         lower_small_types)
 """Numbers of a byte and less are computed with in bytes."""
-VectorizeLoop           = _factory("VectorizeLoop",           vectorize_loops)
+VectorizeLoop           = _pass_factory("VectorizeLoop",           vectorize_loops)
 """Vectorized loops become whole vectors, then one masked vector for what is left."""
-StorageRewrite          = _factory("StorageRewrite",          storage_rewrite)
+StorageRewrite          = _pass_factory("StorageRewrite",          storage_rewrite)
 """Buffers that are never needed at the same time share memory."""
-LowerIntrin             = _factory("LowerIntrin",             lower_intrinsics)
+LowerIntrin             = _pass_factory("LowerIntrin",             lower_intrinsics)
 """Intrinsics that no generator knows are written in terms of those that all do."""
-HoistExpression         = _factory("HoistExpression",         hoist_invariants)
+HoistExpression         = _pass_factory("HoistExpression",         hoist_invariants)
 """What does not change in a loop is computed before it."""
-RemoveNoOp              = _factory("RemoveNoOp",              remove_no_op)
+RemoveNoOp              = _pass_factory("RemoveNoOp",              remove_no_op)
 """What has no effect is dropped: variables and buffers nobody reads, empty loops."""
-Simplify                = _factory("Simplify",                simplify)
+Simplify                = _pass_factory("Simplify",                simplify)
 """Every expression is simplified under the ranges of the loops around it."""
 
-RemoveAssume            = _factory("RemoveAssume",            remove_assume)
+RemoveAssume            = _pass_factory("RemoveAssume",            remove_assume)
 """What is assumed is dropped, unused."""
-RemoveStoreUndef        = _factory("RemoveStoreUndef",        remove_store_undef)
+RemoveStoreUndef        = _pass_factory("RemoveStoreUndef",        remove_store_undef)
 """Stores of what is undefined are dropped."""
-UseAssumptions          = _factory("UseAssumptions",          use_assumptions)
+UseAssumptions          = _pass_factory("UseAssumptions",          use_assumptions)
 """Conditions that `T.assume` decides vanish, and then the assumptions."""
 
-LowerInitBlock          = _factory("LowerInitBlock",          lower_init_block)
-ConvertBlocksToOpaque   = _factory("ConvertBlocksToOpaque",   convert_blocks_to_opaque)
-UnifyThreadBinding      = _factory("UnifyThreadBinding",      unify_thread_binding)
-ConvertForLoopsToSerial = _factory("ConvertForLoopsToSerial", convert_loops_to_serial)
-ConvertSSA              = _factory("ConvertSSA",              distinct)
+LowerInitBlock          = _pass_factory("LowerInitBlock",          lower_init_block)
+ConvertBlocksToOpaque   = _pass_factory("ConvertBlocksToOpaque",   convert_blocks_to_opaque)
+UnifyThreadBinding      = _pass_factory("UnifyThreadBinding",      unify_thread_binding)
+ConvertForLoopsToSerial = _pass_factory("ConvertForLoopsToSerial", convert_loops_to_serial)
+ConvertSSA              = _pass_factory("ConvertSSA",              distinct)
 
-DropAttributes          = _factory("DropAttributes",          drop_attributes)
+DropAttributes          = _pass_factory("DropAttributes",          drop_attributes)
 """What AttrStmts say is dropped: nothing below reads it."""
 
 SplitHostDevice         = _module_factory("SplitHostDevice",  split_host_device)
@@ -329,7 +329,7 @@ def _lowered(func: PrimFunc, has_threads: bool) -> PrimFunc:
     return lowered
 
 
-PHASES = ("", "tir.FlattenBuffer", "tir.UnrollLoop")
+PHASE_ANCHORS = ("", "tir.FlattenBuffer", "tir.UnrollLoop")
 """The pass behind which those of a phase are added; of the others it is the end."""
 
 
@@ -339,7 +339,7 @@ def _with_added(passes: Sequence[Pass]) -> list[Pass]:
     assert isinstance(added, list)
     pipeline = list(passes)
     for addition in added:
-        name = PHASES[addition.phase] if addition.phase < len(PHASES) else None
+        name = PHASE_ANCHORS[addition.phase] if addition.phase < len(PHASE_ANCHORS) else None
         positions = [n + 1 for n, member in enumerate(pipeline) if member.name == name]
         position = 0 if name == "" else (positions or [len(pipeline)])[0]
         while position < len(pipeline) and any(pipeline[position] is a.run for a in added):

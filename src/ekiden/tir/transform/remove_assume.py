@@ -13,7 +13,7 @@ from ekiden.ir.prim import PrimExpr
 from ekiden.tir.stmt import Evaluate, For, IfThenElse, PrimFunc, Stmt
 from ekiden.tir.transform.remove_no_op import has_effects
 from ekiden.tir.transform.simplify import assumed, simplify
-from ekiden.tir.visitor import NOTHING, StmtMutator, is_nothing, with_body
+from ekiden.tir.visitor import EMPTY_STMT, StmtMutator, is_nothing, with_body
 
 
 class _Remove(StmtMutator):
@@ -29,18 +29,18 @@ class _Remove(StmtMutator):
         if assumed(stmt) is None:
             return stmt
         self.seen = True
-        return NOTHING
+        return EMPTY_STMT
 
     def visit_for(self, stmt: For) -> Stmt:
         """Remove a loop left empty."""
         new = super().visit_for(stmt)
-        return NOTHING if isinstance(new, For) and is_nothing(new.body) else new
+        return EMPTY_STMT if isinstance(new, For) and is_nothing(new.body) else new
 
     def visit_if(self, stmt: IfThenElse) -> Stmt:
         """Remove a branch left empty, unless its condition has effects."""
         new = super().visit_if(stmt)
         if isinstance(new, IfThenElse) and is_nothing(new.then_case) and new.else_case is None:
-            return new if has_effects(new.condition) else NOTHING
+            return new if has_effects(new.condition) else EMPTY_STMT
         return new
 
 

@@ -26,8 +26,8 @@ from ekiden.tir.stmt import (
     PrimFunc,
     Stmt,
 )
-from ekiden.tir.transform.overwritten import remove_overwritten
-from ekiden.tir.visitor import NOTHING, StmtMutator, expressions, is_nothing, sequence
+from ekiden.tir.transform.dead_stores import remove_dead_stores
+from ekiden.tir.visitor import EMPTY_STMT, StmtMutator, expressions, is_nothing, sequence
 
 
 def has_effects(value: PrimExpr) -> bool:
@@ -80,13 +80,13 @@ class _Remove(StmtMutator):
     def visit_for(self, stmt: For) -> Stmt:
         """Remove a loop without statements or without iterations."""
         if isinstance(stmt.extent, IntImm) and stmt.extent.value <= 0:
-            return NOTHING
+            return EMPTY_STMT
         body = self.visit(stmt.body)
-        return NOTHING if is_nothing(body) else stmt.with_fields(body=body)
+        return EMPTY_STMT if is_nothing(body) else stmt.with_fields(body=body)
 
     def visit_store(self, stmt: BufferStore) -> Stmt:
         """Rewrite a[i] = a[i] to nothing."""
-        return NOTHING if stores_itself(stmt) else super().visit_store(stmt)
+        return EMPTY_STMT if stores_itself(stmt) else super().visit_store(stmt)
 
     def visit_if(self, stmt: IfThenElse) -> Stmt:
         """Remove a branch without statements, unless its condition has effects."""
@@ -94,7 +94,7 @@ class _Remove(StmtMutator):
         else_case = None if stmt.else_case is None else self.visit(stmt.else_case)
         else_case = None if else_case is None or is_nothing(else_case) else else_case
         if is_nothing(then_case) and else_case is None and not has_effects(stmt.condition):
-            return NOTHING
+            return EMPTY_STMT
         if is_nothing(then_case) and else_case is not None:
             return stmt.with_fields(
                 condition=Not(stmt.condition), then_case=else_case, else_case=None
@@ -102,7 +102,7 @@ class _Remove(StmtMutator):
         return stmt.with_fields(then_case=then_case, else_case=else_case)
 
     def visit_evaluate(self, stmt: Evaluate) -> Stmt:
-        return stmt if has_effects(stmt.value) else NOTHING
+        return stmt if has_effects(stmt.value) else EMPTY_STMT
 
 
 def stores_itself(stmt: BufferStore) -> bool:
@@ -117,5 +117,5 @@ def stores_itself(stmt: BufferStore) -> bool:
 def remove_no_op(func: PrimFunc) -> PrimFunc:
     """Return the function without dead code. Blocks must have been lowered."""
     options = PassContext.current().fields(REMOVE_NO_OP)
-    body = remove_overwritten(func.body) if options["use_dataflow_analysis"] else func.body
+    body = remove_dead_stores(func.body) if options["use_dataflow_analysis"] else func.body
     return func.with_fields(body=_Remove().visit(body))

@@ -14,7 +14,7 @@ from ekiden.ir.prim_visitor import post_order
 from ekiden.runtime.errors import CompileError
 from ekiden.tir.expr import BufferLoad
 from ekiden.tir.stmt import BufferStore, For, LetStmt, PrimFunc, Stmt
-from ekiden.tir.visitor import NOTHING, StmtMutator, is_nothing, with_body
+from ekiden.tir.visitor import EMPTY_STMT, StmtMutator, is_nothing, with_body
 
 
 class _Remove(StmtMutator):
@@ -42,7 +42,7 @@ class _Remove(StmtMutator):
         if not self._is_undefined(stmt.value):
             return stmt
         self.seen = True
-        return NOTHING
+        return EMPTY_STMT
 
     def visit_let(self, stmt: LetStmt) -> Stmt:
         """Rewrite let x = undefined: s to s, which may only store x."""
@@ -55,7 +55,7 @@ class _Remove(StmtMutator):
     def visit_for(self, stmt: For) -> Stmt:
         """Remove a loop left empty."""
         new = super().visit_for(stmt)
-        return NOTHING if isinstance(new, For) and is_nothing(new.body) else new
+        return EMPTY_STMT if isinstance(new, For) and is_nothing(new.body) else new
 
 
 def _is_undef(e: PrimExpr) -> bool:

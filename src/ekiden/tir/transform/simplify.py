@@ -34,7 +34,7 @@ from ekiden.ir.prim_visitor import children, post_order, rebuild, substitute
 from ekiden.tir.expr import BufferLoad
 from ekiden.tir.stmt import BufferStore, Evaluate, For, IfThenElse, LetStmt, PrimFunc, SeqStmt, Stmt
 from ekiden.tir.transform.remove_no_op import stores_itself
-from ekiden.tir.visitor import NOTHING, StmtMutator, is_nothing, sequence
+from ekiden.tir.visitor import EMPTY_STMT, StmtMutator, is_nothing, sequence
 
 
 # Ranges of loops are bound on the way in and not taken back: outside of its loop a variable is in
@@ -62,7 +62,7 @@ class Simplifier(StmtMutator):
         """
         low, extent = self.expr(stmt.min), self.expr(stmt.extent)
         if isinstance(extent, IntImm) and extent.value <= 0:
-            return NOTHING
+            return EMPTY_STMT
         if isinstance(extent, IntImm) and extent.value == 1:
             self.replace(stmt.loop_var, low)
             return self.visit(stmt.body)
@@ -74,17 +74,17 @@ class Simplifier(StmtMutator):
         """Remove an empty branch."""
         new = super().visit_if(stmt)
         if isinstance(new, IfThenElse) and is_nothing(new.then_case) and new.else_case is None:
-            return NOTHING
+            return EMPTY_STMT
         return new
 
 
-DEPTH, PARTS = 24, 12
+MAX_CHOICE_DEPTH, MAX_JOINED_CONDITIONS = 24, 12
 """How deep choices inside of each other are looked at, and how many parts of a condition say
 something of one another."""
-_JOINS = (And, Or)
+_LOGICAL_NODES = (And, Or)
 
 
-class _Knowing(Simplifier):
+class _ConditionalSimplifier(Simplifier):
     """A Simplifier that uses the surrounding conditions."""
 
     def __init__(self) -> None:
@@ -105,14 +105,14 @@ class _Knowing(Simplifier):
         meaning = self.expr(substitute(condition, self.conditions))
         if isinstance(meaning, IntImm):
             side = stmt.then_case if meaning.value else stmt.else_case
-            return NOTHING if side is None else self.visit(side)
-        then_case = self._given(meaning, stmt.then_case)
+            return EMPTY_STMT if side is None else self.visit(side)
+        then_case = self._visit_under(meaning, stmt.then_case)
         else_case = None
         if stmt.else_case is not None:
-            else_case = self._given(Not(meaning), stmt.else_case)
+            else_case = self._visit_under(Not(meaning), stmt.else_case)
             else_case = None if is_nothing(else_case) else else_case
         if is_nothing(then_case) and else_case is None:
-            return NOTHING
+            return EMPTY_STMT
         return stmt.with_fields(condition=condition, then_case=then_case, else_case=else_case)
 
     def visit_seq(self, stmt: SeqStmt) -> Stmt:
@@ -123,7 +123,7 @@ class _Knowing(Simplifier):
                 statements.append(self.visit(child))
                 condition = assumed(statements[-1])
                 if condition is not None:
-                    lasting = _all(_lasting(condition))
+                    lasting = _all(_memory_free_conjuncts(condition))
                     scopes.enter_context(self.analyzer.constraint_scope(lasting))
         same = all(a is b for a, b in zip(statements, stmt.seq, strict=True))
         return stmt if same else sequence(*statements)
@@ -132,35 +132,35 @@ class _Knowing(Simplifier):
         """Remove an assumption that is already known."""
         new = super().visit_evaluate(stmt)
         condition = assumed(new)
-        return NOTHING if isinstance(condition, IntImm) and condition.value else new
+        return EMPTY_STMT if isinstance(condition, IntImm) and condition.value else new
 
     def visit_let(self, stmt: LetStmt) -> Stmt:
         """Record a bool binding: let c = i < 3: if i < 3: if c: s -> let c = i < 3: if i < 3: s."""
         value = self.expr(stmt.value)
-        if value.dtype == "bool" and _lasts(value):
+        if value.dtype == "bool" and _reads_no_memory(value):
             self.conditions[stmt.var] = value
         return stmt.with_fields(value=value, body=self.visit(stmt.body))
 
     def visit_store(self, stmt: BufferStore) -> Stmt:
         """Rewrite A[i] = A[i] to nothing."""
         new = super().visit_store(stmt)
-        return NOTHING if isinstance(new, BufferStore) and stores_itself(new) else new
+        return EMPTY_STMT if isinstance(new, BufferStore) and stores_itself(new) else new
 
-    def _given(self, condition: PrimExpr, stmt: Stmt) -> Stmt:
+    def _visit_under(self, condition: PrimExpr, stmt: Stmt) -> Stmt:
         """Visit a statement under the part of a condition that no statement inside can change."""
-        with self.analyzer.constraint_scope(_all(_lasting(condition))):
+        with self.analyzer.constraint_scope(_all(_memory_free_conjuncts(condition))):
             return self.visit(stmt)
 
     def _known(self, e: PrimExpr, depth: int) -> PrimExpr:
         """Return an expression with its choices simplified under each other's conditions."""
-        if depth == DEPTH:
+        if depth == MAX_CHOICE_DEPTH:
             return e
         match e:
             case Select() | Intrinsic(op="if_then_else"):
                 condition, yes, no = children(e)
                 condition = self.analyzer.simplify(self._known(condition, depth + 1))
                 sides = [
-                    self._under(holding, side, depth)
+                    self._simplify_under(holding, side, depth)
                     for holding, side in ((condition, yes), (Not(condition), no))
                 ]
                 return rebuild(e, (condition, *sides))
@@ -170,7 +170,7 @@ class _Knowing(Simplifier):
         e = rebuild(e, [self._known(c, depth + 1) for c in inside]) if inside else e
         return self._strict(e) if isinstance(e, (LE, NE)) else e
 
-    def _under(self, condition: PrimExpr, e: PrimExpr, depth: int) -> PrimExpr:
+    def _simplify_under(self, condition: PrimExpr, e: PrimExpr, depth: int) -> PrimExpr:
         """Return an expression simplified under a condition."""
         with self.analyzer.constraint_scope(condition):
             return self.analyzer.simplify(self._known(e, depth + 1))
@@ -184,13 +184,13 @@ class _Knowing(Simplifier):
         """
         kind = type(e)
         operands = _parts(e, kind)
-        if len(operands) > PARTS:
+        if len(operands) > MAX_JOINED_CONDITIONS:
             return e
         absorbing = kind is Or
         for n in range(len(operands) - 1, -1, -1):
             other_operands = [p for k, p in enumerate(operands) if k != n]
             assumptions = [Not(p) for p in other_operands] if absorbing else other_operands
-            simplified = self._under(_all(assumptions), operands[n], depth)
+            simplified = self._simplify_under(_all(assumptions), operands[n], depth)
             if isinstance(simplified, IntImm) and bool(simplified.value) == absorbing:
                 return const(absorbing, "bool")
             if isinstance(simplified, IntImm):
@@ -220,7 +220,9 @@ def assumed(stmt: Stmt) -> PrimExpr | None:
 
 
 def _is_choice(e: PrimExpr) -> bool:
-    return isinstance(e, (Select, *_JOINS)) or (isinstance(e, Intrinsic) and e.op == "if_then_else")
+    return isinstance(e, (Select, *_LOGICAL_NODES)) or (
+        isinstance(e, Intrinsic) and e.op == "if_then_else"
+    )
 
 
 def _parts(e: PrimExpr, kind: type[BinaryExpr]) -> list[PrimExpr]:
@@ -237,20 +239,20 @@ def _parts(e: PrimExpr, kind: type[BinaryExpr]) -> list[PrimExpr]:
 
 
 # What reads memory may become false by a store inside of the branch that it guards.
-def _lasting(condition: PrimExpr) -> list[PrimExpr]:
+def _memory_free_conjuncts(condition: PrimExpr) -> list[PrimExpr]:
     """Return the conjuncts that hold whatever statements do: those that read no memory."""
     if isinstance(condition, Not) and isinstance(condition.a, Or):
         conjuncts: list[PrimExpr] = [Not(p) for p in _parts(condition.a, Or)]
     else:
         conjuncts = _parts(condition, And)
-    return [p for p in conjuncts if _lasts(p)]
+    return [p for p in conjuncts if _reads_no_memory(p)]
 
 
-def _lasts(condition: PrimExpr) -> bool:
-    return not any(isinstance(e, _READS) for e in post_order(condition))
+def _reads_no_memory(condition: PrimExpr) -> bool:
+    return not any(isinstance(e, _READING_NODES) for e in post_order(condition))
 
 
-_READS = (BufferLoad, Intrinsic)
+_READING_NODES = (BufferLoad, Intrinsic)
 
 
 def _all(conditions: Sequence[PrimExpr]) -> PrimExpr:
@@ -259,4 +261,4 @@ def _all(conditions: Sequence[PrimExpr]) -> PrimExpr:
 
 def simplify(func: PrimFunc) -> PrimFunc:
     """Return the function with simplified expressions."""
-    return func.with_fields(body=_Knowing().visit(func.body))
+    return func.with_fields(body=_ConditionalSimplifier().visit(func.body))

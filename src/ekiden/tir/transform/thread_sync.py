@@ -48,7 +48,7 @@ from ekiden.tir.visitor import (
 
 BARRIER: Stmt = Evaluate(call_intrin("tvm_storage_sync", StringImm("shared"), dtype="int32"))
 """Waits for all threads of a block."""
-SHARED = ("shared", "shared.dyn")
+SHARED_SCOPES = ("shared", "shared.dyn")
 
 
 def is_barrier(stmt: Stmt) -> bool:
@@ -72,7 +72,7 @@ def thread_sync(func: PrimFunc) -> PrimFunc:
 
 
 def _shared(buffers: Iterable[Buffer]) -> list[Buffer]:
-    return [b for b in buffers if b.scope in SHARED]
+    return [b for b in buffers if b.scope in SHARED_SCOPES]
 
 
 def _is_tuple_store(stmt: Stmt) -> bool:
@@ -88,7 +88,7 @@ def _is_tuple_store(stmt: Stmt) -> bool:
 
 
 @dataclass(slots=True)
-class _Open:
+class _UnsyncedAccesses:
     """The reads and writes without a barrier in between."""
 
     reads: set[Buffer] = field(default_factory=set)
@@ -96,12 +96,12 @@ class _Open:
     """By which statement; None: by several."""
 
     @staticmethod
-    def of(stmt: Stmt) -> _Open:
+    def of(stmt: Stmt) -> _UnsyncedAccesses:
         """Return the accesses of a leaf statement to shared memory."""
         written = _shared(buffers_written(stmt))
-        return _Open(set(_shared(buffers_read(stmt))), dict.fromkeys(written, stmt))
+        return _UnsyncedAccesses(set(_shared(buffers_read(stmt))), dict.fromkeys(written, stmt))
 
-    def add(self, accesses: _Open) -> None:
+    def add(self, accesses: _UnsyncedAccesses) -> None:
         """Merge further accesses."""
         self.reads |= accesses.reads
         for buffer, by in accesses.writes.items():
@@ -109,7 +109,7 @@ class _Open:
 
     # Read after write, write after read, write after write: the three hazards of a pipeline, here
     # between threads. That two threads read needs no order.
-    def spoils(self, following: _Open) -> bool:
+    def conflicts_with(self, following: _UnsyncedAccesses) -> bool:
         """Return whether a barrier is needed before the following accesses. One statement in
         several iterations of a loop writes distinct elements.
         """
@@ -129,8 +129,8 @@ class _Uses:
     always waits.
     """
 
-    before: _Open = field(default_factory=_Open)
-    after: _Open = field(default_factory=_Open)
+    before: _UnsyncedAccesses = field(default_factory=_UnsyncedAccesses)
+    after: _UnsyncedAccesses = field(default_factory=_UnsyncedAccesses)
     waits: bool = False
 
     @staticmethod
@@ -138,19 +138,19 @@ class _Uses:
         """Return the accesses of a leaf statement."""
         if is_barrier(stmt):
             return _Uses(waits=True)
-        does = _Open.of(stmt)
+        does = _UnsyncedAccesses.of(stmt)
         return _Uses(does, does)
 
     def wait(self) -> None:
         """Record a barrier at the end."""
-        self.after, self.waits = _Open(), True
+        self.after, self.waits = _UnsyncedAccesses(), True
 
     def then(self, following: _Uses) -> None:
         """Append the accesses of a following statement."""
         if not self.waits:
             self.before.add(following.before)
         if following.waits:
-            self.after = _Open()
+            self.after = _UnsyncedAccesses()
         self.after.add(following.after)
         self.waits = self.waits or following.waits
 
@@ -161,7 +161,7 @@ class _Uses:
         self.waits = self.waits and alternative.waits
 
 
-_Part = tuple[Stmt, _Uses]
+_SyncedStmt = tuple[Stmt, _Uses]
 """A statement with barriers inside, and what it does."""
 
 
@@ -185,16 +185,16 @@ class _Sync(StmtMutator):
         self._uses = _Uses.of(stmt)
         return stmt
 
-    def _part(self, stmt: Stmt) -> _Part:
+    def _part(self, stmt: Stmt) -> _SyncedStmt:
         return self.visit(stmt), self._uses
 
-    def _in_order(self, synced: Sequence[_Part], waiting: int | None = None) -> list[Stmt]:
+    def _in_order(self, synced: Sequence[_SyncedStmt], waiting: int | None = None) -> list[Stmt]:
         """Return statements with barriers where the next one requires it, and before the one with
         index `waiting`.
         """
         accumulated, statements = _Uses(), []
         for n, (stmt, uses) in enumerate(synced):
-            if n == waiting or accumulated.after.spoils(uses.before):
+            if n == waiting or accumulated.after.conflicts_with(uses.before):
                 stmt = seq(BARRIER, stmt)
                 accumulated.wait()
                 self._added += 1
@@ -203,7 +203,7 @@ class _Sync(StmtMutator):
         self._uses = accumulated
         return statements
 
-    def _differs(self, value: PrimExpr) -> bool:
+    def _is_divergent(self, value: PrimExpr) -> bool:
         """Return whether a value may differ between threads of a block."""
         return not self._own.isdisjoint(free_vars(value)) or bool(buffers_read(Evaluate(value)))
 
@@ -223,9 +223,9 @@ class _Sync(StmtMutator):
 
     def visit_let(self, stmt: LetStmt) -> Stmt:
         """Record a variable as per-thread if its value is divergent."""
-        if self._differs(stmt.value):
+        if self._is_divergent(stmt.value):
             self._own.add(stmt.var)
-        value: _Part = stmt, _Uses.of(Evaluate(stmt.value))
+        value: _SyncedStmt = stmt, _Uses.of(Evaluate(stmt.value))
         body = self._in_order([value, self._part(stmt.body)])[1]
         return stmt.with_fields(body=body)
 
@@ -233,10 +233,10 @@ class _Sync(StmtMutator):
         """Visit a loop over threads once, another one as iterated."""
         if is_thread_loop(stmt):
             return self._threads(stmt)
-        if self._differs(stmt.extent) or self._differs(stmt.min):
+        if self._is_divergent(stmt.extent) or self._is_divergent(stmt.min):
             self._own.add(stmt.loop_var)
-            return self._by_some(self._again, stmt)
-        visited = self._again(stmt)
+            return self._visit_divergent(self._visit_iterated, stmt)
+        visited = self._visit_iterated(stmt)
         runs = isinstance(stmt.extent, IntImm) and stmt.extent.value > 0
         self._uses.waits = self._uses.waits and runs
         return visited
@@ -246,7 +246,7 @@ class _Sync(StmtMutator):
         if not axis.startswith("blockIdx"):
             self._own.add(stmt.loop_var)
         if axis in self._bound:  # of as many threads as come here, or fewer
-            return self._by_some(super().visit_for, stmt)
+            return self._visit_divergent(super().visit_for, stmt)
         self._bound.add(axis)
         visited = super().visit_for(stmt)
         self._bound.discard(axis)
@@ -254,13 +254,13 @@ class _Sync(StmtMutator):
 
     def visit_while(self, stmt: While) -> Stmt:
         """Visit a while loop, which may have no iterations."""
-        if self._differs(stmt.condition):
-            return self._by_some(self._again, stmt)
-        visited = self._again(stmt)
+        if self._is_divergent(stmt.condition):
+            return self._visit_divergent(self._visit_iterated, stmt)
+        visited = self._visit_iterated(stmt)
         self._uses.waits = False
         return visited
 
-    def _again(self, stmt: Stmt) -> Stmt:
+    def _visit_iterated(self, stmt: Stmt) -> Stmt:
         """Visit a loop: the end of an iteration precedes the begin of the next, with a barrier
         before the first statement that needs it.
         """
@@ -269,10 +269,12 @@ class _Sync(StmtMutator):
         synced, added = [self._part(s) for s in inside], self._added
         statements = self._in_order(synced)
         iteration = self._uses
-        if iteration.after.spoils(iteration.before):
+        if iteration.after.conflicts_with(iteration.before):
             self._added = added
             waiting = next(
-                n for n, (_, uses) in enumerate(synced) if iteration.after.spoils(uses.before)
+                n
+                for n, (_, uses) in enumerate(synced)
+                if iteration.after.conflicts_with(uses.before)
             )
             statements = self._in_order(synced, waiting)
         same = all(a is b for a, b in zip(statements, inside, strict=True))
@@ -280,8 +282,8 @@ class _Sync(StmtMutator):
 
     def visit_if(self, stmt: IfThenElse) -> Stmt:
         """Visit a branch: either side follows what was before."""
-        if self._differs(stmt.condition):
-            return self._by_some(self._sides, stmt)
+        if self._is_divergent(stmt.condition):
+            return self._visit_divergent(self._sides, stmt)
         return self._sides(stmt)
 
     def _sides(self, stmt: Stmt) -> Stmt:
@@ -296,16 +298,18 @@ class _Sync(StmtMutator):
 
     # A barrier that not all threads of a block come to hangs the device, or worse, lets some
     # through.
-    def _by_some(self, visit: Callable[..., Stmt], stmt: Stmt) -> Stmt:
+    def _visit_divergent(self, visit: Callable[..., Stmt], stmt: Stmt) -> Stmt:
         """Visit a statement that not all threads execute equally often: barriers go before it,
         never inside.
         """
         added = self._added
         visited = visit(stmt)
-        condition_accesses = _Open()
+        condition_accesses = _UnsyncedAccesses()
         for value in expressions(stmt):
-            condition_accesses.add(_Open.of(Evaluate(value)))
-        is_asked_again = isinstance(stmt, While) and self._uses.after.spoils(condition_accesses)
+            condition_accesses.add(_UnsyncedAccesses.of(Evaluate(value)))
+        is_asked_again = isinstance(stmt, While) and self._uses.after.conflicts_with(
+            condition_accesses
+        )
         if self._added != added or is_asked_again:
             names = ", ".join(sorted({repr(b.name) for b in _shared(buffers_written(stmt))}))
             raise CompileError(

@@ -18,7 +18,7 @@ from ekiden.tir.expr import Buffer, BufferLoad
 from ekiden.tir.stmt import IfThenElse, Stmt
 from ekiden.tir.transform.thread_sync import BARRIER
 
-SHUFFLES = "warp_shuffles"
+WARP_SHUFFLES_FEATURE = "warp_shuffles"
 """The ability of targets whose threads hand each other registers, by warps."""
 
 Combine = Callable[[Sequence[PrimExpr], Sequence[PrimExpr]], Stmt]
@@ -74,4 +74,4 @@ def shuffled(own: Sequence[Buffer], op: str, lane: PrimExpr | int, width: int) -
     return [call_intrin(op, const(WHOLE_WARP, "uint32"), value, *of) for value in elements(own)]
 
 
-__all__ = ["SHUFFLES", "Combine", "elements", "fold_by_halves", "shuffled"]
+__all__ = ["WARP_SHUFFLES_FEATURE", "Combine", "elements", "fold_by_halves", "shuffled"]

@@ -119,7 +119,7 @@ class Vectorizer(StmtMutator):
             if affine is not None:
                 return affine
         wide = self._widen(e, new)
-        return _of_a_line(wide) if isinstance(wide, (FloorDiv, FloorMod)) else wide
+        return _divided_ramp(wide) if isinstance(wide, (FloorDiv, FloorMod)) else wide
 
     def _widen(self, e: PrimExpr, new: list[PrimExpr]) -> PrimExpr:
         lanes = _widest(new)
@@ -207,10 +207,12 @@ class Vectorizer(StmtMutator):
             marked = stmt.condition
             assert isinstance(marked, Intrinsic)
             return self.visit_if(stmt.with_fields(condition=marked.args[0]))
-        then_case = self._under(condition, stmt.then_case)
+        then_case = self._simplify_under(condition, stmt.then_case)
         if stmt.else_case is None:
             return then_case
-        return sequence(then_case, self._under(Not(condition, condition.dtype), stmt.else_case))
+        return sequence(
+            then_case, self._simplify_under(Not(condition, condition.dtype), stmt.else_case)
+        )
 
     def visit_for(self, stmt: For) -> Stmt:
         """Run an inner loop serially; one with divergent bounds runs as often as its longest lane,
@@ -225,7 +227,7 @@ class Vectorizer(StmtMutator):
         wide = broadcast(extent, self._lanes)
         self._values[stmt.loop_var] = broadcast(low, self._lanes) + broadcast(step, self._lanes)
         longest = VectorReduce(wide, "max", dt.element(wide.dtype))
-        body = self._under(broadcast(step, self._lanes) < wide, stmt.body)
+        body = self._simplify_under(broadcast(step, self._lanes) < wide, stmt.body)
         return For(step, const(0), longest, ForKind.SERIAL, body)
 
     def visit_while(self, stmt: While) -> Stmt:
@@ -239,7 +241,7 @@ class Vectorizer(StmtMutator):
 
     # `_has_branched` tells a branch's mask from that of the tail: under the former lanes keep what
     # they had, so stores to buffers of the loop's own must merge; lanes of a tail are nobody's.
-    def _under(self, condition: PrimExpr, side: Stmt) -> Stmt:
+    def _simplify_under(self, condition: PrimExpr, side: Stmt) -> Stmt:
         """Visit a statement in the lanes for which a condition holds."""
         outer = self._mask, self._memo, self._has_branched
         self._mask = condition if self._mask is None else logical_and(self._mask, condition)
@@ -305,7 +307,7 @@ def _affine(kind: type[BinaryExpr], a: PrimExpr, b: PrimExpr) -> PrimExpr | None
 
 # The channel of a group, o // 32 for o = i * 16 + (0, 1, .. 7), is one number for all lanes: taken
 # for a vector it would make a gather of every load that it is an index of.
-def _of_a_line(e: BinaryExpr) -> PrimExpr:
+def _divided_ramp(e: BinaryExpr) -> PrimExpr:
     """Simplify Ramp // s and Ramp % s to a scalar where all lanes are in one multiple of s, or to a
     Ramp.
     """
@@ -359,14 +361,20 @@ class _Vectorize(Simplifier):
         if isinstance(extent, IntImm):
             return self._known(stmt, low, extent.value, lanes)
         if (factor := _times_vscale(extent)) is not None:
-            return self.visit(_at(stmt, low, dt.scalable(factor)))
+            return self.visit(_vector_body(stmt, low, dt.scalable(factor)))
         outer = Var(stmt.loop_var.name)
         vector_count = self.analyzer.simplify(extent // lanes)
         tail_count = self.analyzer.simplify(extent % lanes)
         main = For(
-            outer, const(0), vector_count, ForKind.SERIAL, _at(stmt, low + outer * lanes, lanes)
+            outer,
+            const(0),
+            vector_count,
+            ForKind.SERIAL,
+            _vector_body(stmt, low + outer * lanes, lanes),
         )
-        tail = IfThenElse(tail_count > 0, _at(stmt, low + vector_count * lanes, lanes, tail_count))
+        tail = IfThenElse(
+            tail_count > 0, _vector_body(stmt, low + vector_count * lanes, lanes, tail_count)
+        )
         return self.visit(sequence(main, tail))
 
     def _known(self, stmt: For, low: PrimExpr, extent: int, lanes: int) -> Stmt:
@@ -374,12 +382,14 @@ class _Vectorize(Simplifier):
         statements: list[Stmt] = []
         if vector_count:
             outer = Var(stmt.loop_var.name)
-            body = _at(stmt, low + outer * lanes, lanes)
+            body = _vector_body(stmt, low + outer * lanes, lanes)
             statements.append(For(outer, const(0), const(vector_count), ForKind.SERIAL, body))
         if tail:
             wide = tail_lanes(tail, lanes)
             statements.append(
-                _at(stmt, low + vector_count * lanes, wide, None if tail == wide else const(tail))
+                _vector_body(
+                    stmt, low + vector_count * lanes, wide, None if tail == wide else const(tail)
+                )
             )
         return self.visit(sequence(*statements))
 
@@ -401,7 +411,7 @@ def _times_vscale(extent: PrimExpr) -> int | None:
     return None
 
 
-def _at(stmt: For, base: PrimExpr, lanes: int | str, tail: PrimExpr | None = None) -> Stmt:
+def _vector_body(stmt: For, base: PrimExpr, lanes: int | str, tail: PrimExpr | None = None) -> Stmt:
     """Return the body for the vector at base; only its first `rest` lanes if given."""
     mask = None
     if tail is not None and lanes != 1:

@@ -38,14 +38,14 @@ from ekiden.ir.prim import (
 )
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.te import Tensor
-from ekiden.te.inline import STORED
+from ekiden.te.inline import STORED_ATTR
 from ekiden.topi.layout import spatial
 from ekiden.topi.shape import Dim, Shape, as_dim, expect_least, known, replaced
 
-FLOAT = "float32"
+COORDINATE_DTYPE = "float32"
 
 
-COORDINATES = (
+COORDINATE_MODES = (
     "half_pixel",
     "align_corners",
     "asymmetric",
@@ -53,17 +53,17 @@ COORDINATES = (
     "tf_half_pixel_for_nn",
     "tf_crop_and_resize",
 )
-NEAR = 1e-5
+INTEGER_TOLERANCE = 1e-5
 """TVM's tolerance of places that rounding has put just below a whole number: 6.5 / (1 / 13)."""
-ROUNDING = ("round", "round_prefer_floor", "round_prefer_ceil", "floor", "ceil")
+ROUNDING_METHODS = ("round", "round_prefer_floor", "round_prefer_ceil", "floor", "ceil")
 
 
 def rounding_of(rounding: str, mode: str) -> str:
     """Return the rounding method of "nearest". "" is TVM's rule: the integer that is not above, or
     above by less than INTEGER_TOLERANCE. Raises ValueError for an unknown mode or method.
     """
-    arguments = (("coordinate_transformation_mode", mode, COORDINATES),
-             ("rounding_method", rounding, ("", *ROUNDING)))  # fmt: skip
+    arguments = (("coordinate_transformation_mode", mode, COORDINATE_MODES),
+             ("rounding_method", rounding, ("", *ROUNDING_METHODS)))  # fmt: skip
     for what, value, allowed in arguments:
         if value not in allowed:
             raise ValueError(
@@ -126,7 +126,7 @@ def resize(
                 x = _coordinate(sampling.mode, i[a], data.shape[a], shape[a], scale, window)
                 taps.append(_taps(sampling, x, data.shape[a]))
                 if window is not None:
-                    bound = cast(data.shape[a] - 1, FLOAT)
+                    bound = cast(data.shape[a] - 1, COORDINATE_DTYPE)
                     outside.append(binary(Or, x < 0.0, x > bound))
             total = _weighted(source, list(i), list(zip(axis_group, taps, strict=True)))
             for is_outside in outside:
@@ -134,14 +134,14 @@ def resize(
             return _finish(total, out_dtype) if last else total
 
         new_shape = [shape[n] if n in axis_group else d for n, d in enumerate(source.shape)]
-        attrs = {} if last else {STORED: True}
+        attrs = {} if last else {STORED_ATTR: True}
         return te.compute(new_shape, body, name=name, tag="injective", attrs=attrs)
 
-    first, second = _parts(data, shape, axes, sampling.method, region is not None)
+    first, second = _axis_groups(data, shape, axes, sampling.method, region is not None)
     return along(along(data, first, False), second, True) if first else along(data, second, True)
 
 
-def _parts(
+def _axis_groups(
     data: Tensor, shape: Shape, axes: Sequence[int], method: str, cropped: bool
 ) -> tuple[Sequence[int], Sequence[int]]:
     """Return the axes to resize first, with the result stored, and the remaining ones. Elements
@@ -182,7 +182,7 @@ def _plus(a: PrimExpr | None, b: PrimExpr) -> PrimExpr:
 
 
 def _times(value: PrimExpr, weight: PrimExpr | None) -> PrimExpr:
-    return value if weight is None else cast(value, FLOAT) * weight
+    return value if weight is None else cast(value, COORDINATE_DTYPE) * weight
 
 
 def _finish(value: PrimExpr, dtype: str) -> PrimExpr:
@@ -200,15 +200,18 @@ def _coordinate(
     region: tuple[float, float] | None = None,
 ) -> PrimExpr:
     """Return the data coordinate of a result pixel."""
-    x, half = cast(index, FLOAT), const(0.5, FLOAT)
+    x, half = cast(index, COORDINATE_DTYPE), const(0.5, COORDINATE_DTYPE)
     if mode == "tf_crop_and_resize" and region is not None:
-        last, steps = cast(size - 1, FLOAT), cast(maximum(extent - 1, 1), FLOAT)
+        last, steps = (
+            cast(size - 1, COORDINATE_DTYPE),
+            cast(maximum(extent - 1, 1), COORDINATE_DTYPE),
+        )
         begin, end = region
         one = (begin + end) * 0.5 * last
         general = begin * last + x * ((end - begin) * last / steps)
-        return Select(binary(EQ, extent, 1), one, general, FLOAT)
+        return Select(binary(EQ, extent, 1), one, general, COORDINATE_DTYPE)
     if mode == "align_corners":
-        return x * cast(size - 1, FLOAT) / _steps(size, extent, scale)
+        return x * cast(size - 1, COORDINATE_DTYPE) / _steps(size, extent, scale)
     factor = _scale(size, extent, scale)
     if mode == "asymmetric":
         return x / factor
@@ -216,7 +219,9 @@ def _coordinate(
     if mode == "tf_half_pixel_for_nn":
         return middle
     if mode == "pytorch_half_pixel":
-        return Select(binary(EQ, extent, 1), const(0.0, FLOAT), middle - half, FLOAT)
+        return Select(
+            binary(EQ, extent, 1), const(0.0, COORDINATE_DTYPE), middle - half, COORDINATE_DTYPE
+        )
     return middle - half
 
 
@@ -225,47 +230,52 @@ def _steps(size: PrimExpr, extent: PrimExpr, scale: float | PrimExpr | None) -> 
     scale, ONNX measures the scaled extent before it is rounded down to pixels.
     """
     if scale is None:
-        return cast(maximum(extent - 1, 1), FLOAT)
+        return cast(maximum(extent - 1, 1), COORDINATE_DTYPE)
     number = known(size)
     if isinstance(scale, PrimExpr) or number is None:
-        return maximum(cast(size, FLOAT) * _scale(size, extent, scale) - 1.0, const(1.0, FLOAT))
+        return maximum(
+            cast(size, COORDINATE_DTYPE) * _scale(size, extent, scale) - 1.0,
+            const(1.0, COORDINATE_DTYPE),
+        )
     wide = np.float32(number) * np.float32(scale)
-    return const(max(float(wide - np.float32(1)), 1.0), FLOAT)
+    return const(max(float(wide - np.float32(1)), 1.0), COORDINATE_DTYPE)
 
 
 def _scale(size: PrimExpr, extent: PrimExpr, scale: float | PrimExpr | None) -> PrimExpr:
     """Return the result extent per data extent, in float32."""
     if isinstance(scale, PrimExpr):
-        return cast(scale, FLOAT)
+        return cast(scale, COORDINATE_DTYPE)
     numbers = known(size), known(extent)
     if scale is None and numbers[0] and numbers[1] is not None:
         scale = numbers[1] / numbers[0]
     return (
-        cast(extent, FLOAT) / cast(size, FLOAT)
+        cast(extent, COORDINATE_DTYPE) / cast(size, COORDINATE_DTYPE)
         if scale is None
-        else const(float(np.float32(scale)), FLOAT)
+        else const(float(np.float32(scale)), COORDINATE_DTYPE)
     )
 
 
 def _nearest(x: PrimExpr, rounding: str) -> PrimExpr:
-    half = const(0.5, FLOAT)
+    half = const(0.5, COORDINATE_DTYPE)
     match rounding:
         case "round_prefer_floor":
             return call_intrin("ceil", x - half)
         case "round_prefer_ceil" | "round":
             return call_intrin("floor", x + half)
         case "":
-            return call_intrin("floor", x + const(NEAR, FLOAT))
+            return call_intrin("floor", x + const(INTEGER_TOLERANCE, COORDINATE_DTYPE))
     return call_intrin(rounding, x)
 
 
-FAR = 2.0**62
+MAX_COORDINATE = 2.0**62
 """Beyond all places, and a whole number of 64 bits."""
 
 
 def _clamped(x: PrimExpr, size: PrimExpr) -> PrimExpr:
-    if x.dtype == FLOAT:  # by a scale that is tiny places are no numbers of 64 bits
-        x = minimum(maximum(x, const(-1.0, FLOAT)), const(FAR, FLOAT))
+    if x.dtype == COORDINATE_DTYPE:  # by a scale that is tiny places are no numbers of 64 bits
+        x = minimum(
+            maximum(x, const(-1.0, COORDINATE_DTYPE)), const(MAX_COORDINATE, COORDINATE_DTYPE)
+        )
     return maximum(minimum(cast(x, "int64"), size - 1), 0)
 
 
@@ -280,7 +290,7 @@ def _taps(
     base = call_intrin("floor", x)
     fraction = x - base
     if sampling.method == "linear":
-        weights = [const(1.0, FLOAT) - fraction, fraction]
+        weights = [const(1.0, COORDINATE_DTYPE) - fraction, fraction]
         return [(_clamped(base + float(n), size), w) for n, w in enumerate(weights)]
     weights = [_cubic(fraction, n, sampling.cubic_alpha) for n in range(-1, 3)]
     tap_indices = [cast(base, "int64") + n for n in range(-1, 3)]
@@ -291,7 +301,11 @@ def _taps(
 
 def _cubic(fraction: PrimExpr, offset: int, alpha: float) -> PrimExpr:
     """Return the cubic convolution kernel at the distance |fraction - offset| (Keys 1981)."""
-    d = fraction - float(offset) if offset <= 0 else const(float(offset), FLOAT) - fraction
+    d = (
+        fraction - float(offset)
+        if offset <= 0
+        else const(float(offset), COORDINATE_DTYPE) - fraction
+    )
     if offset in (0, 1):
         return (d * (alpha + 2) - (alpha + 3)) * d * d + 1.0
     return ((d - 5.0) * d + 8.0) * d * alpha - 4 * alpha
@@ -302,14 +316,14 @@ def _without_outside(
 ) -> list[PrimExpr]:
     """Zero the weights of pixels outside the data and renormalise the others to sum 1."""
     inside_weights = [
-        Select(logical_and(at >= 0, at < size), w, const(0.0, FLOAT), FLOAT)
+        Select(logical_and(at >= 0, at < size), w, const(0.0, COORDINATE_DTYPE), COORDINATE_DTYPE)
         for at, w in zip(tap_indices, weights, strict=True)
     ]
     total = inside_weights[0] + inside_weights[1] + inside_weights[2] + inside_weights[3]
     return [w / total for w in inside_weights]
 
 
-METHODS = {"nearest_neighbor": "nearest_neighbor", "linear": "linear", "cubic": "cubic",
+RESIZE_METHODS = {"nearest_neighbor": "nearest_neighbor", "linear": "linear", "cubic": "cubic",
            "bilinear": "linear", "bicubic": "cubic"}  # fmt: skip
 
 
@@ -332,8 +346,10 @@ def _resized(
     sizes = (size,) * rank if isinstance(size, Dim) else tuple(size)
     if len(axes) != rank or len(sizes) != rank:
         raise ValueError(f"{name}: expected {rank} spatial axes, got {layout!r} and size {size}")
-    if method not in METHODS:
-        raise ValueError(f"{name}: method must be one of {', '.join(METHODS)}, got {method!r}")
+    if method not in RESIZE_METHODS:
+        raise ValueError(
+            f"{name}: method must be one of {', '.join(RESIZE_METHODS)}, got {method!r}"
+        )
     region = None
     if mode == "tf_crop_and_resize":
         if roi is None or len(roi) != 2 * rank:
@@ -351,7 +367,7 @@ def _resized(
         resolved_rounding = rounding_of(rounding, mode)
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from error
-    sampling = Sampling(METHODS[method], mode, resolved_rounding, alpha, bool(exclude))
+    sampling = Sampling(RESIZE_METHODS[method], mode, resolved_rounding, alpha, bool(exclude))
     dtype = out_dtype or data.dtype
     return resize(data, shape, axes, sampling, None, dtype, region, extrapolation or 0.0)
 

@@ -8,14 +8,14 @@ from ekiden import te
 from ekiden.ir.intrinsic import call_intrin
 from ekiden.ir.prim import EQ, Or, PrimExpr, Select, Var, binary, cast, const
 from ekiden.te import Tensor
-from ekiden.te.range_check import CHECKS, extent_checks, from_either_end, index_check
+from ekiden.te.range_check import CHECKS_ATTR, extent_checks, from_either_end, index_check
 from ekiden.topi.layout import permute
 from ekiden.topi.nn.conv import Padding, guarded, ntuple, pads
 from ekiden.topi.shape import Dim, as_shape, check_rank, expect_least, expect_shape, window_extent
 
-FLOAT = "float32"
-METHODS = ("nearest", "bilinear", "bicubic")
-PADDING = ("zeros", "border", "reflection")
+COORDINATE_DTYPE = "float32"
+SAMPLE_METHODS = ("nearest", "bilinear", "bicubic")
+PADDING_MODES = ("zeros", "border", "reflection")
 
 
 def crop_and_resize(
@@ -42,7 +42,7 @@ def crop_and_resize(
     height, width = as_shape(crop_size)
     expect_shape("crop_and_resize", "boxes", boxes.shape, (None, 4))
     expect_least("crop_and_resize", "data", (h, w), (1, 1))
-    dtype, fill = out_dtype or data.dtype, const(extrapolation_value or 0.0, FLOAT)
+    dtype, fill = out_dtype or data.dtype, const(extrapolation_value or 0.0, COORDINATE_DTYPE)
 
     def coordinate(
         low: PrimExpr, high: PrimExpr, index: Var, extent: PrimExpr, size: PrimExpr
@@ -50,30 +50,34 @@ def crop_and_resize(
         """Return the pixel coordinate of sample `index` between two ends in [0, 1]; a single sample
         is in their middle.
         """
-        last = cast(size - 1, FLOAT)
-        steps = cast(te.max(extent - 1, 1), FLOAT)
-        general = low * last + cast(index, FLOAT) * ((high - low) * last / steps)
-        return Select(binary(EQ, extent, 1), (low + high) * 0.5 * last, general, FLOAT)
+        last = cast(size - 1, COORDINATE_DTYPE)
+        steps = cast(te.max(extent - 1, 1), COORDINATE_DTYPE)
+        general = low * last + cast(index, COORDINATE_DTYPE) * ((high - low) * last / steps)
+        return Select(binary(EQ, extent, 1), (low + high) * 0.5 * last, general, COORDINATE_DTYPE)
 
     def body(*i: Var) -> PrimExpr:
         """Return a sample of the box's image, or the extrapolation value outside."""
         n, channel, y, x = permute(i, layout, "NCHW")
-        y1, x1, y2, x2 = (cast(boxes[n, k], FLOAT) for k in range(4))
+        y1, x1, y2, x2 = (cast(boxes[n, k], COORDINATE_DTYPE) for k in range(4))
         row, column = coordinate(y1, y2, y, height, h), coordinate(x1, x2, x, width, w)
         outside = row < 0.0
-        for is_outside in (row > cast(h - 1, FLOAT), column < 0.0, column > cast(w - 1, FLOAT)):
+        for is_outside in (
+            row > cast(h - 1, COORDINATE_DTYPE),
+            column < 0.0,
+            column > cast(w - 1, COORDINATE_DTYPE),
+        ):
             outside = binary(Or, outside, is_outside)
         image = from_either_end(box_indices[n], data.shape[layout.index("N")])
 
         def pixel(iy: PrimExpr, ix: PrimExpr) -> PrimExpr:
             at = (image, channel, _kept(iy, h), _kept(ix, w))
-            return cast(data[permute(at, "NCHW", layout)], FLOAT)
+            return cast(data[permute(at, "NCHW", layout)], COORDINATE_DTYPE)
 
         if method == "bilinear":
             value = _bilinear(pixel, row, column)
         else:
             value = pixel(call_intrin("round", row), call_intrin("round", column))
-        return cast(Select(outside, fill, value, FLOAT), dtype)
+        return cast(Select(outside, fill, value, COORDINATE_DTYPE), dtype)
 
     shape = permute((boxes.shape[0], c, height, width), "NCHW", layout)
     count = data.shape[layout.index("N")]
@@ -81,7 +85,9 @@ def crop_and_resize(
         "crop_and_resize", boxes.shape[:1], box_indices.shape, what=("boxes", "box_indices")
     )
     checks = (*extents, index_check("crop_and_resize", box_indices, count, 0, "image"))
-    return te.compute(shape, body, name="crop_and_resize", tag="injective", attrs={CHECKS: checks})
+    return te.compute(
+        shape, body, name="crop_and_resize", tag="injective", attrs={CHECKS_ATTR: checks}
+    )
 
 
 def _kept(coordinate: PrimExpr, size: PrimExpr) -> PrimExpr:
@@ -89,10 +95,10 @@ def _kept(coordinate: PrimExpr, size: PrimExpr) -> PrimExpr:
     return te.max(te.min(cast(coordinate, "int64"), size - 1), 0)
 
 
-Pixel = Callable[[PrimExpr, PrimExpr], PrimExpr]
+PixelLoad = Callable[[PrimExpr, PrimExpr], PrimExpr]
 
 
-def _bilinear(pixel: Pixel, y: PrimExpr, x: PrimExpr) -> PrimExpr:
+def _bilinear(pixel: PixelLoad, y: PrimExpr, x: PrimExpr) -> PrimExpr:
     top, left_column = call_intrin("floor", y), call_intrin("floor", x)
     dy, dx = y - top, x - left_column
     upper = pixel(top, left_column) * (1.0 - dx) + pixel(top, left_column + 1.0) * dx
@@ -106,11 +112,11 @@ def affine_grid(data: Tensor, target_shape: Sequence[Dim]) -> Tensor:
     expect_shape("affine_grid", "data", data.shape, (None, 2, 3))
 
     def unit(index: Var, extent: PrimExpr) -> PrimExpr:
-        steps = cast(te.max(extent - 1, 1), FLOAT)
-        return cast(index, FLOAT) * (2.0 / steps) - 1.0
+        steps = cast(te.max(extent - 1, 1), COORDINATE_DTYPE)
+        return cast(index, COORDINATE_DTYPE) * (2.0 / steps) - 1.0
 
     def body(n: Var, d: Var, y: Var, x: Var) -> PrimExpr:
-        row = [cast(data[n, d, k], FLOAT) for k in range(3)]
+        row = [cast(data[n, d, k], COORDINATE_DTYPE) for k in range(3)]
         return cast(row[0] * unit(x, width) + row[1] * unit(y, height) + row[2], data.dtype)
 
     return te.compute((data.shape[0], 2, height, width), body, name="affine_grid", tag="injective")
@@ -131,10 +137,10 @@ def grid_sample(
     last. Raises ValueError for a method, a padding mode or a layout that there is not; "bicubic" is
     for NCHW.
     """
-    if method not in METHODS or padding_mode not in PADDING:
+    if method not in SAMPLE_METHODS or padding_mode not in PADDING_MODES:
         raise ValueError(
-            f"grid_sample: expected a method of {', '.join(METHODS)} and a padding mode of"
-            f" {', '.join(PADDING)}, got {method!r} and {padding_mode!r}"
+            f"grid_sample: expected a method of {', '.join(SAMPLE_METHODS)} and a padding mode of"
+            f" {', '.join(PADDING_MODES)}, got {method!r} and {padding_mode!r}"
         )
     if layout not in ("NCHW", "NCDHW") or (method == "bicubic" and layout != "NCHW"):
         raise ValueError(f"grid_sample: no {method} sampling for layout {layout!r}")
@@ -145,18 +151,18 @@ def grid_sample(
 
     def coordinate(value: PrimExpr, size: PrimExpr) -> PrimExpr:
         """Convert [-1, 1] to pixels, measured between the outer pixels' centres or edges."""
-        extent = cast(size, FLOAT)
+        extent = cast(size, COORDINATE_DTYPE)
         if align_corners:
             return (value + 1.0) * (extent - 1.0) * 0.5
         return ((value + 1.0) * extent - 1.0) * 0.5
 
     def moved(x: PrimExpr, size: PrimExpr) -> PrimExpr:
         """Clamp an outside coordinate to the border, or reflect it."""
-        last = cast(size - 1, FLOAT)
+        last = cast(size - 1, COORDINATE_DTYPE)
         if padding_mode == "zeros":
             return x
         if padding_mode == "reflection":
-            low, span = (0.0, last) if align_corners else (-0.5, cast(size, FLOAT))
+            low, span = (0.0, last) if align_corners else (-0.5, cast(size, COORDINATE_DTYPE))
             x = _reflected(x, low, span)
         return te.max(te.min(x, last), 0.0)
 
@@ -165,7 +171,9 @@ def grid_sample(
         each tap is moved instead.
         """
         n, channel, *spatial = i
-        coordinates = [cast(grid[(n, rank - 1 - d, *spatial)], FLOAT) for d in range(rank)]
+        coordinates = [
+            cast(grid[(n, rank - 1 - d, *spatial)], COORDINATE_DTYPE) for d in range(rank)
+        ]
         at = [coordinate(v, s) for v, s in zip(coordinates, sizes, strict=True)]
         if method != "bicubic":
             at = [moved(v, s) for v, s in zip(at, sizes, strict=True)]
@@ -177,10 +185,12 @@ def grid_sample(
                     moved(p, s) for p, s in zip(pixel_coordinates, sizes, strict=True)
                 )
             # A coordinate far outside would not fit an integer.
-            index = [cast(te.max(te.min(p, cast(s, FLOAT)), -1.0), "int64")
+            index = [cast(te.max(te.min(p, cast(s, COORDINATE_DTYPE)), -1.0), "int64")
                      for p, s in zip(pixel_coordinates, sizes, strict=True)]  # fmt: skip
             inside = [c for k, s in zip(index, sizes, strict=True) for c in (k >= 0, k < s)]
-            return cast(guarded(data, (n, channel, *index), inside, const(0, data.dtype)), FLOAT)
+            return cast(
+                guarded(data, (n, channel, *index), inside, const(0, data.dtype)), COORDINATE_DTYPE
+            )
 
         if method == "nearest":
             value = pixel(*(call_intrin("round", v) for v in at))
@@ -196,12 +206,12 @@ def grid_sample(
 
 def _reflected(x: PrimExpr, low: float, span: PrimExpr) -> PrimExpr:
     """Reflect x back and forth between low and low + span."""
-    safe = te.max(span, const(1e-30, FLOAT))
+    safe = te.max(span, const(1e-30, COORDINATE_DTYPE))
     distance = call_intrin("abs", x - low)
     periods = call_intrin("floor", distance / safe)
     offset = distance - periods * safe
     even = binary(EQ, periods - call_intrin("floor", periods * 0.5) * 2.0, 0.0)
-    return Select(even, offset, safe - offset, FLOAT) + low
+    return Select(even, offset, safe - offset, COORDINATE_DTYPE) + low
 
 
 def _linear(
@@ -221,10 +231,10 @@ CUBIC_ALPHA = -0.75
 """Of the convolution kernel: PyTorch's and ONNX's."""
 
 
-def _bicubic(pixel: Pixel, y: PrimExpr, x: PrimExpr) -> PrimExpr:
+def _bicubic(pixel: PixelLoad, y: PrimExpr, x: PrimExpr) -> PrimExpr:
     top, left_column = call_intrin("floor", y), call_intrin("floor", x)
     rows, columns = (_cubic_weights(v - base) for v, base in ((y, top), (x, left_column)))
-    total: PrimExpr = const(0.0, FLOAT)
+    total: PrimExpr = const(0.0, COORDINATE_DTYPE)
     for n, wy in enumerate(rows):
         for m, wx in enumerate(columns):
             total = total + pixel(top + float(n - 1), left_column + float(m - 1)) * (wy * wx)

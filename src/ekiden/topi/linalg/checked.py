@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ekiden import te
 from ekiden.te import Tensor
-from ekiden.te.range_check import CHECKS
+from ekiden.te.range_check import CHECKS_ATTR
 
 
 def checked(data: Tensor, info: Tensor, subject: str, problem: str) -> Tensor:
@@ -12,4 +12,6 @@ def checked(data: Tensor, info: Tensor, subject: str, problem: str) -> Tensor:
     position and `problem` unless all elements of `info` are 0.
     """
     check = te.info_check(subject, info, problem)
-    return te.compute(data.shape, lambda *i: data[i], "checked", "injective", {CHECKS: (check,)})
+    return te.compute(
+        data.shape, lambda *i: data[i], "checked", "injective", {CHECKS_ATTR: (check,)}
+    )

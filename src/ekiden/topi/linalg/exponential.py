@@ -16,9 +16,9 @@ from ekiden.tir.ir_builder import BufferVar, IRBuilder
 from ekiden.tir.stmt import Stmt
 from ekiden.topi.linalg.rows import Rows, each_matrix, matrices, wide_dtype
 
-TERMS = {"float32": 10, "float64": 17}
+TAYLOR_TERMS = {"float32": 10, "float64": 17}
 """Of the series for matrices of a norm of at most 1/2: what is left out is below rounding."""
-MOST = 1100
+MAX_HALVINGS = 1100
 """Halvings after which every matrix of finite numbers is small."""
 
 
@@ -41,9 +41,11 @@ def matrix_exp(data: Tensor) -> Tensor:
             scaled.fill(lambda i, j: source[(*at, i, j)])
             halvings = _halved(ib, scaled)
             result.fill(lambda i, j: _one(i, j, dtype))
-            with ib.for_range(0, TERMS[dtype], "term") as term:  # 1 + part / n (1 + part / ...)
+            with ib.for_range(
+                0, TAYLOR_TERMS[dtype], "term"
+            ) as term:  # 1 + part / n (1 + part / ...)
                 _multiply(ib, scratch, scaled, result)
-                order = ib.let("order", cast(TERMS[dtype] - term, dtype))
+                order = ib.let("order", cast(TAYLOR_TERMS[dtype] - term, dtype))
                 result.fill(lambda i, j: _one(i, j, dtype) + scratch[i, j] / order)
             with ib.for_range(0, halvings[0], "squaring"):
                 _multiply(ib, scratch, result, result)
@@ -73,7 +75,7 @@ def _halved(ib: IRBuilder, scaled: Rows) -> BufferVar:
         with ib.for_range(0, scaled.size, "j") as j:
             total[0] = total[0] + te.abs(scaled[i, j])
         norm[0] = te.max(norm[0], total[0])
-    with ib.while_loop(logical_and(norm[0] * norm[1] > 0.5, count[0] < MOST)):
+    with ib.while_loop(logical_and(norm[0] * norm[1] > 0.5, count[0] < MAX_HALVINGS)):
         norm[1] = norm[1] * const(0.5, dtype)
         count[0] = count[0] + 1
     scaled.fill(lambda i, j: scaled[i, j] * norm[1])

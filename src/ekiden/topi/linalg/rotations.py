@@ -18,8 +18,8 @@ from ekiden.tir.expr import Buffer
 from ekiden.tir.ir_builder import BufferVar, IRBuilder
 from ekiden.tir.stmt import Stmt
 from ekiden.topi.linalg.rows import (
-    EPSILON,
-    Angle,
+    MACHINE_EPSILON,
+    HalfAngle,
     Rows,
     each_matrix,
     matrices,
@@ -30,12 +30,12 @@ from ekiden.topi.linalg.rows import (
 from ekiden.topi.shape import tidy
 from ekiden.topi.sorting import before
 
-ROUNDS = 40
+MAX_SWEEPS = 40
 """The most of them; 5 to 12 are what matrices need."""
-TINY = {"float32": 1e-17, "float64": 1e-150}
+ZERO_ROW_NORM = {"float32": 1e-17, "float64": 1e-150}
 """The length of a row, of a matrix whose greatest element is 1, that has no direction: its square
 is nearly below the least number."""
-Turn = tuple[Var, Var, Angle]
+RotationStep = tuple[Var, Var, HalfAngle]
 """Two rows, and the angle by which they are turned."""
 
 
@@ -48,17 +48,17 @@ def _root(x: PrimExpr) -> PrimExpr:
 
 
 @contextmanager
-def _turns(
+def _rotations(
     ib: IRBuilder,
     size: PrimExpr,
     pair: Callable[[Var, Var], tuple[PrimExpr, PrimExpr, PrimExpr, PrimExpr]],
-) -> Iterator[Turn]:
+) -> Iterator[RotationStep]:
     """Yield each rotation of cyclic sweeps until a sweep has none. `pair` returns, for two rows,
     the 2 x 2 matrix [a, b; b, d] that a rotation makes diagonal, as (a, b, d), and the tolerance
     of b.
     """
     counters = ib.allocate("int64", 2, "left", "local")  # rounds that may follow; turns of this one
-    counters[0] = ROUNDS
+    counters[0] = MAX_SWEEPS
     with ib.while_loop(counters[0] > 0):
         counters[0] = counters[0] - 1
         counters[1] = 0
@@ -71,7 +71,7 @@ def _turns(
             counters[0] = 0
 
 
-def _angle(ib: IRBuilder, a: PrimExpr, b: PrimExpr, d: PrimExpr) -> Angle:
+def _angle(ib: IRBuilder, a: PrimExpr, b: PrimExpr, d: PrimExpr) -> HalfAngle:
     """Return the smaller of the two rotations that make [a, b; b, d] diagonal (Golub and Van Loan,
     8.5.2).
     """
@@ -134,8 +134,8 @@ def eigh(data: Tensor, lower: bool = True) -> tuple[Tensor, ...]:
                 return source[(*at, *(ends if lower else ends[::-1]))]
 
             work.fill(element)
-            limit = ib.let("limit", _greatest(ib, work) * const(EPSILON[dtype] / 2, dtype))
-            with _turns(ib, size, lambda i, k: (work[i, i], work[i, k], work[k, k], limit)) as (
+            limit = ib.let("limit", _greatest(ib, work) * const(MACHINE_EPSILON[dtype] / 2, dtype))
+            with _rotations(ib, size, lambda i, k: (work[i, i], work[i, k], work[k, k], limit)) as (
                 i,
                 k,
                 angle,
@@ -154,7 +154,7 @@ def eigh(data: Tensor, lower: bool = True) -> tuple[Tensor, ...]:
     return te.extern_op(shapes, [data], build, [data.dtype] * 2, name="eigh")
 
 
-def _turn_columns(ib: IRBuilder, work: Rows, i: Var, k: Var, angle: Angle) -> None:
+def _turn_columns(ib: IRBuilder, work: Rows, i: Var, k: Var, angle: HalfAngle) -> None:
     with ib.for_range(0, work.count, "r") as r:
         x, y = ib.let("x", work[r, i]), ib.let("y", work[r, k])
         work[r, i], work[r, k] = turned(x, y, angle)
@@ -236,15 +236,15 @@ def _orthogonal_rows(ib: IRBuilder, work: Rows, basis: Rows, scale: PrimExpr) ->
 
     def pair(i: Var, k: Var) -> tuple[PrimExpr, PrimExpr, PrimExpr, PrimExpr]:
         a, d = work.dot(i, i), work.dot(k, k)
-        return a, work.dot(i, k), d, _root(a) * _root(d) * const(EPSILON[dtype], dtype)
+        return a, work.dot(i, k), d, _root(a) * _root(d) * const(MACHINE_EPSILON[dtype], dtype)
 
-    with _turns(ib, size, pair) as (i, k, angle):
+    with _rotations(ib, size, pair) as (i, k, angle):
         work.rotate(i, k, angle)
         basis.rotate(i, k, angle)
     lengths = ib.allocate(dtype, work.count, "lengths")
     with ib.for_range(0, work.count, "i") as i:
         length = ib.let("length", _root(work.dot(i, i)))
-        has_none = length <= const(TINY[dtype], dtype)
+        has_none = length <= const(ZERO_ROW_NORM[dtype], dtype)
         lengths[i] = Select(has_none, const(0, dtype), length, dtype)
         with work.columns() as j:
             work[i, j] = Select(has_none, const(0, dtype), work[i, j] / length, dtype)

@@ -11,17 +11,17 @@ from ekiden.tir.ir_builder import BufferVar, IRBuilder
 from ekiden.topi.shape import Shape, equal, product, tidy
 from ekiden.topi.transform import unravel
 
-LANES = 16
+ROW_LANES = 16
 """The elements of a step along a row, which is padded to a multiple of them."""
-EPSILON = {"float32": 2.0**-23, "float64": 2.0**-52}
+MACHINE_EPSILON = {"float32": 2.0**-23, "float64": 2.0**-52}
 """The distance from 1 to the next number, of the dtypes that are worked in."""
 
 
-Angle = tuple[PrimExpr, PrimExpr]
+HalfAngle = tuple[PrimExpr, PrimExpr]
 """An angle by its sine s and s / (1 + c), the tangent of its half, where c is its cosine."""
 
 
-def turned(x: PrimExpr, y: PrimExpr, angle: Angle) -> tuple[PrimExpr, PrimExpr]:
+def turned(x: PrimExpr, y: PrimExpr, angle: HalfAngle) -> tuple[PrimExpr, PrimExpr]:
     """(c x - s y, s x + c y), as what is added to x and y: small angles lose nothing to rounding,
     so that the lengths of rows do not drift (Rutishauser, 1966)."""
     sine, half = angle
@@ -33,8 +33,8 @@ class Rows:
 
     def __init__(self, ib: IRBuilder, dtype: str, count: PrimExpr, size: PrimExpr) -> None:
         self.ib, self.dtype, self.count, self.size = ib, dtype, count, size
-        self._blocks = tidy((size + (LANES - 1)) // LANES)
-        self._data = ib.allocate(dtype, (count, tidy(self._blocks * LANES)), "rows")
+        self._blocks = tidy((size + (ROW_LANES - 1)) // ROW_LANES)
+        self._data = ib.allocate(dtype, (count, tidy(self._blocks * ROW_LANES)), "rows")
         with ib.for_range(0, count, "i") as i, self.columns() as j:
             self[i, j] = const(0, dtype)
 
@@ -49,13 +49,13 @@ class Rows:
     @contextmanager
     def _block(self, begin: ExprLike = 0, end: PrimExpr | None = None) -> Iterator[PrimExpr]:
         """Yield the first column of each vector from that of `begin` to that of `end`."""
-        last = self._blocks if end is None else (end + (LANES - 1)) // LANES
-        with self.ib.for_range(convert(begin, "int64") // LANES, last, "block") as block:
-            yield block * LANES
+        last = self._blocks if end is None else (end + (ROW_LANES - 1)) // ROW_LANES
+        with self.ib.for_range(convert(begin, "int64") // ROW_LANES, last, "block") as block:
+            yield block * ROW_LANES
 
     @contextmanager
     def _lanes(self) -> Iterator[Var]:
-        with self.ib.for_range(0, LANES, "lane", kind="vectorized") as lane:
+        with self.ib.for_range(0, ROW_LANES, "lane", kind="vectorized") as lane:
             yield lane
 
     @contextmanager
@@ -83,7 +83,7 @@ class Rows:
             self[i, j] = self[k, j]
             self[k, j] = saved
 
-    def rotate(self, i: PrimExpr, k: PrimExpr, angle: Angle) -> None:
+    def rotate(self, i: PrimExpr, k: PrimExpr, angle: HalfAngle) -> None:
         """Rotate rows i and k by an angle."""
         with self.columns() as j:
             x, y = self.ib.let("x", self[i, j]), self.ib.let("y", self[k, j])
@@ -97,7 +97,7 @@ class Rows:
         with self._block(0, end) as first, self._lanes() as lane:
             j = first + lane
             sums[lane] = sums[lane] + self[i, j] * self[k, j]
-        partial_sums = [sums[lane] for lane in range(LANES)]
+        partial_sums = [sums[lane] for lane in range(ROW_LANES)]
         while len(partial_sums) > 1:
             partial_sums = [
                 a + b for a, b in zip(partial_sums[::2], partial_sums[1::2], strict=True)
@@ -117,7 +117,7 @@ class Rows:
                 self[i, j] = Select(j >= begin, less, self[i, j], self.dtype)
 
     def _zeros(self) -> BufferVar:
-        sums = self.ib.allocate(self.dtype, LANES, "sums", "local")
+        sums = self.ib.allocate(self.dtype, ROW_LANES, "sums", "local")
         with self._lanes() as lane:
             sums[lane] = const(0, self.dtype)
         return sums

@@ -6,14 +6,14 @@ from collections.abc import Sequence
 
 from ekiden import te
 from ekiden.ir.prim import PrimExpr
-from ekiden.kernels.attention.scaled_dot_product import Attention, Heads
+from ekiden.kernels.attention.scaled_dot_product import Attention, AttentionConfig
 from ekiden.te import Tensor
 from ekiden.tir.expr import Buffer
 from ekiden.tir.stmt import Stmt
 
 
 def attention_shape(
-    heads: Heads, query: Sequence[PrimExpr], value: Sequence[PrimExpr]
+    heads: AttentionConfig, query: Sequence[PrimExpr], value: Sequence[PrimExpr]
 ) -> tuple[PrimExpr, ...]:
     """Return the shape of the result: the query's, with the width of a value."""
     q_layout, _, v_layout, out_layout = heads.layouts
@@ -21,7 +21,7 @@ def attention_shape(
     return tuple(dims[axis] for axis in out_layout)
 
 
-def attention(heads: Heads, inputs: Sequence[Tensor]) -> Tensor:
+def attention(heads: AttentionConfig, inputs: Sequence[Tensor]) -> Tensor:
     """softmax(query * key^T * scale + bias) * value for each head; `inputs` are query, key, value
     in their layouts, and the bias if there is one.
     """

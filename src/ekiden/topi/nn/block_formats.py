@@ -23,26 +23,26 @@ from ekiden.runtime.lazy_dataclass import dataclass
 
 Bytes: TypeAlias = NDArray[np.uint8]
 Floats: TypeAlias = NDArray[np.float32]
-Place: TypeAlias = Callable[[Any], Any]
+IndexMap: TypeAlias = Callable[[Any], Any]
 """A whole number from another one: of NumPy, or of an expression."""
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class BitField:
     """Bit field of number k: `bits` bits of byte `byte(k)` of the block, from bit `shift(k)` on."""
 
     bits: int
-    byte: Place
-    shift: Place
+    byte: IndexMap
+    shift: IndexMap
 
 
 @dataclass(frozen=True, slots=True)
-class Whole:
+class PackedInts:
     """Packed integers: the bit fields of each number, lowest bits first, minus a bias; 8-bit
     numbers may be signed instead.
     """
 
-    parts: tuple[Part, ...]
+    parts: tuple[BitField, ...]
     bias: int = 0
     signed: bool = False
 
@@ -63,11 +63,11 @@ class Whole:
 
 
 @dataclass(frozen=True, slots=True)
-class Real:
+class GroupScale:
     """Scale of groups: the float16 at byte `at`, times `factor`, times `sign`."""
 
     at: int
-    factor: Whole | None = None
+    factor: PackedInts | None = None
     sign: int = 1
 
 
@@ -82,9 +82,9 @@ class BlockFormat:
     values: int
     size: int
     group: int
-    levels: Whole
-    scale: Real
-    offset: Real | None = None
+    levels: PackedInts
+    scale: GroupScale
+    offset: GroupScale | None = None
 
     @property
     def groups(self) -> int:
@@ -98,7 +98,7 @@ class BlockFormat:
 
     def decode(self, blocks: Bytes) -> Floats:
         """Decode uint8 [..., blocks, size] to float32 [..., blocks * values]."""
-        levels = whole(self.levels, blocks, self.values).astype(np.float32)
+        levels = unpack_ints(self.levels, blocks, self.values).astype(np.float32)
         grouped = levels.reshape(*blocks.shape[:-1], self.groups, self.group)
         with np.errstate(all="ignore"):  # scales may be anything
             decoded = grouped * real(self.scale, blocks, self.groups)[..., None]
@@ -124,7 +124,7 @@ class BlockFormat:
             return _encoded(self, grouped)
 
 
-def whole(number: Whole, blocks: Bytes, count: int) -> NDArray[np.int16]:
+def unpack_ints(number: PackedInts, blocks: Bytes, count: int) -> NDArray[np.int16]:
     """Return the first `count` integers of each block: int16 [..., count]."""
     k, low = np.arange(count), 0
     numbers = np.zeros((*blocks.shape[:-1], count), np.uint8)
@@ -139,7 +139,7 @@ def whole(number: Whole, blocks: Bytes, count: int) -> NDArray[np.int16]:
     return numbers.astype(np.int16) - np.int16(number.bias)
 
 
-def put_whole(number: Whole, blocks: Bytes, numbers: NDArray[np.int16]) -> None:
+def pack_ints(number: PackedInts, blocks: Bytes, numbers: NDArray[np.int16]) -> None:
     """Write the numbers [..., count] into blocks whose bits there are 0."""
     k = np.arange(numbers.shape[-1])
     stored = (numbers + (0 if number.signed else number.bias)).astype(np.uint8)
@@ -158,13 +158,13 @@ def halves(blocks: Bytes, at: int) -> Floats:
     return pair.view("<f2").astype(np.float32)
 
 
-def real(number: Real, blocks: Bytes, groups: int) -> Floats:
+def real(number: GroupScale, blocks: Bytes, groups: int) -> Floats:
     """Return the scale of each group: float32 [..., groups]."""
     scales = halves(blocks, number.at)
     if number.factor is None:
         scales = np.repeat(scales, groups, axis=-1)
     else:
-        scales = scales * whole(number.factor, blocks, groups).astype(np.float32)
+        scales = scales * unpack_ints(number.factor, blocks, groups).astype(np.float32)
     return scales if number.sign > 0 else -scales
 
 
@@ -186,11 +186,11 @@ def _encoded(row: BlockFormat, grouped: Floats) -> Bytes:
             low = real(row.offset, blocks, row.groups)
         scaled = (grouped - low[..., None]) * inverse[..., None]
     levels = _rounded(scaled.reshape(*grouped.shape[:-2], row.values), row.levels)
-    put_whole(row.levels, blocks, levels)
+    pack_ints(row.levels, blocks, levels)
     return blocks
 
 
-def _extreme(grouped: Floats, levels: Whole) -> Floats:
+def _extreme(grouped: Floats, levels: PackedInts) -> Floats:
     """Return the scale that maps the value farthest from 0 to the end of the levels."""
     if levels.signed:
         return np.asarray(np.abs(grouped).max(axis=-1) / np.float32(levels.most), np.float32)
@@ -198,7 +198,7 @@ def _extreme(grouped: Floats, levels: Whole) -> Floats:
     return np.asarray(np.take_along_axis(grouped, at, -1)[..., 0] / np.float32(levels.least))
 
 
-def _rounded(scaled: Floats, levels: Whole) -> NDArray[np.int16]:
+def _rounded(scaled: Floats, levels: PackedInts) -> NDArray[np.int16]:
     """Return the nearest levels; ties round up, or away from 0 for signed levels."""
     if levels.signed:
         below = np.floor(np.abs(scaled))
@@ -209,7 +209,7 @@ def _rounded(scaled: Floats, levels: Whole) -> NDArray[np.int16]:
     return np.asarray(near.clip(levels.least, levels.most).astype(np.int16))
 
 
-def _put_real(number: Real, blocks: Bytes, scales: Floats) -> Floats:
+def _put_real(number: GroupScale, blocks: Bytes, scales: Floats) -> Floats:
     """Write the groups' scales as exactly as possible, and return the reciprocals to multiply by:
     of the requested scales where only float16 rounds them.
     """
@@ -222,7 +222,7 @@ def _put_real(number: Real, blocks: Bytes, scales: Floats) -> Floats:
     end = factor.least if factor.least < 0 else factor.most
     half = np.take_along_axis(scales, at, -1) / np.float32(end)
     _put_half(blocks, number.at, half)
-    put_whole(factor, blocks, _rounded(scales * _inverse(halves(blocks, number.at)), factor))
+    pack_ints(factor, blocks, _rounded(scales * _inverse(halves(blocks, number.at)), factor))
     return _inverse(real(number, blocks, scales.shape[-1]))
 
 
@@ -237,63 +237,67 @@ def _inverse(number: Floats) -> Floats:
 # The table.
 
 
-def _runs(at: int, length: int, bits: int, first: int = 0) -> Part:
+def _runs(at: int, length: int, bits: int, first: int = 0) -> BitField:
     """Return the bit field of numbers in runs: from byte `at`, `length` numbers, each in a byte of
     its own from bit `first` on, then as many in the next bits of these bytes, then in the
     following bytes.
     """
     deep = (8 - first) // bits
-    return Part(
+    return BitField(
         bits,
         lambda k: k // (length * deep) * length + k % length + at,
         lambda k: k % (length * deep) // length * bits + first,
     )
 
 
-def _bytes(at: int, bits: int = 8, first: int = 0) -> Part:
+def _bytes(at: int, bits: int = 8, first: int = 0) -> BitField:
     """Return the bit field of numbers in a byte each."""
-    return Part(bits, lambda k: k + at, lambda k: k * 0 + first)
+    return BitField(bits, lambda k: k + at, lambda k: k * 0 + first)
 
 
-_SCALES = Whole((Part(4, lambda j: j + j // 4 * 4 + 4, lambda j: j * 0), _runs(4, 4, 2, 4)))
+_SCALES = PackedInts(
+    (BitField(4, lambda j: j + j // 4 * 4 + 4, lambda j: j * 0), _runs(4, 4, 2, 4))
+)
 """Of eight groups, six bits each: the upper two lie over the first four, if they are of the last
 four; in bytes 4 to 15."""
-_MINIMA = Whole((Part(4, lambda j: j + 8, lambda j: j // 4 * 4), _runs(8, 4, 2, 4)))
+_MINIMA = PackedInts((BitField(4, lambda j: j + 8, lambda j: j // 4 * 4), _runs(8, 4, 2, 4)))
 
 # fmt: off
-ROWS = (
-    BlockFormat("q4_0",  2,  32,  18, 32, Whole((_runs(2, 16, 4),), bias=8), Real(0)),
-    BlockFormat("q4_1",  3,  32,  20, 32, Whole((_runs(4, 16, 4),)), Real(0), Real(2)),
+BLOCK_FORMAT_ROWS = (
+    BlockFormat("q4_0",  2,  32,  18, 32, PackedInts((_runs(2, 16, 4),), bias=8), GroupScale(0)),
+    BlockFormat("q4_1",  3,  32,  20, 32, PackedInts((_runs(4, 16, 4),)), GroupScale(0),
+                GroupScale(2)),
     BlockFormat("q5_0",  6,  32,  22, 32,
-                Whole((_runs(6, 16, 4), _runs(2, 1, 1)), bias=16), Real(0)),
+                PackedInts((_runs(6, 16, 4), _runs(2, 1, 1)), bias=16), GroupScale(0)),
     BlockFormat("q5_1",  7,  32,  24, 32,
-                Whole((_runs(8, 16, 4), _runs(4, 1, 1))), Real(0), Real(2)),
-    BlockFormat("q8_0",  8,  32,  34, 32, Whole((_bytes(2),), signed=True), Real(0)),
-    BlockFormat("q2_k", 10, 256,  84, 16, Whole((_runs(16, 32, 2),)),
-                Real(80, Whole((_bytes(0, 4),))), Real(82, Whole((_bytes(0, 4, 4),)), -1)),
+                PackedInts((_runs(8, 16, 4), _runs(4, 1, 1))), GroupScale(0), GroupScale(2)),
+    BlockFormat("q8_0",  8,  32,  34, 32, PackedInts((_bytes(2),), signed=True), GroupScale(0)),
+    BlockFormat("q2_k", 10, 256,  84, 16, PackedInts((_runs(16, 32, 2),)),
+                GroupScale(80, PackedInts((_bytes(0, 4),))), GroupScale(82, PackedInts((_bytes(0, 4,
+                4),)), -1)),
     BlockFormat("q3_k", 11, 256, 110, 16,
-                Whole((_runs(32, 32, 2), _runs(0, 32, 1)), bias=4),
-                Real(108, Whole((_runs(96, 8, 4), _runs(104, 4, 2)), bias=32))),
-    BlockFormat("q4_k", 12, 256, 144, 32, Whole((_runs(16, 32, 4),)),
-                Real(0, _SCALES), Real(2, _MINIMA, -1)),
-    BlockFormat("q5_k", 13, 256, 176, 32, Whole((_runs(48, 32, 4), _runs(16, 32, 1))),
-                Real(0, _SCALES), Real(2, _MINIMA, -1)),
+                PackedInts((_runs(32, 32, 2), _runs(0, 32, 1)), bias=4),
+                GroupScale(108, PackedInts((_runs(96, 8, 4), _runs(104, 4, 2)), bias=32))),
+    BlockFormat("q4_k", 12, 256, 144, 32, PackedInts((_runs(16, 32, 4),)),
+                GroupScale(0, _SCALES), GroupScale(2, _MINIMA, -1)),
+    BlockFormat("q5_k", 13, 256, 176, 32, PackedInts((_runs(48, 32, 4), _runs(16, 32, 1))),
+                GroupScale(0, _SCALES), GroupScale(2, _MINIMA, -1)),
     BlockFormat("q6_k", 14, 256, 210, 16,
-                Whole((_runs(0, 64, 4), _runs(128, 32, 2)), bias=32),
-                Real(208, Whole((_bytes(192),), signed=True))),
+                PackedInts((_runs(0, 64, 4), _runs(128, 32, 2)), bias=32),
+                GroupScale(208, PackedInts((_bytes(192),), signed=True))),
 )
 # fmt: on
-BLOCK_FORMATS: Mapping[str, BlockFormat] = {row.name: row for row in ROWS}
+BLOCK_FORMATS: Mapping[str, BlockFormat] = {row.name: row for row in BLOCK_FORMAT_ROWS}
 """By name."""
 
 __all__ = [
     "BLOCK_FORMATS",
-    "ROWS",
+    "BLOCK_FORMAT_ROWS",
+    "BitField",
     "BlockFormat",
-    "Part",
-    "Real",
-    "Whole",
+    "GroupScale",
+    "PackedInts",
     "halves",
     "real",
-    "whole",
+    "unpack_ints",
 ]

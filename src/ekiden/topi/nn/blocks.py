@@ -31,36 +31,36 @@ from ekiden.ir.op import Array
 from ekiden.ir.prim import PrimExpr, Var, cast, const
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.te import Tensor
-from ekiden.te.range_check import CHECKS, from_either_end, index_check
+from ekiden.te.range_check import CHECKS_ATTR, from_either_end, index_check
 from ekiden.topi.nn.block_formats import (
     BLOCK_FORMATS,
     BlockFormat,
     Bytes,
     Floats,
-    Real,
-    Whole,
+    GroupScale,
+    PackedInts,
     halves,
-    whole,
+    unpack_ints,
 )
 from ekiden.topi.shape import as_dim
 
-UNIT = 32
+UNIT_VALUES = 32
 """Values whose words lie together, and of which data has a step."""
-WORD = 4
-Index = TypeVar("Index", int, PrimExpr)
-Load = Callable[[PrimExpr], PrimExpr]
+WORD_BYTES = 4
+BlockIndex = TypeVar("BlockIndex", int, PrimExpr)
+ByteLoad = Callable[[PrimExpr], PrimExpr]
 """A byte of a block as int32, from its place."""
 
 
 @dataclass(frozen=True, slots=True)
-class Packed:
+class PackedBlock:
     """Layout of a packed block: byte offsets from its beginning."""
 
     format: BlockFormat
     panel: int
 
     @property
-    def scales(self) -> tuple[Real, ...]:
+    def scales(self) -> tuple[GroupScale, ...]:
         """Scale, and offset if there is one."""
         row = self.format
         return (row.scale,) if row.offset is None else (row.scale, row.offset)
@@ -78,7 +78,7 @@ class Packed:
     @property
     def groups(self) -> int:
         """Return the number of groups of a unit."""
-        return UNIT // self.format.group
+        return UNIT_VALUES // self.format.group
 
     @property
     def unit(self) -> int:
@@ -88,14 +88,14 @@ class Packed:
     @property
     def factors_at(self) -> int:
         """Return the offset of the first group's factors in its unit."""
-        return self.words * WORD * self.panel
+        return self.words * WORD_BYTES * self.panel
 
     @property
     def words(self) -> int:
         """Return the number of words of a unit."""
         return self.format.levels.bits
 
-    def word(self, field_index: int, number: Index) -> Index:
+    def word(self, field_index: int, number: BlockIndex) -> BlockIndex:
         """Return the position in a unit of a word of one bit field: after the words of other fields
         whose first value precedes its own.
         """
@@ -119,7 +119,7 @@ class Packed:
     @property
     def units(self) -> int:
         """Return the number of units of a block."""
-        return self.format.values // UNIT
+        return self.format.values // UNIT_VALUES
 
     @property
     def size(self) -> int:
@@ -129,7 +129,7 @@ class Packed:
 
 def pack_blocks(weight: Bytes, format: str, panel: int) -> Bytes:
     """Convert plain blocks to packed panels."""
-    to = Packed(BLOCK_FORMATS[format], panel)
+    to = PackedBlock(BLOCK_FORMATS[format], panel)
     row, missing = to.format, -len(weight) % panel
     scale_panels = [
         _panels(halves(weight, real.at) * real.sign, missing, panel) for real in to.scales
@@ -139,12 +139,12 @@ def pack_blocks(weight: Bytes, format: str, panel: int) -> Bytes:
         for panel_array in scale_panels
     ]
     factors = [
-        _panels(whole(real.factor, weight, row.groups).astype(np.int8), missing, panel)
+        _panels(unpack_ints(real.factor, weight, row.groups).astype(np.int8), missing, panel)
         for real in to.scales
         if real.factor is not None
     ]
-    levels = whole(row.levels, weight, row.values) - row.levels.least
-    values = levels.astype(np.uint8).reshape(*weight.shape[:2], to.units, UNIT)
+    levels = unpack_ints(row.levels, weight, row.values) - row.levels.least
+    values = levels.astype(np.uint8).reshape(*weight.shape[:2], to.units, UNIT_VALUES)
     words = _panels(_words(row.levels, values), missing, panel)
     words[..., to.order, :, :] = words.copy()
     units = [words.reshape(*words.shape[:3], to.factors_at)]
@@ -165,12 +165,12 @@ def _panels(rows: Array, missing: int, panel: int) -> Array:
     return np.ascontiguousarray(np.moveaxis(split, 1, 4))
 
 
-def _words(levels: Whole, values: Bytes) -> Bytes:
+def _words(levels: PackedInts, values: Bytes) -> Bytes:
     """Split levels [..., UNIT_VALUES] into words [..., words, WORD_BYTES]."""
     words = []
     for bit_field in levels.parts:
         bits = values & np.uint8((1 << bit_field.bits) - 1)
-        spread = bits.reshape(*values.shape[:-1], bit_field.bits, 8 // bit_field.bits, WORD)
+        spread = bits.reshape(*values.shape[:-1], bit_field.bits, 8 // bit_field.bits, WORD_BYTES)
         shifts = np.arange(8 // bit_field.bits, dtype=np.uint8)[:, None] * np.uint8(bit_field.bits)
         words.append(np.bitwise_or.reduce(spread << shifts, axis=-2))
         values = values >> np.uint8(bit_field.bits)
@@ -179,7 +179,7 @@ def _words(levels: Whole, values: Bytes) -> Bytes:
 
 def unpack_blocks(packed: Bytes, format: str, panel: int) -> Floats:
     """Decode packed weights: [rows of all panels, k]."""
-    of = Packed(BLOCK_FORMATS[format], panel)
+    of = PackedBlock(BLOCK_FORMATS[format], panel)
     row, shape = of.format, packed.shape[:2]
     units = packed[..., of.words_at :].reshape(*shape, of.units, of.unit)
     factors = units[..., of.factors_at :].view(np.int8)
@@ -192,9 +192,9 @@ def unpack_blocks(packed: Bytes, format: str, panel: int) -> Floats:
             decoded = decoded * factors[..., factor, :]
             factor += 1
         reals.append(np.broadcast_to(decoded, (*shape, row.groups, panel))[..., None])
-    words = units[..., : of.factors_at].reshape(*shape, of.units, of.words, panel, WORD)
+    words = units[..., : of.factors_at].reshape(*shape, of.units, of.words, panel, WORD_BYTES)
     words = words[..., of.order, :, :]
-    levels = np.zeros((*shape, of.units, panel, UNIT), np.uint8)
+    levels = np.zeros((*shape, of.units, panel, UNIT_VALUES), np.uint8)
     low = 0
     for bit_field in row.levels.parts:
         mine = words[..., low : low + bit_field.bits, :, :].swapaxes(
@@ -215,7 +215,7 @@ def unpack_blocks(packed: Bytes, format: str, panel: int) -> Floats:
 # What loops compute.
 
 
-def _half(load: Load, at: PrimExpr) -> PrimExpr:
+def _half(load: ByteLoad, at: PrimExpr) -> PrimExpr:
     """Return the float16 at an offset as float32."""
     bits = _or(load(at), _shifted("left_shift", load(at + 1), const(8, "int32")))
     half = call_intrin("reinterpret", cast(bits, "uint16"), dtype="float16")
@@ -230,14 +230,14 @@ def _shifted(name: str, a: PrimExpr, by: PrimExpr) -> PrimExpr:
     return call_intrin(name, a, cast(by, "int32"), dtype="int32")
 
 
-def _bits(load: Load, at: PrimExpr, shift: PrimExpr, bits: int, low: int) -> PrimExpr:
+def _bits(load: ByteLoad, at: PrimExpr, shift: PrimExpr, bits: int, low: int) -> PrimExpr:
     """Return bits of a byte, shifted up."""
     right = _shifted("right_shift", load(at), shift)
     alone = call_intrin("bitwise_and", right, const((1 << bits) - 1, "int32"), dtype="int32")
     return _shifted("left_shift", alone, const(low, "int32")) if low else alone
 
 
-def _whole(number: Whole, load: Load, k: PrimExpr) -> PrimExpr:
+def _whole(number: PackedInts, load: ByteLoad, k: PrimExpr) -> PrimExpr:
     """Return integer k of a block: int32."""
     if number.signed:
         return cast(cast(load(number.parts[0].byte(k)), "int8"), "int32")
@@ -248,10 +248,10 @@ def _whole(number: Whole, load: Load, k: PrimExpr) -> PrimExpr:
     return value
 
 
-def _value(row: BlockFormat, load: Load, k: PrimExpr) -> PrimExpr:
+def _value(row: BlockFormat, load: ByteLoad, k: PrimExpr) -> PrimExpr:
     """Return number k of a plain block: float32."""
 
-    def real(number: Real) -> PrimExpr:
+    def real(number: GroupScale) -> PrimExpr:
         """Return a scale of the block's header: float16, times its group's integer factor if it has
         one.
         """
@@ -266,7 +266,7 @@ def _value(row: BlockFormat, load: Load, k: PrimExpr) -> PrimExpr:
     return value + real(row.offset) if row.offset.sign > 0 else value - real(row.offset)
 
 
-def _loader(weight: Tensor, *at: PrimExpr) -> Load:
+def _loader(weight: Tensor, *at: PrimExpr) -> ByteLoad:
     return lambda byte: cast(weight[(*at, byte)], "int32")
 
 
@@ -292,7 +292,9 @@ def take_blocks(weight: Tensor, indices: Tensor, format: str) -> Tensor:
         return _value(row, _loader(weight, at, i[-1] // row.values), i[-1] % row.values)
 
     check = index_check("nn.take_blocks", indices, weight.shape[0], 0)
-    return te.compute(shape, body, name="take_blocks", tag="injective", attrs={CHECKS: (check,)})
+    return te.compute(
+        shape, body, name="take_blocks", tag="injective", attrs={CHECKS_ATTR: (check,)}
+    )
 
 
 def dense_blocks_pack(
@@ -301,7 +303,7 @@ def dense_blocks_pack(
     """Multiply data[..., k] by the transpose of a packed weight; kernels may round the data to
     bytes if `activations` are "int8".
     """
-    of = Packed(BLOCK_FORMATS[format], panel)
+    of = PackedBlock(BLOCK_FORMATS[format], panel)
     k = te.reduce_axis((0, data.shape[-1]), "k")
 
     def body(*i: Var) -> PrimExpr:
@@ -323,7 +325,7 @@ def take_blocks_pack(
     """Gather rows of a packed weight of `units` rows as float32; negative indices count from the
     end.
     """
-    of = Packed(BLOCK_FORMATS[format], panel)
+    of = PackedBlock(BLOCK_FORMATS[format], panel)
     shape = (*indices.shape, weight.shape[1] * of.format.values)
 
     def body(*i: Var) -> PrimExpr:
@@ -331,18 +333,18 @@ def take_blocks_pack(
 
     name = "take_blocks_pack"
     check = index_check("nn.take_blocks", indices, as_dim(units), 0)
-    return te.compute(shape, body, name=name, tag="injective", attrs={CHECKS: (check,)})
+    return te.compute(shape, body, name=name, tag="injective", attrs={CHECKS_ATTR: (check,)})
 
 
-def _packed_value(of: Packed, weight: Tensor, number: PrimExpr, k: PrimExpr) -> PrimExpr:
+def _packed_value(of: PackedBlock, weight: Tensor, number: PrimExpr, k: PrimExpr) -> PrimExpr:
     """Return number k of a row of a packed weight: its level times its group's scale (plus its
     offset). A row is a lane of its panel.
     """
     row, panel = of.format, of.panel
     lane, at = number % panel, k % row.values
     load = _loader(weight, number // panel, k // row.values)
-    inside = at % UNIT // row.group * (of.factors * panel) + lane
-    group = at // UNIT * of.unit + inside + (of.words_at + of.factors_at)
+    inside = at % UNIT_VALUES // row.group * (of.factors * panel) + lane
+    group = at // UNIT_VALUES * of.unit + inside + (of.words_at + of.factors_at)
     reals = []
     for n, real in enumerate(of.scales):
         number_value = _half(load, lane * 2 + 2 * panel * n)
@@ -353,13 +355,18 @@ def _packed_value(of: Packed, weight: Tensor, number: PrimExpr, k: PrimExpr) -> 
     return value + reals[1] if len(reals) > 1 else value
 
 
-def _packed_level(of: Packed, load: Load, k: PrimExpr, lane: PrimExpr) -> PrimExpr:
+def _packed_level(of: PackedBlock, load: ByteLoad, k: PrimExpr, lane: PrimExpr) -> PrimExpr:
     level, low = const(of.format.levels.least, "int32"), 0
-    unit, inside = k // UNIT, k % UNIT
+    unit, inside = k // UNIT_VALUES, k % UNIT_VALUES
     for n, bit_field in enumerate(of.format.levels.parts):
-        word = of.word(n, inside * bit_field.bits // UNIT)
-        at = (word * of.panel + lane) * WORD + inside % WORD + of.words_at + unit * of.unit
-        shift = inside % (UNIT // bit_field.bits) // WORD * bit_field.bits
+        word = of.word(n, inside * bit_field.bits // UNIT_VALUES)
+        at = (
+            (word * of.panel + lane) * WORD_BYTES
+            + inside % WORD_BYTES
+            + of.words_at
+            + unit * of.unit
+        )
+        shift = inside % (UNIT_VALUES // bit_field.bits) // WORD_BYTES * bit_field.bits
         level = level + _bits(load, at, shift, bit_field.bits, low)
         low += bit_field.bits
     return level

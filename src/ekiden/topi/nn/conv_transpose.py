@@ -16,15 +16,15 @@ from ekiden.topi.nn.conv import Padding, default_kernel_layout, ntuple, pads, we
 from ekiden.topi.nn.weights import conv_transpose_weight_shape, window_axes
 from ekiden.topi.shape import as_dim, expect_positive, known, tidy, transposed_extent
 
-VECTORS = 4
+PANEL_VECTORS = 4
 """Vectors of a panel of weights."""
 
 
-def is_few(channels: int, kernel: Sequence[int], lanes: int) -> bool:
+def fits_one_panel(channels: int, kernel: Sequence[int], lanes: int) -> bool:
     """Return whether the output channels of all taps fit a panel of weights, and those of one tap
     fill less than half a vector.
     """
-    return 2 * channels <= lanes and channels * math.prod(kernel) <= VECTORS * lanes
+    return 2 * channels <= lanes and channels * math.prod(kernel) <= PANEL_VECTORS * lanes
 
 
 def _tag(kernel_layout: str, rank: int, is_depthwise: bool) -> str:

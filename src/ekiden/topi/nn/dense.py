@@ -14,7 +14,7 @@ from ekiden.ir.intrinsic import if_then_else
 from ekiden.ir.prim import PrimExpr, Var, cast, const, is_const
 from ekiden.te import Tensor
 from ekiden.topi.broadcast import broadcast_indices
-from ekiden.topi.nn.weights import WORD_OF_KIND, pack_weight_shape
+from ekiden.topi.nn.weights import WORD_BY_KIND, pack_weight_shape
 from ekiden.topi.shape import as_dim, broadcast_shape
 
 
@@ -164,7 +164,7 @@ def pack_weight(weight: Tensor, kind: str, tile: int, groups: int) -> Tensor:
     shape = pack_weight_shape(weight.shape, kind, tile, groups)
     is_grouped = kind.startswith("group_")
     per_group = weight.shape[0] // groups if is_grouped else weight.shape[0]
-    plain, word = kind.startswith("dense"), WORD_OF_KIND.get(kind)
+    plain, word = kind.startswith("dense"), WORD_BY_KIND.get(kind)
 
     def body(*i: Var) -> PrimExpr:
         """Return a packed element: the panel's row within the tile, 0 after the group's

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ekiden import te
 from ekiden.ir.prim import EQ, PrimExpr, Select, Var, binary, cast, const
 from ekiden.te import Tensor
-from ekiden.te.range_check import CHECKS, extent_checks, from_either_end, index_check
+from ekiden.te.range_check import CHECKS_ATTR, extent_checks, from_either_end, index_check
 from ekiden.topi.broadcast import divide
 from ekiden.topi.reduce import sum
 from ekiden.topi.shape import expect_shape
@@ -62,7 +62,7 @@ def nll_loss(
         (predictions.shape[0], classes, *predictions.shape[2:], weights.shape[0]),
         what=("targets", "predictions"),
     )
-    attrs = {CHECKS: (*extents, index_check("nll_loss", safe_targets, classes, 1, "target"))}
+    attrs = {CHECKS_ATTR: (*extents, index_check("nll_loss", safe_targets, classes, 1, "target"))}
     losses = te.compute(targets.shape, loss, name="nll_loss", tag="injective", attrs=attrs)
     if reduction == "none":
         return losses

@@ -13,9 +13,9 @@ from ekiden.ir.prim import PrimExpr, Var, cast, const
 from ekiden.te import Tensor
 from ekiden.topi.shape import as_dim
 
-PANEL = 64
+PANEL_ROWS = 64
 """Rows of a weight that are packed together."""
-GROUP = 8
+WORD_VALUES = 8
 """Numbers in a word; divides a block."""
 
 
@@ -27,9 +27,9 @@ def unpack_nibbles(packed: Array) -> Array:
 
 def pack_nibbles(weight: Array, scale: Array, point: Array) -> tuple[Array, Array, Array]:
     """Convert a plain weight to packed panels."""
-    missing = -len(weight) % PANEL
+    missing = -len(weight) % PANEL_ROWS
     levels = _panels(unpack_nibbles(weight), missing)  # [panels][64][blocks][block]
-    words = levels.reshape(*levels.shape[:3], -1, 2, GROUP // 2)
+    words = levels.reshape(*levels.shape[:3], -1, 2, WORD_VALUES // 2)
     bytes_ = words[..., 0, :] | words[..., 1, :] << np.uint8(4)
     packed = np.ascontiguousarray(bytes_).view("<i4")[..., 0].transpose(0, 2, 3, 1)
     scales, points = (_panels(x, missing).transpose(0, 2, 1).copy() for x in (scale, point))
@@ -38,7 +38,7 @@ def pack_nibbles(weight: Array, scale: Array, point: Array) -> tuple[Array, Arra
 
 def _panels(rows: Array, missing: int) -> Array:
     padded = np.pad(rows, ((0, missing), *((0, 0),) * (rows.ndim - 1)))
-    return padded.reshape(-1, PANEL, *rows.shape[1:])
+    return padded.reshape(-1, PANEL_ROWS, *rows.shape[1:])
 
 
 def unpack_words(packed: Array) -> Array:
@@ -46,7 +46,7 @@ def unpack_words(packed: Array) -> Array:
     bytes_ = np.ascontiguousarray(packed.transpose(0, 3, 1, 2)).astype("<i4")[..., None]
     bytes_ = bytes_.view(np.uint8)
     levels = np.concatenate((bytes_ & np.uint8(15), bytes_ >> np.uint8(4)), axis=-1)
-    return levels.reshape(-1, levels.shape[2], levels.shape[3] * GROUP)
+    return levels.reshape(-1, levels.shape[2], levels.shape[3] * WORD_VALUES)
 
 
 def dense_nibbles(data: Tensor, weight: Tensor, scale: Tensor, point: Tensor) -> Tensor:
@@ -77,16 +77,16 @@ def _half(word: PrimExpr, shift: PrimExpr) -> PrimExpr:
 def dense_nibbles_pack(inputs: Sequence[Tensor], units: int) -> Tensor:
     """Multiply int8 data[..., k] with a scale per block by the transpose of the packed weight."""
     data, step, _, weight, scale, point = inputs
-    block = weight.shape[2] * GROUP
+    block = weight.shape[2] * WORD_VALUES
     k = te.reduce_axis((0, data.shape[-1]), "k")
 
     def body(*i: Var) -> PrimExpr:
         """Return the sum for int8 data and panels, whose words hold the first half of a group in
         their low nibbles and the second in their high ones.
         """
-        panel, row, at = i[-1] // PANEL, i[-1] % PANEL, k // block
-        shift = k % (GROUP // 2) * 8 + k % GROUP // (GROUP // 2) * 4
-        word = weight[panel, at, k % block // GROUP, row]
+        panel, row, at = i[-1] // PANEL_ROWS, i[-1] % PANEL_ROWS, k // block
+        shift = k % (WORD_VALUES // 2) * 8 + k % WORD_VALUES // (WORD_VALUES // 2) * 4
+        word = weight[panel, at, k % block // WORD_VALUES, row]
         level = _half(word, cast(shift, "int32")) - cast(point[panel, at, row], "int32")
         product = cast(cast(data[(*i[:-1], k)], "int32") * level, "float32")
         return te.sum(product * step[(*i[:-1], at)] * scale[panel, at, row], k)

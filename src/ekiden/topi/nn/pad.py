@@ -11,18 +11,18 @@ from ekiden.te import Tensor
 from ekiden.topi.nn.conv import guarded
 from ekiden.topi.shape import Dim, Shape, as_dim, as_shape, expect_least, known, tidy
 
-Place = Callable[[PrimExpr, PrimExpr], PrimExpr]
+BorderMap = Callable[[PrimExpr, PrimExpr], PrimExpr]
 """(position, extent of the data) -> position within the data."""
 
 
 @dataclass(frozen=True, slots=True)
-class Border:
+class PaddingMode:
     """Padding mode: the data position that a border position shows, close before and after the
     data, and anywhere.
     """
 
-    near: tuple[Place, Place]
-    anywhere: Place
+    near: tuple[BorderMap, BorderMap]
+    anywhere: BorderMap
     reach: Callable[[int], int]
     """How far data of an extent are from where `near` no longer holds."""
 
@@ -59,7 +59,7 @@ def mirror_pad(
     """Pad `data` with mirrored borders, which repeat the edge ("SYMMETRIC") or not ("REFLECT")."""
     if mode not in ("SYMMETRIC", "REFLECT"):
         raise ValueError(f"mirror_pad: mode must be SYMMETRIC or REFLECT, got {mode!r}")
-    return _moved(data, _widths(data, pad_before, pad_after), BORDERS[mode.lower()], name)
+    return _moved(data, _widths(data, pad_before, pad_after), PADDING_MODES[mode.lower()], name)
 
 
 def _widths(
@@ -90,7 +90,7 @@ def expect_shown(name: str, shape: Shape, width: Sequence[Sequence[PrimExpr]]) -
 def _moved(
     data: Tensor,
     width: Sequence[Sequence[PrimExpr]],
-    border: Border,
+    border: PaddingMode,
     name: str,
     shape: Shape | None = None,
 ) -> Tensor:
@@ -117,7 +117,7 @@ def pad_by_mode(
     dtype of the data, or one of PADDING_MODES. `shape` is the result's where widths are data.
     """
     if mode != "constant":
-        return _moved(data, width, BORDERS[mode], "pad", shape)
+        return _moved(data, width, PADDING_MODES[mode], "pad", shape)
     return te.compute(
         shape or _padded_shape(data, width),
         lambda *i: _constant(data, cast(pad_value[()], data.dtype), width, i),
@@ -149,7 +149,7 @@ def _is_at_most_zero(width: PrimExpr) -> bool:
 
 
 def _placed(
-    index: PrimExpr, size: PrimExpr, before: PrimExpr, after: PrimExpr, border: Border
+    index: PrimExpr, size: PrimExpr, before: PrimExpr, after: PrimExpr, border: PaddingMode
 ) -> PrimExpr:
     """Return the data position that a position of the result shows; negative widths crop first. The
     borders are separate from the interior, so that loops can be split there.
@@ -167,7 +167,7 @@ def _placed(
 
 
 def _beyond(
-    position: PrimExpr, size: PrimExpr, width: PrimExpr, border: Border, side: int
+    position: PrimExpr, size: PrimExpr, width: PrimExpr, border: PaddingMode, side: int
 ) -> PrimExpr:
     """Return the data position that a position beyond one side shows."""
     widest, extent = known(width), known(size)
@@ -189,19 +189,19 @@ def _doubled(position: PrimExpr, size: PrimExpr) -> PrimExpr:
     return Select(phase < size, phase, size * 2 - 1 - phase, "int64")
 
 
-BORDERS: Mapping[str, Border] = {
-    "edge": Border(
+PADDING_MODES: Mapping[str, PaddingMode] = {
+    "edge": PaddingMode(
         (lambda p, n: as_dim(0), lambda p, n: n - 1),
         lambda p, n: maximum(minimum(p, n - 1), 0),
         lambda n: n,
     ),
-    "reflect": Border(
+    "reflect": PaddingMode(
         (lambda p, n: as_dim(0) - p, lambda p, n: (n - 1) * 2 - p), _reflected, lambda n: n - 1
     ),
-    "symmetric": Border(
+    "symmetric": PaddingMode(
         (lambda p, n: as_dim(-1) - p, lambda p, n: n * 2 - 1 - p), _doubled, lambda n: n
     ),
-    "wrap": Border(
+    "wrap": PaddingMode(
         (lambda p, n: p + n, lambda p, n: p - n), lambda p, n: p % maximum(n, 1), lambda n: n
     ),
 }

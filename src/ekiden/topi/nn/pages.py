@@ -8,18 +8,18 @@ from ekiden import te
 from ekiden.arith import simplify
 from ekiden.ir.intrinsic import call_intrin
 from ekiden.ir.prim import PrimExpr, Select, Var, cast, const, maximum, minimum
+from ekiden.kernels.attention.kv_layout import FORMAT_BY_DTYPE, SCALE_DTYPE, Plane
 from ekiden.kernels.attention.page_attention import paged_attention_of
-from ekiden.kernels.attention.page_planes import BY_DTYPE, SCALE, Plane
 from ekiden.kernels.attention.pages import Pages
 from ekiden.kernels.cpu.scatter import copied
 from ekiden.kernels.in_place import UPDATES
 from ekiden.te import Tensor
-from ekiden.te.range_check import CHECKS, RangeCheck, range_check
+from ekiden.te.range_check import CHECKS_ATTR, RangeCheck, range_check
 from ekiden.tir.expr import Buffer
 from ekiden.tir.stmt import Allocate, BufferStore, For, ForKind, IfThenElse, LetStmt, Stmt, seq
 from ekiden.topi.shape import check_rank, expect_shape, known
 
-FEW = 4
+MIN_TOKENS_PER_THREAD = 4
 """Tokens that one thread writes sooner than two begin."""
 
 
@@ -38,8 +38,8 @@ def _checked(
     ):
         if input_tensor.dtype != "int32":
             raise ValueError(f"{name}: {what!r} must be int32, got {input_tensor.dtype}")
-    if tokens.dtype != "float32" or cache.dtype not in BY_DTYPE:
-        kinds = f"float32 and a cache of {', '.join(BY_DTYPE)}"
+    if tokens.dtype != "float32" or cache.dtype not in FORMAT_BY_DTYPE:
+        kinds = f"float32 and a cache of {', '.join(FORMAT_BY_DTYPE)}"
         raise ValueError(f"{name}: takes {kinds}, got {tokens.dtype} and {cache.dtype}")
     depth, groups, plane = (known(d) for d in (tokens.shape[2], *cache.shape[3:]))
     heads = known(tokens.shape[1])
@@ -49,7 +49,7 @@ def _checked(
         raise ValueError(
             f"{name}: {heads} heads of 'projected' are less than {groups} keys and as many values"
         )
-    quantum = BY_DTYPE[cache.dtype].quantum
+    quantum = FORMAT_BY_DTYPE[cache.dtype].quantum
     if page <= 0 or depth <= 0 or page % quantum or depth % quantum:
         raise ValueError(
             f"{name}: a page and a depth must be multiples of {quantum}, got {page} and {depth}"
@@ -103,7 +103,7 @@ def _scaled(plane: Plane, source_buffer: Buffer, source: PrimExpr, cache: Buffer
             cache, cast(call_intrin("right_shift", bits, const(8 * n, "int32")), cache.dtype),
             (base + plane.scale_at(token, group) + n,),
         )
-        for n in range(SCALE.itemsize)
+        for n in range(SCALE_DTYPE.itemsize)
     ]  # fmt: skip
     body = seq(*halves, For(d, zero, const(plane.group), ForKind.SERIAL, put))
     wide, one = cast(scale, "float32"), const(1.0, "float32")
@@ -183,10 +183,10 @@ def write_pages(
         # a thread of its own is worth having for some tokens; of one they are few
         alone = For(g, const(0), groups, ForKind.SERIAL, loop)
         beside = For(g, const(0), groups, ForKind.PARALLEL, loop, {"grain": 1})
-        return seq(copied(old, outs[0]), IfThenElse(tokens < FEW, alone, beside))
+        return seq(copied(old, outs[0]), IfThenElse(tokens < MIN_TOKENS_PER_THREAD, alone, beside))
 
     inputs = [cache, projected, *page_inputs]
-    attrs: dict[str, object] = {CHECKS: checks, UPDATES: 0}
+    attrs: dict[str, object] = {CHECKS_ATTR: checks, UPDATES: 0}
     (updated,) = te.extern_op([cache.shape], inputs, build, [cache.dtype], name, attrs=attrs)
     return updated
 
@@ -211,7 +211,7 @@ def paged_attention(
         return paged_attention_of(pages, ins, outs[0]).body()
 
     shape: tuple[PrimExpr, ...] = (projected.shape[0], const(heads), projected.shape[2])
-    attrs: dict[str, object] = {CHECKS: checks, "pages": pages}
+    attrs: dict[str, object] = {CHECKS_ATTR: checks, "pages": pages}
     (result,) = te.extern_op(
         [shape], [projected, cache, *page_inputs], build, ["float32"], name, name, attrs
     )

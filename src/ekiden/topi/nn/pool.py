@@ -36,7 +36,7 @@ from ekiden.topi.shape import (
 )
 
 
-class Window:
+class PoolWindow:
     """Windows of a pooling: where each starts, and which of its taps are inside the data."""
 
     def __init__(
@@ -152,12 +152,12 @@ class Window:
         return maximum(last, 1) if self.may_be_empty else last
 
 
-UNROLLED = 32
+MAX_UNROLLED_TAPS = 32
 """Windows of at most this many taps are written out, so that taps cost a load and an operation."""
 
 
 def _combine(
-    window: Window,
+    window: PoolWindow,
     name: str,
     reducer: Callable[[PrimExpr, Sequence[te.ReduceAxis]], PrimExpr],
     operation: Callable[[PrimExpr, PrimExpr], PrimExpr],
@@ -165,7 +165,7 @@ def _combine(
 ) -> Tensor:
     """Return the taps of each window, loaded at (indices, taps), combined."""
     variables = window.taps()
-    is_unrolled = math.prod(window.pool_size) <= UNROLLED
+    is_unrolled = math.prod(window.pool_size) <= MAX_UNROLLED_TAPS
 
     def body(*i: Var) -> PrimExpr:
         """Unroll up to MAX_UNROLLED_TAPS taps, so that vectors along the result have no inner loop;
@@ -181,7 +181,7 @@ def _combine(
     return te.compute(window.shape, body, name=name, tag="pool", attrs=attrs)
 
 
-def max_pool(window: Window) -> Tensor:
+def max_pool(window: PoolWindow) -> Tensor:
     """Return the maximum of each window."""
     lowest = te.identity("max", window.data.dtype)
 
@@ -196,7 +196,7 @@ def max_pool(window: Window) -> Tensor:
     return _combine(window, "max_pool", te.max, maximum, load)
 
 
-def avg_pool(window: Window, count_include_pad: bool) -> Tensor:
+def avg_pool(window: PoolWindow, count_include_pad: bool) -> Tensor:
     """Return the mean of each window."""
     dtype = window.data.dtype
     wide, zero = accumulator(dtype), const(0, dtype)
@@ -320,7 +320,7 @@ def _pool(
     for n, at in enumerate(axes):
         count = extent(shape[at], sizes[n], strides[n], around[n], around[n + rank], steps[n])
         shape = replaced(shape, at, count)
-    window = Window(data, shape, axes, sizes, strides, steps, around, ceil_mode)
+    window = PoolWindow(data, shape, axes, sizes, strides, steps, around, ceil_mode)
     return max_pool(window) if pool_type == "max" else avg_pool(window, count_include_pad)
 
 
@@ -437,7 +437,7 @@ def pool_grad(
     axes, rank = spatial(layout), len(spatial(layout))
     sizes, strides = ntuple(kernel, rank, "kernel"), ntuple(stride, rank, "stride")
     around = pads(padding, [as_dim(k) for k in sizes], (1,) * rank)
-    window = Window(data, grads.shape, axes, sizes, strides, (1,) * rank, around, ceil_mode)
+    window = PoolWindow(data, grads.shape, axes, sizes, strides, (1,) * rank, around, ceil_mode)
     covering = [
         te.reduce_axis((0, ceil_div(as_dim(k), s)), f"w{n}")
         for n, (k, s) in enumerate(zip(sizes, strides, strict=True))
@@ -473,7 +473,7 @@ def pool_grad(
     return te.compute(data.shape, body, name="pool_grad", tag="pool_grad")
 
 
-def _first_maximum(window: Window) -> Tensor:
+def _first_maximum(window: PoolWindow) -> Tensor:
     """Return the flat tap index of each window's first maximum."""
     lowest = te.identity("max", window.data.dtype)
     highest = max_pool(window)

@@ -9,7 +9,7 @@ from ekiden.ir.intrinsic import if_then_else
 from ekiden.ir.prim import PrimExpr, Var, const, logical_and
 from ekiden.kernels.recurrent.layers import Layer
 from ekiden.te import Tensor
-from ekiden.te.range_check import CHECKS, range_check
+from ekiden.te.range_check import CHECKS_ATTR, range_check
 from ekiden.tir.expr import Buffer
 from ekiden.tir.stmt import Stmt
 from ekiden.topi.cells import Cell
@@ -63,7 +63,7 @@ def recurrent(cell: Cell, inputs: Sequence[Tensor]) -> list[Tensor]:
     attrs: dict[str, object] = {"cell": cell}
     if "lengths" in cell.given:
         lengths = inputs[2 + cell.given.index("lengths")]
-        attrs[CHECKS] = (range_check("recurrent: length", lengths, 0, data.shape[0] + 1),)
+        attrs[CHECKS_ATTR] = (range_check("recurrent: length", lengths, 0, data.shape[0] + 1),)
     outputs = te.extern_op(
         shapes, inputs, build, ["float32"] * len(shapes), cell.kind, "recurrent", attrs
     )

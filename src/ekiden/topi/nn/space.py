@@ -27,7 +27,7 @@ from ekiden.topi.shape import (
 )
 from ekiden.topi.transform import unravel
 
-ORDERS = ("DCR", "CRD", "CDR")
+DEPTH_ORDERS = ("DCR", "CRD", "CDR")
 """The last is how TVM writes the one before."""
 
 
@@ -40,8 +40,10 @@ def depth_to_space(
     mode "DCR": the block's row and column come first in the channels, "CRD": last. ONNX
     DepthToSpace. Raises ValueError for another mode.
     """
-    if mode not in ORDERS:
-        raise ValueError(f"depth_to_space: mode must be one of {', '.join(ORDERS)}, got {mode!r}")
+    if mode not in DEPTH_ORDERS:
+        raise ValueError(
+            f"depth_to_space: mode must be one of {', '.join(DEPTH_ORDERS)}, got {mode!r}"
+        )
     n, c, h, w = permute(data.shape, layout, "NCHW")
     expect_positive("depth_to_space", block_size=block_size)
     if known(c) is not None and int(known(c) or 0) % (block_size * block_size):

@@ -24,18 +24,18 @@ from ekiden.ir.text import prim_text
 from ekiden.topi.layout import packed_tile, packed_word, parse, permute
 from ekiden.topi.shape import as_dim, ceil_div, tidy, unify_dim
 
-KINDS = (
+PACKED_KINDS = (
     *("dense", "dense_u8s8", "dense_bf16"),
     *("conv2d", "conv2d_u8s8", "conv2d_bf16", "group_conv2d", "group_conv2d_u8s8"),
 )
 """What `pack_weight` can pack."""
 WORD = 4
 """Bytes that a step of a product of bytes takes; divides K, and I."""
-WORD_OF = {"uint8": WORD, "int8": WORD, "bfloat16": 2}
+WORD_BY_DTYPE = {"uint8": WORD, "int8": WORD, "bfloat16": 2}
 """dtype -> elements that a step of a product takes at a time, where that is more than one."""
-WORD_OF_KIND = {
+WORD_BY_KIND = {
     **dict.fromkeys(("dense_u8s8", "conv2d_u8s8", "group_conv2d_u8s8"), WORD),
-    **dict.fromkeys(("dense_bf16", "conv2d_bf16"), WORD_OF["bfloat16"]),
+    **dict.fromkeys(("dense_bf16", "conv2d_bf16"), WORD_BY_DTYPE["bfloat16"]),
 }
 """What is packed in words -> their elements."""
 
@@ -105,18 +105,18 @@ def pack_weight_shape(
         n, k = shape
         return tidy(ceil_div(n, tile)), k, r
     if kind.startswith("dense_"):
-        word = WORD_OF_KIND[kind]
+        word = WORD_BY_KIND[kind]
         n, k = shape
         return tidy(ceil_div(n, tile)), tidy(k // word), r, as_dim(word)
     out, per_group, *window = shape
     if kind == "conv2d":
         return tidy(ceil_div(out, tile)), *window, per_group, r
     if kind.startswith("conv2d_"):
-        word = WORD_OF_KIND[kind]
+        word = WORD_BY_KIND[kind]
         return tidy(ceil_div(out, tile)), *window, tidy(per_group // word), r, as_dim(word)
     grouped = as_dim(groups), tidy(ceil_div(out // groups, tile)), *window
-    if kind in WORD_OF_KIND:
-        word = WORD_OF_KIND[kind]
+    if kind in WORD_BY_KIND:
+        word = WORD_BY_KIND[kind]
         return *grouped, tidy(per_group // word), r, as_dim(word)
     return *grouped, per_group, r
 
@@ -131,7 +131,7 @@ def packed_view(weight: Array, kind: str, tile: int, groups: int = 1) -> Array:
     if kind == "dense":
         return _pack_rows(weight, tile).transpose(0, 2, 1)
     if kind.startswith("dense_"):
-        word = WORD_OF_KIND[kind]
+        word = WORD_BY_KIND[kind]
         rows = _pack_rows(weight, tile)
         words = rows.reshape(len(rows), tile, rows.shape[2] // word, word)
         return words.transpose(0, 2, 1, 3)
@@ -140,7 +140,7 @@ def packed_view(weight: Array, kind: str, tile: int, groups: int = 1) -> Array:
         return rows.transpose(0, *range(3, rows.ndim), 2, 1)
     if kind.startswith("conv2d_"):
         plain = packed_view(weight, "conv2d", tile)
-        words = plain.reshape(*plain.shape[:-2], -1, WORD_OF_KIND[kind], tile)
+        words = plain.reshape(*plain.shape[:-2], -1, WORD_BY_KIND[kind], tile)
         return words.swapaxes(-1, -2)
     of_group = kind.removeprefix("group_")
     group_panels = [

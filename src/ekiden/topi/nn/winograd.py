@@ -35,22 +35,22 @@ from ekiden.te import Tensor
 from ekiden.topi.nn.conv import guarded, inside
 from ekiden.topi.shape import as_dim, tidy
 
-TAPS = 3
-POINTS = {
+WINOGRAD_TAPS = 3
+INTERPOLATION_POINTS = {
     2: (0.0, 1.0, -1.0),
     4: (0.0, math.sqrt(0.5), -math.sqrt(0.5), math.sqrt(2), -math.sqrt(2)),
 }
 """Where the polynomials are evaluated, besides infinity; opposite ones follow each other."""
-INTEGER_POINTS = {2: (0.0, 1.0, -1.0), 4: (0.0, 1.0, -1.0, 2.0, -2.0)}
+INTEGER_INTERPOLATION_POINTS = {2: (0.0, 1.0, -1.0), 4: (0.0, 1.0, -1.0, 2.0, -2.0)}
 """The same for bytes."""
-PAIR = 2
+CHANNELS_PER_STEP = 2
 """Elements of int16 that a step of a product of bytes takes."""
-DATA_MAX = 255
+UINT8_MAX = 255
 """The largest byte of the data, which have no sign."""
 
-COLUMNS = 512
+MAX_TRANSFORM_COLUMNS = 512
 """Most columns of a product when weights are transformed."""
-FEW = 9
+MIN_TILES = 9
 """Fewest tiles of an image: products of fewer rows leave the multipliers idle."""
 
 
@@ -71,7 +71,9 @@ def integer_scale(m: int) -> tuple[int, int]:
     """Return (inverse, shift) that undo D^2: multiply a sum by `inverse` modulo 2^32, then shift it
     right.
     """
-    square = math.lcm(*(int(abs(d)) for d in _divisors(np.array(INTEGER_POINTS[m])))) ** 2
+    square = (
+        math.lcm(*(int(abs(d)) for d in _divisors(np.array(INTEGER_INTERPOLATION_POINTS[m])))) ** 2
+    )
     shift = (square & -square).bit_length() - 1
     inverse = pow(square >> shift, -1, 1 << 32)
     return (inverse + (1 << 31)) % (1 << 32) - (1 << 31), shift
@@ -83,7 +85,7 @@ def sums_fit(weight: Array, m: int) -> bool:
     """
     wide = weight.reshape(len(weight), -1).astype(np.int64)
     largest = max(np.maximum(wide, 0).sum(1).max(initial=0), -np.minimum(wide, 0).sum(1).min())
-    return int(largest) * DATA_MAX < 1 << (31 - integer_scale(m)[1])
+    return int(largest) * UINT8_MAX < 1 << (31 - integer_scale(m)[1])
 
 
 @functools.cache
@@ -99,16 +101,16 @@ def matrices(m: int, is_integer: bool = False) -> tuple[Array, Array, Array]:
     turns the product into the correlation that a convolution is (Winograd 1980; Lavin and Gray
     2016).
     """
-    points = np.array((INTEGER_POINTS if is_integer else POINTS)[m])
-    size = m + TAPS - 1
+    points = np.array((INTEGER_INTERPOLATION_POINTS if is_integer else INTERPOLATION_POINTS)[m])
+    size = m + WINOGRAD_TAPS - 1
     divisors = _divisors(points)
-    a, b, g = np.zeros((m, size)), np.zeros((size, size)), np.zeros((size, TAPS))
+    a, b, g = np.zeros((m, size)), np.zeros((size, size)), np.zeros((size, WINOGRAD_TAPS))
     a[:, :-1] = points[None] ** np.arange(m)[:, None]
     a[-1, -1] = 1
     for k, point in enumerate(points):
         other_points = np.delete(points, k)
         b[k, :-1] = np.poly(other_points)[::-1]
-        g[k] = point ** np.arange(TAPS)
+        g[k] = point ** np.arange(WINOGRAD_TAPS)
     b[-1] = np.poly(points)[::-1]
     g[-1, -1] = 1
     if is_integer:
@@ -142,9 +144,9 @@ def _paired(transformed: Array) -> Array:
     """Reshape [..., I, tile] to [..., ceil(I / 2), tile, 2], zero-padding an odd number of
     channels.
     """
-    missing = -transformed.shape[2] % PAIR
+    missing = -transformed.shape[2] % CHANNELS_PER_STEP
     full = np.pad(transformed, ((0, 0), (0, 0), (0, missing), (0, 0)))
-    words = full.reshape(*full.shape[:2], -1, PAIR, full.shape[3])
+    words = full.reshape(*full.shape[:2], -1, CHANNELS_PER_STEP, full.shape[3])
     return np.ascontiguousarray(words.swapaxes(-1, -2))
 
 
@@ -155,18 +157,31 @@ def unpaired(weight: Array) -> Array:
 
 def _transformed(weight: Array, g: Array, tile: int) -> Array:
     """Return G w G' for each pair of channels, packed in panels."""
-    both = np.einsum("ai,bj->abij", g, g).reshape(-1, TAPS * TAPS).astype(weight.dtype)
+    both = (
+        np.einsum("ai,bj->abij", g, g)
+        .reshape(-1, WINOGRAD_TAPS * WINOGRAD_TAPS)
+        .astype(weight.dtype)
+    )
     out, channels = weight.shape[:2]
     count = -(-out // tile)
-    rows = weight.reshape(out, channels, TAPS * TAPS)
+    rows = weight.reshape(out, channels, WINOGRAD_TAPS * WINOGRAD_TAPS)
     if out < count * tile:
         rows = np.concatenate([rows, np.zeros((count * tile - out, *rows.shape[1:]), rows.dtype)])
     # the taps of an element stay together: a copy that scatters them takes longer than the product
-    panels = rows.reshape(count, tile, channels, TAPS * TAPS).transpose(0, 2, 1, 3)
+    panels = rows.reshape(count, tile, channels, WINOGRAD_TAPS * WINOGRAD_TAPS).transpose(
+        0, 2, 1, 3
+    )
     # products so small that BLAS leaves them to one thread: its others wait for them in a loop,
     # at the cost of whoever else has the cores (0.04 s for ResNet-50, else up to 0.4)
-    step = next(n for n in range(min(channels, COLUMNS // tile), 0, -1) if channels % n == 0) * tile
-    column_blocks = np.ascontiguousarray(panels).reshape(-1, step, TAPS * TAPS)
+    step = (
+        next(
+            n
+            for n in range(min(channels, MAX_TRANSFORM_COLUMNS // tile), 0, -1)
+            if channels % n == 0
+        )
+        * tile
+    )
+    column_blocks = np.ascontiguousarray(panels).reshape(-1, step, WINOGRAD_TAPS * WINOGRAD_TAPS)
     # in the memory of a tensor, and not to be written: so it is a constant without being copied
     transformed = empty((len(both), count, channels, tile), weight.dtype.name).numpy()
     np.matmul(
@@ -188,8 +203,8 @@ def convolve(data: Array, weight: Array, m: int, channels: int, padding: tuple[i
     n, height, width, depth = data.shape
     rows, columns = height + top + bottom - 2, width + pad_left + right - 2
     down, across = -(-rows // m), -(-columns // m)
-    size = m + TAPS - 1
-    shape = (n, down * m + TAPS - 1, across * m + TAPS - 1, depth)
+    size = m + WINOGRAD_TAPS - 1
+    shape = (n, down * m + WINOGRAD_TAPS - 1, across * m + WINOGRAD_TAPS - 1, depth)
     padded = np.zeros(shape, a.dtype)
     padded[:, top : top + height, pad_left : pad_left + width] = data
     tiles = np.zeros((n, down, across, size, size, depth), a.dtype)
@@ -234,8 +249,8 @@ def winograd_weight(weight: Tensor, m: int, tile: int) -> Tensor:
     dtype = "int16" if is_integer else weight.dtype
     _, _, g = matrices(m, is_integer)
     out, channels = weight.shape[:2]
-    size = m + TAPS - 1
-    ky, kx = te.reduce_axis((0, TAPS), "ky"), te.reduce_axis((0, TAPS), "kx")
+    size = m + WINOGRAD_TAPS - 1
+    ky, kx = te.reduce_axis((0, WINOGRAD_TAPS), "ky"), te.reduce_axis((0, WINOGRAD_TAPS), "kx")
 
     def element(e: Var, panel: Var, c: PrimExpr, column: Var) -> PrimExpr:
         """Return G g G' (Lavin and Gray 2015), for each position (u, v) = e of a tile; zeros behind
@@ -251,10 +266,15 @@ def winograd_weight(weight: Tensor, m: int, tile: int) -> Tensor:
     if not is_integer:
         shape = (*panels, channels, as_dim(tile))
         return te.compute(shape, element, name="winograd_weight", tag="reduce")
-    words = (*panels, tidy((channels + (PAIR - 1)) // PAIR), as_dim(tile), as_dim(PAIR))
+    words = (
+        *panels,
+        tidy((channels + (CHANNELS_PER_STEP - 1)) // CHANNELS_PER_STEP),
+        as_dim(tile),
+        as_dim(CHANNELS_PER_STEP),
+    )
     return te.compute(
         words,
-        lambda e, panel, word, column, n: element(e, panel, word * PAIR + n, column),
+        lambda e, panel, word, column, n: element(e, panel, word * CHANNELS_PER_STEP + n, column),
         name="winograd_weight",
         tag="reduce",
     )
@@ -271,7 +291,7 @@ def winograd_conv2d(
     a, b, _ = matrices(m, is_integer)
     n, height, width, depth = data.shape
     top, pad_left, bottom, right = padding
-    size = m + TAPS - 1
+    size = m + WINOGRAD_TAPS - 1
     names = (("a", size), ("b", size), ("i", size), ("j", size), ("c", depth))
     axes = [te.reduce_axis((0, d), name) for name, d in names]
     u, v, i, j, c = axes
@@ -288,8 +308,8 @@ def winograd_conv2d(
         factor = cast(transformed_element(weight, u * size + v, c, o), dtype)
         return te.sum(value * inner * outer * factor, axes)
 
-    rows = tidy(height + (top + bottom - TAPS + 1))
-    shape = (n, rows, tidy(width + (pad_left + right - TAPS + 1)), as_dim(channels))
+    rows = tidy(height + (top + bottom - WINOGRAD_TAPS + 1))
+    shape = (n, rows, tidy(width + (pad_left + right - WINOGRAD_TAPS + 1)), as_dim(channels))
     attrs = {"inputs": (data, weight), "m": m, "channels": channels, "padding": padding}
     sums = te.compute(shape, body, name="winograd", tag="winograd_conv2d", attrs=attrs)
     return reduced(sums, m) if is_integer else sums
@@ -301,7 +321,7 @@ def transformed_element(weight: Tensor, e: PrimExpr, c: PrimExpr, o: PrimExpr) -
     """
     tile = weight.shape[3]
     if weight.dtype == "int16":
-        return weight[e, o // tile, c // PAIR, o % tile, c % PAIR]
+        return weight[e, o // tile, c // CHANNELS_PER_STEP, o % tile, c % CHANNELS_PER_STEP]
     return weight[e, o // tile, c, o % tile]
 
 

@@ -13,7 +13,7 @@ from ekiden.ir.intrinsic import if_then_else
 from ekiden.ir.prim import PrimExpr, Select, Var, cast, const
 from ekiden.te import Tensor
 from ekiden.te.range_check import (
-    CHECKS,
+    CHECKS_ATTR,
     RangeCheck,
     extent_checks,
     from_either_end,
@@ -48,7 +48,7 @@ def _checks(
         range_check(f"{name}: length of a row", rows, 0, count + 1),
         index_check(name, indices, columns, 1, "column"),
     )
-    return {CHECKS: checks}
+    return {CHECKS_ATTR: checks}
 
 
 def _rows(
@@ -154,7 +154,7 @@ def _block_dense(x: Tensor, data: Tensor, indices: Tensor, indptr: Tensor) -> Te
     return te.extern_op([shape], inputs, build, [data.dtype], name="bsr_dense", attrs=attrs)[0]
 
 
-WINDOWS = range(1, 2**10, 2)
+CONV_WINDOWS = range(1, 2**10, 2)
 """The extents of windows of sparse convolutions."""
 
 
@@ -168,7 +168,7 @@ def sparse_conv2d(
     (channel, row, column) for NCHW. Raises ValueError for another layout or window.
     """
     sizes = {kernel_size} if isinstance(kernel_size, int) else set(kernel_size)
-    if layout not in ("NHWC", "NCHW") or len(sizes) != 1 or min(sizes) not in WINDOWS:
+    if layout not in ("NHWC", "NCHW") or len(sizes) != 1 or min(sizes) not in CONV_WINDOWS:
         raise ValueError(
             "sparse_conv2d: expected the layout NHWC or NCHW and a square window of an odd extent,"
             f" got {layout} and {kernel_size}"

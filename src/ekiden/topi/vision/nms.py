@@ -18,11 +18,11 @@ from ekiden.topi.ranks import rank, rank_dtype
 from ekiden.topi.shape import as_dim, expect_least, expect_shape, tidy
 from ekiden.topi.sorting import merge_sort, sort_extern
 
-LANES = 16
+BOXES_PER_COMPARE = 16
 """Boxes that are compared with one at a time."""
-FIELDS = 5
+BOX_FIELDS = 5
 """Numbers of a Box."""
-Corner = Callable[[PrimExpr, int], PrimExpr]
+BoxCorner = Callable[[PrimExpr, int], PrimExpr]
 """(box, n) -> a coordinate of the box."""
 
 
@@ -35,7 +35,7 @@ class Box:
     area: PrimExpr
 
     @staticmethod
-    def of(corner: Corner, box: PrimExpr) -> Box:
+    def of(corner: BoxCorner, box: PrimExpr) -> Box:
         """Return the box of two corners in any order."""
         ends = [(corner(box, axis), corner(box, axis + 2)) for axis in (0, 1)]
         low, high = (tuple(f(*pair) for pair in ends) for f in (te.min, te.max))
@@ -67,7 +67,7 @@ class Box:
         return Select(positive, shared / some, shared * 0.0, union.dtype)
 
 
-def overlap(corner: Corner, a: PrimExpr, b: PrimExpr) -> PrimExpr:
+def overlap(corner: BoxCorner, a: PrimExpr, b: PrimExpr) -> PrimExpr:
     """Return the intersection over union of two boxes, 0 where the union is empty."""
     return Box.of(corner, a).overlap(Box.of(corner, b))
 
@@ -382,7 +382,7 @@ def _select(
     ib: IRBuilder,
     sizes: tuple[PrimExpr, PrimExpr],
     ranked: Callable[[PrimExpr], PrimExpr],
-    corner: Corner,
+    corner: BoxCorner,
     keep: Callable[[PrimExpr, PrimExpr], None],
     limits: tuple[PrimExpr, PrimExpr],
 ) -> PrimExpr:
@@ -392,10 +392,10 @@ def _select(
     one by one).
     """
     (count, room), (max_kept, threshold) = sizes, limits
-    wide = tidy((room + (LANES - 1)) // LANES * LANES)
-    kept_fields = ib.allocate(corner(as_dim(0), 0).dtype, wide * FIELDS, "kept")
+    wide = tidy((room + (BOXES_PER_COMPARE - 1)) // BOXES_PER_COMPARE * BOXES_PER_COMPARE)
+    kept_fields = ib.allocate(corner(as_dim(0), 0).dtype, wide * BOX_FIELDS, "kept")
     kept_count = ib.allocate("int64", 1, "found", "local")
-    hits = ib.allocate("int32", LANES, "hits", "local")
+    hits = ib.allocate("int32", BOXES_PER_COMPARE, "hits", "local")
     kept_count[0] = 0
     with ib.for_range(0, count, "n") as n, ib.if_scope(kept_count[0] < max_kept):
         box = ib.let("box", ranked(n))
@@ -406,15 +406,17 @@ def _select(
         already = ib.let("already", kept_count[0])
         with ib.while_loop(logical_and(first[0] < already, stays[0].equal(1))):
             begin = ib.let("begin", first[0])
-            with ib.for_range(0, LANES, "lane", kind="vectorized") as lane:
+            with ib.for_range(0, BOXES_PER_COMPARE, "lane", kind="vectorized") as lane:
                 kept_index = begin + lane
-                kept_box = Box.made_of([kept_fields[f * wide + kept_index] for f in range(FIELDS)])
+                kept_box = Box.made_of(
+                    [kept_fields[f * wide + kept_index] for f in range(BOX_FIELDS)]
+                )
                 meets = logical_and(mine.overlap(kept_box) > threshold, kept_index < already)
                 hits[lane] = cast(meets, "int32")
-            for lane_number in range(LANES):
+            for lane_number in range(BOXES_PER_COMPARE):
                 with ib.if_scope(hits[lane_number].equal(1)):
                     stays[0] = 0
-            first[0] = begin + LANES
+            first[0] = begin + BOXES_PER_COMPARE
         with ib.if_scope(stays[0].equal(1)):
             for field, value in enumerate(mine.fields):
                 kept_fields[field * wide + already] = value

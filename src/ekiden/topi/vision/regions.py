@@ -9,7 +9,7 @@ from ekiden import te
 from ekiden.ir.intrinsic import call_intrin
 from ekiden.ir.prim import PrimExpr, Select, Var, cast, const, logical_and
 from ekiden.te import Tensor
-from ekiden.te.range_check import CHECKS, from_either_end, index_check
+from ekiden.te.range_check import CHECKS_ATTR, from_either_end, index_check
 from ekiden.tir.expr import Buffer
 from ekiden.tir.ir_builder import IRBuilder
 from ekiden.tir.stmt import Stmt
@@ -17,8 +17,8 @@ from ekiden.topi.layout import permute
 from ekiden.topi.shape import as_dim, expect_least, expect_positive, expect_shape, product, tidy
 from ekiden.topi.transform import unravel
 
-FLOAT = "float32"
-Pixel = Callable[[PrimExpr, PrimExpr], PrimExpr]
+COORDINATE_DTYPE = "float32"
+PixelLoad = Callable[[PrimExpr, PrimExpr], PrimExpr]
 """(line, column) -> the pixel there."""
 
 
@@ -36,10 +36,10 @@ def _image_checks(name: str, rois: Tensor, count: PrimExpr) -> dict[str, object]
     images = te.compute(
         rois.shape[:1], lambda n: cast(rois[n, 0], "int64"), name="images", tag="injective"
     )
-    return {CHECKS: (index_check(name, images, count, 0, "image"),)}
+    return {CHECKS_ATTR: (index_check(name, images, count, 0, "image"),)}
 
 
-MAX_SAMPLES = 2**10
+MAX_SAMPLES_PER_AXIS = 2**10
 """Samples of a bin along an axis, where an attribute says them."""
 
 
@@ -55,8 +55,10 @@ def _roi_align(
 ) -> Tensor:
     if mode not in ("avg", "max", "max_tap"):
         raise ValueError(f"roi_align: mode must be avg, max or max_tap, got {mode!r}")
-    if sample_ratio > MAX_SAMPLES:
-        raise ValueError(f"roi_align: expected at most {MAX_SAMPLES} samples, got {sample_ratio}")
+    if sample_ratio > MAX_SAMPLES_PER_AXIS:
+        raise ValueError(
+            f"roi_align: expected at most {MAX_SAMPLES_PER_AXIS} samples, got {sample_ratio}"
+        )
     _, channels, height, width = permute(data.shape, layout, "NCHW")
     expect_least("roi_align", "data", (height, width), (1, 1))
     high, wide = _pair(pooled_size)
@@ -74,20 +76,24 @@ def _roi_align(
         with ib.for_range(0, product(bin_shape), "n", kind="parallel") as n:
             box, row, column = unravel(n, bin_shape)
             image = ib.let("image", from_either_end(boxes[box, 0], data.shape[0]))
-            corner = [cast(boxes[box, k], FLOAT) * spatial_scale for k in range(1, 5)]
+            corner = [cast(boxes[box, k], COORDINATE_DTYPE) * spatial_scale for k in range(1, 5)]
             axis_x = _bins(ib, (corner[0], corner[2]), wide, sample_ratio, aligned)
             axis_y = _bins(ib, (corner[1], corner[3]), high, sample_ratio, aligned)
             rows, columns = axis_y[2], axis_x[2]
-            total = ib.allocate(FLOAT, channels, "total")
+            total = ib.allocate(COORDINATE_DTYPE, channels, "total")
             with ib.for_range(0, channels, "c") as c:
-                total[c] = const(0.0, FLOAT) if mode == "avg" else te.min_value(FLOAT)
+                total[c] = (
+                    const(0.0, COORDINATE_DTYPE)
+                    if mode == "avg"
+                    else te.min_value(COORDINATE_DTYPE)
+                )
             with ib.for_range(0, rows, "iy") as iy, ib.for_range(0, columns, "ix") as ix:
                 y, x = _place(axis_y, row, iy), _place(axis_x, column, ix)
                 with ib.if_scope(logical_and(_near(y, height), _near(x, width))):
                     sample = _between(
                         ib,
-                        ib.let("y", te.max(te.min(y, cast(height - 1, FLOAT)), 0.0)),
-                        ib.let("x", te.max(te.min(x, cast(width - 1, FLOAT)), 0.0)),
+                        ib.let("y", te.max(te.min(y, cast(height - 1, COORDINATE_DTYPE)), 0.0)),
+                        ib.let("x", te.max(te.min(x, cast(width - 1, COORDINATE_DTYPE)), 0.0)),
                         (height, width),
                         te.max if mode == "max_tap" else operator.add,
                     )
@@ -95,7 +101,7 @@ def _roi_align(
                         sampled = sample(
                             lambda a, b: cast(
                                 pixels[permute((image, c, a, b), "NCHW", layout)],
-                                FLOAT,
+                                COORDINATE_DTYPE,
                             )
                         )
                         total[c] = (
@@ -104,7 +110,7 @@ def _roi_align(
                 if mode != "avg":
                     with ib.else_scope(), ib.for_range(0, channels, "c") as c:
                         total[c] = te.max(total[c], 0.0)
-            count = ib.let("count", te.max(cast(rows * columns, FLOAT), 1.0))
+            count = ib.let("count", te.max(cast(rows * columns, COORDINATE_DTYPE), 1.0))
             with ib.for_range(0, channels, "c") as c:
                 mean = total[c] / count if mode == "avg" else total[c]
                 out[permute((box, c, row, column), "NCHW", layout)] = mean
@@ -114,13 +120,13 @@ def _roi_align(
     return te.extern_op([shape], [data, rois], build, [dtype], name="roi_align", attrs=attrs)[0]
 
 
-Bins = tuple[PrimExpr, PrimExpr, PrimExpr]
+AxisBins = tuple[PrimExpr, PrimExpr, PrimExpr]
 """Where a region begins along an axis, the extent of a bin, how many samples one has."""
 
 
 def _bins(
     ib: IRBuilder, ends: tuple[PrimExpr, PrimExpr], count: int, sample_ratio: int, aligned: bool
-) -> Bins:
+) -> AxisBins:
     move = 0.5 if aligned else 0.0
     first, last = (ib.let("edge", end - move) for end in ends)
     extent = last - first if aligned else te.max(last - first, 1.0)
@@ -129,15 +135,18 @@ def _bins(
     return first, size, samples
 
 
-def _place(axis: Bins, index: PrimExpr, sample: PrimExpr) -> PrimExpr:
+def _place(axis: AxisBins, index: PrimExpr, sample: PrimExpr) -> PrimExpr:
     """Return the coordinate of a bin's sample along an axis."""
     first, size, samples = axis
-    return first + size * (cast(index, FLOAT) + (cast(sample, FLOAT) + 0.5) / cast(samples, FLOAT))
+    return first + size * (
+        cast(index, COORDINATE_DTYPE)
+        + (cast(sample, COORDINATE_DTYPE) + 0.5) / cast(samples, COORDINATE_DTYPE)
+    )
 
 
 def _near(coordinate: PrimExpr, size: PrimExpr) -> PrimExpr:
     """Return whether a coordinate is within one pixel of the data."""
-    return logical_and(coordinate >= -1.0, coordinate <= cast(size, FLOAT))
+    return logical_and(coordinate >= -1.0, coordinate <= cast(size, COORDINATE_DTYPE))
 
 
 def _between(
@@ -146,7 +155,7 @@ def _between(
     x: PrimExpr,
     sizes: tuple[PrimExpr, PrimExpr],
     join: Callable[[PrimExpr, PrimExpr], PrimExpr] = operator.add,
-) -> Callable[[Pixel], PrimExpr]:
+) -> Callable[[PixelLoad], PrimExpr]:
     """Return bilinear interpolation at a coordinate, for pixels given later; `join` replaces the
     sum of the four weighted ones.
     """
@@ -155,9 +164,12 @@ def _between(
     left_column = ib.let("left", cast(call_intrin("floor", x), "int64"))
     bottom = ib.let("bottom", te.min(top + 1, height - 1))
     right_column = ib.let("right", te.min(left_column + 1, width - 1))
-    dy, dx = ib.let("dy", y - cast(top, FLOAT)), ib.let("dx", x - cast(left_column, FLOAT))
+    dy, dx = (
+        ib.let("dy", y - cast(top, COORDINATE_DTYPE)),
+        ib.let("dx", x - cast(left_column, COORDINATE_DTYPE)),
+    )
 
-    def sample(pixel: Pixel) -> PrimExpr:
+    def sample(pixel: PixelLoad) -> PrimExpr:
         """Return the four pixels around the coordinate, weighted and joined."""
         upper = join(pixel(top, left_column) * (1.0 - dx), pixel(top, right_column) * dx)
         lower = join(pixel(bottom, left_column) * (1.0 - dx), pixel(bottom, right_column) * dx)
@@ -218,7 +230,7 @@ def roi_pool_nchw(
             box, channel, row, column = output_index = unravel(n, outs[0].shape)
             image = ib.let("image", from_either_end(boxes[box, 0], data.shape[0]))
             edges = [
-                ib.let("edge", _rounded(cast(boxes[box, k], FLOAT) * spatial_scale))
+                ib.let("edge", _rounded(cast(boxes[box, k], COORDINATE_DTYPE) * spatial_scale))
                 for k in range(1, 5)
             ]
             spans = []
@@ -226,9 +238,11 @@ def roi_pool_nchw(
                 (edges[1], edges[3], row, high, height),
                 (edges[0], edges[2], column, wide, width),
             ):
-                extent = cast(te.max(end - start + 1, 1), FLOAT) / bins
-                low = start + cast(call_intrin("floor", cast(index, FLOAT) * extent), "int64")
-                top = start + _ceiled((cast(index, FLOAT) + 1.0) * extent)
+                extent = cast(te.max(end - start + 1, 1), COORDINATE_DTYPE) / bins
+                low = start + cast(
+                    call_intrin("floor", cast(index, COORDINATE_DTYPE) * extent), "int64"
+                )
+                top = start + _ceiled((cast(index, COORDINATE_DTYPE) + 1.0) * extent)
                 spans.append([ib.let("edge", te.max(te.min(v, size), 0)) for v in (low, top)])
             total = ib.allocate(data.dtype, 1, "total", "local")
             (y0, y1), (x0, x1) = spans
@@ -249,7 +263,7 @@ def _rounded(value: PrimExpr) -> PrimExpr:
     """Round to the nearest integer, halves away from zero."""
     up = call_intrin("floor", value + 0.5)
     down = call_intrin("ceil", value - 0.5)
-    return cast(Select(value < 0.0, down, up, FLOAT), "int64")
+    return cast(Select(value < 0.0, down, up, COORDINATE_DTYPE), "int64")
 
 
 def reorg(data: Tensor, stride: int) -> Tensor:

@@ -14,7 +14,7 @@ from ekiden.frontend.onnx.node import Node, Row
 from ekiden.ir.dtype import SMALL_FLOATS, to_numpy
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
-from ekiden.tir.small_types import SCALE
+from ekiden.tir.small_types import SCALE_DTYPE
 
 if TYPE_CHECKING:
     from ekiden.frontend.onnx.converters import text_numbers
@@ -24,7 +24,7 @@ else:
 
 def saturated(node: Node, data: Expr, dtype: str) -> Expr:
     """`data` as a small float; what is too large becomes the largest number."""
-    if dtype == SCALE:
+    if dtype == SCALE_DTYPE:
         return _as_scale(node, data)
     if dtype == "float4_e2m1fn":  # has neither infinities nor others
         return op.cast(data, dtype)
@@ -56,7 +56,7 @@ def _as_scale(node: Node, data: Expr) -> Expr:
     rounded = op.minimum(op.add(exponent, op.cast(more, "uint32")), _word(254))
     special = op.where(op.greater(rest, _word(0)), _word(255), _word(254))
     found = op.where(op.equal(exponent, _word(255)), special, rounded)
-    return op.reinterpret(op.cast(found, "uint8"), SCALE)
+    return op.reinterpret(op.cast(found, "uint8"), SCALE_DTYPE)
 
 
 def _word(value: int) -> Expr:

@@ -19,7 +19,7 @@ from ekiden.ir.dtype import is_float
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
 from ekiden.topi.shape import product
-from ekiden.topi.text import INFINITE, MAX_DIGITS, NO_NUMBER
+from ekiden.topi.text import INFINITE_SIGN, MAX_DIGITS, NAN_SIGN
 
 INTEGER = r"\s*[+-]?\d+(\.\d*)?\s*"
 FLOAT = r"(?i)\s*[+-]?((\d+\.?\d*|\.\d+)(e[+-]?\d+)?|inf|infinity|nan)\s*"
@@ -72,9 +72,11 @@ def _float(parts: Expr) -> Expr:
     most = const(np.int64(LAST_POWER + MAX_DIGITS))
     exponent = op.minimum(op.maximum(exponent, op.negative(most)), most)
     value = _scaled(op.cast(digits, "float64"), exponent)
-    value = op.where(op.equal(op.abs(sign), _number(INFINITE)), const(np.inf, "float64"), value)
+    value = op.where(
+        op.equal(op.abs(sign), _number(INFINITE_SIGN)), const(np.inf, "float64"), value
+    )
     value = op.where(op.less(sign, _number(0)), op.negative(value), value)
-    return op.where(op.equal(sign, _number(NO_NUMBER)), const(np.nan, "float64"), value)
+    return op.where(op.equal(sign, _number(NAN_SIGN)), const(np.nan, "float64"), value)
 
 
 def _number(value: int) -> Expr:
@@ -119,8 +121,8 @@ def _decimal(data: Expr) -> tuple[Expr, Expr, Expr]:
     digits = op.where(is_zero, const(np.uint64(0)), digits)
     bits = op.reinterpret(data, "int64")  # -0.0 has a sign, too
     sign = op.where(op.less(bits, _number(0)), _number(-1), _number(1))
-    infinite = op.where(op.isinf(data), op.multiply(sign, _number(INFINITE)), sign)
-    return op.where(op.isnan(data), _number(NO_NUMBER), infinite), digits, last
+    infinite = op.where(op.isinf(data), op.multiply(sign, _number(INFINITE_SIGN)), sign)
+    return op.where(op.isnan(data), _number(NAN_SIGN), infinite), digits, last
 
 
 def cast_text(node: Node) -> Result:

@@ -16,7 +16,7 @@ import numpy as np
 from ekiden import topi
 from ekiden.ir.attrs import Attrs
 from ekiden.ir.node import node
-from ekiden.ir.op import Array, Linear, OpDef, OpPattern, Precision, Turns, register_op
+from ekiden.ir.op import Array, Linear, OpDef, OpPattern, Precision, Transposes, register_op
 from ekiden.ir.type import TensorType, TupleType, Type
 from ekiden.relay.expr import Call, Expr, TupleGetItem
 from ekiden.relay.op._declare import (
@@ -128,7 +128,7 @@ def _per_channel(
 register_op(
     OpDef(
         name="nn.prelu",
-        turns=Turns.AXIS,
+        turns=Transposes.AXIS,
         precision=Precision.FOLLOW,
         arguments=("data", "alpha"),
         attrs=PReluAttrs,
@@ -154,7 +154,7 @@ def prelu(data: Expr, alpha: Expr, axis: int = 1) -> Call:
 register_op(
     OpDef(
         name="nn.bias_add",
-        turns=Turns.AXIS,
+        turns=Transposes.AXIS,
         linear=Linear.SHIFTS,
         precision=Precision.FOLLOW,
         arguments=("data", "bias"),
@@ -230,7 +230,7 @@ def _declare_softmax(
         OpDef(
             name=name,
             fast=fast,
-            turns=Turns.AXIS,
+            turns=Transposes.AXIS,
             arguments=("data",),
             attrs=SoftmaxAttrs,
             relation=_softmax_relation(name),

@@ -12,7 +12,7 @@ from ekiden.ir.node import node
 from ekiden.ir.op import Array, OpDef, Shapes, register_op
 from ekiden.ir.prim import IntImm, PrimExpr, is_const
 from ekiden.ir.type import TensorType, Type
-from ekiden.kernels.attention.scaled_dot_product import CAUSAL, Heads
+from ekiden.kernels.attention.scaled_dot_product import CAUSAL_MODES, AttentionConfig
 from ekiden.relay.expr import Call, Expr, Tuple
 from ekiden.relay.op._declare import agree, attrs_of, call, fail, one_dtype, rank_is, tensor_fields
 from ekiden.relay.op.nn._work import product
@@ -41,13 +41,13 @@ class AttentionAttrs(Attrs):
     nan_as_zero: bool = False
 
     @property
-    def heads(self) -> Heads:
+    def heads(self) -> AttentionConfig:
         """Return the same attributes as the kernel takes them."""
         layouts = (self.query_layout, self.key_layout, self.value_layout, self.out_layout)
-        return Heads(layouts, self.scale, self.causal, self.softcap, self.nan_as_zero)
+        return AttentionConfig(layouts, self.scale, self.causal, self.softcap, self.nan_as_zero)
 
 
-def _check(heads: Heads, operands: Sequence[TensorType]) -> None:
+def _check(heads: AttentionConfig, operands: Sequence[TensorType]) -> None:
     if len(operands) not in (3, 4):
         fail(_NAME, f"expected query, key, value and perhaps a bias, got {len(operands)} tensors")
     if one_dtype(_NAME, operands) != "float32":
@@ -57,8 +57,11 @@ def _check(heads: Heads, operands: Sequence[TensorType]) -> None:
     for layout in heads.layouts:
         if sorted(layout) != sorted("bhsd"):
             fail(_NAME, f"a layout is an order of the letters b, h, s, d; got {layout!r}")
-    if heads.causal not in CAUSAL:
-        fail(_NAME, f"causal must be one of {', '.join(map(repr, CAUSAL))}; got {heads.causal!r}")
+    if heads.causal not in CAUSAL_MODES:
+        fail(
+            _NAME,
+            f"causal must be one of {', '.join(map(repr, CAUSAL_MODES))}; got {heads.causal!r}",
+        )
 
 
 def _relation(types: Sequence[Type], attrs: Attrs | None) -> Type:

@@ -27,7 +27,7 @@ from ekiden.relay.op._declare import (
 from ekiden.relay.op.nn._work import of_product
 from ekiden.te import Tensor
 from ekiden.topi.nn.block_formats import BLOCK_FORMATS, BlockFormat
-from ekiden.topi.nn.blocks import Packed, unpack_blocks
+from ekiden.topi.nn.blocks import PackedBlock, unpack_blocks
 from ekiden.topi.shape import as_dim, tidy
 
 _DENSE, _TAKE, _PACKED = "nn.dense_blocks", "nn.take_blocks", "nn.contrib_dense_blocks_pack"
@@ -178,7 +178,7 @@ def _packed_depth(name: str, weight: TensorType, settings: DenseBlocksPackAttrs)
     _check_activations(name, settings.activations)
     _takes(name, "weight", weight, "uint8")
     rank_is(name, weight, 3, "weight")
-    size = Packed(row, settings.panel).size
+    size = PackedBlock(row, settings.panel).size
     agree(name, weight.shape[2], as_dim(size), "the bytes of a block of a panel")
     panels = as_dim(-(-settings.units // settings.panel))
     agree(name, panels, weight.shape[0], "the panels of 'units'")

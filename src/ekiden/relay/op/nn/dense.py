@@ -41,8 +41,8 @@ from ekiden.relay.op.broadcast import broadcast_types
 from ekiden.relay.op.nn._solve import matrix
 from ekiden.relay.op.nn._work import of_product
 from ekiden.topi.nn.weights import (
-    KINDS,
-    WORD_OF,
+    PACKED_KINDS,
+    WORD_BY_DTYPE,
     pack_weight_shape,
     packed_view,
     unpack_dense_weight,
@@ -285,7 +285,7 @@ def _dense_pack_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
         if (data.dtype, weight.dtype, settings.out_dtype) not in WORDS:
             takes = " or ".join(f"{a} and {b} to {c}" for a, b, c in WORDS)
             fail(name, f"a weight of words takes {takes}, got {dtypes}")
-        word = WORD_OF[weight.dtype]
+        word = WORD_BY_DTYPE[weight.dtype]
         agree(name, as_dim(word), weight.shape[3], "the elements of a word")
         depth = tidy((weight.shape[1] - _listed(name, weight, word_indices)) * word)
     else:
@@ -397,8 +397,8 @@ def _pack_weight_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
     name = "nn.contrib_pack_weight"
     (weight,) = tensors(name, types, 1)
     settings = attrs_of(PackWeightAttrs, attrs)
-    if settings.kind not in KINDS:
-        fail(name, f"kind must be one of {', '.join(KINDS)}, got {settings.kind!r}")
+    if settings.kind not in PACKED_KINDS:
+        fail(name, f"kind must be one of {', '.join(PACKED_KINDS)}, got {settings.kind!r}")
     if settings.kind.startswith("dense") or len(weight.shape) != 5:
         rank_is(name, weight, 2 if settings.kind.startswith("dense") else 4, "weight")
     shape = attempt(

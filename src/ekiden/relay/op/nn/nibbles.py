@@ -14,7 +14,7 @@ from ekiden.ir.type import TensorType, Type
 from ekiden.relay.expr import Call, Expr
 from ekiden.relay.op._declare import agree, attrs_of, call, fail, rank_at_least, rank_is, tensors
 from ekiden.relay.op.nn._work import of_product
-from ekiden.topi.nn.nibbles import GROUP, PANEL, unpack_nibbles, unpack_words
+from ekiden.topi.nn.nibbles import PANEL_ROWS, WORD_VALUES, unpack_nibbles, unpack_words
 from ekiden.topi.shape import as_dim, tidy
 
 _NAME = "nn.contrib_dense_nibbles"
@@ -85,13 +85,13 @@ def _packed_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
     data, step, total, weight = kinds[:4]
     _takes(_PACKED, kinds, ("int8", "float32", "int32", "int32", "float32", "uint8"))
     rank_is(_PACKED, weight, 4, "weight")
-    agree(_PACKED, as_dim(PANEL), weight.shape[3], "the rows of a panel of 'weight'")
-    depth = tidy(weight.shape[1] * weight.shape[2] * GROUP)
+    agree(_PACKED, as_dim(PANEL_ROWS), weight.shape[3], "the rows of a panel of 'weight'")
+    depth = tidy(weight.shape[1] * weight.shape[2] * WORD_VALUES)
     agree(_PACKED, data.shape[-1], depth, "the summed dimensions")
     for parameter, what in ((step, "step"), (total, "total")):
         agree(_PACKED, parameter.shape[-1], weight.shape[1], f"'{what}' and the blocks of 'weight'")
     units = attrs_of(DenseNibblesPackAttrs, attrs).units
-    agree(_PACKED, as_dim(-(-units // PANEL)), weight.shape[0], "the panels of 'units'")
+    agree(_PACKED, as_dim(-(-units // PANEL_ROWS)), weight.shape[0], "the panels of 'units'")
     return TensorType((*data.shape[:-1], as_dim(units)), "float32")
 
 
@@ -106,7 +106,7 @@ def _packed_reference(
 ) -> Array:
     scales, points = (x.transpose(0, 2, 1).reshape(-1, x.shape[1], 1) for x in (scale, point))
     levels = (unpack_words(weight).astype(np.float32) - points) * scales
-    blocks = data.reshape(*step.shape, weight.shape[2] * GROUP)
+    blocks = data.reshape(*step.shape, weight.shape[2] * WORD_VALUES)
     values = blocks.astype(np.float32) * step[..., None]
     rows = values.reshape(data.shape)
     return np.asarray(rows @ levels.reshape(len(levels), -1)[: attrs.units].T)

@@ -26,7 +26,7 @@ import numpy as np
 from ekiden import topi
 from ekiden.ir.attrs import Attrs
 from ekiden.ir.node import node
-from ekiden.ir.op import Array, OpDef, OpPattern, Precision, Turns, register_op
+from ekiden.ir.op import Array, OpDef, OpPattern, Precision, Transposes, register_op
 from ekiden.ir.type import TensorType, TupleType, Type
 from ekiden.relay.expr import Call, Expr
 from ekiden.relay.op._declare import (
@@ -452,7 +452,7 @@ def _lrn_reference(attrs: LRNAttrs, data: Array) -> Array:
 register_op(
     OpDef(
         name="nn.lrn",
-        turns=Turns.AXIS,
+        turns=Transposes.AXIS,
         arguments=("data",),
         attrs=LRNAttrs,
         relation=_lrn_relation,

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from ekiden.ir.attrs import Attrs
 from ekiden.ir.node import node
-from ekiden.ir.op import Array, OpDef, OpPattern, Precision, Turns, register_op
+from ekiden.ir.op import Array, OpDef, OpPattern, Precision, Transposes, register_op
 from ekiden.ir.type import TensorType, Type
 from ekiden.relay.expr import Call, Constant, Expr, const
 from ekiden.relay.op._declare import attempt, attrs_of, call, fail, rank_is, tensors
@@ -57,7 +57,7 @@ def _pad_reference(attrs: PadAttrs, data: Array, pad_value: Array) -> Array:
 register_op(
     OpDef(
         name="nn.pad",
-        turns=Turns.WIDTHS,
+        turns=Transposes.WIDTHS,
         precision=Precision.FOLLOW,
         arguments=("data", "pad_value"),
         attrs=PadAttrs,

@@ -18,7 +18,7 @@ from ekiden import topi
 from ekiden.ir.attrs import Attrs
 from ekiden.ir.node import node
 from ekiden.ir.op import Array
-from ekiden.kernels.attention.page_planes import LEVELS, Plane
+from ekiden.kernels.attention.kv_layout import QUERY_LEVELS, Plane
 from ekiden.kernels.attention.pages import Pages
 from ekiden.relay.expr import Call, Expr
 from ekiden.relay.op._declare import call, check_range
@@ -113,7 +113,7 @@ def _attend(
 
 def rounded(query: Array) -> Array:
     """Queries as they multiply bytes: the greatest number of a head is 127 steps."""
-    step = np.abs(query).max(-1, keepdims=True) * np.float32(1 / LEVELS)
+    step = np.abs(query).max(-1, keepdims=True) * np.float32(1 / QUERY_LEVELS)
     finer = np.divide(1, step, out=np.zeros_like(step), where=step > 0)
     return np.asarray(np.rint(query * finer) * step)
 

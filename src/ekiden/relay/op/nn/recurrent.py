@@ -38,7 +38,15 @@ from ekiden.relay.op._declare import (
 from ekiden.relay.op.broadcast import add
 from ekiden.relay.op.nn._work import product
 from ekiden.relay.op.nn.dense import dense
-from ekiden.topi.cells import ACTIVATIONS, DEFAULTS, EXTRAS, GATES, INTEGERS, ArrayMaths, Cell
+from ekiden.topi.cells import (
+    ACTIVATIONS,
+    DEFAULT_ACTIVATIONS,
+    GATE_COUNTS,
+    INT32_INPUTS,
+    OPTIONAL_INPUTS,
+    ArrayMath,
+    Cell,
+)
 from ekiden.topi.nn.recurrent import pack_recurrent, packed_shape
 from ekiden.topi.nn.weights import WORD, whole_words
 from ekiden.topi.shape import as_dim, ceil_div, expect_positive, expect_shape, tidy
@@ -70,7 +78,7 @@ class RecurrentAttrs(Attrs):
     @property
     def cell(self) -> Cell:
         """Return the same attributes as the kernel takes them."""
-        names = self.activations or DEFAULTS[self.kind]
+        names = self.activations or DEFAULT_ACTIVATIONS[self.kind]
         alphas, betas = (
             tuple(values) + (0.0,) * (len(names) - len(values))
             for values in (self.alphas, self.betas)
@@ -87,18 +95,21 @@ class RecurrentAttrs(Attrs):
 
 
 def _check(settings: RecurrentAttrs, count: int) -> None:
-    if settings.kind not in GATES:
-        fail(_NAME, f"kind must be one of {', '.join(GATES)}, got {settings.kind!r}")
-    unknown = [n for n in settings.given if n not in EXTRAS]
+    if settings.kind not in GATE_COUNTS:
+        fail(_NAME, f"kind must be one of {', '.join(GATE_COUNTS)}, got {settings.kind!r}")
+    unknown = [n for n in settings.given if n not in OPTIONAL_INPUTS]
     if unknown or len(set(settings.given)) < len(settings.given):
-        fail(_NAME, f"given must name some of {', '.join(EXTRAS)} once, got {settings.given}")
+        fail(
+            _NAME,
+            f"given must name some of {', '.join(OPTIONAL_INPUTS)} once, got {settings.given}",
+        )
     if count != 2 + len(settings.given):
         fail(_NAME, f"expected data, weight and {settings.given}, got {count} tensors")
     unknown = [n for n in settings.activations if n not in ACTIVATIONS]
     if unknown:
         fail(_NAME, f"activations are {', '.join(ACTIVATIONS)}; got {', '.join(unknown)}")
-    if len(settings.activations) not in (0, len(DEFAULTS[settings.kind])):
-        needed = len(DEFAULTS[settings.kind])
+    if len(settings.activations) not in (0, len(DEFAULT_ACTIVATIONS[settings.kind])):
+        needed = len(DEFAULT_ACTIVATIONS[settings.kind])
         fail(_NAME, f"{settings.kind} takes {needed} activations, got {len(settings.activations)}")
 
 
@@ -112,7 +123,7 @@ def _relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
     if len(weight.shape) not in (2, packed):
         rank = len(weight.shape)
         fail(_NAME, f"'weight' must have 2 dimensions, or {packed} if packed, got {rank}")
-    gates, rows = GATES[settings.kind], data.shape[2]
+    gates, rows = GATE_COUNTS[settings.kind], data.shape[2]
     if not isinstance(rows, IntImm) or rows.value % gates:
         fail(_NAME, f"the last dimension of 'data' must be a multiple of {gates}")
     hidden = as_dim(rows.value // gates)
@@ -138,12 +149,12 @@ def _relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
         rank_is(_NAME, kind, len(shapes[name]), name)
         for actual, expected in zip(kind.shape, shapes[name], strict=True):
             agree(_NAME, actual, expected, f"the shape of {name!r}")
-    for name in INTEGERS:
+    for name in INT32_INPUTS:
         if name in extras and extras[name].dtype != "int32":
             fail(_NAME, f"{name!r} must be int32, got {extras[name].dtype}")
     if ("scale" in extras) != ("sums" in extras) or ("scale" in extras) != (weight.dtype == "int8"):
         fail(_NAME, f"scale and sums come with a weight of int8, got {weight.dtype}")
-    float_extras = [kind for name, kind in extras.items() if name not in INTEGERS]
+    float_extras = [kind for name, kind in extras.items() if name not in INT32_INPUTS]
     floats = (data, *([] if "scale" in extras else [weight]), *float_extras)
     if one_dtype(_NAME, floats) != "float32":
         fail(_NAME, f"'data' must be float32, got {data.dtype}")
@@ -228,7 +239,7 @@ def _step(
         total = multiply(values["reset"] if phase else state["h"])
         products = np.split(total if bias is None else total + bias, cell.gates, axis=-1)
         values |= cell.step(
-            ArrayMaths(), phase, [inputs[g] for g in gates], [products[g] for g in gates], values
+            ArrayMath(), phase, [inputs[g] for g in gates], [products[g] for g in gates], values
         )
     return {name: values[name] for name in ("h", "c")}
 

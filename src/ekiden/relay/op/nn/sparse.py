@@ -80,7 +80,7 @@ declare("nn.sparse_conv2d", ("dense_data", *_PARTS),
         costly=True, precision=Precision.NEVER)  # fmt: skip
 
 
-def _parts(matrix: Matrix | Sequence[Expr]) -> tuple[Expr, Expr, Expr]:
+def _as_exprs(matrix: Matrix | Sequence[Expr]) -> tuple[Expr, Expr, Expr]:
     """Return (data, indices, indptr) as expressions."""
     if isinstance(matrix, Sequence):
         data, indices, indptr = matrix
@@ -102,17 +102,17 @@ def sparse_dense(
         sparse_lhs: Multiply the sparse matrix with the transpose of the dense one instead.
     """
     attrs = SparseDenseAttrs(sparse_lhs)
-    return call("nn.sparse_dense", dense_mat, *_parts(sparse_mat), attrs=attrs)
+    return call("nn.sparse_dense", dense_mat, *_as_exprs(sparse_mat), attrs=attrs)
 
 
 def sparse_transpose(x: Matrix | Sequence[Expr]) -> TupleWrapper:
     """Return (data, indices, indptr) of the transpose of a square matrix in compressed rows."""
-    return TupleWrapper(call("nn.sparse_transpose", *_parts(x), attrs=SparseTransposeAttrs()), 3)
+    return TupleWrapper(call("nn.sparse_transpose", *_as_exprs(x), attrs=SparseTransposeAttrs()), 3)
 
 
 def sparse_add(dense_mat: Expr, sparse_mat: Matrix | Sequence[Expr]) -> Call:
     """Return a dense matrix plus a sparse one in compressed rows."""
-    return call("nn.sparse_add", dense_mat, *_parts(sparse_mat), attrs=SparseAddAttrs())
+    return call("nn.sparse_add", dense_mat, *_as_exprs(sparse_mat), attrs=SparseAddAttrs())
 
 
 def sparse_conv2d(
@@ -127,7 +127,7 @@ def sparse_conv2d(
     are neighbours; data is NHWC.
     """
     attrs = SparseConv2DAttrs(layout, kernel_size)
-    return call("nn.sparse_conv2d", dense_mat, *_parts(sparse_mat), attrs=attrs)
+    return call("nn.sparse_conv2d", dense_mat, *_as_exprs(sparse_mat), attrs=attrs)
 
 
 __all__ = ["sparse_add", "sparse_conv2d", "sparse_dense", "sparse_transpose"]

@@ -13,7 +13,13 @@ from ekiden.relay.expr import Call, Expr
 from ekiden.relay.op._declare import agree, attrs_of, call, fail, one_dtype, rank_is, tensors
 from ekiden.relay.op._window import WindowAttrs
 from ekiden.relay.op.nn._work import product
-from ekiden.topi.nn.winograd import PAIR, POINTS, TAPS, convolve, transform_weight
+from ekiden.topi.nn.winograd import (
+    CHANNELS_PER_STEP,
+    INTERPOLATION_POINTS,
+    WINOGRAD_TAPS,
+    convolve,
+    transform_weight,
+)
 from ekiden.topi.shape import as_dim, ceil_div, tidy
 
 _WEIGHT = "nn.contrib_conv2d_winograd_weight_transform"
@@ -38,11 +44,13 @@ class WinogradAttrs(WindowAttrs):
 
 
 def _check_size(name: str, size: int) -> int:
-    if size not in POINTS:
+    if size not in INTERPOLATION_POINTS:
         fail(
-            name, f"attribute 'tile_size' must be one of {', '.join(map(str, POINTS))}, got {size}"
+            name,
+            "attribute 'tile_size' must be one of "
+            f"{', '.join(map(str, INTERPOLATION_POINTS))}, got {size}",
         )
-    return (size + TAPS - 1) ** 2
+    return (size + WINOGRAD_TAPS - 1) ** 2
 
 
 def _weight_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
@@ -51,12 +59,12 @@ def _weight_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
     rank_is(_WEIGHT, weight, 4, "weight")
     products = _check_size(_WEIGHT, settings.tile_size)
     for dim in weight.shape[2:]:
-        agree(_WEIGHT, dim, as_dim(TAPS), "the kernel size of 'weight' and 3")
+        agree(_WEIGHT, dim, as_dim(WINOGRAD_TAPS), "the kernel size of 'weight' and 3")
     out, channels = weight.shape[:2]
     panels = tidy(ceil_div(out, settings.tile))
     if weight.dtype == "int8":
-        words = tidy(ceil_div(channels, PAIR))
-        paired = (as_dim(products), panels, words, as_dim(settings.tile), as_dim(PAIR))
+        words = tidy(ceil_div(channels, CHANNELS_PER_STEP))
+        paired = (as_dim(products), panels, words, as_dim(settings.tile), as_dim(CHANNELS_PER_STEP))
         return TensorType(paired, "int16")
     return TensorType((as_dim(products), panels, channels, as_dim(settings.tile)), weight.dtype)
 
@@ -72,11 +80,11 @@ def _conv_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
     dtype = "int32" if is_integer else one_dtype(_CONV, (data, weight))
     products = as_dim(_check_size(_CONV, settings.tile_size))
     agree(_CONV, products, weight.shape[0], "attribute 'tile_size' and 'weight'")
-    depth = tidy(ceil_div(data.shape[3], PAIR)) if is_integer else data.shape[3]
+    depth = tidy(ceil_div(data.shape[3], CHANNELS_PER_STEP)) if is_integer else data.shape[3]
     agree(_CONV, depth, weight.shape[2], "the channels of 'data' and 'weight'")
     top, left_pad, bottom, right = settings.padding
-    rows = tidy(data.shape[1] + (top + bottom - TAPS + 1))
-    columns = tidy(data.shape[2] + (left_pad + right - TAPS + 1))
+    rows = tidy(data.shape[1] + (top + bottom - WINOGRAD_TAPS + 1))
+    columns = tidy(data.shape[2] + (left_pad + right - WINOGRAD_TAPS + 1))
     return TensorType((data.shape[0], rows, columns, as_dim(settings.channels)), dtype)
 
 
@@ -103,7 +111,7 @@ register_op(
         arguments=("data", "weight"),
         attrs=WinogradAttrs,
         relation=_conv_relation,
-        macs=lambda attrs, shapes, result: product(result) * shapes[0][3] * TAPS**2,
+        macs=lambda attrs, shapes, result: product(result) * shapes[0][3] * WINOGRAD_TAPS**2,
         reference=lambda attrs, x, w: convolve(
             x, w, attrs.tile_size, attrs.channels, attrs.padding
         ),

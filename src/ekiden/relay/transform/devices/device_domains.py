@@ -52,27 +52,33 @@ from ekiden.relay.expr import (
 from ekiden.relay.op.annotation import DeviceCopyAttrs, OnDeviceAttrs
 from ekiden.relay.op.vm import BindDimsAttrs
 from ekiden.relay.transform.devices.device_generics import bound_variables
-from ekiden.relay.transform.fusion.union_find import Joined
+from ekiden.relay.transform.fusion.union_find import UnionFindNode
 from ekiden.relay.transform.language.scopes import evaluation_order, is_atom
 from ekiden.relay.transform.shapes.host_values import (
     HostReason,
     Step,
-    host_places,
+    host_domains,
     is_cheap,
     is_few_integers,
 )
 from ekiden.relay.visitor import children, pattern_vars, type_post_order
 from ekiden.runtime import Device
 from ekiden.runtime.lazy_dataclass import dataclass
-from ekiden.target.virtual_device import HOST, PARAM_PLACES, RESULT_PLACE, VirtualDevice, Where
+from ekiden.target.virtual_device import (
+    HOST,
+    PARAM_PLACES,
+    RESULT_PLACE,
+    DeviceMemory,
+    VirtualDevice,
+)
 from ekiden.tir.expr import Buffer, BufferLoad
 
 
 @dataclass(eq=False, slots=True)
-class Place(Joined):
+class DeviceDomain(UnionFindNode):
     """Domain of one device; the location once it is known."""
 
-    where: Where | None = None
+    where: DeviceMemory | None = None
     is_pinned: bool = False
     """Whether it is the host for this value alone: kernels that read it, or that give what it is
     computed from, may run elsewhere."""
@@ -88,31 +94,33 @@ class Place(Joined):
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Parts:
+class CompositeDomain:
     """Domains of a tuple's fields; or of a function's parameters, then its result."""
 
     items: tuple[Domain, ...]
     is_function: bool = False
 
 
-Domain = Place | Parts
+Domain = DeviceDomain | CompositeDomain
 
 
 def domain_of(kind: Type) -> Domain:
     """Return a new domain for values of a type."""
     if isinstance(kind, TupleType):
-        return Parts(tuple(map(domain_of, kind.fields)))
+        return CompositeDomain(tuple(map(domain_of, kind.fields)))
     if isinstance(kind, FuncType):
-        return Parts(tuple(map(domain_of, (*kind.arg_types, kind.ret_type))), is_function=True)
-    return Place(is_small=is_few_integers(kind))
+        return CompositeDomain(
+            tuple(map(domain_of, (*kind.arg_types, kind.ret_type))), is_function=True
+        )
+    return DeviceDomain(is_small=is_few_integers(kind))
 
 
-def places(domain: Domain) -> Iterator[Place]:
+def leaf_domains(domain: Domain) -> Iterator[DeviceDomain]:
     """Yield the first-order domains of a domain."""
     stack = [domain]
     while stack:
         at = stack.pop()
-        if isinstance(at, Place):
+        if isinstance(at, DeviceDomain):
             yield at.root()
         else:
             stack.extend(reversed(at.items))
@@ -126,17 +134,17 @@ def unify(a: Domain, b: Domain, *, always: bool = False) -> None:
     stack = [(a, b)]
     while stack:
         lhs, rhs = stack.pop()
-        if isinstance(lhs, Place) and isinstance(rhs, Place):
-            _join(lhs.root(), rhs.root(), always)
-        elif isinstance(lhs, Parts) and isinstance(rhs, Parts):
+        if isinstance(lhs, DeviceDomain) and isinstance(rhs, DeviceDomain):
+            _union(lhs.root(), rhs.root(), always)
+        elif isinstance(lhs, CompositeDomain) and isinstance(rhs, CompositeDomain):
             stack.extend(reversed(list(zip(lhs.items, rhs.items, strict=True))))
         else:
-            composite, leaf = (lhs, rhs) if isinstance(lhs, Parts) else (rhs, lhs)
-            assert isinstance(composite, Parts)
+            composite, leaf = (lhs, rhs) if isinstance(lhs, CompositeDomain) else (rhs, lhs)
+            assert isinstance(composite, CompositeDomain)
             stack.extend((item, leaf) for item in reversed(composite.items))
 
 
-def _join(a: Place, b: Place, always: bool) -> None:
+def _union(a: DeviceDomain, b: DeviceDomain, always: bool) -> None:
     if a is b:
         return
     if not always and a.is_pinned != b.is_pinned:
@@ -164,12 +172,12 @@ def put(domain: Domain, where: object) -> None:
     stack = [(domain, where)]
     while stack:
         at, mark = stack.pop()
-        if isinstance(at, Parts) and at.is_function:
+        if isinstance(at, CompositeDomain) and at.is_function:
             stack.append((at.items[-1], mark))
-        elif isinstance(mark, tuple) and isinstance(at, Parts):
+        elif isinstance(mark, tuple) and isinstance(at, CompositeDomain):
             stack.extend(zip(at.items, mark, strict=False))
         elif isinstance(mark, VirtualDevice):
-            for leaf in places(at):
+            for leaf in leaf_domains(at):
                 current = leaf.where
                 # A conflict keeps the earlier mark; a copy will bridge the two.
                 leaf.where = (
@@ -180,7 +188,7 @@ def put(domain: Domain, where: object) -> None:
 HOST_WORK = "host_work"
 """The attribute of a module planned without marks for several devices: rows of a reason (the text
 of a HostReason), then the operators that run on the host for it. For reports; no pass reads it."""
-TABLE = "virtual_devices"
+DEVICE_TABLE = "virtual_devices"
 """The attribute of a module planned without marks: its devices, the host first. Their places are
 the numbers by which bytecode knows them. What functions of it do not say of their parameters and
 result is on the host, but for functions among these, which are where their callers say."""
@@ -195,25 +203,25 @@ class Domains:
     def __init__(
         self,
         module: IRModule,
-        default: Where = HOST.where,
+        default: DeviceMemory = HOST.where,
         refuses: Callable[[Call], bool] | None = None,
     ) -> None:
         self.default = default
-        self._is_planned = TABLE in module.attrs
-        self._host = Place(HOST.where, is_pinned=True)
+        self._is_planned = DEVICE_TABLE in module.attrs
+        self._host = DeviceDomain(HOST.where, is_pinned=True)
         self._refused: set[Call] = set()
         self._of: dict[RelayExpr, Domain] = {}
-        self._globals: dict[GlobalVar, Parts] = {}
+        self._globals: dict[GlobalVar, CompositeDomain] = {}
         self._slots: dict[Call, Domain] = {}
         """A mark -> where what it marks has to be."""
-        self._workers: dict[Call, Place] = {}
+        self._workers: dict[Call, DeviceDomain] = {}
         """A call of an operator -> where it runs."""
         functions = {g: f for g, f in module.functions.items() if isinstance(f, Function)}
         self.orders = {f: evaluation_order(f.body) for f in functions.values()}
         """Function -> the expressions in it."""
         for name, function in functions.items():
             self._globals[name] = self._declare(function)
-            self._one_place_each(self._globals[name])
+            self._unify_parameters(self._globals[name])
         every = [e for f in functions.values() for e in self.orders[f]]
         for expr in every:
             self._declare_inside(expr)
@@ -268,30 +276,32 @@ class Domains:
             return HostReason.SHAPE
         if call in self._refused:
             return HostReason.REFUSED
-        if self._together(call).root().is_pinned:
+        if self._worker_domain(call).root().is_pinned:
             return HostReason.CONTROL
         return HostReason.DEFAULT if self.default == HOST.where else HostReason.PLACED
 
     def _bind_variables(self, every: Sequence[RelayExpr]) -> None:
         """Unify the domains of all values of a type variable that cannot be copied."""
         bound = bound_variables(every)
-        one = {variable: Place() for variable in bound}
+        one = {variable: DeviceDomain() for variable in bound}
         every = [*self.orders, *every]
         params = [p for e in every if isinstance(e, Function) for p in e.params]
         for expr in (*every, *params) if bound else ():
             kind = expr.checked_type_or_none()
             if kind is not None and not isinstance(expr, (Op, Constructor, Constant, GlobalVar)):
-                self._bind_parts(self.of(expr), kind, one)
+                self._bind_type_variables(self.of(expr), kind, one)
 
     @staticmethod
-    def _bind_parts(domain: Domain, kind: Type, one: Mapping[TypeVar, Place]) -> None:
+    def _bind_type_variables(
+        domain: Domain, kind: Type, one: Mapping[TypeVar, DeviceDomain]
+    ) -> None:
         """Unify the components of one value whose types have such a variable."""
         stack = [(domain, kind)]
         while stack:
             at, of = stack.pop()
-            if isinstance(at, Parts) and isinstance(of, TupleType):
+            if isinstance(at, CompositeDomain) and isinstance(of, TupleType):
                 stack.extend(zip(at.items, of.fields, strict=True))
-            elif isinstance(at, Parts) and isinstance(of, FuncType):
+            elif isinstance(at, CompositeDomain) and isinstance(of, FuncType):
                 stack.extend(zip(at.items, (*of.arg_types, of.ret_type), strict=True))
             else:
                 for type_var in type_post_order(of):
@@ -303,29 +313,29 @@ class Domains:
         one.
         """
         if isinstance(expr, Constant):
-            return Place(HOST.where)
+            return DeviceDomain(HOST.where)
         if isinstance(expr, GlobalVar) and expr in self._globals:
             return self._globals[expr]
         if expr not in self._of:
             kind = expr.checked_type_or_none()
             is_value = not isinstance(expr, (Op, Constructor))
             assert kind is not None or not is_value, f"{type(expr).__name__}: its type is not known"
-            self._of[expr] = Place() if kind is None else domain_of(kind)
+            self._of[expr] = DeviceDomain() if kind is None else domain_of(kind)
         return self._of[expr]
 
-    def where(self, leaf: Place) -> Where:
+    def where(self, leaf: DeviceDomain) -> DeviceMemory:
         """Return the location of a first-order domain."""
         return leaf.root().where or self.default
 
     def worker(self, call: Call) -> Device:
         """Return the device on which a call of a kernel runs."""
-        return self.where(self._together(call)).device
+        return self.where(self._worker_domain(call)).device
 
-    def each(self, domain: Domain) -> tuple[Where, ...]:
+    def each(self, domain: Domain) -> tuple[DeviceMemory, ...]:
         """Return the locations of a domain."""
-        return tuple(map(self.where, places(domain)))
+        return tuple(map(self.where, leaf_domains(domain)))
 
-    def around(self, expr: RelayExpr) -> Where | None:
+    def around(self, expr: RelayExpr) -> DeviceMemory | None:
         """Return the location of an expression; of a write that of the reference.
 
         None for a `let`, whose own location says nothing of what it binds, and for several
@@ -334,16 +344,16 @@ class Domains:
         if isinstance(expr, Let):
             return None
         while isinstance(expr, Call) and isinstance(expr.attrs, OnDeviceAttrs):
-            if any(places(self.of(expr))):
+            if any(leaf_domains(self.of(expr))):
                 break
             expr = expr.args[0]  # a write, which gives nothing
         return self.only(self.of(expr.ref if isinstance(expr, RefWrite) else expr))
 
-    def only(self, domain: Domain) -> Where | None:
+    def only(self, domain: Domain) -> DeviceMemory | None:
         """Return the single location of a value, of a function that of its result; None for
         several.
         """
-        if isinstance(domain, Parts) and domain.is_function:
+        if isinstance(domain, CompositeDomain) and domain.is_function:
             return self.only(domain.items[-1])
         locations = {*self.each(domain)}
         return locations.pop() if len(locations) == 1 else None
@@ -357,13 +367,13 @@ class Domains:
         if isinstance(kind, FuncType) and not functions:
             return None
         if isinstance(kind, TupleType) and len({*self.each(domain)}) > 1:
-            assert isinstance(domain, Parts)
+            assert isinstance(domain, CompositeDomain)
             pairs = zip(domain.items, kind.fields, strict=True)
             return tuple(self.said(at, of, functions) for at, of in pairs)
         location = self.only(domain)
         return location.virtual_device() if location else None
 
-    def used(self) -> list[Where]:
+    def used(self) -> list[DeviceMemory]:
         """Return all locations in use, each once, the host first."""
         every = [*self._globals.values(), *self._of.values()]
         locations = dict.fromkeys(d for domain in every for d in self.each(domain))
@@ -378,14 +388,18 @@ class Domains:
                 return [None, *self._arguments(expr)]
             case Tuple(fields=fields):
                 domain = self.of(expr)
-                return list(domain.items) if isinstance(domain, Parts) else [domain] * len(fields)
+                return (
+                    list(domain.items)
+                    if isinstance(domain, CompositeDomain)
+                    else [domain] * len(fields)
+                )
             case Let(var=var):
                 return [None, self.of(var), self.of(expr)]
             case If():
                 return [self._host, self.of(expr), self.of(expr)]
             case Function(params=params) if not is_atom(expr):
                 domain = self.of(expr)
-                assert isinstance(domain, Parts)
+                assert isinstance(domain, CompositeDomain)
                 return [*(None for _ in params), domain.items[-1]]
             case RefCreate():
                 return [self.of(expr)]
@@ -407,7 +421,7 @@ class Domains:
 
     # Marks
 
-    def _declare(self, function: Function) -> Parts:
+    def _declare(self, function: Function) -> CompositeDomain:
         """Declare the domain of a function; its parameters have the domains in it."""
         params = [self.of(p) for p in function.params]
         if function not in self._of:
@@ -416,7 +430,7 @@ class Domains:
                 result: Domain = self._declare(inner)  # of a lifted closure
             else:
                 result = domain_of(inner.checked_type)
-            domain = self._of[function] = Parts((*params, result), is_function=True)
+            domain = self._of[function] = CompositeDomain((*params, result), is_function=True)
             param_marks = function.attr(PARAM_PLACES)
             for item, where in zip(
                 params, param_marks if isinstance(param_marks, tuple) else (), strict=False
@@ -425,18 +439,18 @@ class Domains:
             put(result, function.attr(RESULT_PLACE))
             if self._is_planned and not param_marks and function.attr(RESULT_PLACE) is None:
                 for item in domain.items:
-                    if not (isinstance(item, Parts) and item.is_function):
+                    if not (isinstance(item, CompositeDomain) and item.is_function):
                         put(item, HOST)
         declared = self._of[function]
-        assert isinstance(declared, Parts)
+        assert isinstance(declared, CompositeDomain)
         return declared
 
     @staticmethod
-    def _one_place_each(domain: Parts) -> None:
+    def _unify_parameters(domain: CompositeDomain) -> None:
         """Unify each parameter: a caller of the program passes it on one device."""
         for param in domain.items[:-1]:
-            if isinstance(param, Parts) and not any(p.where for p in places(param)):
-                unify(param, Place())
+            if isinstance(param, CompositeDomain) and not any(p.where for p in leaf_domains(param)):
+                unify(param, DeviceDomain())
 
     def _mark_result(self, function: Function) -> None:
         self._mark_value(function.body)
@@ -500,22 +514,22 @@ class Domains:
 
     def _pin(self, call: Call) -> None:
         """Put what a function of the host gives on the host."""
-        for leaf in places(self.of(call)):
+        for leaf in leaf_domains(self.of(call)):
             leaf.pin()
 
     def _refuse(self, workers: Sequence[Call], refuses: Callable[[Call], bool]) -> None:
         """Put calls on the host that devices have no code for, and that no mark has placed."""
         for call in workers:
-            worker = self._together(call).root()
+            worker = self._worker_domain(call).root()
             if worker.where is None and isinstance(call.op, Op) and refuses(call):
                 worker.pin()
                 self._refused.add(call)
 
-    def _pin_control(self, every: Sequence[RelayExpr], entry: Parts | None) -> None:
+    def _pin_control(self, every: Sequence[RelayExpr], entry: CompositeDomain | None) -> None:
         """Put control values on the host (host_values). A mark passes on what it marks."""
         steps = [
             Step(
-                tuple(places(self.of(call))),
+                tuple(leaf_domains(self.of(call))),
                 tuple(p for a in call.args if not isinstance(a, Constant) for p in self._at(a)),
                 isinstance(call.attrs, OnDeviceAttrs) or is_cheap(call),
             )
@@ -523,17 +537,19 @@ class Domains:
             if isinstance(call, Call)
             and (self.is_worker(call) or isinstance(call.attrs, OnDeviceAttrs))
         ]
-        needs = [p for expr in every for p in self._needs(expr)]
-        entry_leaves = [] if entry is None else [p for d in entry.items[:-1] for p in places(d)]
+        needs = [p for expr in every for p in self._host_needs(expr)]
+        entry_leaves = (
+            [] if entry is None else [p for d in entry.items[:-1] for p in leaf_domains(d)]
+        )
         domains = (*self._globals.values(), *self._of.values())
-        every_place = (each_leaf for domain in domains for each_leaf in places(domain))
-        for leaf in host_places(every_place, steps, needs, entry_leaves):
+        every_place = (each_leaf for domain in domains for each_leaf in leaf_domains(domain))
+        for leaf in host_domains(every_place, steps, needs, entry_leaves):
             leaf.pin()
 
-    def _at(self, expr: RelayExpr) -> Iterator[Place]:
-        return places(self.of(expr))
+    def _at(self, expr: RelayExpr) -> Iterator[DeviceDomain]:
+        return leaf_domains(self.of(expr))
 
-    def _needs(self, expr: RelayExpr) -> Iterator[Place]:
+    def _host_needs(self, expr: RelayExpr) -> Iterator[DeviceDomain]:
         """Yield the domains of what an expression needs on the host."""
         if is_atom(expr) or isinstance(expr, Constant):
             return
@@ -542,10 +558,10 @@ class Domains:
                 continue
             domain = self.of(child)
             if where is self._host:
-                yield from places(domain)
-            elif isinstance(where, Parts) and isinstance(domain, Parts):
+                yield from leaf_domains(domain)
+            elif isinstance(where, CompositeDomain) and isinstance(domain, CompositeDomain):
                 for item, need in zip(domain.items, where.items, strict=True):
-                    yield from places(item) if need is self._host else ()
+                    yield from leaf_domains(item) if need is self._host else ()
 
     def _connect_inside(self, expr: RelayExpr) -> None:
         """Unify an expression's domain with those of children that are not moved.
@@ -558,7 +574,9 @@ class Domains:
             case TupleGetItem(tuple_value=value, index=index):
                 tuple_domain = self.of(value)
                 inner = (
-                    tuple_domain.items[index] if isinstance(tuple_domain, Parts) else tuple_domain
+                    tuple_domain.items[index]
+                    if isinstance(tuple_domain, CompositeDomain)
+                    else tuple_domain
                 )
                 unify(self.of(expr), inner, always=True)
             case RefRead(ref=ref):
@@ -573,7 +591,7 @@ class Domains:
                 pass  # an alias, and sources that are put apart
             case Call(op=op) if not isinstance(op, (Op, Constructor)) and not is_primitive(op):
                 called = self.of(op)
-                result = called.items[-1] if isinstance(called, Parts) else called
+                result = called.items[-1] if isinstance(called, CompositeDomain) else called
                 unify(self.of(expr), result, always=True)
             case Call():
                 self._arguments(expr)
@@ -585,7 +603,7 @@ class Domains:
             match at:
                 case PatternVar(var=var):
                     unify(self.of(var), where, always=True)
-                case PatternTuple(patterns=inner) if isinstance(where, Parts):
+                case PatternTuple(patterns=inner) if isinstance(where, CompositeDomain):
                     stack.extend(zip(inner, where.items, strict=True))
                 case PatternTuple(patterns=inner) | PatternConstructor(patterns=inner):
                     stack.extend((inner_pattern, where) for inner_pattern in inner)
@@ -599,13 +617,13 @@ class Domains:
             if engine_of(call):
                 self._pin(call)
                 return [self._host] * n
-            if reads_shapes_alone(call.op):
+            if reads_only_shapes(call.op):
                 self._pin(call)
                 return [None] * n
             if isinstance(call.op, Constructor) or is_primitive(call.op):
-                return [self._together(call)] * n
+                return [self._worker_domain(call)] * n
             called = self.of(call.op)
-            return called.items[:-1] if isinstance(called, Parts) else [called] * n
+            return called.items[:-1] if isinstance(called, CompositeDomain) else [called] * n
         row = call.op.definition
         if isinstance(call.attrs, BindDimsAttrs):
             return [self.of(call), self._sources(call, call.attrs)]
@@ -622,12 +640,12 @@ class Domains:
             return [free if at in row.hands_on else self._host for at in range(n)]
         if row.memory is Memory.VIEWS:
             return [self.of(call)]
-        return [self._together(call)] * n
+        return [self._worker_domain(call)] * n
 
-    def _together(self, call: Call) -> Place:
+    def _worker_domain(self, call: Call) -> DeviceDomain:
         """Return the one domain of a call's arguments and results."""
         if call not in self._workers:
-            self._workers[call] = Place()
+            self._workers[call] = DeviceDomain()
             unify(self.of(call), self._workers[call], always=True)
         return self._workers[call]
 
@@ -637,11 +655,11 @@ class Domains:
         """
         sources = self.of(call.args[1])
         kind = call.args[1].checked_type
-        if not isinstance(sources, Parts) or not isinstance(kind, TupleType):
+        if not isinstance(sources, CompositeDomain) or not isinstance(kind, TupleType):
             return self._host
         # A shape is known on the host wherever the tensor is.
         read = elements_read(attrs, kind.fields)
-        return Parts(
+        return CompositeDomain(
             tuple(
                 self._host if is_read else source
                 for source, is_read in zip(sources.items, read, strict=True)
@@ -666,14 +684,14 @@ class Domains:
 
     def _decide_function(self, function: Function) -> None:
         domain = self.of(function)
-        assert isinstance(domain, Parts)
-        for leaf in places(domain.items[-1]):
+        assert isinstance(domain, CompositeDomain)
+        for leaf in leaf_domains(domain.items[-1]):
             leaf.where = leaf.where or self.default
         beside = set(self.each(domain.items[-1]))
-        is_pinned = any(result_leaf.is_pinned for result_leaf in places(domain.items[-1]))
+        is_pinned = any(result_leaf.is_pinned for result_leaf in leaf_domains(domain.items[-1]))
         where = beside.pop() if len(beside) == 1 and not is_pinned else self.default
         for param in domain.items[:-1]:
-            for leaf in places(param):
+            for leaf in leaf_domains(param):
                 leaf.where = leaf.where or where
 
 
@@ -687,7 +705,7 @@ def engine_of(call: Call) -> str:
     return str(call.op.attr("Compiler") or "") if isinstance(call.op, Function) else ""
 
 
-def reads_shapes_alone(op: RelayExpr) -> bool:
+def reads_only_shapes(op: RelayExpr) -> bool:
     """Return whether the callee is a fused function of one operator that reads shapes and no
     elements.
     """
@@ -697,8 +715,8 @@ def reads_shapes_alone(op: RelayExpr) -> bool:
 
 def _result_of(domain: Domain, kind: Type) -> Domain:
     """Return the domain of a function's result, else the domain itself."""
-    is_function = isinstance(kind, FuncType) and isinstance(domain, Parts)
-    return domain.items[-1] if is_function and isinstance(domain, Parts) else domain
+    is_function = isinstance(kind, FuncType) and isinstance(domain, CompositeDomain)
+    return domain.items[-1] if is_function and isinstance(domain, CompositeDomain) else domain
 
 
 def elements_read(attrs: BindDimsAttrs, kinds: Sequence[Type]) -> list[bool]:

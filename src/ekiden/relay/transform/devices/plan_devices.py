@@ -40,12 +40,12 @@ from ekiden.relay.expr import (
 )
 from ekiden.relay.op.annotation import DeviceCopyAttrs, OnDeviceAttrs, device_copy, on_device
 from ekiden.relay.transform.devices.device_domains import (
+    DEVICE_TABLE,
     HOST_WORK,
-    TABLE,
+    CompositeDomain,
+    DeviceDomain,
     Domain,
     Domains,
-    Parts,
-    Place,
 )
 from ekiden.relay.transform.language.infer_type import InferType
 from ekiden.relay.transform.language.scopes import evaluation_order, infer_here, is_atom
@@ -57,19 +57,19 @@ from ekiden.target.virtual_device import (
     PARAM_PLACES,
     RESULT_PLACE,
     CompilationConfig,
+    DeviceMemory,
     VirtualDevice,
-    Where,
     all_on_host,
     check_supported,
 )
 
-_UNMARKED = Var, GlobalVar, Op, Constructor, Function
+_SELF_LOCATED = Var, GlobalVar, Op, Constructor, Function
 """What says itself where it is, or is everywhere."""
 
 
 def device_table(module: IRModule) -> tuple[VirtualDevice, ...]:
     """Return the devices of a planned module; of another, the host."""
-    devices = module.attrs.get(TABLE, (HOST,))
+    devices = module.attrs.get(DEVICE_TABLE, (HOST,))
     assert isinstance(devices, tuple)
     return devices
 
@@ -91,31 +91,31 @@ class _Planner:
         for expr in self.domains.orders[function]:
             self._new[expr] = self._rewritten(expr)
         domain = self.domains.of(function)
-        assert isinstance(domain, Parts)
+        assert isinstance(domain, CompositeDomain)
         body = self._at(function.body, domain.items[-1])
-        return self._placed(function.with_fields(body=body), domain)
+        return self._with_places(function.with_fields(body=body), domain)
 
     def _rewritten(self, expr: RelayExpr) -> RelayExpr:
         if is_atom(expr) or isinstance(expr, Constant):
             return expr
         if isinstance(expr, Call) and isinstance(expr.attrs, (OnDeviceAttrs, DeviceCopyAttrs)):
             return self._at(expr.args[0], self.domains.of(expr))
-        new_children = self._given(expr)
+        new_children = self._placed_children(expr)
         if isinstance(expr, TupleGetItem) and not isinstance(expr.tuple_value, Tuple):
             new_tuple = new_children[0]
             # Taking the field of a new tuple would keep copies of its other fields alive.
             if isinstance(new_tuple, Tuple):  # copied field by field
                 return new_tuple.fields[expr.index]
-        rewritten = _with_parts(expr, new_children)
+        rewritten = _with_children(expr, new_children)
         if isinstance(rewritten, Function):
             domain = self.domains.of(expr)
-            assert isinstance(domain, Parts)
-            rewritten = self._placed(rewritten, domain)
+            assert isinstance(domain, CompositeDomain)
+            rewritten = self._with_places(rewritten, domain)
         if rewritten is not expr and (old_type := expr.checked_type_or_none()) is not None:
             rewritten.set_checked_type(old_type)
         return rewritten
 
-    def _given(self, expr: RelayExpr) -> list[RelayExpr]:
+    def _placed_children(self, expr: RelayExpr) -> list[RelayExpr]:
         """Return the children of an expression where it needs them."""
         takes_constants = self.domains.is_worker(expr)
         around = self.domains.around(expr)
@@ -127,14 +127,14 @@ class _Planner:
             value = self._new.get(child, child) if where is None else self._at(child, where)
             if self.marks and not (isinstance(expr, Let) and child is expr.body):
                 location = (where and self.domains.only(where)) or self.domains.around(child)
-                value = value if location == around else self._marked(value, location)
+                value = value if location == around else self._with_mark(value, location)
             placed.append(value)
         return placed
 
-    def _marked(self, value: RelayExpr, location: Where | None) -> RelayExpr:
+    def _with_mark(self, value: RelayExpr, location: DeviceMemory | None) -> RelayExpr:
         """Return a value with a mark of its location; itself if it needs none, as a variable."""
         is_marked = isinstance(value, Call) and isinstance(value.attrs, OnDeviceAttrs)
-        if not self.marks or location is None or is_marked or isinstance(value, _UNMARKED):
+        if not self.marks or location is None or is_marked or isinstance(value, _SELF_LOCATED):
             return value
         marked = on_device(value, location.virtual_device(), constrain_result=True)
         if (old_type := value.checked_type_or_none()) is not None:
@@ -150,12 +150,12 @@ class _Planner:
 
     def _move(self, value: RelayExpr, kind: Type, source: Domain, destination: Domain) -> RelayExpr:
         """Return a value of one domain as one of another."""
-        if isinstance(source, Place) and isinstance(destination, Place):
+        if isinstance(source, DeviceDomain) and isinstance(destination, DeviceDomain):
             if self.domains.where(source) == self.domains.where(destination):
                 return value
             # A constant is moved at compile time, so a mark is enough.
             if self.marks and isinstance(value, Constant):
-                return self._marked(value, self.domains.where(destination))
+                return self._with_mark(value, self.domains.where(destination))
         elif self._agree(source, destination):
             return value
         # The None separates the two lists of locations, whose lengths may differ.
@@ -166,9 +166,9 @@ class _Planner:
 
     def _agree(self, source: Domain, destination: Domain) -> bool:
         """Return whether two domains are on the same devices, component by component."""
-        if isinstance(source, Place) and isinstance(destination, Place):
+        if isinstance(source, DeviceDomain) and isinstance(destination, DeviceDomain):
             return self.domains.where(source) == self.domains.where(destination)
-        pairs = zip(_parts(source, destination), _parts(destination, source), strict=True)
+        pairs = zip(_components(source, destination), _components(destination, source), strict=True)
         return all(self._agree(a, b) for a, b in pairs)
 
     def _copied(
@@ -180,8 +180,8 @@ class _Planner:
                 for n, (k, a, b) in enumerate(
                     zip(
                         kind.fields,
-                        _parts(source_domain, target_domain),
-                        _parts(target_domain, source_domain),
+                        _components(source_domain, target_domain),
+                        _components(target_domain, source_domain),
                         strict=True,
                     )
                 )
@@ -191,10 +191,10 @@ class _Planner:
             return self._wrapped(
                 value,
                 kind,
-                _parts(source_domain, target_domain),
-                _parts(target_domain, source_domain),
+                _components(source_domain, target_domain),
+                _components(target_domain, source_domain),
             )
-        assert isinstance(source_domain, Place) and isinstance(target_domain, Place)
+        assert isinstance(source_domain, DeviceDomain) and isinstance(target_domain, DeviceDomain)
         source, target = self.domains.where(source_domain), self.domains.where(target_domain)
         if isinstance(kind, RelayRefType):
             where = f" ({value.span})" if value.span else ""
@@ -203,7 +203,7 @@ class _Planner:
                 f" {source.device}, and a"
                 " reference cannot be copied"
             )
-        value = self._marked(value, source)
+        value = self._with_mark(value, source)
         copy = device_copy(value, source.virtual_device(), target.virtual_device())
         return infer_here(copy.with_fields(span=value.span))
 
@@ -222,13 +222,13 @@ class _Planner:
         call = Call(value, tuple(self._move(*param_move) for param_move in moved))
         call.set_checked_type(kind.ret_type)
         body = self._move(call, kind.ret_type, source_items[-1], target_items[-1])
-        wrapper = self._placed(
-            Function(params, body, kind.ret_type), Parts(target_items, is_function=True)
+        wrapper = self._with_places(
+            Function(params, body, kind.ret_type), CompositeDomain(target_items, is_function=True)
         )
         wrapper.set_checked_type(kind)
         return wrapper
 
-    def _placed(self, function: Function, domain: Parts) -> Function:
+    def _with_places(self, function: Function, domain: CompositeDomain) -> Function:
         """Return a function with the locations of its domain as attributes."""
         pairs = zip(domain.items, _kinds(function), strict=True)
         *params, result = (self.domains.said(at, of, self.marks) for at, of in pairs)
@@ -243,11 +243,11 @@ def _kinds(function: Function) -> list[Type]:
     return [*(p.checked_type for p in function.params), function.body.checked_type]
 
 
-def _parts(domain: Domain, like: Domain) -> tuple[Domain, ...]:
+def _components(domain: Domain, like: Domain) -> tuple[Domain, ...]:
     """Return the components of a domain; of a single one, as many as the other has."""
-    if isinstance(domain, Parts):
+    if isinstance(domain, CompositeDomain):
         return domain.items
-    assert isinstance(like, Parts)
+    assert isinstance(like, CompositeDomain)
     return (domain,) * len(like.items)
 
 
@@ -257,7 +257,7 @@ def _field(value: RelayExpr, index: int) -> RelayExpr:
     )
 
 
-def _with_parts(expr: RelayExpr, new_children: list[RelayExpr]) -> RelayExpr:
+def _with_children(expr: RelayExpr, new_children: list[RelayExpr]) -> RelayExpr:
     """Rebuild an expression with other children.
 
     A variable that a pattern binds and a clause returns may be two of them.
@@ -283,11 +283,11 @@ def _results(expr: Match, new_children: list[RelayExpr]) -> list[RelayExpr]:
     return results
 
 
-def said_places(module: IRModule) -> Iterator[VirtualDevice]:
+def named_devices(module: IRModule) -> Iterator[VirtualDevice]:
     """Yield the devices that a module names: in marks, copies and attributes of functions, or in
     its table.
     """
-    yield from _flat(module.attrs.get(TABLE, ()))
+    yield from _flat(module.attrs.get(DEVICE_TABLE, ()))
     for function in module.functions.values():
         if not isinstance(function, Function):
             continue
@@ -310,9 +310,9 @@ def _flat(attribute: object) -> Iterator[VirtualDevice]:
         yield attribute
 
 
-def _says_devices(module: IRModule) -> bool:
+def _names_devices(module: IRModule) -> bool:
     """Return whether something in a module is about devices."""
-    return any(True for _ in said_places(module))
+    return any(True for _ in named_devices(module))
 
 
 def PlanDevices(  # noqa: N802
@@ -341,14 +341,16 @@ def PlanDevices(  # noqa: N802
         Without marks the devices are written to the module's attribute, which the next run reads.
         """
         # A second run must not move what the first one has left on the host.
-        default = HOST if TABLE in module.attrs else chosen.default_primitive_virtual_device
-        if default.is_host and not _says_devices(module):
+        default = HOST if DEVICE_TABLE in module.attrs else chosen.default_primitive_virtual_device
+        if default.is_host and not _names_devices(module):
             return module
-        domains = Domains(module, default.where, refuses if TABLE not in module.attrs else None)
-        attrs = {name: value for name, value in module.attrs.items() if name != TABLE}
+        domains = Domains(
+            module, default.where, refuses if DEVICE_TABLE not in module.attrs else None
+        )
+        attrs = {name: value for name, value in module.attrs.items() if name != DEVICE_TABLE}
         if not marks:
-            attrs[TABLE] = table = _table(domains, config)
-            if TABLE not in module.attrs and len(table) > 1:
+            attrs[DEVICE_TABLE] = table = _table(domains, config)
+            if DEVICE_TABLE not in module.attrs and len(table) > 1:
                 rows = domains.host_reasons().items()
                 attrs[HOST_WORK] = [[reason.value, *names] for reason, names in rows]
         planner = _Planner(domains, marks)

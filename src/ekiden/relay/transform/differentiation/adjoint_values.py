@@ -130,7 +130,7 @@ class Converter:
     def _data(self, header: GlobalTypeVar) -> TypeData | None:
         return self.types.definitions.get(header)
 
-    def _ends(self, how: Conversion, kind: Type) -> tuple[Type, Type]:
+    def _source_and_result(self, how: Conversion, kind: Type) -> tuple[Type, Type]:
         """(type of what is converted, type of what it becomes)"""
         lifted = self.types.lift(kind)
         return (kind, lifted) if how is Conversion.LIFT else (lifted, kind)
@@ -145,7 +145,7 @@ class Converter:
                    if isinstance(f.type_annotation, FuncType)}  # fmt: skip
         results = {v: f.type_annotation.ret_type for v, f in functions.items()
                    if isinstance(f.type_annotation, FuncType)}  # fmt: skip
-        source, result = self._ends(how, kind)
+        source, result = self._source_and_result(how, kind)
         param = Var("x", substitute_type(source, sources))
         body = self.convert(how, param, kind, what, functions)
         return Function((param,), body, substitute_type(result, results))
@@ -166,7 +166,7 @@ class Converter:
         old = {v: TypeVar(v.name_hint) for v in data.type_vars}
         new = {v: TypeVar(f"{v.name_hint}_{how.value}") for v in data.type_vars}
         functions = {v: Var("f", FuncType((old[v],), new[v])) for v in data.type_vars}
-        source, result = self._ends(how, TypeCall(data.header, data.type_vars))
+        source, result = self._source_and_result(how, TypeCall(data.header, data.type_vars))
         value = Var("value", substitute_type(source, old))
         clauses = tuple(self._clause(how, c, what, functions) for c in data.constructors)
         return Function(

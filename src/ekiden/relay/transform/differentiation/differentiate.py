@@ -40,7 +40,7 @@ from ekiden.relay.transform.differentiation.lifted_types import (
 )
 from ekiden.relay.transform.differentiation.segment_gradient import accumulate
 from ekiden.relay.transform.fusion.defuse_ops import DefuseOps
-from ekiden.relay.transform.language.chains import Binding, let_chain
+from ekiden.relay.transform.language.chains import Binding, build_lets
 from ekiden.relay.transform.language.eta_expand import EtaExpand
 from ekiden.relay.transform.language.free_names import free_name
 from ekiden.relay.transform.language.infer_type import InferType
@@ -243,7 +243,7 @@ def _around(function: Function, lifted: Function, converter: Converter) -> Funct
         converter.convert(Conversion.GRADIENTS, lifted_value, old.checked_type, what, {})
         for lifted_value, old, what in zip(wholes, function.params, whats, strict=True)
     )
-    body = let_chain(steps, Tuple((plain, Tuple(grads))))
+    body = build_lets(steps, Tuple((plain, Tuple(grads))))
     return Function(params, body, None, function.type_params, function.attrs, span=function.span)
 
 
@@ -251,7 +251,7 @@ def _run(tape: Var) -> RelayExpr:
     """Run the tape. As a tail call, so that each back-propagator is freed once it has run."""
     run = Var("run", STEP)
     stop = Function((), Tuple(()), UNIT)
-    return let_chain([(run, RefRead(tape)), (Var("_"), RefWrite(tape, stop))], Call(run, ()))
+    return build_lets([(run, RefRead(tape)), (Var("_"), RefWrite(tape, stop))], Call(run, ()))
 
 
 def _seed(result: RelayExpr, kind: Type, types: LiftedTypes) -> list[Binding]:

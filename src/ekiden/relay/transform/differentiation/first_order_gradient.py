@@ -51,7 +51,7 @@ from ekiden.relay.expr import (
 from ekiden.relay.gradient import Gradient
 from ekiden.relay.transform.language.free_names import free_name
 from ekiden.relay.transform.language.infer_type import InferType
-from ekiden.relay.transform.language.inline import apply, inline
+from ekiden.relay.transform.language.inline import apply_function, inline
 from ekiden.relay.transform.language.scopes import (
     Scope,
     bodies,
@@ -82,7 +82,7 @@ def is_graph(expr: RelayExpr, is_kernel: Callable[[RelayExpr], bool]) -> bool:
     differentiated as a graph. `is_kernel` tells what else than an operator has a rule.
     """
     return all(
-        isinstance(e, _GRAPH)
+        isinstance(e, _GRAPH_NODES)
         or (isinstance(e, Call) and isinstance(e.op, Op))
         or (isinstance(e, Call) and is_kernel(e.op))
         or is_kernel(e)
@@ -90,7 +90,7 @@ def is_graph(expr: RelayExpr, is_kernel: Callable[[RelayExpr], bool]) -> bool:
     )
 
 
-_GRAPH = (Op, Var, Constant, Tuple, TupleGetItem, If)
+_GRAPH_NODES = (Op, Var, Constant, Tuple, TupleGetItem, If)
 
 
 def flatten(function: Function, module: IRModule) -> Function | None:
@@ -98,7 +98,7 @@ def flatten(function: Function, module: IRModule) -> Function | None:
     without lets, with checked types; None where that is no graph or would be out of proportion.
     """
     name = GlobalVar(free_name("gradient of this", {g.name_hint for g in module.functions}))
-    combined = _called(name, module.with_function(name, function))
+    combined = _reachable_module(name, module.with_function(name, function))
     if not _is_inlinable(name, combined):
         return None
     combined = inline(InferType()(combined), lambda callee, f: callee is not name)
@@ -112,13 +112,13 @@ def flatten(function: Function, module: IRModule) -> Function | None:
     return typed
 
 
-def _called(root: GlobalVar, module: IRModule) -> IRModule:
+def _reachable_module(root: GlobalVar, module: IRModule) -> IRModule:
     """Return the module with what a function calls alone."""
     unused = set(CallGraph(module).unreachable((root.name_hint,)))
     return module.with_functions({g: f for g, f in module.functions.items() if g not in unused})
 
 
-_NO_GRAPH = (Match, Constructor, RefCreate, RefRead, RefWrite)
+_NON_GRAPH_NODES = (Match, Constructor, RefCreate, RefRead, RefWrite)
 
 
 def _is_inlinable(root: GlobalVar, module: IRModule) -> bool:
@@ -133,7 +133,7 @@ def _is_inlinable(root: GlobalVar, module: IRModule) -> bool:
         for name, function in module.functions.items()
         if isinstance(function, Function)
     }
-    if graph.cycles() or any(isinstance(e, _NO_GRAPH) for o in orders.values() for e in o):
+    if graph.cycles() or any(isinstance(e, _NON_GRAPH_NODES) for o in orders.values() for e in o):
         return False
     sizes: dict[GlobalVar, int] = {}
     # Components come callees first, and without cycles each has one function.
@@ -180,7 +180,7 @@ def _flattened(function: Function) -> Function | None:
     def rewrite(old: RelayExpr, new: RelayExpr) -> RelayExpr:
         """Replace a call of a function by its body."""
         if isinstance(new, Call) and isinstance(new.op, Function):
-            return apply(new.op, new)
+            return apply_function(new.op, new)
         return new
 
     body = to_graph_normal_form(function.body)
@@ -389,7 +389,7 @@ def _stand_in(leaf: RelayExpr, number: int) -> Var:
     return variable
 
 
-def _inside(branch: Scope) -> list[RelayExpr]:
+def _nodes_of_scope(branch: Scope) -> list[RelayExpr]:
     """Return the expressions of a scope and of those inside of it, operands first."""
     ordered: dict[RelayExpr, None] = {}
     stack: list[tuple[Scope, int]] = [(branch, 0)]
@@ -410,7 +410,7 @@ def _inside(branch: Scope) -> list[RelayExpr]:
 
 def _captured(branch: Scope) -> list[RelayExpr]:
     """Return what a branch uses of outside: variables and expressions of scopes around it."""
-    inside = dict.fromkeys(_inside(branch))
+    inside = dict.fromkeys(_nodes_of_scope(branch))
     used = [c for expr in inside for c in (*operands(expr), *bodies(expr))] + [branch.result]
     outside = (c for c in dict.fromkeys(used) if c not in inside and not isinstance(c, Constant))
     return [c for c in outside if isinstance(c, Var) or not is_atom(c)]
@@ -422,7 +422,7 @@ def _copy(branch: Scope, params: Mapping[RelayExpr, RelayExpr]) -> RelayExpr:
     A node in two scopes would be moved to the one around both, and be computed for either branch.
     """
     new: dict[RelayExpr, RelayExpr] = dict(params)
-    for expr in _inside(branch):
+    for expr in _nodes_of_scope(branch):
         copied = REBUILD[type(expr)](expr, [new.get(c, c) for c in children(expr)])
         copied.set_checked_type(expr.checked_type)
         new[expr] = copied

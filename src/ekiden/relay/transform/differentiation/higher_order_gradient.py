@@ -56,7 +56,7 @@ from ekiden.relay.transform.differentiation.lifted_scopes import (
 )
 from ekiden.relay.transform.differentiation.lifted_types import STEP, LiftedTypes, is_float
 from ekiden.relay.transform.differentiation.segment_gradient import Segment, unwritten
-from ekiden.relay.transform.language.chains import Binding, let_chain
+from ekiden.relay.transform.language.chains import Binding, build_lets
 from ekiden.relay.transform.language.to_a_normal_form import to_a_normal_form
 from ekiden.relay.visitor import map_pattern
 from ekiden.runtime.errors import DifferentiationError
@@ -94,7 +94,7 @@ class Lifter:
         scopes = self.planner.plan(function, to_a_normal_form(function.body))
         # Inner scopes first: outer ones contain their lifted expressions.
         for scope in reversed(scopes):
-            scope.lifted = _Writer(self, scope).write()
+            scope.lifted = _ScopeWriter(self, scope).write()
         return self.function(function, scopes[0])
 
     def function(self, function: Function, scope: LiftedScope) -> Function:
@@ -140,7 +140,7 @@ def new_cell(types: LiftedTypes, kind: Type) -> RefCreate:
     return RefCreate(Call(types.no_gradient, (), None, (kind,)))
 
 
-class _Writer:
+class _ScopeWriter:
     """Writes the lifted form of one scope; the scopes inside of it are written before."""
 
     def __init__(self, lifter: Lifter, scope: LiftedScope) -> None:
@@ -163,11 +163,11 @@ class _Writer:
             self._demand(item.needs)
             value = self._value(item)
             if item is scope.items[-1] and result is item.var:
-                return let_chain(self.steps, value)  # a tail call stays one
+                return build_lets(self.steps, value)  # a tail call stays one
             self.steps.append((self.lifter.planner.wholes[item.var], value))
             self._open(item.var)
         self._demand(scope.needs)
-        return let_chain(self.steps, self.lifter.whole(result))
+        return build_lets(self.steps, self.lifter.whole(result))
 
     def _open(self, var: Var) -> None:
         """Bind the tensors of a lifted value that are used, and their cells."""

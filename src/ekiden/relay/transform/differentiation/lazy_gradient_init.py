@@ -38,9 +38,9 @@ from ekiden.relay.type_infer import infer_type
 from ekiden.relay.visitor import post_order
 from ekiden.runtime.errors import CompileError
 
-SUMS = {Linear.SHIFTS: "AddGradCell", Linear.SCALES: "MultiplyGradCell"}
+CELL_FUNCTIONS = {Linear.SHIFTS: "AddGradCell", Linear.SCALES: "MultiplyGradCell"}
 """What an operator of two like tensors computes -> what computes it on cells."""
-MAKERS = {0: "Zero", 1: "One"}
+CONSTANT_CELLS = {0: "Zero", 1: "One"}
 """What all elements of a result are -> the cell that stands for it."""
 
 
@@ -100,16 +100,16 @@ class _Cells:
         assert isinstance(call.op, Op)
         row, kinds = OPS[call.op.name], [a.checked_type for a in call.args]
         # Broadcasts are excluded: Zero + x = x holds for equal shapes only.
-        if row.commutes and row.linear in SUMS and structural_equal(kinds[0], kinds[1]):
+        if row.commutes and row.linear in CELL_FUNCTIONS and structural_equal(kinds[0], kinds[1]):
             params = Var("lhs", kinds[0]), Var("rhs", kinds[1])
             plain = Function(params, Call(call.op, params, call.attrs), kinds[0])
-            own = self.module.get_global_var(SUMS[row.linear])
+            own = self.module.get_global_var(CELL_FUNCTIONS[row.linear])
             return Call(own, (plain, *(self.new[a] for a in call.args)))
         arg_pairs = zip(call.args, kinds, strict=True)
         args = tuple(self.lower(self.new[a], k) for a, k in arg_pairs)
         result = Call(call.op, args, call.attrs, span=call.span)
         if row.fills is not None:
-            return self.cell(MAKERS[row.fills], Function((), result, call.checked_type))
+            return self.cell(CONSTANT_CELLS[row.fills], Function((), result, call.checked_type))
         return self.lift(result, call.checked_type)
 
     def rewrite(self, expr: RelayExpr) -> RelayExpr:

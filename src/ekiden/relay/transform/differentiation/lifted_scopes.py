@@ -165,11 +165,11 @@ class Planner:
             elif isinstance(value, Call) and self._is_operation(value):
                 scope.items.append(self._operation(var, value, scope))
             else:
-                binding = self._other(var, value, scope)
+                binding = self._other_binding(var, value, scope)
                 scope.items.append(binding)
                 inner.extend(binding.inner)
         assert scope.chain.result is not None
-        self._use([scope.chain.result], scope, scope.needs)
+        self._note_uses([scope.chain.result], scope, scope.needs)
         return inner
 
     def _declare(self, var: Var, scope: LiftedScope) -> None:
@@ -239,10 +239,10 @@ class Planner:
                 self._capture(leaf, scope)
         return operation
 
-    def _other(self, var: Var, value: RelayExpr, scope: LiftedScope) -> OtherBinding:
+    def _other_binding(self, var: Var, value: RelayExpr, scope: LiftedScope) -> OtherBinding:
         self._declare(var, scope)
         binding = OtherBinding(var, value)
-        self._use(operands(value), scope, binding.needs)
+        self._note_uses(operands(value), scope, binding.needs)
         match value:
             case Function():
                 binding.inner = [self._function_scope(value, value.body, scope)]
@@ -258,7 +258,7 @@ class Planner:
             inner.owner = binding
         return binding
 
-    def _use(self, atoms: Iterable[RelayExpr], scope: LiftedScope, needs: list[Leaf]) -> None:
+    def _note_uses(self, atoms: Iterable[RelayExpr], scope: LiftedScope, needs: list[Leaf]) -> None:
         """Note that a binding that is no operation, or the result, uses atoms."""
         for atom in atoms:
             for leaf in leaves(self.trees.get(atom, ())):

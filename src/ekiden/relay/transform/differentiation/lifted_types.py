@@ -53,7 +53,7 @@ class LiftedTypes:
     """The lifted types of one module."""
 
     def __init__(self, module: IRModule) -> None:
-        self._taken = {h.name_hint for h in module.type_definitions}
+        self._used_names = {h.name_hint for h in module.type_definitions}
         self.definitions = {
             h: d for h, d in module.type_definitions.items() if isinstance(d, TypeData)
         }
@@ -74,7 +74,7 @@ class LiftedTypes:
         own = self.definitions.get(ADJOINT.header)
         if own is None or structural_equal(own, ADJOINT):
             return own or ADJOINT
-        header = GlobalTypeVar(free_name(ADJOINT.header.name_hint, self._taken))
+        header = GlobalTypeVar(free_name(ADJOINT.header.name_hint, self._used_names))
         own_constructors = [
             Constructor(c.name_hint, c.inputs, header) for c in ADJOINT.constructors
         ]
@@ -90,7 +90,7 @@ class LiftedTypes:
         # All new headers exist before any field is lifted, as fields may name any of them.
         for header in self.definitions:
             if header in changing:
-                name = free_name(header.name_hint + SUFFIX, self._taken)
+                name = free_name(header.name_hint + SUFFIX, self._used_names)
                 self.headers[header] = GlobalTypeVar(name)
         for old, new in self.headers.items():
             data = self.definitions[old]  # type: ignore[index]

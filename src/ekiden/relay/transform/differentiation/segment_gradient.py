@@ -48,7 +48,7 @@ from ekiden.relay.transform.differentiation.lifted_scopes import (
     typed_var,
 )
 from ekiden.relay.transform.differentiation.lifted_types import UNIT, LiftedTypes
-from ekiden.relay.transform.language.chains import Binding, let_chain
+from ekiden.relay.transform.language.chains import Binding, build_lets
 from ekiden.relay.visitor import REBUILD, ExprMutator, children
 
 Grads = Sequence[tuple[Leaf, RelayExpr]]
@@ -215,7 +215,7 @@ class Segment:
             clauses = Clause(none, Tuple(())), Clause(PatternWildcard(), run)
         # The call of `before` comes last, as a tail call, so that the stack stays constant.
         steps.append((Var("_"), Match(arrived, clauses)))
-        return Function((), let_chain(steps, Call(before, ())), UNIT)
+        return Function((), build_lets(steps, Call(before, ())), UNIT)
 
 
 RECOMPUTED = (OpPattern.ELEMWISE, OpPattern.BROADCAST, OpPattern.INJECTIVE)
@@ -260,7 +260,7 @@ def _accumulate_all(types: LiftedTypes, grads: Grads, before: Sequence[Binding])
         grad_var = Var("d", leaf.kind)
         steps.append((grad_var, TupleGetItem(values, index)))
         steps.append((Var("_"), accumulate(types, _cell(leaf), grad_var)))
-    return let_chain(steps, Tuple(()))
+    return build_lets(steps, Tuple(()))
 
 
 def accumulate(types: LiftedTypes, cell: RelayExpr, grad: Var) -> RefWrite:

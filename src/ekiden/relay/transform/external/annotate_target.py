@@ -31,7 +31,7 @@ from ekiden.relay.transform.language.scopes import (
 from ekiden.relay.visitor import children, rebuild
 
 DEFAULT = "default"
-JOINING = (Tuple, TupleGetItem, RefCreate, RefRead, RefWrite)
+JOINING_NODES = (Tuple, TupleGetItem, RefCreate, RefRead, RefWrite)
 """What goes where its parts go."""
 
 
@@ -46,7 +46,7 @@ def mark_of(expr: RelayExpr, which: str) -> str | None:
     return expr.attrs.compiler
 
 
-def inside(mark: RelayExpr) -> RelayExpr:
+def marked_value(mark: RelayExpr) -> RelayExpr:
     """Return what a begin or end is put around."""
     assert isinstance(mark, Call)
     return mark.args[0]
@@ -77,16 +77,16 @@ class _Annotator:
         if mark_of(expr, "begin") is not None:
             return expr
         if (compiler := mark_of(expr, "end")) is not None:
-            current_target = self.target_of.setdefault(inside(expr), compiler)
-            return expr if current_target == compiler else self._end(inside(expr))
+            current_target = self.target_of.setdefault(marked_value(expr), compiler)
+            return expr if current_target == compiler else self._end(marked_value(expr))
         is_local = isinstance(expr, Call) and isinstance(expr.op, Var) and not self.joins
         if isinstance(expr, Call) and not is_local:
-            return expr if _is_taken(expr) else self._around(expr, self._taker(expr))
-        if self.joins and isinstance(expr, JOINING):
+            return expr if _has_target(expr) else self._around(expr, self._select_target(expr))
+        if self.joins and isinstance(expr, JOINING_NODES):
             return self._around(expr, None)
         return with_children(expr, {child: self._ended(child) for child in children(expr)})
 
-    def _taker(self, call: Call) -> str:
+    def _select_target(self, call: Call) -> str:
         if isinstance(call.op, Op):
             for target in self.targets:
                 predicate = call.op.get_attr(f"target.{target}")
@@ -104,7 +104,7 @@ class _Annotator:
         operator = [expr.op] if isinstance(expr, Call) else []
         data = children(expr)[len(operator) :]
         if target is None:
-            target = _only(self._target_of(operand) for operand in data)
+            target = _common_target(self._target_of(operand) for operand in data)
         begun = [self._begun(datum, target) for datum in data]
         annotated = rebuild(expr, [*operator, *begun])
         annotated.set_checked_type(expr.checked_type)
@@ -112,7 +112,7 @@ class _Annotator:
         return annotated
 
     def _target_of(self, data: RelayExpr) -> str:
-        inner = inside(data) if mark_of(data, "begin") is not None else data
+        inner = marked_value(data) if mark_of(data, "begin") is not None else data
         return mark_of(inner, "end") or self.target_of.get(inner, DEFAULT)
 
     def _begun(self, data: RelayExpr, target: str) -> RelayExpr:
@@ -120,7 +120,7 @@ class _Annotator:
         # A later target may take over from Ekiden, but not from another compiler.
         if before not in (None, DEFAULT):
             return data
-        inner = data if before is None else inside(data)
+        inner = data if before is None else marked_value(data)
         return typed(compiler_begin(self._ended(inner), target))
 
     def _ended(self, expr: RelayExpr) -> RelayExpr:
@@ -133,12 +133,12 @@ class _Annotator:
         return typed(compiler_end(expr, self.target_of[expr]))
 
 
-def _is_taken(call: Call) -> bool:
+def _has_target(call: Call) -> bool:
     """Return whether an earlier run gave a call to a target."""
     return bool(call.args) and mark_of(call.args[0], "begin") not in (None, DEFAULT)
 
 
-def _only(targets: Iterable[str]) -> str:
+def _common_target(targets: Iterable[str]) -> str:
     """Return the target that all have in common; the default where there is none."""
     distinct = set(targets)
     return distinct.pop() if len(distinct) == 1 else DEFAULT

@@ -16,7 +16,7 @@ from ekiden.ir.module import IRModule
 from ekiden.ir.transform import Pass, PassContext
 from ekiden.ir.type import Type
 from ekiden.relay.expr import Call, Expr, Function, Let, Var
-from ekiden.relay.transform.language.inline import apply, inline
+from ekiden.relay.transform.language.inline import apply_function, inline
 from ekiden.relay.transform.language.scopes import rewrite_graph
 from ekiden.relay.type_infer import infer_expr_type
 from ekiden.relay.visitor import ExprMutator, bound_vars, free_vars, post_order
@@ -41,7 +41,7 @@ class _Outliner:
 
     def run(self, root: Expr) -> Expr:
         """Rewrite `root` with a global variable for each outlined function."""
-        lets = [e for e in post_order(root) if isinstance(e, Let) and self._leaves(e.value)]
+        lets = [e for e in post_order(root) if isinstance(e, Let) and self._is_outlined(e.value)]
         bound = {let.var: let.value for let in lets}
 
         def rewrite(old: RelayExpr, new: RelayExpr) -> RelayExpr:
@@ -53,14 +53,14 @@ class _Outliner:
                 return new.body
             if isinstance(old, Var) and old in bound:
                 return self._global(bound[old])
-            if isinstance(old, Call) and self._leaves(old.op):  # a callee is no operand
+            if isinstance(old, Call) and self._is_outlined(old.op):  # a callee is no operand
                 assert isinstance(new, Call)
                 return new.with_fields(op=self._global(old.op))
-            return self._global(old) if self._leaves(old) else new
+            return self._global(old) if self._is_outlined(old) else new
 
         return rewrite_graph(root, rewrite)
 
-    def _leaves(self, expr: RelayExpr) -> bool:
+    def _is_outlined(self, expr: RelayExpr) -> bool:
         if not isinstance(expr, Function) or expr.attr("global_symbol") is None:
             return False
         # A closure cannot become global: its captured variables exist only where it is defined.
@@ -156,7 +156,7 @@ def _plain(function: Function) -> Function:
     def rewrite(old: RelayExpr, new: RelayExpr) -> RelayExpr:
         """Replace a call of a composite function by its body."""
         if isinstance(new, Call) and isinstance(new.op, Function):
-            return apply(new.op, new) if new.op.attr("Composite") is not None else new
+            return apply_function(new.op, new) if new.op.attr("Composite") is not None else new
         return new
 
     return function.with_fields(body=rewrite_graph(function.body, rewrite), attrs=None)

@@ -8,7 +8,7 @@ from dataclasses import field
 from ekiden.ir.expr import RelayExpr
 from ekiden.ir.op import Op
 from ekiden.relay.expr import Call, Constant
-from ekiden.relay.transform.external.annotate_target import inside, mark_of
+from ekiden.relay.transform.external.annotate_target import mark_of, marked_value
 from ekiden.relay.transform.language.scopes import evaluation_order, is_atom
 from ekiden.relay.visitor import children
 from ekiden.runtime.lazy_dataclass import dataclass
@@ -69,7 +69,7 @@ def sources(expr: RelayExpr) -> list[RelayExpr]:
 def unmarked(expr: RelayExpr) -> RelayExpr:
     """Return an expression without the begins and ends around it."""
     while is_mark(expr):
-        expr = inside(expr)
+        expr = marked_value(expr)
     return expr
 
 
@@ -111,5 +111,5 @@ class AnnotatedRegionSet:
 def _annotated(region: Region, ends: Sequence[RelayExpr]) -> AnnotatedRegion:
     read = [c for member in region.members for c in data_of(member)]
     args = tuple(dict.fromkeys(c for c in read if mark_of(c, "begin") is not None))
-    rets = tuple(end for end in ends if inside(end) in region.members)
+    rets = tuple(end for end in ends if marked_value(end) in region.members)
     return AnnotatedRegion(region.target, (*args, *region.members, *rets), args, rets)

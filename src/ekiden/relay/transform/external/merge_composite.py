@@ -19,14 +19,14 @@ from ekiden.relay.dataflow_pattern.pattern import DFPattern
 from ekiden.relay.transform.language.infer_type import InferType
 from ekiden.relay.transform.language.scopes import map_functions, on_body
 
-Entry = tuple[str, DFPattern] | tuple[str, DFPattern, Callable[[RelayExpr], bool]]
+PatternEntry = tuple[str, DFPattern] | tuple[str, DFPattern, Callable[[RelayExpr], bool]]
 """(name, pattern) or (name, pattern, check of the matched expression)."""
 
 
-def MergeComposite(pattern_table: Sequence[Entry]) -> Pass:  # noqa: N802
+def MergeComposite(pattern_table: Sequence[PatternEntry]) -> Pass:  # noqa: N802
     """Return the pass described at the top of this file."""
 
-    def one(body: RelayExpr) -> RelayExpr:
+    def partition_all(body: RelayExpr) -> RelayExpr:
         """Partition a body by the patterns in the order of the table: what an earlier one takes, no
         later one sees.
         """
@@ -35,6 +35,6 @@ def MergeComposite(pattern_table: Sequence[Entry]) -> Pass:  # noqa: N802
         return body
 
     def transform(module: IRModule, context: PassContext) -> IRModule:
-        return InferType()(map_functions(module, on_body(one)))
+        return InferType()(map_functions(module, on_body(partition_all)))
 
     return Pass("MergeComposite", transform, 0, (InferType(),))

@@ -86,7 +86,7 @@ class _Partitioner:
                 else:
                     inner[child] = self._parameter(source, params, region.target, number)
             inner[member] = with_children(member, inner)
-        results = outputs if _is_flat(outputs) else _leaves(outputs, region)
+        results = outputs if _is_flat_result(outputs) else _leaves(outputs, region)
         body = inner[results[0]] if len(results) == 1 else Tuple(tuple(inner[o] for o in results))
         attrs = {"Compiler": region.target, "Primitive": 1, "Inline": 1, "global_symbol": name}
         var = GlobalVar(name)
@@ -95,7 +95,7 @@ class _Partitioner:
         for i, output in enumerate(results):
             new[output] = call if len(results) == 1 else TupleGetItem(call, i)
         for output in outputs:
-            new[output] = _joined(output, new)
+            new[output] = _rebuild_tuple(output, new)
 
     @staticmethod
     def _parameter(
@@ -106,7 +106,7 @@ class _Partitioner:
         return params[source]
 
 
-def _is_flat(outputs: Sequence[RelayExpr]) -> bool:
+def _is_flat_result(outputs: Sequence[RelayExpr]) -> bool:
     """Return whether results of a region are tensors, or one tuple of such: what compilers take."""
     inner = outputs[0].fields if len(outputs) == 1 and isinstance(outputs[0], Tuple) else outputs
     return not any(isinstance(unmarked(field), Tuple) for field in inner)
@@ -125,11 +125,13 @@ def _leaves(outputs: Sequence[RelayExpr], region: Region) -> list[RelayExpr]:
     return [*leaves]
 
 
-def _joined(expr: RelayExpr, new: Mapping[RelayExpr, RelayExpr]) -> RelayExpr:
+def _rebuild_tuple(expr: RelayExpr, new: Mapping[RelayExpr, RelayExpr]) -> RelayExpr:
     """Return a result; a tuple is rebuilt outside of its region."""
     if expr in new or not isinstance(expr, Tuple):
         return new.get(expr, expr)
-    return Tuple(tuple(_joined(unmarked(field), new) for field in expr.fields), span=expr.span)
+    return Tuple(
+        tuple(_rebuild_tuple(unmarked(field), new) for field in expr.fields), span=expr.span
+    )
 
 
 def _constant(expr: RelayExpr) -> RelayExpr | None:

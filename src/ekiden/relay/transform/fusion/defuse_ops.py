@@ -9,7 +9,7 @@ from ekiden.ir.expr import RelayExpr
 from ekiden.ir.module import IRModule
 from ekiden.ir.transform import Pass, PassContext, module_pass
 from ekiden.relay.expr import Call, Function
-from ekiden.relay.transform.language.inline import apply
+from ekiden.relay.transform.language.inline import apply_function
 from ekiden.relay.transform.language.scopes import map_functions, on_body, rewrite_graph
 
 
@@ -19,7 +19,7 @@ def defuse(root: RelayExpr) -> RelayExpr:
     def rewrite(old: RelayExpr, new: RelayExpr) -> RelayExpr:
         """Replace a call of a primitive function by its body."""
         if isinstance(new, Call) and isinstance(new.op, Function) and new.op.attr("Primitive"):
-            return apply(new.op, new)
+            return apply_function(new.op, new)
         return new
 
     return rewrite_graph(root, rewrite)

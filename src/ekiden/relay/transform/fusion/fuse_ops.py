@@ -43,10 +43,10 @@ from ekiden.ir.prim import Var as Symbol
 from ekiden.ir.prim_visitor import free_vars as prim_vars
 from ekiden.ir.transform import Pass, PassContext
 from ekiden.ir.type import FuncType
-from ekiden.kernels.families import has_ending
+from ekiden.kernels.families import has_epilogue
 from ekiden.relay.expr import Call, Constant, Function, Tuple, Var
 from ekiden.relay.op.nn.geometry import MaxPool2DAttrs
-from ekiden.relay.transform.fusion.union_find import Joined
+from ekiden.relay.transform.fusion.union_find import UnionFindNode
 from ekiden.relay.transform.language.infer_type import InferType
 from ekiden.relay.transform.language.scopes import (
     evaluation_order,
@@ -60,13 +60,13 @@ from ekiden.runtime.lazy_dataclass import dataclass
 
 
 @dataclass(eq=False, slots=True)
-class _Node(Joined):
+class _FusionNode(UnionFindNode):
     """A node of the dataflow graph of one scope; joined are those of a group."""
 
     expr: RelayExpr
     index: int
     pattern: OpPattern
-    users: list[tuple[_Node, OpPattern]] = field(default_factory=list)
+    users: list[tuple[_FusionNode, OpPattern]] = field(default_factory=list)
     external: bool = False
     """Used from outside the scope, the result of the scope, or kept since many places read it."""
     anchor: OpPattern = OpPattern.OPAQUE
@@ -74,7 +74,7 @@ class _Node(Joined):
     size: int = 1
     members: list[RelayExpr] = field(init=False)
     """Group: its expressions."""
-    dominator: _Node | None = None
+    dominator: _FusionNode | None = None
     dominator_pattern: OpPattern = OpPattern.OPAQUE
     depth: int = 1
 
@@ -83,14 +83,14 @@ class _Node(Joined):
 
 
 @dataclass(frozen=True, slots=True)
-class Most:
+class KernelLimits:
     """Limits of a kernel: operators, and values that it reads (0: no limit)."""
 
     operators: int = 256
     inputs: int = 0
 
 
-MOST = Most()
+DEFAULT_LIMITS = KernelLimits()
 
 
 def is_primitive_call(expr: RelayExpr) -> bool:
@@ -105,9 +105,9 @@ def is_inline_constant(expr: RelayExpr) -> bool:
     return isinstance(expr, Constant) and expr.data.ndim == 0
 
 
-PAIRS = "pairs_max"
+PAIRS_MAX_EPILOGUE = "pairs_max"
 """The ending of kernels that is a maximum over windows of 2x2."""
-NEAR = 8
+MAX_EPILOGUE_DEPTH = 8
 """How many operators between a convolution and a pooling are looked at."""
 
 
@@ -130,9 +130,9 @@ def _ends_kernel(expr: RelayExpr) -> bool:
     stack = [(expr.args[0], 0)]
     while stack:
         at, depth = stack.pop()
-        if not (isinstance(at, Call) and isinstance(at.op, Op)) or depth > NEAR:
+        if not (isinstance(at, Call) and isinstance(at.op, Op)) or depth > MAX_EPILOGUE_DEPTH:
             continue
-        if has_ending(at.op.definition.kernels, PAIRS):
+        if has_epilogue(at.op.definition.kernels, PAIRS_MAX_EPILOGUE):
             return True
         if _pattern_of(at) <= OpPattern.BROADCAST:
             stack += [(a, depth + 1) for a in at.args if _same_shape(a, at)]
@@ -185,11 +185,11 @@ def _same_shape(a: RelayExpr, b: RelayExpr) -> bool:
     return all(prove_equal(x, y) for x, y in zip(shape_a, shape_b, strict=True))
 
 
-def _build_graph(nodes: list[RelayExpr], outputs: set[RelayExpr]) -> dict[RelayExpr, _Node]:
-    graph: dict[RelayExpr, _Node] = {}
+def _build_graph(nodes: list[RelayExpr], outputs: set[RelayExpr]) -> dict[RelayExpr, _FusionNode]:
+    graph: dict[RelayExpr, _FusionNode] = {}
     for expr in nodes:
         pattern = _pattern_of(expr)
-        node = _Node(expr, len(graph), pattern, external=expr in outputs, anchor=pattern)
+        node = _FusionNode(expr, len(graph), pattern, external=expr in outputs, anchor=pattern)
         graph[expr] = node
         for operand in operands(expr):
             if operand in graph:
@@ -201,16 +201,16 @@ def _build_graph(nodes: list[RelayExpr], outputs: set[RelayExpr]) -> dict[RelayE
     return graph
 
 
-MOST_PLACES = 8
+MAX_COMPUTED_COPIES = 8
 """At how many places of a kernel an operator may be computed: what reads itself twice, shifted,
 step by step (a sum by doubling) would be written out 2, 4, 8, ... times."""
 
 
-FEW = 3
+MAX_RECOMPUTED_OPERATORS = 3
 """As many operators are computed anew anywhere: views of a kernel's data, a constant."""
 
 
-def _keep_what_many_read(graph: dict[RelayExpr, _Node]) -> None:
+def _split_duplicated_values(graph: dict[RelayExpr, _FusionNode]) -> None:
     """Make operators results of their own that a kernel would compute too many times.
 
     A kernel has no memory of its own for intermediates: where a user reads elements in place, the
@@ -219,17 +219,17 @@ def _keep_what_many_read(graph: dict[RelayExpr, _Node]) -> None:
     backwards. A sum by doubling of 13 elements was written out 81 times, and took minutes to
     compile.
     """
-    copies: dict[_Node, int] = {}
+    copies: dict[_FusionNode, int] = {}
     for node in reversed(graph.values()):
         user_copies = [(copies[user], edge) for user, edge in node.users]
         same = max((n for n, edge in user_copies if edge == OpPattern.ELEMWISE), default=0)
         moved = sum(n for n, e in user_copies if OpPattern.ELEMWISE < e <= OpPattern.INJECTIVE)
         copies[node] = max(1, same + moved)
-        if copies[node] > MOST_PLACES and not _is_short(node, graph):
+        if copies[node] > MAX_COMPUTED_COPIES and not _is_cheap_chain(node, graph):
             node.external, copies[node] = True, 1
 
 
-def _is_short(node: _Node, graph: dict[RelayExpr, _Node]) -> bool:
+def _is_cheap_chain(node: _FusionNode, graph: dict[RelayExpr, _FusionNode]) -> bool:
     """Return whether few operators, each on elements, lead to a node; another kind is kept in any
     case.
 
@@ -240,7 +240,7 @@ def _is_short(node: _Node, graph: dict[RelayExpr, _Node]) -> bool:
         return True
     visited, stack, count = {node}, [node], 1
     # The search stops as soon as recomputing would cost more than a load.
-    while stack and count <= FEW:
+    while stack and count <= MAX_RECOMPUTED_OPERATORS:
         for operand in operands(stack.pop().expr):
             before = graph.get(operand)
             if before is None or before in visited:
@@ -249,10 +249,12 @@ def _is_short(node: _Node, graph: dict[RelayExpr, _Node]) -> bool:
                 visited.add(before)
                 stack.append(before)
                 count += before.pattern != OpPattern.TUPLE
-    return count <= FEW
+    return count <= MAX_RECOMPUTED_OPERATORS
 
 
-def _common_dominator(a: _Node | None, b: _Node | None) -> tuple[_Node | None, OpPattern]:
+def _common_dominator(
+    a: _FusionNode | None, b: _FusionNode | None
+) -> tuple[_FusionNode | None, OpPattern]:
     """Return the lowest common ancestor in the post-dominator tree, and the worst pattern on the
     way.
 
@@ -269,14 +271,14 @@ def _common_dominator(a: _Node | None, b: _Node | None) -> tuple[_Node | None, O
     return a, worst
 
 
-def _find_post_dominators(nodes: list[_Node]) -> None:
+def _find_post_dominators(nodes: list[_FusionNode]) -> None:
     """Fill in the tree of post-dominators, users first: that of a node is the common ancestor of
     its users, whose own are known then. A result, and what is used outside of the scope, is a root.
     """
     for node in reversed(nodes):
         if node.external or not node.users:
             continue
-        dominator: _Node | None = node.users[0][0]
+        dominator: _FusionNode | None = node.users[0][0]
         worst = node.users[0][1]
         # The intersection of dominators of Cooper, Harvey and Kennedy, on a DAG in one pass.
         for user, pattern in node.users[1:]:
@@ -294,11 +296,13 @@ Condition = Callable[[OpPattern, bool], bool]
 """(pattern of a group on the path, whether it is the sink) -> may be merged."""
 
 
-def _path_between(source: _Node, sink: _Node, allowed: Condition) -> list[_Node] | None:
+def _path_between(
+    source: _FusionNode, sink: _FusionNode, allowed: Condition
+) -> list[_FusionNode] | None:
     """Return all nodes on paths from source (included) to sink (excluded), or None if one is not
     allowed.
     """
-    path: list[_Node] = [source]
+    path: list[_FusionNode] = [source]
     visited = {id(source)}
     stack = [user for user, _ in source.users]
     while stack:
@@ -314,7 +318,7 @@ def _path_between(source: _Node, sink: _Node, allowed: Condition) -> list[_Node]
     return path
 
 
-def _merge(child: _Node, parent: _Node) -> None:
+def _merge(child: _FusionNode, parent: _FusionNode) -> None:
     """Merge two groups.
 
     A tuple says nothing of how hard a group is to compute, so it leaves the anchor of the merged
@@ -331,7 +335,7 @@ def _merge(child: _Node, parent: _Node) -> None:
     )
 
 
-def _fuse_into_dominator(node: _Node, allowed: Condition, limits: Most) -> None:
+def _fuse_into_dominator(node: _FusionNode, allowed: Condition, limits: KernelLimits) -> None:
     assert node.dominator is not None
     path = _path_between(node, node.dominator, allowed)
     if path is None:
@@ -346,7 +350,7 @@ def _fuse_into_dominator(node: _Node, allowed: Condition, limits: Most) -> None:
         _merge(n, node.dominator)
 
 
-def _inputs_of(groups: Iterable[_Node]) -> int:
+def _inputs_of(groups: Iterable[_FusionNode]) -> int:
     """Count the values that groups read and none of them computes."""
     inside = {m for g in groups for m in g.members}
     read = {operand for m in inside for operand in operands(m)} - inside
@@ -365,7 +369,7 @@ def _to_reduction(kind: OpPattern, is_sink: bool) -> bool:
     return kind <= (OpPattern.OUT_ELEMWISE_FUSABLE if is_sink else OpPattern.INJECTIVE)
 
 
-def _step(node: _Node, phase: int, limits: Most) -> None:
+def _try_fuse(node: _FusionNode, phase: int, limits: KernelLimits) -> None:
     """Merge one node into its dominator if the phase allows (phases as in Relay's
     GraphPartitioner).
     """
@@ -396,16 +400,16 @@ def _step(node: _Node, phase: int, limits: Most) -> None:
 
 
 def _partition(
-    nodes: list[RelayExpr], outputs: set[RelayExpr], limits: Most
+    nodes: list[RelayExpr], outputs: set[RelayExpr], limits: KernelLimits
 ) -> dict[RelayExpr, list[RelayExpr]]:
     """Groups of a scope: result expression -> members in topological order."""
     graph = _build_graph(nodes, outputs)
     ordered = list(graph.values())
-    _keep_what_many_read(graph)
+    _split_duplicated_values(graph)
     _find_post_dominators(ordered)
     for phase in range(3):
         for node in ordered:
-            _step(node, phase, limits)
+            _try_fuse(node, phase, limits)
     groups: dict[int, list[RelayExpr]] = {}
     for node in ordered:
         groups.setdefault(id(node.root()), []).append(node.expr)
@@ -459,7 +463,7 @@ class _GroupBuilder:
         return func
 
 
-def alone(call: Call) -> Function:
+def single_operator_function(call: Call) -> Function:
     """Return the primitive function of one operator."""
     return _GroupBuilder([call]).function(call, _is_reshape_only([call]))
 
@@ -478,7 +482,9 @@ def _is_reshape_only(members: list[RelayExpr]) -> bool:
     )
 
 
-def kernel_groups(root: RelayExpr, most: Most = MOST) -> dict[RelayExpr, list[RelayExpr]]:
+def kernel_groups(
+    root: RelayExpr, most: KernelLimits = DEFAULT_LIMITS
+) -> dict[RelayExpr, list[RelayExpr]]:
     """Result -> members, for every group with a kernel in any scope below root."""
     groups: dict[RelayExpr, list[RelayExpr]] = {}
     for scope in find_scopes(root):
@@ -488,7 +494,7 @@ def kernel_groups(root: RelayExpr, most: Most = MOST) -> dict[RelayExpr, list[Re
     return groups
 
 
-def fuse(root: RelayExpr, most: Most = MOST) -> RelayExpr:
+def fuse(root: RelayExpr, most: KernelLimits = DEFAULT_LIMITS) -> RelayExpr:
     """Replace every group below root by the call of a primitive function. Needs checked types.
 
     A group of one operator fuses nothing. Parameters of a function stand in the order in which the
@@ -530,7 +536,7 @@ def FuseOps(fuse_opt_level: int = -1, most_inputs: int = 0) -> Pass:  # noqa: N8
         limit = context.option(FUSE_DEPTH)
         assert isinstance(limit, int)
         level = context.opt_level if fuse_opt_level < 0 else fuse_opt_level
-        limits = Most(1 if level == 0 else limit, most_inputs)
+        limits = KernelLimits(1 if level == 0 else limit, most_inputs)
         return map_functions(module, on_body(lambda body: fuse(body, limits)))
 
     return Pass("FuseOps", transform, required=(InferType(),))

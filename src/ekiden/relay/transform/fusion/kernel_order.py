@@ -17,9 +17,9 @@ other: which of two independent kernels runs first is not known.
 from __future__ import annotations
 
 from ekiden.relay.expr import Call, Tuple, Var
-from ekiden.relay.transform.memory.storage_lifetimes import Lifetimes, Request, Span
+from ekiden.relay.transform.memory.storage_lifetimes import Lifetimes, LiveRange, Request
 
-MOST = 500_000
+MAX_ORDER_ENTRIES = 500_000
 """Kernels times chains, beyond which all kernels count as following each other: planning would take
 seconds."""
 
@@ -41,10 +41,10 @@ class KernelOrder:
         size = 0
         for number, (_, call) in enumerate(lifetimes.invocations):
             size += self._add(number, *_storages(call, lifetimes))
-            if size > MOST:
+            if size > MAX_ORDER_ENTRIES:
                 self._place = []
                 return
-        self._latest = self._beside()
+        self._latest = self._last_concurrent()
 
     def _add(self, number: int, reads: frozenset[Var], writes: frozenset[Var]) -> int:
         """Add a kernel, and return the number of entries that its clock takes."""
@@ -71,7 +71,7 @@ class KernelOrder:
             self.users.setdefault(storage, []).append(number)
         return len(past) + len(self.chains)
 
-    def _beside(self) -> list[int]:
+    def _last_concurrent(self) -> list[int]:
         """Return for each kernel the last one that does not follow it; itself if all later
         ones do.
         """
@@ -94,14 +94,14 @@ class KernelOrder:
         own, _ = self._place[later]
         return (own == chain and later > earlier) or self._past[later].get(chain, -1) >= index
 
-    def widened(self, request: Request, spans: list[Span]) -> list[Span]:
+    def extend_spans(self, request: Request, spans: list[LiveRange]) -> list[LiveRange]:
         """Extend the spans of a storage to the last kernel that may run beside one that uses it."""
         kernels = self._users(request) if self._place else []
         end = max((self.positions[self._latest[k]] for k in kernels), default=-1)
         first, last = spans[-1]
         return [*spans[:-1], (first, max(last, end))]
 
-    def are_apart(self, a: Request, b: Request) -> bool:
+    def are_ordered(self, a: Request, b: Request) -> bool:
         """Return whether all that use one storage must have ended before the other is
         first used.
         """

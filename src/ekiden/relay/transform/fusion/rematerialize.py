@@ -47,7 +47,7 @@ from ekiden.relay.transform.language.scopes import (
 
 MAX_MEMBERS = 8
 """Operators of a kernel that is repeated."""
-TYPICAL = 128
+ASSUMED_EXTENT = 128
 """What a dimension counts as that is not known."""
 
 
@@ -56,7 +56,7 @@ def _elements(expr: RelayExpr) -> int:
     kind = expr.checked_type
     if not isinstance(kind, TensorType):
         return 0
-    return math.prod(d.value if isinstance(d, IntImm) else TYPICAL for d in kind.shape)
+    return math.prod(d.value if isinstance(d, IntImm) else ASSUMED_EXTENT for d in kind.shape)
 
 
 def _bytes(expr: RelayExpr) -> int:

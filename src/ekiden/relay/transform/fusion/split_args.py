@@ -28,7 +28,7 @@ else:
     join = LazyModule("ekiden.relay.op.join")
 
 
-def _joined(limit: int) -> Rewrite:
+def _concatenation_tree(limit: int) -> Rewrite:
     def rewrite(call: Call) -> RelayExpr | None:
         """Rewrite a concatenation of too many tensors as a tree of concatenations.
 
@@ -51,7 +51,7 @@ def _joined(limit: int) -> Rewrite:
     return rewrite
 
 
-def _parted(limit: int) -> Rewrite:
+def _split_tree(limit: int) -> Rewrite:
     def rewrite(call: Call) -> RelayExpr | None:
         """Rewrite a split into too many tensors as a tree of splits."""
         attrs = call.attrs
@@ -65,12 +65,12 @@ def _parted(limit: int) -> Rewrite:
             assert isinstance(kind, TensorType), kind
             section_size = simplify(kind.shape[attrs.axis] // count)
             cuts = tuple(simplify(section_size * n) for n in range(1, count))
-        return Tuple(tuple(_parts(data, [convert(c) for c in cuts], attrs.axis, limit)))
+        return Tuple(tuple(_split_slices(data, [convert(c) for c in cuts], attrs.axis, limit)))
 
     return rewrite
 
 
-def _parts(data: RelayExpr, cuts: list[PrimExpr], axis: int, limit: int) -> list[RelayExpr]:
+def _split_slices(data: RelayExpr, cuts: list[PrimExpr], axis: int, limit: int) -> list[RelayExpr]:
     """Return the slices between cuts; the tree is deeper by one for each power of the limit."""
     size = 1  # parts of one step
     while size * limit <= len(cuts):
@@ -84,7 +84,7 @@ def _parts(data: RelayExpr, cuts: list[PrimExpr], axis: int, limit: int) -> list
     for n, (group, begin) in enumerate(zip(groups, [const(0), *outer], strict=True)):
         inner = [simplify(cut - begin) for cut in cuts[n * size : (n + 1) * size - 1]]
         fenced = op.annotation.stop_fusion(group)
-        slices += _parts(fenced, inner, axis, limit) if inner else [fenced]
+        slices += _split_slices(fenced, inner, axis, limit) if inner else [fenced]
     return slices
 
 
@@ -98,6 +98,8 @@ def SplitArgs(max_function_args: int) -> Pass:  # noqa: N802
         return call_pass("SplitArgs", 1, dict)
     if max_function_args < 2:
         raise ValueError(f"SplitArgs: expected 0 or at least 2 arguments, got {max_function_args}")
-    rules = {"concatenate": _joined(max_function_args)}
-    rules["split"] = _parted(max_function_args)  # its opposite: a kernel writes to arguments too
+    rules = {"concatenate": _concatenation_tree(max_function_args)}
+    rules["split"] = _split_tree(
+        max_function_args
+    )  # its opposite: a kernel writes to arguments too
     return call_pass("SplitArgs", 1, lambda: rules)

@@ -9,7 +9,7 @@ from ekiden.runtime.lazy_dataclass import dataclass
 
 
 @dataclass(eq=False, slots=True)
-class Joined:
+class UnionFindNode:
     """Member of a set. Setting the parent of its root merges its set into another."""
 
     parent: Self | None = field(default=None, kw_only=True)
@@ -26,4 +26,4 @@ class Joined:
         return at
 
 
-__all__ = ["Joined"]
+__all__ = ["UnionFindNode"]

@@ -32,11 +32,11 @@ from ekiden.relay.transform.graph.merged_constants import merged_product, scaled
 from ekiden.relay.transform.graph.scaled_axes import (
     Axes,
     Scale,
-    beside,
     channels_of,
-    data_places,
+    data_arguments,
     same_axes,
     scale_of,
+    scale_of_addend,
     times,
 )
 from ekiden.relay.transform.language.infer_type import InferType
@@ -52,7 +52,7 @@ from ekiden.runtime.lazy_dataclass import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class _Taken:
+class _AcceptedScale:
     """Scale that an expression accepts: along which axes, and by which of its arguments."""
 
     axes: Axes
@@ -69,7 +69,7 @@ class _Folder:
         self.root, self.order = root, evaluation_order(root)
         read = [o for e in self.order for o in (*operands(e), *bodies(e))]
         self.uses = Counter([*map(id, read), id(root)])
-        self.taken: dict[RelayExpr, _Taken] = {}
+        self.taken: dict[RelayExpr, _AcceptedScale] = {}
         self.factors: dict[RelayExpr, Scale] = {}
         self.dropped: dict[RelayExpr, int] = {}
         """A multiplication that is not needed any more -> which argument stands for it."""
@@ -79,7 +79,7 @@ class _Folder:
     def run(self) -> RelayExpr:
         """Return the folded graph."""
         for expr in self.order:
-            if (accepted := self._takes(expr)) is not None:
+            if (accepted := self._accepts(expr)) is not None:
                 self.taken[expr] = accepted
         for expr in reversed(self.order):
             self._hand_down(expr)
@@ -88,30 +88,34 @@ class _Folder:
             new[expr] = self._folded(expr, new)
         return new[self.root]
 
-    def _of(self, arg: RelayExpr) -> _Taken | None:
+    def _accepted_by(self, arg: RelayExpr) -> _AcceptedScale | None:
         """Return what an argument accepts that nothing else reads."""
         return self.taken.get(arg) if self.uses[id(arg)] == 1 else None
 
-    def _takes(self, expr: RelayExpr) -> _Taken | None:
+    def _accepts(self, expr: RelayExpr) -> _AcceptedScale | None:
         if (channels := channels_of(expr)) is not None:
-            return _Taken(channels.written, False, ())
+            return _AcceptedScale(channels.written, False, ())
         row = row_of(expr)
         if row is None or not isinstance(expr, Call):
             return None
         if row.homogeneous:
-            below = self._of(expr.args[0])
+            below = self._accepted_by(expr.args[0])
             # f(s * x) = s * f(x) holds for relu and maxima only if s is positive.
-            return None if below is None else _Taken(below.axes, True, (0,))
+            return None if below is None else _AcceptedScale(below.axes, True, (0,))
         if row.linear not in (Linear.SHIFTS, Linear.SHIFTS_BACK):
             return None
-        by_index = {i: t for i, arg in enumerate(expr.args) if (t := self._of(arg)) is not None}
+        by_index = {
+            i: t for i, arg in enumerate(expr.args) if (t := self._accepted_by(arg)) is not None
+        }
         axes = [t.axes for t in by_index.values()]
         if not by_index or not same_axes(axes):
             return None
-        data_indices = data_places(expr, axes[0])
+        data_indices = data_arguments(expr, axes[0])
         if not data_indices or any(i not in by_index for i in data_indices):
             return None
-        return _Taken(axes[0], any(by_index[i].positive for i in data_indices), tuple(data_indices))
+        return _AcceptedScale(
+            axes[0], any(by_index[i].positive for i in data_indices), tuple(data_indices)
+        )
 
     def _hand_down(self, expr: RelayExpr) -> None:
         row, factor = row_of(expr), self.factors.get(expr)
@@ -131,8 +135,8 @@ class _Folder:
         kind = call.checked_type
         assert isinstance(kind, TensorType)
         for at in (0, 1):
-            accepted = self._of(call.args[at])
-            if accepted is None or at not in data_places(call, accepted.axes):
+            accepted = self._accepted_by(call.args[at])
+            if accepted is None or at not in data_arguments(call, accepted.axes):
                 continue
             scale = scale_of(call.args[1 - at], kind, accepted.axes)
             if scale is not None and (scale.is_positive or not accepted.positive):
@@ -167,7 +171,9 @@ class _Folder:
         if len(accepted.places) == len(expr.args):
             return tuple(args)
         (at,) = accepted.places
-        scaled_addend = times(args[1 - at], beside(expr, at, factor, accepted.axes), merged_product)
+        scaled_addend = times(
+            args[1 - at], scale_of_addend(expr, at, factor, accepted.axes), merged_product
+        )
         if scaled_addend is None:
             return None
         return (scaled_addend, args[at]) if at else (args[at], scaled_addend)

@@ -44,7 +44,7 @@ from ekiden.relay.transform.language.scopes import (
 from ekiden.runtime.lazy_dataclass import dataclass
 
 Key = tuple[object, ...]
-FEW_ROWS = 8
+MAX_FEW_ROWS = 8
 """Rows up to which the default pipeline combines dense layers. Each may be too little work for two
 cores where all together are enough (3 of 8x384x384: 66 to 36 us), and on one core it is as fast. Of
 more rows, layers fill the cores, and cutting their result costs 2 % (3 of 128x384x384); so it is
@@ -52,7 +52,7 @@ with the 1x1 convolutions of an Inception block."""
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class CombineRule:
     """Rule by which calls of one operator are combined.
 
     key       what calls must have in common beside the data; None to leave a call out
@@ -130,7 +130,7 @@ def _equal_dense_key(call: Call) -> Key | None:
 
 def _few_rows_key(call: Call) -> Key | None:
     data = _shape(call.args[0])
-    few = data is not None and math.prod(data[:-1]) <= FEW_ROWS
+    few = data is not None and math.prod(data[:-1]) <= MAX_FEW_ROWS
     return _dense_key(call) if few and isinstance(call.args[1], Constant) else None
 
 
@@ -166,11 +166,11 @@ def _last(call: Call) -> int:
     return _rank(call) - 1
 
 
-CONV2D = Kind("nn.conv2d", _conv2d_key, _conv2d, lambda call: 1)
-WIDE_DENSE = Kind("nn.dense", _dense_key, _wide_dense, _last, widens=True)
-FEW_ROWS_DENSE = Kind("nn.dense", _few_rows_key, _wide_dense, _last, follows=False)
-BATCHED_DENSE = Kind("nn.dense", _equal_dense_key, _batched_dense, lambda call: None)
-BATCH_MATMUL = Kind("nn.batch_matmul", _batch_matmul_key, _batch_matmul, _last)
+CONV2D = CombineRule("nn.conv2d", _conv2d_key, _conv2d, lambda call: 1)
+WIDE_DENSE = CombineRule("nn.dense", _dense_key, _wide_dense, _last, widens=True)
+FEW_ROWS_DENSE = CombineRule("nn.dense", _few_rows_key, _wide_dense, _last, follows=False)
+BATCHED_DENSE = CombineRule("nn.dense", _equal_dense_key, _batched_dense, lambda call: None)
+BATCH_MATMUL = CombineRule("nn.batch_matmul", _batch_matmul_key, _batch_matmul, _last)
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +179,7 @@ class _Group:
     in order.
     """
 
-    kind: Kind
+    kind: CombineRule
     branches: list[list[Call]]
 
     def parts(self, data: RelayExpr) -> dict[RelayExpr, RelayExpr]:
@@ -190,7 +190,7 @@ class _Group:
         axis = self.kind.axis(calls[0])
         combined = typed(self.kind.combine(data, calls))
         for level in zip(*(branch[1:] for branch in self.branches), strict=False):
-            followed = _followed(self.kind, combined, calls, level, axis)
+            followed = _combine_followers(self.kind, combined, calls, level, axis)
             if followed is None:
                 break
             combined, axis = typed(followed[0]), followed[1]
@@ -206,8 +206,12 @@ class _Group:
         return _cut(combined, sizes, axis, _rank(calls[0]) if self.kind.widens else axis + 1)
 
 
-def _followed(
-    kind: Kind, combined: RelayExpr, before: Sequence[Call], level: Sequence[Call], axis: int | None
+def _combine_followers(
+    kind: CombineRule,
+    combined: RelayExpr,
+    before: Sequence[Call],
+    level: Sequence[Call],
+    axis: int | None,
 ) -> tuple[RelayExpr, int | None] | None:
     """Apply what follows each of `before` to the combined result.
 
@@ -231,19 +235,23 @@ def _followed(
     is_plain = first.attrs is None or len(first.args) == 1
     if not alike or not is_plain:
         return None
-    where = _axis_behind(before, level, axis)
+    where = _axis_after(before, level, axis)
     if where is None:
         return None
     args = list(first.args)
     for i in range(len(args)):
-        joined = combined if i == at else _joined(kind, [c.args[i] for c in level], level, where[0])
+        joined = (
+            combined
+            if i == at
+            else _combine_args(kind, [c.args[i] for c in level], level, where[0])
+        )
         if joined is None:
             return None
         args[i] = joined
     return Call(first.op, tuple(args), first.attrs), where[0]
 
 
-def _axis_behind(
+def _axis_after(
     before: Sequence[Call], level: Sequence[Call], axis: int | None
 ) -> tuple[int | None] | None:
     """Return the axis of the slices after what follows; None where that is not known.
@@ -270,8 +278,8 @@ def _axis_behind(
     return (matching[0],) if len(matching) == 1 and len(other_dims) == 1 else None
 
 
-def _joined(
-    kind: Kind, args: Sequence[RelayExpr], calls: Sequence[Call], axis: int | None
+def _combine_args(
+    kind: CombineRule, args: Sequence[RelayExpr], calls: Sequence[Call], axis: int | None
 ) -> RelayExpr | None:
     """Combine the arguments of calls beside their data; None where they do not fit together."""
     shapes = [_shape(arg) for arg in args]
@@ -305,7 +313,7 @@ def _stacked(args: Sequence[RelayExpr], rank: int) -> RelayExpr:
     return op.stack(full, 0)
 
 
-def _widened(kind: Kind, arg: RelayExpr, call: Call, at: int, axis: int) -> RelayExpr | None:
+def _widened(kind: CombineRule, arg: RelayExpr, call: Call, at: int, axis: int) -> RelayExpr | None:
     """Return an argument with an entry at axis `at` for each of the call's channels, which are
     along `axis`.
     """
@@ -318,7 +326,7 @@ def _widened(kind: Kind, arg: RelayExpr, call: Call, at: int, axis: int) -> Rela
     return op.repeat(arg if shape else op.expand_dims(arg, -1), size, max(at, 0))
 
 
-def combine(root: RelayExpr, kind: Kind, min_num_branches: int) -> RelayExpr:
+def combine(root: RelayExpr, kind: CombineRule, min_num_branches: int) -> RelayExpr:
     """Return `root` with each group of at least `min_num_branches` calls of one scope as one call.
 
     Needs checked types.
@@ -344,7 +352,7 @@ def combine(root: RelayExpr, kind: Kind, min_num_branches: int) -> RelayExpr:
     return rewrite_graph(root, rewrite)
 
 
-def _find_groups(root: RelayExpr, kind: Kind) -> list[_Group]:
+def _find_groups(root: RelayExpr, kind: CombineRule) -> list[_Group]:
     groups: dict[Key, _Group] = {}
     for scope in find_scopes(root):
         users = _users(scope) if kind.follows else {}
@@ -383,7 +391,7 @@ def _branch(call: Call, users: Mapping[RelayExpr, Sequence[RelayExpr]]) -> list[
     return branch
 
 
-def _combining(name: str, kind: Kind, min_num_branches: int, opt_level: int = 4) -> Pass:
+def _combining(name: str, kind: CombineRule, min_num_branches: int, opt_level: int = 4) -> Pass:
     def transform(module: IRModule, context: PassContext) -> IRModule:
         if not allows("join products", context):
             return module

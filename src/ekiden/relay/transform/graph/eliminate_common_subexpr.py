@@ -35,11 +35,11 @@ from ekiden.relay.transform.language.scopes import (
 
 Key = tuple[object, ...]
 Skip = Callable[[RelayExpr], bool]
-SMALL = 16
+MAX_COMPARED_ELEMENTS = 16
 """Elements of a constant up to which it is compared by content."""
 
 
-FUSING = (OpPattern.ELEMWISE, OpPattern.BROADCAST, OpPattern.INJECTIVE)
+FUSING_PATTERNS = (OpPattern.ELEMWISE, OpPattern.BROADCAST, OpPattern.INJECTIVE)
 
 
 def _key(expr: RelayExpr, function: RelayExpr | None) -> Key | None:
@@ -48,13 +48,13 @@ def _key(expr: RelayExpr, function: RelayExpr | None) -> Key | None:
     """
     if isinstance(expr, Call) and isinstance(expr.op, Op) and not expr.op.definition.stateful:
         attrs = None if expr.attrs is None else structural_key(expr.attrs)
-        own = id(function) if expr.op.definition.pattern in FUSING else None
+        own = id(function) if expr.op.definition.pattern in FUSING_PATTERNS else None
         return (expr.op.name, own, attrs, *map(id, expr.args))
     if isinstance(expr, Tuple):
         return ("fields", *map(id, expr.fields))
     if isinstance(expr, TupleGetItem):
         return ("tuple", expr.index, id(expr.tuple_value))
-    if isinstance(expr, Constant) and expr.data.size <= SMALL:
+    if isinstance(expr, Constant) and expr.data.size <= MAX_COMPARED_ELEMENTS:
         return ("constant", str(expr.data.dtype), expr.data.shape, expr.data.tobytes())
     return None
 

@@ -32,20 +32,20 @@ if TYPE_CHECKING:
 else:
     space = LazyModule("ekiden.relay.op.nn.space")
 
-CONV = "nn.conv2d"
-SPATIAL = ("NHWC",)
+CONV_OPERATOR = "nn.conv2d"
+SPATIAL_LAYOUTS = ("NHWC",)
 """Layouts whose second and third axes are those that are rearranged."""
 
 
 def _is_convolution(call: Call) -> bool:
     """Return whether a call is a convolution, or one on integers."""
     row = row_of(call)
-    return row is not None and CONV in (row.name, row.quantizes)
+    return row is not None and CONV_OPERATOR in (row.name, row.quantizes)
 
 
 def _pads_zero(blocks: space.SpaceToBatchNDAttrs, conv: Call) -> bool:
     """Return whether the rearrangement pads what the convolution does: zero, or the zero point."""
-    if op_of(conv) == CONV:
+    if op_of(conv) == CONV_OPERATOR:
         return float(blocks.pad_value) == 0
     point = conv.args[2]
     return isinstance(point, Constant) and bool((point.data == blocks.pad_value).all())
@@ -87,11 +87,13 @@ def _flatten(back: Call) -> RelayExpr | None:
     assert isinstance(attrs, Conv2DAttrs) and isinstance(blocks, space.SpaceToBatchNDAttrs)
     assert isinstance(crops, space.BatchToSpaceNDAttrs)
     # With a stride, positions of the blocks would not interleave to the full image.
-    is_plain = set(attrs.strides) == {1} == set(attrs.dilation) and attrs.data_layout in SPATIAL
+    is_plain = (
+        set(attrs.strides) == {1} == set(attrs.dilation) and attrs.data_layout in SPATIAL_LAYOUTS
+    )
     if not is_plain or attrs.out_layout not in ("", attrs.data_layout):
         return None
     count = len(blocks.block_shape)
-    if tuple(blocks.block_shape) != tuple(crops.block_shape) or not _are_places(
+    if tuple(blocks.block_shape) != tuple(crops.block_shape) or not _are_spatial_axes(
         wide, shrunk, count
     ):
         return None
@@ -115,7 +117,7 @@ def _call_of(expr: RelayExpr, name: str) -> Call | None:
     return expr if isinstance(expr, Call) and op_of(expr) == name else None
 
 
-def _are_places(wide: Call | None, shrunk: Call | None, count: int) -> bool:
+def _are_spatial_axes(wide: Call | None, shrunk: Call | None, count: int) -> bool:
     """Return whether the axes of the blocks are all of the convolution's, or its last one.
 
     The latter where an axis is inserted before the convolution and removed behind it.

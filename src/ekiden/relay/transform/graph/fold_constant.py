@@ -35,7 +35,12 @@ from ekiden.ir.type import TensorType, TupleType, Type
 from ekiden.relay.evaluate_call import evaluate_call
 from ekiden.relay.expr import Call, Constant, ConstantData, Function, If, Tuple, TupleGetItem
 from ekiden.relay.op.lowered import CallLoweredAttrs
-from ekiden.relay.transform.graph.result_cache import LARGE, computed, kept, known
+from ekiden.relay.transform.graph.constant_evaluation_cache import (
+    MIN_CACHED_BYTES,
+    computed,
+    lookup,
+    store_result,
+)
 from ekiden.relay.transform.language.dead_code_elimination import has_effect
 from ekiden.relay.transform.language.infer_type import InferType
 from ekiden.relay.transform.language.scopes import (
@@ -48,7 +53,7 @@ from ekiden.relay.transform.language.scopes import (
 )
 from ekiden.relay.visitor import closed
 from ekiden.runtime import environment
-from ekiden.runtime.artifact import mapped
+from ekiden.runtime.artifact import mapped_files
 from ekiden.runtime.devices.memory import check_room
 from ekiden.runtime.errors import IndexRangeError, LinAlgError
 
@@ -62,14 +67,14 @@ MAX_BYTES, MAX_GROWTH = 1 << 20, 16
 row is packed to a vector's width), so that folding does not blow an artifact up.
 """
 
-MAX_PASSING = 1 << 26
+MAX_INTERMEDIATE_BYTES = 1 << 26
 """A result may be this large where all that is made of it is small again: the hidden layer of a
 perceptron that gives attention its bias. It is gone when folding is done.
 """
 
-WORTH = 1 << 12
+MIN_SAVED_BYTES = 1 << 12
 """Bytes that an artifact must save for a constant to be made when it is loaded."""
-MANY = 1 << 22
+MIN_PARALLEL_BYTES = 1 << 22
 """Bytes of large constants from which threads win more than they take to be imported, 3 ms."""
 Values: TypeAlias = Callable[[], Array | tuple[Array, ...]]
 """Waits for what a thread computes."""
@@ -106,7 +111,7 @@ def can_compute(op: Op, attrs: Attrs | None) -> bool:
     return is_work and (attrs is None or not has_symbols(attrs))
 
 
-def _leaves(kind: Type | None) -> list[TensorType] | None:
+def _static_tensors(kind: Type | None) -> list[TensorType] | None:
     """Return the tensors of a type; None if their shapes are not known in full."""
     fields = kind.fields if isinstance(kind, TupleType) else (kind,)
     tensors = [t for t in fields if isinstance(t, TensorType)]
@@ -138,14 +143,18 @@ def _foldable(
     if not isinstance(call.op, Op):
         return None
     if call.op.definition.shape_only:
-        return _leaves(kind) if all(_leaves(a.checked_type) for a in call.args) else None
+        return (
+            _static_tensors(kind)
+            if all(_static_tensors(a.checked_type) for a in call.args)
+            else None
+        )
     if not all(map(_is_constant, call.args)):
         return None
     if not can_compute(call.op, call.attrs):
         return None
-    kinds = _leaves(kind)
+    kinds = _static_tensors(kind)
     fits = kinds is not None and (
-        is_passing or _fits(kinds, _given(call) if origin_bytes is None else origin_bytes)
+        is_passing or _fits(kinds, _constant_bytes(call) if origin_bytes is None else origin_bytes)
     )
     return kinds if fits else None
 
@@ -155,7 +164,7 @@ def _fits(kinds: list[TensorType], origin_bytes: int) -> bool:
     return sum(map(_bytes, kinds)) <= max(MAX_BYTES, MAX_GROWTH * origin_bytes)
 
 
-def _passing(root: RelayExpr) -> set[RelayExpr]:
+def _large_intermediates(root: RelayExpr) -> set[RelayExpr]:
     """Return calls of constants whose results are too large to be stored, but are not stored.
 
     Whatever reads them is such a call, too, or one whose result fits beside the constants that all
@@ -169,7 +178,10 @@ def _passing(root: RelayExpr) -> set[RelayExpr]:
     for expr in order:
         if isinstance(expr, Constant):
             origin_bytes[expr] = expr.data.nbytes
-        elif isinstance(expr, Call) and (kinds := _known(expr, origin_bytes)) is not None:
+        elif (
+            isinstance(expr, Call)
+            and (kinds := _computable_tensors(expr, origin_bytes)) is not None
+        ):
             origin_bytes[expr] = sum(origin_bytes[a] for a in set(expr.args))
             if not _fits(kinds, origin_bytes[expr]):
                 large.append((expr, sum(map(_bytes, kinds))))
@@ -185,21 +197,23 @@ def _passing(root: RelayExpr) -> set[RelayExpr]:
     # Reverse order: a chain of intermediates is allowed only if its end is small.
     for operand, size in reversed(large):  # what uses it has been looked at
         is_read = bool(users[operand]) and operand is not root
-        if is_read and size <= MAX_PASSING and all(
+        if is_read and size <= MAX_INTERMEDIATE_BYTES and all(
             u in origin_bytes and (u in intermediates or u not in too_large) for u in users[operand]
         ):  # fmt: skip
             intermediates.add(operand)
     return intermediates
 
 
-def _known(call: Call, origin_bytes: dict[RelayExpr, int]) -> list[TensorType] | None:
+def _computable_tensors(call: Call, origin_bytes: dict[RelayExpr, int]) -> list[TensorType] | None:
     """Return the tensors that a call returns, if it can be computed of what is known."""
     if not isinstance(call.op, Op) or not all(a in origin_bytes for a in call.args):
         return None
-    return _leaves(call.checked_type_or_none()) if can_compute(call.op, call.attrs) else None
+    return (
+        _static_tensors(call.checked_type_or_none()) if can_compute(call.op, call.attrs) else None
+    )
 
 
-def _given(call: Call) -> int:
+def _constant_bytes(call: Call) -> int:
     """Return the bytes of constant arguments, which results are measured against.
 
     16 MB of packed weights of 1 MB are folded, and `zeros` of 16 MB are left to the program.
@@ -219,12 +233,14 @@ def _evaluate(call: Call) -> Array | tuple[Array, ...]:
     result = evaluate_call(call.op, call.attrs, [value(a) for a in call.args])
     views = [result] if isinstance(result, np.ndarray) else result
     for array in _arrays(call):  # what was computed of a file's need not stay in memory beside it
-        if array.nbytes >= LARGE and not any(np.may_share_memory(array, view) for view in views):
-            mapped.drop(array)
+        if array.nbytes >= MIN_CACHED_BYTES and not any(
+            np.may_share_memory(array, view) for view in views
+        ):
+            mapped_files.drop(array)
     return result
 
 
-def _what(call: Call) -> Hashable:
+def _computation_key(call: Call) -> Hashable:
     """Return a key of what is computed: all that a result depends on beside the arrays."""
     assert isinstance(call.op, Op)
     fields = tuple(len(a.fields) if isinstance(a, Tuple) else -1 for a in call.args)
@@ -233,9 +249,9 @@ def _what(call: Call) -> Hashable:
 
 def _computed(call: Call) -> Array | tuple[Array, ...]:
     """Return the value of a call of constants, which the cache may have for large ones."""
-    if not all(map(_is_constant, call.args)) or _given(call) < LARGE:
+    if not all(map(_is_constant, call.args)) or _constant_bytes(call) < MIN_CACHED_BYTES:
         return _evaluate(call)
-    return computed(_what(call), _arrays(call), lambda: _evaluate(call))
+    return computed(_computation_key(call), _arrays(call), lambda: _evaluate(call))
 
 
 def _of_type(expr: RelayExpr) -> Array:
@@ -287,7 +303,7 @@ def _note_source(folded: Constant, call: Call) -> None:
         return
     stored = {id(array): array.nbytes for a in call.args for array in stored_arrays(a)}
     # An array that occurs twice in the source is stored once.
-    if data.nbytes >= sum(stored.values()) + WORTH:
+    if data.nbytes >= sum(stored.values()) + MIN_SAVED_BYTES:
         data.source = call
 
 
@@ -328,10 +344,10 @@ def fold_constant(root: RelayExpr) -> RelayExpr:
     """Fold an expression whose checked types are known. Only what has no effect is dropped."""
     large = _large(root)
     # Importing the thread pool would take longer than the work.
-    if sum(map(_given, large)) < MANY:
+    if sum(map(_constant_bytes, large)) < MIN_PARALLEL_BYTES:
         return _fold(root, {})
     with futures.ThreadPoolExecutor(environment.compile_jobs()) as pool:
-        return _fold(root, {call: _later(call, pool) for call in large})
+        return _fold(root, {call: _start_evaluation(call, pool) for call in large})
 
 
 def _large(root: RelayExpr) -> list[Call]:
@@ -344,27 +360,27 @@ def _large(root: RelayExpr) -> list[Call]:
         for call in evaluation_order(root)
         if isinstance(call, Call)
         and all(map(_is_constant, call.args))
-        and _given(call) >= LARGE
+        and _constant_bytes(call) >= MIN_CACHED_BYTES
         and _foldable(call, call.checked_type_or_none())
     ]
 
 
-def _later(call: Call, pool: futures.ThreadPoolExecutor) -> Values:
+def _start_evaluation(call: Call, pool: futures.ThreadPoolExecutor) -> Values:
     """Start the evaluation of a call of large constants in a thread, if it is not cached."""
-    what, arrays = _what(call), _arrays(call)
-    cached = known(what, arrays)
+    what, arrays = _computation_key(call), _arrays(call)
+    cached = lookup(what, arrays)
     if cached is not None:
         return lambda: cached
-    kinds = _leaves(call.checked_type_or_none())
+    kinds = _static_tensors(call.checked_type_or_none())
     assert isinstance(call.op, Op)
     check_room(sum(map(_bytes, kinds or ())), f"the value of '{call.op.name}'")
     begun = pool.submit(_evaluate, call)
-    return lambda: kept(what, arrays, begun.result())
+    return lambda: store_result(what, arrays, begun.result())
 
 
 def _fold(root: RelayExpr, begun: dict[RelayExpr, Values]) -> RelayExpr:
     effects: set[RelayExpr] = set()
-    passing = _passing(root)
+    passing = _large_intermediates(root)
 
     def rewrite(old: RelayExpr, new: RelayExpr) -> RelayExpr:
         """Fold a node, and note whether anything in it has an effect.
@@ -373,7 +389,7 @@ def _fold(root: RelayExpr, begun: dict[RelayExpr, Values]) -> RelayExpr:
         body's.
         """
         if isinstance(new, Call) and not any(a in effects for a in new.args):
-            folded = _fold_made(old, new, begun, old in passing)
+            folded = _fold_with_origin(old, new, begun, old in passing)
         else:
             folded = _rewrite(new, effects)
         inside = (
@@ -388,7 +404,7 @@ def _fold(root: RelayExpr, begun: dict[RelayExpr, Values]) -> RelayExpr:
     return rewrite_graph(root, rewrite)
 
 
-def _fold_made(
+def _fold_with_origin(
     old: RelayExpr,
     new: Call,
     begun: dict[RelayExpr, Values],

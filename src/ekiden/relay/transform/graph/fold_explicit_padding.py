@@ -67,7 +67,7 @@ def _counts_zeros(call: Call, value: float) -> bool:
     return value == 0 and bool(getattr(call.attrs, "count_include_pad", False))
 
 
-FITS: Mapping[Borders, Callable[[Call, float], bool]] = {
+BORDER_TESTS: Mapping[Borders, Callable[[Call, float], bool]] = {
     Borders.ZEROS: _is_zero,
     Borders.LOWEST: _is_lowest,
     Borders.COUNTED: _counts_zeros,
@@ -90,7 +90,7 @@ def _fold(call: Call) -> Call | None:
     folded = Call(call.op, args, attrs.with_fields(padding=total_padding), span=call.span)
     value = inner.args[1]
     assert isinstance(value, Constant)
-    fits = FITS[call.op.definition.borders]
+    fits = BORDER_TESTS[call.op.definition.borders]
     return folded if fits(folded, float(value.data.item())) else None
 
 

@@ -36,6 +36,7 @@ from ekiden.ir.transform import Pass, PassContext
 from ekiden.ir.type import TensorType
 from ekiden.relay import op
 from ekiden.relay.expr import Call, Constant
+from ekiden.relay.transform.graph.constant_evaluation_cache import lookup, store_result
 from ekiden.relay.transform.graph.float_rewrites import allows
 from ekiden.relay.transform.graph.merged_constants import (
     merged_factor,
@@ -43,7 +44,6 @@ from ekiden.relay.transform.graph.merged_constants import (
     merged_sum,
     scaled_terms,
 )
-from ekiden.relay.transform.graph.result_cache import kept, known
 from ekiden.relay.transform.language.infer_type import InferType
 from ekiden.relay.transform.language.scopes import (
     evaluation_order,
@@ -207,12 +207,12 @@ def _scale_weight(call: Call, value: Array) -> RelayExpr | None:
     if any(d != 1 for i, d in enumerate(value.shape) if i != axis):
         return None
     scale = value.reshape([-1 if i == weight_axis else 1 for i in range(weight.ndim)])
-    scaled = known(scaled_terms, (weight, scale))
+    scaled = lookup(scaled_terms, (weight, scale))
     if scaled is None:
         terms = scaled_terms(weight, scale)
         if terms is None:
             return None
-        scaled = kept(scaled_terms, (weight, scale), np.ascontiguousarray(terms))
+        scaled = store_result(scaled_terms, (weight, scale), np.ascontiguousarray(terms))
     assert isinstance(scaled, np.ndarray)
     new_weight = Constant(scaled, span=call.args[1].span)
     return call.with_fields(args=(call.args[0], new_weight))

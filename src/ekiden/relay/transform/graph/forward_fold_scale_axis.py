@@ -36,10 +36,10 @@ from ekiden.relay.transform.graph.merged_constants import merged_quotient, scale
 from ekiden.relay.transform.graph.scaled_axes import (
     Axes,
     Scale,
-    beside,
     channels_of,
-    data_places,
+    data_arguments,
     scale_of,
+    scale_of_addend,
     times,
 )
 from ekiden.relay.transform.language.infer_type import InferType
@@ -55,7 +55,7 @@ from ekiden.runtime.lazy_dataclass import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class _Wanted:
+class _AcceptedScale:
     """Scale that the readers of a value accept: along axes, perhaps one above 0, or never 0."""
 
     axes: Axes
@@ -68,7 +68,7 @@ class _Folder:
 
     def __init__(self, root: RelayExpr) -> None:
         self.root, self.order = root, evaluation_order(root)
-        self.wanted: dict[RelayExpr, _Wanted] = {}
+        self.wanted: dict[RelayExpr, _AcceptedScale] = {}
         self.new: dict[RelayExpr, RelayExpr] = {}
         self.scales: dict[RelayExpr, Scale] = {}
         """Of an expression whose new form lacks a factor: that, along the axes wanted."""
@@ -82,12 +82,12 @@ class _Folder:
 
     def _ask(self) -> None:
         # The root is read from outside, where nothing can take a scale.
-        answers_of: dict[RelayExpr, list[_Wanted | None]] = {self.root: [None]}
+        answers_of: dict[RelayExpr, list[_AcceptedScale | None]] = {self.root: [None]}
         for expr in reversed(self.order):
             answers = answers_of.get(expr, [])
             first = answers[0] if answers else None
             if first is not None and all(a is not None and a.axes == first.axes for a in answers):
-                self.wanted[expr] = _Wanted(
+                self.wanted[expr] = _AcceptedScale(
                     first.axes,
                     any(a.positive for a in answers if a),
                     any(a.divides for a in answers if a),
@@ -95,20 +95,20 @@ class _Folder:
             for body in bodies(expr):
                 answers_of.setdefault(body, []).append(None)
             for i, operand in enumerate(operands(expr)):
-                answers_of.setdefault(operand, []).append(self._taken(expr, i))
+                answers_of.setdefault(operand, []).append(self._accepted_for(expr, i))
 
-    def _taken(self, expr: RelayExpr, at: int) -> _Wanted | None:
+    def _accepted_for(self, expr: RelayExpr, at: int) -> _AcceptedScale | None:
         """Return the scale that an expression accepts of operand number `at`."""
         channels, row = channels_of(expr), row_of(expr)
         if channels is not None:
-            return _Wanted(channels.read) if at == 0 else None
+            return _AcceptedScale(channels.read) if at == 0 else None
         accepted = self.wanted.get(expr)
         if accepted is None or row is None:
             return None
         if row.homogeneous:
             return replace(accepted, positive=True)
         is_sum = row.linear in (Linear.SHIFTS, Linear.SHIFTS_BACK)
-        is_data = is_sum and data_places(expr, accepted.axes) == [at]
+        is_data = is_sum and data_arguments(expr, accepted.axes) == [at]
         return replace(accepted, divides=True) if is_data else None
 
     def _folded(self, expr: RelayExpr) -> RelayExpr:
@@ -117,7 +117,7 @@ class _Folder:
             return with_children(expr, self.new)
         accepted = self.wanted.get(expr)
         if accepted is not None and row.linear is Linear.SCALES:
-            return self._taken_out(expr, accepted) or with_children(expr, self.new)
+            return self._take_scale(expr, accepted) or with_children(expr, self.new)
         scaled = [arg for arg in expr.args if arg in self.scales]
         if not scaled:
             return with_children(expr, self.new)
@@ -135,13 +135,13 @@ class _Folder:
         assert accepted is not None
         return self._shifted(expr, expr.args.index(scaled[0]), scale, accepted)
 
-    def _taken_out(self, call: Call, accepted: _Wanted) -> RelayExpr | None:
+    def _take_scale(self, call: Call, accepted: _AcceptedScale) -> RelayExpr | None:
         """Return the data of a multiplication, whose scale is passed on; None where it may
         not be.
         """
         kind = call.checked_type
         assert isinstance(kind, TensorType)
-        for at in data_places(call, accepted.axes):
+        for at in data_arguments(call, accepted.axes):
             scale = scale_of(call.args[1 - at], kind, accepted.axes)
             # Data that already lacks a scale cannot lack a second one.
             is_fit = scale is not None and call.args[at] not in self.scales and (
@@ -157,13 +157,13 @@ class _Folder:
         """Multiply data that lacks a scale by it."""
         return op.multiply(self.new[data], scale.along(data, axes).expr)
 
-    def _shifted(self, call: Call, at: int, scale: Scale, accepted: _Wanted) -> RelayExpr:
+    def _shifted(self, call: Call, at: int, scale: Scale, accepted: _AcceptedScale) -> RelayExpr:
         """Return a sum without the scale of its data: the addend is divided by it.
 
         Where the quotient is no number of full precision the scale stays before the sum.
         """
         data, addend = self.new[call.args[at]], self.new[call.args[1 - at]]
-        near = beside(call, at, scale, accepted.axes)
+        near = scale_of_addend(call, at, scale, accepted.axes)
         if isinstance(addend, Constant) and near.value is not None:
             divided = merged_quotient(addend.data, near.value)
             if divided is None:

@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 else:
     attention_op = LazyModule("ekiden.relay.op.nn.attention")
 
-HIDDEN = -1e9
+MAX_MASKED_SCORE = -1e9
 """A score up to this is as good as none: what is added to it is rounded away, or it is -inf."""
 MAX_STEPS = 12
 """Operators between the two products."""
@@ -126,7 +126,7 @@ class _Operand:
                 self.layout = "".join(self.layout[axes.index(i)] for i in range(len(axes)))
             elif name == "reshape":
                 shape = _shape(source)
-                if self.layout[0] != "n" or not _splits(shape, _shape(call)):
+                if self.layout[0] != "n" or not _joins_heads(shape, _shape(call)):
                     return
                 self.layout = "bh" + self.layout[1:]
             elif (factored := _factor(call)) is not None and _same(
@@ -157,7 +157,7 @@ def _is_per_row(condition: RelayExpr, scores: RelayExpr) -> bool:
     return 0 < len(shape) <= 4 and is_const(shape[-1], 1) and fits
 
 
-def _splits(four: Shape, three: Shape) -> bool:
+def _joins_heads(four: Shape, three: Shape) -> bool:
     """Return whether [b, h, x, y] became [b * h, x, y]."""
     return len(four) == 4 and len(three) == 3 and _same(four[2:], three[1:])
 
@@ -177,7 +177,7 @@ class _Scores:
 
 
 @dataclass(frozen=True, slots=True)
-class _Shares:
+class _Probabilities:
     """Left side of the second product: a softmax, and where zeros replace it."""
 
     softmax: Call
@@ -209,14 +209,14 @@ class _Fuser:
 
     # The chain from the second product to the first.
 
-    def shares(self, product: Call) -> _Shares | None:
+    def shares(self, product: Call) -> _Probabilities | None:
         """Match the softmax over the last axis that is a product's left side.
 
         A choice may put zeros in its place: in some rows, or for NaN.
         """
         lhs = product.args[0]
         rank = len(_shape(lhs))
-        if (flat := _call(lhs, "reshape")) and _splits(_shape(flat.args[0]), _shape(flat)):
+        if (flat := _call(lhs, "reshape")) and _joins_heads(_shape(flat.args[0]), _shape(flat)):
             if not self.is_own(flat):
                 return None
             lhs, rank = flat.args[0], 4
@@ -237,7 +237,7 @@ class _Fuser:
             return None
         if getattr(softmax.attrs, "axis", -1) not in (-1, rank - 1):
             return None
-        return _Shares(softmax, empty, is_nan)
+        return _Probabilities(softmax, empty, is_nan)
 
     def scores(self, expr: RelayExpr) -> tuple[Call, _Scores] | None:
         """Match the first product and what is applied to it."""
@@ -263,7 +263,7 @@ class _Fuser:
         match _name(call):
             case "reshape":
                 shapes = _shape(call), _shape(call.args[0])
-                fits = _splits(*shapes) or _splits(*shapes[::-1])
+                fits = _joins_heads(*shapes) or _joins_heads(*shapes[::-1])
                 return call.args[0] if fits else None
             case "multiply" | "divide":
                 factored = _factor(call)
@@ -274,7 +274,7 @@ class _Fuser:
             case "add" if chain.scale == 1.0:
                 for inner, bias in (call.args, call.args[::-1]):
                     # Either operand may be the scores; only one of them comes from a product.
-                    if _same(_shape(inner), _shape(call)) and self.leads(inner):
+                    if _same(_shape(inner), _shape(call)) and self.leads_to_product(inner):
                         chain.biases.append(bias)
                         return inner
             case "where" if chain.scale == 1.0:
@@ -288,12 +288,16 @@ class _Fuser:
         zero = Constant(np.zeros((), dtype))
         for inner, constant, sides in ((yes, no, (zero, no)), (no, yes, (yes, zero))):
             value = _number(constant)
-            if value is not None and value <= HIDDEN and _same(_shape(inner), _shape(call)):
+            if (
+                value is not None
+                and value <= MAX_MASKED_SCORE
+                and _same(_shape(inner), _shape(call))
+            ):
                 chain.biases.append(op.where(condition, *sides))
                 return inner
         return None
 
-    def leads(self, expr: RelayExpr) -> bool:
+    def leads_to_product(self, expr: RelayExpr) -> bool:
         """Return whether there is a product behind operators that can be matched."""
         stack = [expr]
         for _ in range(MAX_STEPS):
@@ -374,7 +378,7 @@ class _Fuser:
         layout, shape = attention.attrs.out_layout, _shape(attention)
         input_shape = _shape(call.args[0])
         letters = list(layout)
-        if layout == "bhsd" and _splits(shape, input_shape):
+        if layout == "bhsd" and _joins_heads(shape, input_shape):
             letters = ["bh", "s", "d"]
         elif not _same(shape, input_shape):
             return None

@@ -30,12 +30,12 @@ from ekiden.runtime.errors import CompileError, EkidenError
 
 Legalization = Callable[[Attrs | None, Sequence[RelayExpr], Sequence[Type]], RelayExpr | None]
 
-LEGALIZE = "FTVMLegalize"
+LEGALIZE_TABLE = "FTVMLegalize"
 """The table of rules that programs add to, where no other is named."""
 
 
 def register_legalize(
-    op_name: str, legal_op: Legalization | None = None, table: str = LEGALIZE
+    op_name: str, legal_op: Legalization | None = None, table: str = LEGALIZE_TABLE
 ) -> object:
     """Give an operator a legalization, which is its attribute `table`; without one, a decorator.
 
@@ -85,7 +85,7 @@ def _typed(expr: RelayExpr) -> RelayExpr:
 
 
 def Legalize(  # noqa: N802
-    legalize_map_attr_name: str = LEGALIZE, name: str = "Legalize", opt_level: int = 1
+    legalize_map_attr_name: str = LEGALIZE_TABLE, name: str = "Legalize", opt_level: int = 1
 ) -> Pass:
     """Return the pass described at the top of this file, for one table.
 

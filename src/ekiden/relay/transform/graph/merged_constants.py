@@ -66,7 +66,7 @@ def merged_factor(a: Array, b: Array) -> Array | None:
         return merged_product(a, b)
     with np.errstate(all="ignore"):
         sizes = [np.abs(np.asarray(factor)) for factor in (a, b)]
-        grow, shrink = (np.broadcast_arrays(*(test(s, 1) for s in sizes)) for test in TESTS)
+        grow, shrink = (np.broadcast_arrays(*(test(s, 1) for s in sizes)) for test in GROWTH_TESTS)
     # Factors of opposite directions may go through inf or 0 where their product does not.
     is_one_way = bool(np.all((grow[0] & grow[1]) | (shrink[0] & shrink[1])))
     return merged_product(a, b) if is_one_way else None
@@ -102,7 +102,7 @@ def scaled_terms(weight: Array, scale: Array) -> Array | None:
     )
 
 
-TESTS = (np.greater_equal, np.less_equal)
+GROWTH_TESTS = (np.greater_equal, np.less_equal)
 """Whether a factor grows what it scales, and whether it shrinks it; that of 1 does both."""
 
 

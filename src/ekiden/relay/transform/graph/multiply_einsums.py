@@ -31,7 +31,7 @@ else:
     algebra = LazyModule("ekiden.relay.op.algebra")
     products = LazyModule("ekiden.topi.products")
 
-DTYPES = ("float32", "float16", "bfloat16")
+PRODUCT_DTYPES = ("float32", "float16", "bfloat16")
 """Types whose products have kernels."""
 Labels = Sequence[str]
 
@@ -76,12 +76,16 @@ def _permuted(expr: RelayExpr, labels: Labels, order: Labels) -> RelayExpr:
     return op.transpose(expr, [list(labels).index(label) for label in order])
 
 
-def _product(call: Call) -> RelayExpr | None:
+def _rewrite_einsum(call: Call) -> RelayExpr | None:
     operands, attrs = call.args[0], call.attrs
     assert isinstance(attrs, algebra.EinsumAttrs)
     kind = call.checked_type
     assert isinstance(kind, TensorType)
-    if not isinstance(operands, Tuple) or len(operands.fields) != 2 or kind.dtype not in DTYPES:
+    if (
+        not isinstance(operands, Tuple)
+        or len(operands.fields) != 2
+        or kind.dtype not in PRODUCT_DTYPES
+    ):
         return None
     ranks = [len(_shape(f)) for f in operands.fields]
     (labels_a, labels_b), out = products.einsum_labels(attrs.equation, ranks)
@@ -97,7 +101,7 @@ def _product(call: Call) -> RelayExpr | None:
     )
     if extents is None or not is_whole or not summed:
         return None
-    result = _multiplied(
+    result = _matrix_product(
         operands.fields, (labels_a, labels_b), (batch, rows, columns, summed), extents
     )
     order = [*batch, *rows, *columns]
@@ -106,7 +110,7 @@ def _product(call: Call) -> RelayExpr | None:
     return _permuted(result, order, out)
 
 
-def _multiplied(
+def _matrix_product(
     sides: Sequence[RelayExpr],
     labels: tuple[Labels, Labels],
     groups: tuple[Labels, Labels, Labels, Labels],
@@ -127,4 +131,4 @@ def _multiplied(
 
 def MultiplyEinsums() -> Pass:  # noqa: N802
     """Return the pass described at the top of this file."""
-    return call_pass("MultiplyEinsums", 2, lambda: {"einsum": _product}, "multiply einsums")
+    return call_pass("MultiplyEinsums", 2, lambda: {"einsum": _rewrite_einsum}, "multiply einsums")

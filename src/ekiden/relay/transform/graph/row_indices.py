@@ -40,13 +40,13 @@ def _shape(expr: RelayExpr) -> Shape:
     return kind.shape
 
 
-def _agree(a: Shape, b: Shape, but: int = -1) -> bool:
+def _equal_except(a: Shape, b: Shape, but: int = -1) -> bool:
     """Return whether shapes are known to be equal, but for one axis."""
     pairs = enumerate(zip(a, b, strict=True))
     return len(a) == len(b) and all(n == but or prove_equal(x, y) for n, (x, y) in pairs)
 
 
-def along(indices: RelayExpr, axis: int, rank: int = 1) -> RelayExpr | None:
+def repeated_vector(indices: RelayExpr, axis: int, rank: int = 1) -> RelayExpr | None:
     """Return the vector that is repeated along all axes but one, with leading dimensions of 1 up to
     a rank.
 
@@ -77,34 +77,36 @@ def along(indices: RelayExpr, axis: int, rank: int = 1) -> RelayExpr | None:
     )
 
 
-def gathered(call: Call) -> RelayExpr | None:
+def gather_to_take(call: Call) -> RelayExpr | None:
     """Rewrite a gather of rows as a take."""
     data, indices = call.args
     assert isinstance(call.attrs, index.GatherAttrs)
     shape = _shape(data)
     axis = call.attrs.axis % len(shape)
-    if len(shape) < 2 or not _agree(shape, _shape(indices), axis):
+    if len(shape) < 2 or not _equal_except(shape, _shape(indices), axis):
         return None
-    rows = along(indices, axis)
+    rows = repeated_vector(indices, axis)
     if rows is None:
         return None
     return op.take(data, rows, axis=axis, mode="raise").with_fields(span=call.span)
 
 
-def scattered(call: Call) -> RelayExpr | None:
+def scatter_to_scatter_nd(call: Call) -> RelayExpr | None:
     """Rewrite scatter_elements of rows as a scatter_nd."""
     data, indices, updates = call.args
     assert isinstance(call.attrs, placing.ScatterElementsAttrs)
     shape = _shape(data)
     if len(shape) < 2 or call.attrs.axis % len(shape) != 0:
         return None
-    if not _agree(shape, _shape(indices), 0) or not _agree(_shape(updates), _shape(indices)):
+    if not _equal_except(shape, _shape(indices), 0) or not _equal_except(
+        _shape(updates), _shape(indices)
+    ):
         return None
-    rows = along(indices, 0, rank=2)
+    rows = repeated_vector(indices, 0, rank=2)
     if rows is None:
         return None
     scatter = op.scatter_nd(data, rows, updates, call.attrs.reduction)
     return scatter.with_fields(span=call.span)
 
 
-__all__ = ["along", "gathered", "scattered"]
+__all__ = ["gather_to_take", "repeated_vector", "scatter_to_scatter_nd"]

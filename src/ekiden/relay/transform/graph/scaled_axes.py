@@ -173,8 +173,8 @@ def channels_of(call: RelayExpr) -> Channels | None:
         is_dense = plain and row.channels == (-1, 0) and getattr(call.attrs, "transpose_b", True)
         return Channels((last,), (1,), (last,), (0,)) if is_dense else None
     out = getattr(call.attrs, "out_layout", "") or layout
-    read, written = _places(layout, "C"), _places(out, "C")
-    o, i = _places(kernel, "O"), _places(kernel, "I")
+    read, written = _axes_named(layout, "C"), _axes_named(out, "C")
+    o, i = _axes_named(kernel, "O"), _axes_named(kernel, "I")
     if len(_letters(kernel)) != len(weight.shape) or not (len(o) == len(written) == len(read)):
         return None
     if row.channels[1] != 0 or len(i) != len(read):  # the weight of a transposed convolution
@@ -193,7 +193,7 @@ def _letters(layout: str) -> list[str]:
     return [letter for letter in layout if letter.isalpha()]
 
 
-def _places(layout: str, name: str) -> Axes:
+def _axes_named(layout: str, name: str) -> Axes:
     return tuple(n for n, letter in enumerate(_letters(layout)) if letter.upper() == name)
 
 
@@ -208,7 +208,7 @@ def _is_depthwise(call: Call, read: Axes, written: Axes) -> bool:
     return is_known and all(int(np.prod(n)) == groups for n in numbers)
 
 
-def data_places(call: RelayExpr, axes: Axes) -> list[int]:
+def data_arguments(call: RelayExpr, axes: Axes) -> list[int]:
     """Return the arguments of a sum or product that have its shape, where the other varies along
     `axes` alone (or is as large, then it is both).
     """
@@ -226,10 +226,10 @@ def data_places(call: RelayExpr, axes: Axes) -> list[int]:
         return same_shaped if is_float(kind.dtype) else []
     if same_shaped == [1] and not row.commutes:
         return []
-    return same_shaped if added_along(call, same_shaped[0], axes) else []
+    return same_shaped if varies_along(call, same_shaped[0], axes) else []
 
 
-def added_along(call: Call, at: int, axes: Axes) -> bool:
+def varies_along(call: Call, at: int, axes: Axes) -> bool:
     """Return whether the argument beside number `at` varies along `axes` of the result alone."""
     kind, addend_type = call.checked_type, call.args[1 - at].checked_type
     assert isinstance(kind, TensorType) and isinstance(addend_type, TensorType)
@@ -242,7 +242,7 @@ def added_along(call: Call, at: int, axes: Axes) -> bool:
     ) and all(_is_one(d) for i, d in enumerate(addend_type.shape) if i + base not in axes)
 
 
-def beside(call: Call, at: int, scale: Scale, axes: Axes) -> Scale:
+def scale_of_addend(call: Call, at: int, scale: Scale, axes: Axes) -> Scale:
     """Return a scale of the data of a sum, shaped for the argument beside number `at`."""
     if getattr(call.attrs, "axis", None) is not None:
         return scale

@@ -42,16 +42,18 @@ def simplify_expr(root: RelayExpr, rules: Sequence[Rule] = RULES) -> RelayExpr:
         New expressions inside of a result are simplified too, before the next rule is tried.
         """
         for _ in range(MAX_STEPS):
-            simplified = _one_step(new, by_name)
+            simplified = _apply_first_rule(new, by_name)
             if simplified is None:
                 break
-            new = _inner_steps(typed(simplified), new, by_name)
+            new = _simplify_new_args(typed(simplified), new, by_name)
         return new
 
     return rewrite_graph(root, rewrite)
 
 
-def _inner_steps(result: RelayExpr, old: RelayExpr, by_name: dict[str, list[Rule]]) -> RelayExpr:
+def _simplify_new_args(
+    result: RelayExpr, old: RelayExpr, by_name: dict[str, list[Rule]]
+) -> RelayExpr:
     """Simplify the arguments that a rule created, by one step each.
 
     Arguments that it took over are simplified already. Without this (x + 1) + 2 would end as x + (1
@@ -60,13 +62,13 @@ def _inner_steps(result: RelayExpr, old: RelayExpr, by_name: dict[str, list[Rule
     if not isinstance(result, Call) or not isinstance(old, Call):
         return result
     old_args = {id(a) for call in (old, *old.args) if isinstance(call, Call) for a in call.args}
-    args = [a if id(a) in old_args else _one_step(a, by_name) or a for a in result.args]
+    args = [a if id(a) in old_args else _apply_first_rule(a, by_name) or a for a in result.args]
     if all(map(operator.is_, args, result.args)):
         return result
     return typed(result.with_fields(args=tuple(args)))
 
 
-def _one_step(expr: RelayExpr, by_name: dict[str, list[Rule]]) -> RelayExpr | None:
+def _apply_first_rule(expr: RelayExpr, by_name: dict[str, list[Rule]]) -> RelayExpr | None:
     """Apply the first rule that matches an expression; None if there is none."""
     if isinstance(expr, TupleGetItem) and isinstance(expr.tuple_value, Tuple):
         return expr.tuple_value.fields[expr.index]

@@ -52,7 +52,7 @@ def _batch_norm(call: Call, rank: int, dtype: str) -> RelayExpr:
     return op.add(op.multiply(data, scale), shift)
 
 
-def _in_whole_axes(call: Call, attrs: Conv2DAttrs | Conv3DAttrs) -> RelayExpr:
+def _unblock_layout(call: Call, attrs: Conv2DAttrs | Conv3DAttrs) -> RelayExpr:
     """Return a convolution in a blocked layout, or with another result layout, as a plain one
     between layout transforms.
     """
@@ -60,18 +60,18 @@ def _in_whole_axes(call: Call, attrs: Conv2DAttrs | Conv3DAttrs) -> RelayExpr:
     if plain is None:
         return call
     moves = (attrs.data_layout, plain.data_layout), (attrs.kernel_layout, plain.kernel_layout)
-    args = (_moved(arg, *move) for arg, move in zip(call.args, moves, strict=True))
+    args = (_transform_layout(arg, *move) for arg, move in zip(call.args, moves, strict=True))
     plain_call = Call(call.op, tuple(args), plain, span=call.span)
-    return _moved(plain_call, plain.data_layout, attrs.out_layout or attrs.data_layout)
+    return _transform_layout(plain_call, plain.data_layout, attrs.out_layout or attrs.data_layout)
 
 
-def _moved(data: RelayExpr, source: str, target: str) -> RelayExpr:
+def _transform_layout(data: RelayExpr, source: str, target: str) -> RelayExpr:
     return data if source == target else op.layout_transform(data, source, target)
 
 
 def _rewrite(old: RelayExpr, new: RelayExpr) -> RelayExpr:
     if isinstance(new, Call) and isinstance(new.attrs, (Conv2DAttrs, Conv3DAttrs)):
-        return _in_whole_axes(new, new.attrs)
+        return _unblock_layout(new, new.attrs)
     if not isinstance(new, TupleGetItem) or new.index != 0 or not isinstance(new.tuple_value, Call):
         return new
     call = new.tuple_value

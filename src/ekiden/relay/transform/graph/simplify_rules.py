@@ -49,7 +49,7 @@ from ekiden.relay.dataflow_pattern.pattern import (
 from ekiden.relay.expr import Call, Constant, const
 from ekiden.relay.op.transform import TransposeAttrs, transposed_axes
 from ekiden.relay.transform.graph.merged_constants import merged_factor, merged_sum
-from ekiden.relay.transform.graph.row_indices import gathered, scattered
+from ekiden.relay.transform.graph.row_indices import gather_to_take, scatter_to_scatter_nd
 from ekiden.topi.shape import as_dim, as_shape
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ else:
     pad = LazyModule("ekiden.relay.op.nn.pad")
 
 Make = Callable[[NodeMap], RelayExpr | None]
-Written = tuple[DFPattern, Make]
+CompiledRule = tuple[DFPattern, Make]
 """A rule's pattern, and what it makes of a match."""
 
 
@@ -78,13 +78,13 @@ class Rule:
         self,
         equation: str,
         root: str,
-        write: Callable[[], Written],
+        write: Callable[[], CompiledRule],
         tier: FloatTier = FloatTier.EXACT,
         operators: Sequence[str] = (),
     ) -> None:
         self.equation, self.root, self.tier = equation, root, tier
         self._write, self._operators = write, operators
-        self._written: Written | None = None
+        self._written: CompiledRule | None = None
 
     def apply(self, call: RelayExpr) -> RelayExpr | None:
         """Return the replacement of a call of `root`; None where the rule does not apply."""
@@ -99,7 +99,7 @@ class Rule:
 
 
 # fmt: off
-EXACT = (
+EXACT_EQUATIONS = (
     "add(x, -0.0) = x",
     "subtract(x, 0.0) = x",
     "multiply(x, 1) = x",
@@ -124,7 +124,7 @@ EXACT = (
 )
 """Equations that hold to the last bit. A 0 of integers is 0.0 and -0.0."""
 
-ROUNDED = (
+ROUNDED_EQUATIONS = (
     "divide(1, sqrt(x)) = rsqrt(x)",
     "divide(x, sqrt(y)) = multiply(x, rsqrt(y))",
     "power(x, 2) = multiply(x, x)",
@@ -135,7 +135,7 @@ ROUNDED = (
 )
 """Equations between real numbers whose sides differ by the rounding of their terms."""
 
-FREE = (
+FREE_EQUATIONS = (
     "add(x, 0) = x",
     "subtract(x, 0) = x",
     "power(x, 0.5) = sqrt(x)",
@@ -268,7 +268,7 @@ def _same_shape(a: RelayExpr, b: RelayExpr) -> bool:
     return len(shape_a) == len(shape_b) and all(map(prove_equal, shape_a, shape_b))
 
 
-class _Of:
+class _ShapedMatch:
     """Match of a shape rule: the call, the call inside it if the rule has one, its argument."""
 
     def __init__(self, outer: RelayExpr, inner: RelayExpr, x: RelayExpr) -> None:
@@ -281,7 +281,7 @@ class _Of:
         return self.inner
 
 
-def _holds(dtype: str, source: str) -> bool:
+def _represents_all(dtype: str, source: str) -> bool:
     """Return whether every value of `other` is one of `dtype`.
 
     NumPy calls float64 safe for integers of 64 bits, of which it has those up to 2**53 alone.
@@ -290,10 +290,10 @@ def _holds(dtype: str, source: str) -> bool:
     return np.can_cast(source, dtype, "safe") and not is_rounded
 
 
-def _casts(m: _Of) -> RelayExpr | None:
+def _casts(m: _ShapedMatch) -> RelayExpr | None:
     through, source, target = _dtype(m.inner), _dtype(m.x), _dtype(m.outer)
     # The cast in the middle must not change any value.
-    if _holds(through, source) or _is_clipped_to(m.x, through):
+    if _represents_all(through, source) or _is_clipped_to(m.x, through):
         return op.cast(m.x, target)
     return None
 
@@ -311,14 +311,14 @@ def _is_clipped_to(x: RelayExpr, dtype: str) -> bool:
     return ends is not None and ends[0] <= low and high <= ends[1]
 
 
-def _no_clip(m: _Of) -> RelayExpr | None:
+def _no_clip(m: _ShapedMatch) -> RelayExpr | None:
     """Drop a clip whose range contains all integers of the dtype."""
     ends = int_range(_dtype(m.x))
     low, high = (getattr(m.outer.attrs, name) for name in ("a_min", "a_max"))
     return m.x if ends is not None and low <= ends[0] and ends[1] <= high else None
 
 
-def _transposes(m: _Of) -> RelayExpr:
+def _transposes(m: _ShapedMatch) -> RelayExpr:
     rank = len(_shape(m.x))
     inner, outer = m.inner_call().attrs, m.outer.attrs
     assert isinstance(inner, TransposeAttrs) and isinstance(outer, TransposeAttrs)
@@ -326,13 +326,13 @@ def _transposes(m: _Of) -> RelayExpr:
     return op.transpose(m.x, [first[i] for i in transposed_axes(outer, rank)])
 
 
-def _no_transpose(m: _Of) -> RelayExpr | None:
+def _no_transpose(m: _ShapedMatch) -> RelayExpr | None:
     assert isinstance(m.outer.attrs, TransposeAttrs)
     axes = transposed_axes(m.outer.attrs, len(_shape(m.x)))
     return m.x if list(axes) == sorted(axes) else None
 
 
-def _clips(m: _Of) -> RelayExpr:
+def _clips(m: _ShapedMatch) -> RelayExpr:
     inner, outer = m.inner_call().attrs, m.outer.attrs
     low, high = (getattr(outer, n) for n in ("a_min", "a_max"))
     inner_low, inner_high = (getattr(inner, n) for n in ("a_min", "a_max"))
@@ -340,7 +340,7 @@ def _clips(m: _Of) -> RelayExpr:
     return op.clip(m.x, min(max(inner_low, low), high), max(min(inner_high, high), low))
 
 
-def _whole_slice(m: _Of) -> RelayExpr | None:
+def _whole_slice(m: _ShapedMatch) -> RelayExpr | None:
     attrs = m.outer.attrs
     assert isinstance(attrs, slices.StridedSliceAttrs)
     ranges = slices.sliced(attrs, _shape(m.x))
@@ -350,8 +350,8 @@ def _whole_slice(m: _Of) -> RelayExpr | None:
     return m.x if is_whole and _same_shape(m.outer, m.x) else None
 
 
-def _filled(value: int) -> Callable[[_Of], RelayExpr | None]:
-    def make(m: _Of) -> RelayExpr | None:
+def _constant_of_shape(value: int) -> Callable[[_ShapedMatch], RelayExpr | None]:
+    def make(m: _ShapedMatch) -> RelayExpr | None:
         """Return zeros or ones in the shape of `x`; None where that is not known."""
         sizes = [d.value if isinstance(d, IntImm) else None for d in _shape(m.x)]
         if None in sizes:
@@ -363,7 +363,7 @@ def _filled(value: int) -> Callable[[_Of], RelayExpr | None]:
     return make
 
 
-def _reshaped(m: _Of) -> RelayExpr:
+def _reshaped(m: _ShapedMatch) -> RelayExpr:
     return _in_shape(m.x, _shape(m.outer))
 
 
@@ -384,22 +384,22 @@ def _static(expr: RelayExpr) -> list[int] | None:
 
 def _by_shape(
     make: Callable[[RelayExpr, list[int]], RelayExpr],
-) -> Callable[[_Of], RelayExpr | None]:
+) -> Callable[[_ShapedMatch], RelayExpr | None]:
     """Replace an operator that takes its shape from another tensor by one with the shape itself."""
 
-    def concrete(m: _Of) -> RelayExpr | None:
+    def concrete(m: _ShapedMatch) -> RelayExpr | None:
         shape = _static(m.outer)
         return None if shape is None else make(m.x, shape)
 
     return concrete
 
 
-def _full(m: _Of) -> RelayExpr | None:
+def _full(m: _ShapedMatch) -> RelayExpr | None:
     shape = _static(m.outer)
     return None if shape is None else op.full(m.outer.args[1], shape, _dtype(m.outer))
 
 
-def _layouts(m: _Of) -> RelayExpr | None:
+def _layouts(m: _ShapedMatch) -> RelayExpr | None:
     """Merge two layout transforms.
 
     Not where the first one pads or cuts off: the elements are not those of x then.
@@ -417,7 +417,7 @@ def _count(shape: tuple[PrimExpr, ...]) -> int | None:
     return math.prod(sizes) if len(sizes) == len(shape) else None
 
 
-def _no_pad(m: _Of) -> RelayExpr | None:
+def _no_pad(m: _ShapedMatch) -> RelayExpr | None:
     """Drop a padding whose widths are 0. By the shapes alone (1, -1) would look so, which moves
     elements.
     """
@@ -426,19 +426,19 @@ def _no_pad(m: _Of) -> RelayExpr | None:
     return m.x if all(is_const(w, 0) for w in widths) else None
 
 
-def _no_sign(m: _Of) -> RelayExpr | None:
+def _no_sign(m: _ShapedMatch) -> RelayExpr | None:
     """Drop a negation inside of abs. Not of an unsigned x, as -x is 2**bits - x, whose absolute
     value is itself.
     """
     return None if _dtype(m.x).startswith("uint") else op.abs(m.x)
 
 
-def _if_same_type(m: _Of) -> RelayExpr | None:
+def _if_same_type(m: _ShapedMatch) -> RelayExpr | None:
     return m.x if _same_shape(m.outer, m.x) and _dtype(m.outer) == _dtype(m.x) else None
 
 
 # fmt: off
-SHAPED: tuple[tuple[str, Callable[[_Of], RelayExpr | None]], ...] = (
+SHAPE_RULES: tuple[tuple[str, Callable[[_ShapedMatch], RelayExpr | None]], ...] = (
     ("cast(x, dtype of x) = x",                             _if_same_type),
     ("cast(cast(x, wider), dtype) = cast(x, dtype)",        _casts),
     ("reshape(x, shape of x) = x",                          _if_same_type),
@@ -475,8 +475,8 @@ SHAPED: tuple[tuple[str, Callable[[_Of], RelayExpr | None]], ...] = (
     ("collapse_sum_like(x, y) = collapse_sum_to(x, shape of y)",
         _by_shape(lambda x, shape: op.collapse_sum_to(x, shape))),
     ("full_like(x, number) = full(number, shape of x)",     _full),
-    ("zeros_like(x) = zeros(shape of x)",                   _filled(0)),
-    ("ones_like(x) = ones(shape of x)",                     _filled(1)),
+    ("zeros_like(x) = zeros(shape of x)",                   _constant_of_shape(0)),
+    ("ones_like(x) = ones(shape of x)",                     _constant_of_shape(1)),
 )
 """Rules about attributes and shapes: (equation, what stands for the call).
 
@@ -486,7 +486,7 @@ The operators on the left of the equation say what is matched: one call, or one 
 
 
 def _from_equation(text: str, tier: FloatTier) -> Rule:
-    def write() -> Written:
+    def write() -> CompiledRule:
         """Parse both sides."""
         equation = _Equation(text)
         return equation.pattern, equation.make
@@ -505,8 +505,8 @@ def _operators_of(text: str) -> list[str]:
     return [opening.rpartition(" ")[2] for opening in lhs.replace(",", " ").split("(")[:-1]]
 
 
-def _from_shaped(text: str, make: Callable[[_Of], RelayExpr | None]) -> Rule:
-    def write() -> Written:
+def _from_shaped(text: str, make: Callable[[_ShapedMatch], RelayExpr | None]) -> Rule:
+    def write() -> CompiledRule:
         """Build a pattern of one call, or of one in another; the replacement is a function."""
         outer, _, arguments = text.partition("(")
         inner, bracket, _ = arguments.partition("(")
@@ -516,7 +516,7 @@ def _from_shaped(text: str, make: Callable[[_Of], RelayExpr | None]) -> Rule:
         below: DFPattern = _call_of(inner, x) if is_nested else x
         outer_pattern = _call_of(outer, below)
         return outer_pattern, lambda match: make(
-            _Of(match[outer_pattern][0], match[below][0], match[x][0])
+            _ShapedMatch(match[outer_pattern][0], match[below][0], match[x][0])
         )
 
     return Rule(text, _root_of(text), write, operators=_operators_of(text))
@@ -531,7 +531,7 @@ def _call_of(name: str, first: DFPattern) -> DFPattern:
 
 
 def _single_concatenate() -> Rule:
-    def write() -> Written:
+    def write() -> CompiledRule:
         """Build a pattern of a tuple of one field."""
         x = wildcard()
         return is_op("concatenate")(is_tuple([x])), lambda match: match[x][0]
@@ -539,10 +539,10 @@ def _single_concatenate() -> Rule:
     return Rule("concatenate((x,)) = x", "concatenate", write)
 
 
-def _of_rows(text: str, make: Callable[[Call], RelayExpr | None]) -> Rule:
+def _from_call(text: str, make: Callable[[Call], RelayExpr | None]) -> Rule:
     root = _root_of(text)
 
-    def write() -> Written:
+    def write() -> CompiledRule:
         """Build a pattern of any call; `make` tests the details."""
         call_pattern = is_op(root)(*(wildcard() for _ in OPS[root].arguments))
 
@@ -568,7 +568,7 @@ def _with_number(call: Call) -> RelayExpr | None:
     return None
 
 
-def _ordered(call: Call) -> RelayExpr | None:
+def _drop_dequantize(call: Call) -> RelayExpr | None:
     """Drop a dequantization that only an order is taken of: it keeps the order, and no two become
     equal.
 
@@ -600,12 +600,12 @@ def _is_one(expr: RelayExpr) -> bool:
 
 
 # fmt: off
-CALLS: tuple[tuple[str, Callable[[Call], RelayExpr | None]], ...] = (
-    ("gather(x, broadcast_to(i), axis) = take(x, i, axis)",            gathered),
-    ("scatter_elements(x, broadcast_to(i), u) = scatter_nd(x, i, u)",  scattered),
-    ("argmax(qnn.dequantize(x, scale, zero)) = argmax(x)",             _ordered),
-    ("argmin(qnn.dequantize(x, scale, zero)) = argmin(x)",             _ordered),
-    ("argsort(qnn.dequantize(x, scale, zero)) = argsort(x)",           _ordered),
+CALL_RULES: tuple[tuple[str, Callable[[Call], RelayExpr | None]], ...] = (
+    ("gather(x, broadcast_to(i), axis) = take(x, i, axis)",            gather_to_take),
+    ("scatter_elements(x, broadcast_to(i), u) = scatter_nd(x, i, u)",  scatter_to_scatter_nd),
+    ("argmax(qnn.dequantize(x, scale, zero)) = argmax(x)",             _drop_dequantize),
+    ("argmin(qnn.dequantize(x, scale, zero)) = argmin(x)",             _drop_dequantize),
+    ("argsort(qnn.dequantize(x, scale, zero)) = argsort(x)",           _drop_dequantize),
     ("add(x, copies of number) = add(x, number)",                      _with_number),
     ("subtract(x, copies of number) = subtract(x, number)",            _with_number),
     ("multiply(x, copies of number) = multiply(x, number)",            _with_number),
@@ -617,11 +617,11 @@ CALLS: tuple[tuple[str, Callable[[Call], RelayExpr | None]], ...] = (
 # fmt: on
 
 RULES: tuple[Rule, ...] = (
-    *(_from_equation(text, FloatTier.EXACT) for text in EXACT),
-    *(_from_shaped(text, make) for text, make in SHAPED),
+    *(_from_equation(text, FloatTier.EXACT) for text in EXACT_EQUATIONS),
+    *(_from_shaped(text, make) for text, make in SHAPE_RULES),
     _single_concatenate(),
-    *(_of_rows(text, make) for text, make in CALLS),
-    *(_from_equation(text, FloatTier.ROUNDED) for text in ROUNDED),
-    *(_from_equation(text, FloatTier.FREE) for text in FREE),
+    *(_from_call(text, make) for text, make in CALL_RULES),
+    *(_from_equation(text, FloatTier.ROUNDED) for text in ROUNDED_EQUATIONS),
+    *(_from_equation(text, FloatTier.FREE) for text in FREE_EQUATIONS),
 )
 """All rules; for each operator they are tried in this order."""

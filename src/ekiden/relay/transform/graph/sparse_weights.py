@@ -29,7 +29,7 @@ from ekiden.relay.transform.language.scopes import map_functions
 from ekiden.relay.visitor import free_vars
 from ekiden.topi.shape import Dim, as_shape
 
-PARTS = ("data", "indices", "indptr")
+SPARSE_FIELDS = ("data", "indices", "indptr")
 KERNEL_LAYOUTS = {"NHWC": "HWIO", "NCHW": "OIHW"}
 """Layout of the data -> of the weight."""
 
@@ -77,7 +77,7 @@ def is_plain_conv(call: Call, layout: str, kernel_size: int) -> bool:
     return steps == {1} and border == {kernel_size // 2} and set(window) == {kernel_size}
 
 
-class _Weights:
+class _ReplacedWeights:
     """Parameters of a function that replace weights, as calls need them."""
 
     def __init__(self, makers: Mapping[str, Callable[[Var], tuple[Var, ...]]]) -> None:
@@ -107,10 +107,10 @@ class _Weights:
 def _parameter_pass(
     name: str,
     makers: Mapping[str, Callable[[Var], tuple[Var, ...]]],
-    table: Callable[[_Weights], Mapping[str, Rewrite]],
+    table: Callable[[_ReplacedWeights], Mapping[str, Rewrite]],
 ) -> Pass:
     def rewrite(function: Function) -> Function:
-        weights = _Weights(makers)
+        weights = _ReplacedWeights(makers)
         return weights.on(function, table(weights))
 
     def transform(module: IRModule, context: PassContext) -> IRModule:
@@ -125,7 +125,7 @@ def _parameter(name: str, kind: TensorType) -> Var:
     return variable
 
 
-def _sparse_parts(shape: Sequence[Dim]) -> Callable[[Var], tuple[Var, ...]]:
+def _sparse_parameters(shape: Sequence[Dim]) -> Callable[[Var], tuple[Var, ...]]:
     """Return the maker of the three parameters of a weight.
 
     Args:
@@ -143,7 +143,7 @@ def _sparse_parts(shape: Sequence[Dim]) -> Callable[[Var], tuple[Var, ...]]:
         dtypes = (kind.dtype, "int32", "int32")
         return tuple(
             _parameter(f"{weight.name_hint}.{suffix}", TensorType(as_shape(dims), dtype))
-            for suffix, dims, dtype in zip(PARTS, shapes, dtypes, strict=True)
+            for suffix, dims, dtype in zip(SPARSE_FIELDS, shapes, dtypes, strict=True)
         )
 
     return parts
@@ -153,7 +153,7 @@ def _by_name(
     weight_name: Sequence[str], weight_shape: Sequence[Sequence[Dim]]
 ) -> dict[str, Callable[[Var], tuple[Var, ...]]]:
     pairs = zip(weight_name, weight_shape, strict=True)
-    return {str(name): _sparse_parts(shape) for name, shape in pairs}
+    return {str(name): _sparse_parameters(shape) for name, shape in pairs}
 
 
 def DenseToSparse(  # noqa: N802
@@ -166,7 +166,7 @@ def DenseToSparse(  # noqa: N802
         weight_shape: The shapes of their data, indices and indptr, one after the other.
     """
 
-    def table(weights: _Weights) -> Mapping[str, Rewrite]:
+    def table(weights: _ReplacedWeights) -> Mapping[str, Rewrite]:
         """Return the rewrite of nn.dense for those weights."""
 
         def dense(call: Call) -> Call | None:
@@ -195,7 +195,7 @@ def Conv2dToSparse(  # noqa: N802
         kernel_size: The window.
     """
 
-    def table(weights: _Weights) -> Mapping[str, Rewrite]:
+    def table(weights: _ReplacedWeights) -> Mapping[str, Rewrite]:
         """Return the rewrite of nn.conv2d for those weights."""
 
         def conv(call: Call) -> Call | None:
@@ -246,7 +246,7 @@ def Conv2dToSparse2(  # noqa: N802
     return Pass("Conv2dToSparse2", transform, 0, (InferType(),))
 
 
-def _turned(weight: Var) -> tuple[Var, ...]:
+def _transposed_parameter(weight: Var) -> tuple[Var, ...]:
     kind = weight.checked_type
     assert isinstance(kind, TensorType)
     return (_parameter(f"{weight.name_hint}.T", TensorType(kind.shape[::-1], kind.dtype)),)
@@ -255,7 +255,7 @@ def _turned(weight: Var) -> tuple[Var, ...]:
 def SimplifyFCTranspose(target_weight_name: Sequence[str]) -> Pass:  # noqa: N802
     """Return the pass that replaces transposed weights of `nn.dense` by transposed parameters."""
 
-    def table(weights: _Weights) -> Mapping[str, Rewrite]:
+    def table(weights: _ReplacedWeights) -> Mapping[str, Rewrite]:
         """Return the rewrite of nn.dense for those weights."""
 
         def dense(call: Call) -> Call | None:
@@ -268,5 +268,5 @@ def SimplifyFCTranspose(target_weight_name: Sequence[str]) -> Pass:  # noqa: N80
 
         return {"nn.dense": dense}
 
-    makers = {str(name): _turned for name in target_weight_name}
+    makers = {str(name): _transposed_parameter for name in target_weight_name}
     return _parameter_pass("SimplifyFCTranspose", makers, table)

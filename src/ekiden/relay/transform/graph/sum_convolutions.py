@@ -56,7 +56,7 @@ from ekiden.runtime.lazy_dataclass import dataclass
 
 
 @dataclass(slots=True)
-class _Window:
+class _SummedConvolution:
     """A convolution of a sum, with the weight that it has so far."""
 
     call: Call
@@ -64,7 +64,7 @@ class _Window:
     weight: Array
 
     @staticmethod
-    def of(expr: RelayExpr) -> _Window | None:
+    def of(expr: RelayExpr) -> _SummedConvolution | None:
         """Return the convolution that an expression is, if it is by a constant, with channels
         first; else None.
         """
@@ -82,7 +82,7 @@ class _Window:
         is_plain = layouts == ("NC", "OI", attrs.data_layout)
         if not is_plain or not isinstance(weight, Constant) or not is_float(str(weight.data.dtype)):
             return None
-        return _Window(expr, attrs, weight.data)
+        return _SummedConvolution(expr, attrs, weight.data)
 
     @property
     def data(self) -> RelayExpr:
@@ -94,7 +94,7 @@ class _Window:
         """Return the number of taps along each axis."""
         return self.weight.shape[2:]
 
-    def place_of(self, smaller: _Window) -> tuple[int, ...] | None:
+    def place_of(self, smaller: _SummedConvolution) -> tuple[int, ...] | None:
         """Return the tap that reads what the first one of another reads; None where the other's
         taps are not among its own.
         """
@@ -123,7 +123,7 @@ class _Window:
             taps_found.append(tap)
         return tuple(taps_found)
 
-    def take(self, smaller: _Window) -> bool:
+    def take(self, smaller: _SummedConvolution) -> bool:
         """Add another's weight to its own, if its taps are among its own."""
         offset = self.place_of(smaller)
         if offset is None:
@@ -194,7 +194,7 @@ def _is_sum(expr: RelayExpr) -> bool:
     return row is not None and row.linear is Linear.SHIFTS and row.commutes
 
 
-class _Sums:
+class _SumRewriter:
     """Rewriter of the sums of one graph."""
 
     def __init__(self, root: RelayExpr) -> None:
@@ -214,7 +214,7 @@ class _Sums:
         """Return the graph with shorter sums."""
         for expr in self.order:
             is_whole = _is_sum(expr) and id(expr) not in self.parts
-            shortened = self._shorter(expr) if is_whole and is_float(_type(expr).dtype) else None
+            shortened = self._shorten(expr) if is_whole and is_float(_type(expr).dtype) else None
             self.new[expr] = shortened or with_children(expr, self.new)
         return self.new[root]
 
@@ -228,7 +228,7 @@ class _Sums:
             else:
                 yield expr
 
-    def _shorter(self, root: RelayExpr) -> RelayExpr | None:
+    def _shorten(self, root: RelayExpr) -> RelayExpr | None:
         """Return a sum of fewer terms; None where there is none."""
         terms = list(self._terms(root))
         num_terms, windows = len(terms), [self._window(t, root) for t in terms]
@@ -236,7 +236,7 @@ class _Sums:
         constant_terms = [t.data for t in terms if isinstance(t, Constant)]
         weights = [_largest(w.weight).max() for w in windows if w is not None and w.weight.size]
         constants = _added(constant_terms, np.max(weights) if weights else None)
-        remaining = self._kept(terms, windows)
+        remaining = self._remaining_terms(terms, windows)
         if len(remaining) + len(constants) == num_terms:
             return None
         new_terms: list[RelayExpr] = [*remaining, *map(Constant, constants)]
@@ -245,12 +245,12 @@ class _Sums:
             total = op.add(total, term).with_fields(span=root.span)
         return typed(total)
 
-    def _window(self, term: RelayExpr, root: RelayExpr) -> _Window | None:
+    def _window(self, term: RelayExpr, root: RelayExpr) -> _SummedConvolution | None:
         if self.uses[id(term)] != 1 or isinstance(term, Constant):
             return None
-        return _Window.of(term) if same_shape(_type(term), _type(root)) else None
+        return _SummedConvolution.of(term) if same_shape(_type(term), _type(root)) else None
 
-    def _merge(self, terms: list[RelayExpr], windows: list[_Window | None]) -> None:
+    def _merge(self, terms: list[RelayExpr], windows: list[_SummedConvolution | None]) -> None:
         """Add weights up, and remove the terms and windows whose weights others absorbed."""
         hosts = {i: window for i, window in enumerate(windows) if window is not None}
         gone: set[int] = set()
@@ -275,8 +275,8 @@ class _Sums:
         for j in sorted(gone, reverse=True):
             del terms[j], windows[j]
 
-    def _kept(
-        self, terms: Sequence[RelayExpr], windows: Sequence[_Window | None]
+    def _remaining_terms(
+        self, terms: Sequence[RelayExpr], windows: Sequence[_SummedConvolution | None]
     ) -> list[RelayExpr]:
         """Return the terms that are no constants, of the new graph."""
         remaining = []
@@ -322,7 +322,7 @@ def _added(constants: Sequence[Array], terms: Array | None) -> list[Array]:
 def _sum_convolutions(module: IRModule, context: PassContext) -> IRModule:
     if not allows("sum weights", context):
         return module
-    return map_functions(module, on_body(lambda body: _Sums(body).run(body)))
+    return map_functions(module, on_body(lambda body: _SumRewriter(body).run(body)))
 
 
 def SumConvolutions() -> Pass:  # noqa: N802

@@ -30,7 +30,7 @@ class Chain:
     def wrap(self) -> RelayExpr:
         """Return `let ...; let ...; result`."""
         assert self.result is not None
-        return let_chain(self.bindings, self.result)
+        return build_lets(self.bindings, self.result)
 
     def tail(self) -> int:
         """Return the number of the binding whose value is the result, but for names and what only
@@ -56,7 +56,7 @@ def op_name(value: RelayExpr) -> str:
     return value.op.name if isinstance(value, Call) and isinstance(value.op, Op) else ""
 
 
-def let_chain(bindings: list[tuple[Var, RelayExpr]], result: RelayExpr) -> RelayExpr:
+def build_lets(bindings: list[tuple[Var, RelayExpr]], result: RelayExpr) -> RelayExpr:
     """Return nested lets around a result, typed like the result."""
     result_type = result.checked_type_or_none()
     for variable, value in reversed(bindings):

@@ -63,7 +63,7 @@ from ekiden.relay.visitor import (
 from ekiden.runtime.errors import CompileError
 from ekiden.runtime.lazy_dataclass import dataclass
 
-SUFFIX = "_cps"
+CPS_SUFFIX = "_cps"
 """What the names of functions in this style end in, where those without it stand beside them."""
 
 
@@ -147,7 +147,7 @@ class _Converter:
         order = [first]
         for body in order:
             for number, (var, value) in enumerate(body.chain.bindings):
-                inside = self._inside(body, number, var, value)
+                inside = self._body_continuation(body, number, var, value)
                 if inside is not None:
                     body.inner[number] = [_Body(unchain(b), inside) for b in bodies(value)]
                     order.extend(body.inner[number])
@@ -158,7 +158,9 @@ class _Converter:
         assert first.made is not None
         return first.made
 
-    def _inside(self, body: _Body, number: int, var: Var, value: RelayExpr) -> RelayExpr | None:
+    def _body_continuation(
+        self, body: _Body, number: int, var: Var, value: RelayExpr
+    ) -> RelayExpr | None:
         """Return the continuation of the bodies in a bound value, None if it has none."""
         if not bodies(value):
             return None
@@ -194,12 +196,12 @@ class _Converter:
             return Let(var, self._with_new_atoms(value), following)
         # The own continuation is passed on, so that a tail call stays one.
         if self._is_last(body, number):
-            return self._handed_on(value, inner, body.after)
+            return self._with_continuation(value, inner, body.after)
         after = Function((var,), following, self.answer)
         if is_call:
-            return self._handed_on(value, inner, after)
+            return self._with_continuation(value, inner, after)
         join = body.joins[number]
-        return Let(join, after, self._handed_on(value, inner, join))
+        return Let(join, after, self._with_continuation(value, inner, join))
 
     def _takes_continuation(self, callee: RelayExpr) -> bool:
         return callee in self.names or isinstance(callee, Var)
@@ -216,7 +218,9 @@ class _Converter:
                 return Function((*params, after), body, self.answer)
         return rebuild(value, [self._value(c) for c in children(value)])
 
-    def _handed_on(self, value: RelayExpr, inner: Iterable[_Body], after: RelayExpr) -> RelayExpr:
+    def _with_continuation(
+        self, value: RelayExpr, inner: Iterable[_Body], after: RelayExpr
+    ) -> RelayExpr:
         """Return a call or a choice whose result goes to a continuation."""
         written = [body.made for body in inner if body.made is not None]
         match value:
@@ -261,7 +265,7 @@ class _Renaming(ExprMutator):
         self.memo.update(names.items())
 
 
-def _takes_part(function: BaseFunc) -> bool:
+def _is_converted(function: BaseFunc) -> bool:
     """Return whether a global function gets a continuation: neither a primitive one nor a
     compiler's.
     """
@@ -275,15 +279,15 @@ def _reached(module: IRModule, root: Function) -> list[GlobalVar]:
     work = [root]
     while work:
         for at in post_order(work.pop(), into_functions=True):
-            if isinstance(at, GlobalVar) and at not in reached and _takes_part(module[at]):
+            if isinstance(at, GlobalVar) and at not in reached and _is_converted(module[at]):
                 reached[at] = None
                 work.append(module[at])  # type: ignore[arg-type]
     return list(reached)
 
 
-def _beside(module: IRModule, name: GlobalVar) -> GlobalVar:
+def _cps_name(module: IRModule, name: GlobalVar) -> GlobalVar:
     """Return the name of a function's counterpart in the other style."""
-    hint = name.name_hint + SUFFIX
+    hint = name.name_hint + CPS_SUFFIX
     return module.get_global_var(hint) if hint in module else GlobalVar(hint)
 
 
@@ -293,7 +297,7 @@ _PREPARED = Sequential((InferType(), EtaExpand(), InferType()), "PrepareForCPS")
 @module_pass(name="ToCPS", opt_level=1)
 def _to_cps(module: IRModule, context: PassContext) -> IRModule:
     typed = _PREPARED(module)
-    names = {g: g for g, f in typed.functions.items() if _takes_part(f)}
+    names = {g: g for g, f in typed.functions.items() if _is_converted(f)}
     functions = dict(typed.functions)
     for name in names:
         function = functions[name]
@@ -320,7 +324,7 @@ def to_cps(func: Function, mod: IRModule | None = None) -> Function:
     typed = _PREPARED(module.with_function(own, func))
     root = typed[own]
     assert isinstance(root, Function)
-    names = {g: _beside(module, g) for g in _reached(typed, root)}
+    names = {g: _cps_name(module, g) for g in _reached(typed, root)}
     for name, beside in names.items():
         function = typed[name]
         assert isinstance(function, Function)
@@ -338,7 +342,7 @@ def _continuation_of(function: Function) -> FuncType | None:
     return last if last.ret_type is answers[-1] and answers[-1] not in inside else None
 
 
-def _direct(function: Function, callee: RelayExpr) -> Function:
+def _direct_style(function: Function, callee: RelayExpr) -> Function:
     """Return a function that calls one in this style, and returns its result."""
     after = _continuation_of(function)
     if after is None:
@@ -364,7 +368,7 @@ def un_cps(func: Function) -> Function:
         CompileError: For a function without a continuation, and for one whose result is or holds a
             function.
     """
-    return _direct(func, func)
+    return _direct_style(func, func)
 
 
 @module_pass(name="UnCPS", opt_level=1, required=(InferType(),))
@@ -374,13 +378,13 @@ def _un_cps(module: IRModule, context: PassContext) -> IRModule:
         for name, f in module.functions.items()
         if isinstance(f, Function) and _continuation_of(f) is not None
     }
-    names = {name: _beside(module, name) for name in own}
+    names = {name: _cps_name(module, name) for name in own}
     functions: dict[GlobalVar, BaseFunc] = dict(module.functions)
     for name, function in own.items():
         renamed = _Renaming(names).visit(function)
         assert isinstance(renamed, Function)
         functions[names[name]] = renamed
-        functions[name] = _direct(function, names[name])
+        functions[name] = _direct_style(function, names[name])
     return InferType()(module.with_functions(functions))
 
 

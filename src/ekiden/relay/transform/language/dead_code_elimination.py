@@ -71,7 +71,7 @@ def drop_unused_bindings(
     return live[::-1]
 
 
-def _bodies_of(root: RelayExpr, dead: Set[RelayExpr]) -> RelayExpr:
+def _drop_lets(root: RelayExpr, dead: Set[RelayExpr]) -> RelayExpr:
     """Replace some lets of `root` by their bodies."""
     return rewrite_graph(
         root, lambda old, new: new.body if old in dead and isinstance(new, Let) else new
@@ -89,10 +89,10 @@ def _without_unused_operands(root: RelayExpr, ignore_impurity: bool) -> RelayExp
         dead = {let for let in unused if ignore_impurity or is_pure(let.value)}
         if not dead:
             return root
-        root = _bodies_of(root, dead)
+        root = _drop_lets(root, dead)
 
 
-def _inline_once(chain: Chain) -> Chain:
+def _inline_single_uses(chain: Chain) -> Chain:
     """Replace names of pure values that are used once by the values, where no function value
     captures them.
     """
@@ -138,7 +138,7 @@ def DeadCodeElimination(  # noqa: N802
         assert chain.result is not None
         live = drop_unused_bindings(chain.bindings, chain.result, ignore_impurity)
         remaining = Chain(live, chain.result)
-        return _inline_once(remaining) if inline_once else remaining
+        return _inline_single_uses(remaining) if inline_once else remaining
 
     def live(body: RelayExpr) -> RelayExpr:
         return _without_unused_operands(map_chains(body, drop), ignore_impurity)

@@ -63,7 +63,7 @@ def monomorphize(module: IRModule, entry: str = "main") -> IRModule:
 
     Needs checked types.
     """
-    maker = _Instances(module)
+    maker = _Monomorphizer(module)
     first = module.get_global_var(entry)
     maker.instance(first, ())
     while maker.todo:
@@ -72,7 +72,7 @@ def monomorphize(module: IRModule, entry: str = "main") -> IRModule:
     return InferType()(IRModule(named, module.type_definitions, module.attrs))
 
 
-class _Instances:
+class _Monomorphizer:
     def __init__(self, module: IRModule) -> None:
         self.module = module
         self.names: dict[tuple[GlobalVar, tuple[Type, ...]], GlobalVar] = {}
@@ -92,7 +92,7 @@ class _Instances:
             instance_name = (
                 name
                 if not type_args
-                else GlobalVar(_fresh(f"{name.name_hint}_{number}", used_names))
+                else GlobalVar(_fresh_name(f"{name.name_hint}_{number}", used_names))
             )
             self.names[key] = instance_name
             # The name exists before the body, so that recursive functions end.
@@ -134,7 +134,7 @@ class _Instances:
         assert isinstance(copied, Function)
         return copied.with_fields(type_params=())
 
-    def _used(
+    def _at_use(
         self,
         value: RelayExpr,
         type_args: Sequence[Type],
@@ -154,7 +154,7 @@ class _Instances:
         inner = dict(zip(function.type_params, type_args, strict=True))
         return self._function(function, {**types, **inner}, new)
 
-    def _argument(
+    def _at_argument(
         self,
         value: RelayExpr,
         expected: Type | None,
@@ -166,13 +166,15 @@ class _Instances:
             return new[value]
         scheme = value.checked_type
         assert isinstance(scheme, FuncType)
-        type_args = None if expected is None else _matched(scheme, substitute_type(expected, types))
+        type_args = (
+            None if expected is None else _match_scheme(scheme, substitute_type(expected, types))
+        )
         if type_args is None:
             raise CompileError(
                 f"defunctionalization: {_name(value)} is used as a value of unknown type; wrap it"
                 " into a function of concrete types"
             )
-        return self._used(value, type_args, types, new)
+        return self._at_use(value, type_args, types, new)
 
     def _copy(
         self, expr: RelayExpr, types: Mapping[TypeVar, Type], new: Mapping[RelayExpr, RelayExpr]
@@ -188,14 +190,14 @@ class _Instances:
             case Call():
                 expected_types = _parameters(expr)
                 args = tuple(
-                    self._argument(a, t, types, new)
+                    self._at_argument(a, t, types, new)
                     for a, t in zip(expr.args, expected_types, strict=True)
                 )
                 type_args = tuple(substitute_type(t, types) for t in expr.type_args)
                 if isinstance(expr.op, GlobalVar):
                     callee: RelayExpr = self.instance(expr.op, type_args)
                 elif _is_polymorphic(expr.op) and not isinstance(expr.op, (Op, Constructor)):
-                    callee = self._used(expr.op, type_args, types, new)
+                    callee = self._at_use(expr.op, type_args, types, new)
                 else:
                     callee = new[expr.op]
                 return Call(callee, args, expr.attrs, span=expr.span)
@@ -246,7 +248,7 @@ def _parameters(call: Call) -> Sequence[Type | None]:
     return [substitute_type(t, substitution) for t in kind.arg_types]
 
 
-def _matched(scheme: FuncType, concrete: Type) -> list[Type] | None:
+def _match_scheme(scheme: FuncType, concrete: Type) -> list[Type] | None:
     """Return the type arguments that make a polymorphic function type a concrete one."""
     substitution: dict[Type, Type] = {}
     plain = FuncType(scheme.arg_types, scheme.ret_type)
@@ -267,7 +269,7 @@ def _matched(scheme: FuncType, concrete: Type) -> list[Type] | None:
     return None if None in type_args else [t for t in type_args if t is not None]
 
 
-def _fresh(hint: str, used_names: set[str]) -> str:
+def _fresh_name(hint: str, used_names: set[str]) -> str:
     name, count = hint, 0
     while name in used_names:
         count += 1
@@ -276,7 +278,7 @@ def _fresh(hint: str, used_names: set[str]) -> str:
 
 
 @dataclass(eq=False, slots=True)
-class _Family:
+class _ClosureType:
     """Data type that represents one type of functions."""
 
     kind: FuncType
@@ -319,7 +321,7 @@ class _Defunctionalizer:
 
     def __init__(self, module: IRModule) -> None:
         self.module = module
-        self.families: dict[FuncType, _Family] = {}
+        self.families: dict[FuncType, _ClosureType] = {}
         self.constructors: dict[Constructor, Constructor] = {}
         self._globals: dict[GlobalVar, Constructor] = {}
 
@@ -330,7 +332,7 @@ class _Defunctionalizer:
         for name, function in self.module.functions.items():
             is_ours = isinstance(function, Function) and function.attr("Compiler") is None
             functions[name] = self._function(function) if is_ours else function  # type: ignore[arg-type]
-        done: set[_Family] = set()
+        done: set[_ClosureType] = set()
         # Building an apply function may create further families.
         while len(done) < len(self.families):
             for family in [f for f in self.families.values() if f not in done]:
@@ -347,7 +349,7 @@ class _Defunctionalizer:
     def _family_type(self, kind: FuncType) -> Type:
         return TypeCall(self._family(kind).header, ())
 
-    def _family(self, kind: FuncType) -> _Family:
+    def _family(self, kind: FuncType) -> _ClosureType:
         """Return the data type of a type of functions whose components contain no types of
         functions.
         """
@@ -356,11 +358,11 @@ class _Defunctionalizer:
             used_names = {g.name_hint for g in self.module}
             header = GlobalTypeVar(f"Fn{number}")
             params = tuple(Var(f"a{i}", t) for i, t in enumerate(kind.arg_types))
-            apply = GlobalVar(_fresh(f"apply_{number}", used_names))
-            self.families[kind] = _Family(kind, header, apply, params)
+            apply = GlobalVar(_fresh_name(f"apply_{number}", used_names))
+            self.families[kind] = _ClosureType(kind, header, apply, params)
         return self.families[kind]
 
-    def _parts(self, kind: Type) -> _Family:
+    def _family_of_value(self, kind: Type) -> _ClosureType:
         """Return the data type of the inferred type of a function value."""
         assert isinstance(kind, FuncType), f"expected a function, got {kind}"
         args = tuple(map(self.type, kind.arg_types))
@@ -400,7 +402,7 @@ class _Defunctionalizer:
             return new[expr]
         if expr not in self._globals:
             callee = self.module[expr]
-            family = self._parts(callee.checked_type)
+            family = self._family_of_value(callee.checked_type)
             self._globals[expr] = family.add((), lambda fields: Call(expr, family.params))
         return Call(self._globals[expr], ())
 
@@ -427,7 +429,7 @@ class _Defunctionalizer:
                 )):  # fmt: skip
                     target = new.get(callee, callee)
                     return Call(target, values, expr.attrs, span=expr.span)
-                family = self._parts(callee.checked_type)
+                family = self._family_of_value(callee.checked_type)
                 return Call(family.apply, (self._value(callee, new), *values), span=expr.span)
             case Match():
                 clauses = tuple(
@@ -444,7 +446,7 @@ class _Defunctionalizer:
     def _closure(
         self, function: Function, new: Mapping[RelayExpr, RelayExpr], own: Var | None
     ) -> RelayExpr:
-        family = self._parts(function.checked_type)
+        family = self._family_of_value(function.checked_type)
         captured = [v for v in free_vars(function) if v is not own]
         values = [new[v] for v in captured]
         kinds = [self.type(v.checked_type) for v in captured]

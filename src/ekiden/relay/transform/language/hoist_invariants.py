@@ -37,7 +37,7 @@ from ekiden.ir.transform import Pass, PassContext
 from ekiden.ir.type import TensorType, Type
 from ekiden.relay.analysis.conditions import has_conditions
 from ekiden.relay.expr import Call, Constant, Function, If, Let, Match, Tuple, TupleGetItem, Var
-from ekiden.relay.transform.language.chains import Binding, let_chain
+from ekiden.relay.transform.language.chains import Binding, build_lets
 from ekiden.relay.transform.language.infer_type import InferType
 from ekiden.relay.transform.language.lambda_lift import tensors_of
 from ekiden.relay.transform.language.scopes import (
@@ -46,9 +46,9 @@ from ekiden.relay.transform.language.scopes import (
     enclosing_scope,
     evaluation_order,
     find_scopes,
+    has_scope,
     is_atom,
     map_functions,
-    needs_place,
     operands,
     with_children,
 )
@@ -69,7 +69,7 @@ def hoist_invariants(function: Function) -> Function:
 
 
 @dataclass(slots=True)
-class _Place:
+class _Motion:
     """Where an expression may be evaluated at the earliest, and whether it may move there."""
 
     earliest: Scope
@@ -102,7 +102,7 @@ class _Hoister:
         self._note_variables(function, scopes)
         self._note_loops(scopes)
         self.symbols = _symbol_scopes(self.scopes)
-        self.places: dict[RelayExpr, _Place] = {}
+        self.places: dict[RelayExpr, _Motion] = {}
         self.aliases: dict[RelayExpr, RelayExpr] = {}
         """Variable of a let inside of a loop -> the value that moves, which replaces it."""
         self.names: dict[RelayExpr, list[Var]] = {}
@@ -115,10 +115,10 @@ class _Hoister:
     def run(self) -> RelayExpr:
         """Return the rewritten body."""
         for expr in self.order:
-            if needs_place(expr):
+            if has_scope(expr):
                 self.places[expr] = self._place(expr)
                 self._note_aliases(expr)
-        moved = self._moved()
+        moved = self._targets()
         return self._rebuilt(moved) if moved else self.scopes.root.result
 
     # Scopes.
@@ -173,9 +173,9 @@ class _Hoister:
 
     # Places.
 
-    def _place(self, expr: RelayExpr) -> _Place:
+    def _place(self, expr: RelayExpr) -> _Motion:
         scope = self.scopes.where[expr]
-        stays = _Place(scope, moves=False)
+        stays = _Motion(scope, moves=False)
         if self.scopes.body[scope] is None:
             return stays
         if bodies(expr):
@@ -183,9 +183,11 @@ class _Hoister:
         if not _is_movable(expr):
             return stays
         inside = [o for o in operands(expr) if not isinstance(o, Constant)]
-        return self._latest(expr, scope, inside) or stays
+        return self._after_operands(expr, scope, inside) or stays
 
-    def _latest(self, expr: RelayExpr, scope: Scope, inside: list[RelayExpr]) -> _Place | None:
+    def _after_operands(
+        self, expr: RelayExpr, scope: Scope, inside: list[RelayExpr]
+    ) -> _Motion | None:
         """Return the place of an expression after all that it is made of; None where a dimension in
         it has its name from somewhere else."""
         earliest = self.scopes.root
@@ -200,7 +202,7 @@ class _Hoister:
                 return None
             if named.depth > earliest.depth:
                 earliest = named
-        return _Place(earliest, moves=True)
+        return _Motion(earliest, moves=True)
 
     def _earliest(self, operand: RelayExpr) -> Scope:
         if operand in self.aliases:
@@ -213,7 +215,7 @@ class _Hoister:
         """Note the names of a value that moves, and their names: all stand for it in what moves
         with it."""
         motion = self.places.get(self.aliases.get(value, value))
-        if motion is None or not motion.moves or _is_free(value):
+        if motion is None or not motion.moves or _costs_nothing(value):
             return
         unseen = [value]
         while unseen:
@@ -224,13 +226,13 @@ class _Hoister:
                     self.aliases[var] = self.aliases.get(named, named)
                     unseen.append(var)
 
-    def _region(self, expr: RelayExpr, scope: Scope) -> _Place | None:
+    def _region(self, expr: RelayExpr, scope: Scope) -> _Motion | None:
         """Return the place of a loop or a branch as a whole; None where it does not move: as the
         end of a function or a branch, or with an effect inside.
         """
         if isinstance(expr, Function) or scope.result is expr:
             return None
-        inner, nodes = _contents(expr, scope)
+        inner, nodes = _region_contents(expr, scope)
         self.visits += len(nodes)
         # Deep nests would be visited once per level.
         if self.visits > MAX_REGION_VISITS * len(self.order):
@@ -241,7 +243,9 @@ class _Hoister:
         read = {o: None for e in nodes for o in (*operands(e), *bodies(e))}
         for node in nodes:
             read.pop(node, None)
-        motion = self._latest(expr, scope, [o for o in read if not self._is_inside(o, inner)])
+        motion = self._after_operands(
+            expr, scope, [o for o in read if not self._is_inside(o, inner)]
+        )
         symbols = {s for e in nodes for s in _symbols_of(e)} if motion is not None else set()
         for named in (self.symbols.get(s) for s in symbols):
             if motion is None or named is None or named in inner:
@@ -259,7 +263,7 @@ class _Hoister:
 
     # What moves.
 
-    def _moved(self) -> dict[RelayExpr, Scope]:
+    def _targets(self) -> dict[RelayExpr, Scope]:
         """Return the expressions that move, with the scopes that they move to."""
         targets: dict[RelayExpr, Scope] = {}
         for expr, motion in self.places.items():
@@ -273,10 +277,10 @@ class _Hoister:
         """Return a variable for each expression that is read elsewhere than where it moves to."""
         read: dict[RelayExpr, None] = {}
         for expr in self.order:
-            target = None if _is_free(expr) else moved.get(expr)
+            target = None if _costs_nothing(expr) else moved.get(expr)
             for operand in (*operands(expr), *bodies(expr)):
                 value = self.aliases.get(operand, operand)
-                if value in moved and not _is_free(value) and moved[value] is not target:
+                if value in moved and not _costs_nothing(value) and moved[value] is not target:
                     read[value] = None
         names: dict[RelayExpr, RelayExpr] = {}
         for expr in read:
@@ -296,9 +300,9 @@ class _Hoister:
                 children_[operand] = self._replaced(operand, names, new)
             for body in scope.inner.get(expr, ()) if scope is not None else ():
                 result = self._replaced(body.result, names, new)
-                children_[body.result] = let_chain(bindings.pop(body, []), result)
+                children_[body.result] = build_lets(bindings.pop(body, []), result)
             if isinstance(expr, Let):  # its body may be its variable, which an alias replaces
-                new[expr] = _with_parts(expr, children_[expr.value], children_[expr.body])
+                new[expr] = _rebuilt_let(expr, children_[expr.value], children_[expr.body])
             else:
                 new[expr] = with_children(expr, children_) if children_ else expr
             if expr in names:
@@ -306,7 +310,7 @@ class _Hoister:
                 assert isinstance(variable, Var)
                 bindings.setdefault(moved[expr], []).append((variable, new[expr]))
         root = self.scopes.root
-        return let_chain(bindings.pop(root, []), self._replaced(root.result, names, new))
+        return build_lets(bindings.pop(root, []), self._replaced(root.result, names, new))
 
     def _replaced(
         self,
@@ -319,7 +323,7 @@ class _Hoister:
         return names[value] if value in names else new.get(expr, expr)
 
 
-def _with_parts(let: Let, value: RelayExpr, body: RelayExpr) -> RelayExpr:
+def _rebuilt_let(let: Let, value: RelayExpr, body: RelayExpr) -> RelayExpr:
     """Return a let with another value and body, of the type that it had."""
     if value is let.value and body is let.body:
         return let
@@ -341,7 +345,7 @@ def _target(scope: Scope, earliest: Scope, body_of: Mapping[Scope, Scope | None]
     return best
 
 
-def _contents(expr: RelayExpr, scope: Scope) -> tuple[set[Scope], list[RelayExpr]]:
+def _region_contents(expr: RelayExpr, scope: Scope) -> tuple[set[Scope], list[RelayExpr]]:
     """Return the scopes inside of an expression, with those of a function that it binds, and all
     expressions that are evaluated there, itself included.
     """
@@ -378,7 +382,7 @@ def _is_movable(expr: RelayExpr, functions: set[Var] | None = None) -> bool:
     return False
 
 
-def _is_free(expr: RelayExpr) -> bool:
+def _costs_nothing(expr: RelayExpr) -> bool:
     """Return whether an expression costs nothing where it is read: a tuple, a fill."""
     if isinstance(expr, Call) and isinstance(expr.op, Op):
         return expr.op.definition.fills is not None
@@ -390,13 +394,13 @@ def _symbol_scopes(scopes: _Scopes) -> dict[Symbol, Scope]:
     outermost: dict[Symbol, Scope] = {}
     for variable, scope in scopes.visible.items():
         kind = variable.checked_type_or_none()
-        for symbol in () if kind is None else _shown(kind):
+        for symbol in () if kind is None else _shown_dims(kind):
             if symbol not in outermost or scope.depth < outermost[symbol].depth:
                 outermost[symbol] = scope
     return outermost
 
 
-def _shown(kind: Type) -> Iterator[Symbol]:
+def _shown_dims(kind: Type) -> Iterator[Symbol]:
     for tensor in tensors_of(kind):
         yield from (d for d in tensor.shape if isinstance(d, Symbol))
 
@@ -407,13 +411,13 @@ def _symbols_of(expr: RelayExpr) -> set[Symbol]:
     kind = expr.checked_type_or_none()
     for tensor in () if kind is None else type_post_order(kind):
         if isinstance(tensor, TensorType):
-            symbols.update(_open(tensor.shape))
+            symbols.update(_dims_in(tensor.shape))
     if isinstance(expr, Call) and isinstance(expr.attrs, Attrs):
-        symbols.update(_open(tuple(expr.attrs[name] for name in expr.attrs)))
+        symbols.update(_dims_in(tuple(expr.attrs[name] for name in expr.attrs)))
     return symbols
 
 
-def _open(values: tuple[object, ...]) -> Iterator[Symbol]:
+def _dims_in(values: tuple[object, ...]) -> Iterator[Symbol]:
     stack: list[object] = list(values)
     while stack:
         value = stack.pop()

@@ -26,7 +26,7 @@ from ekiden.ir.prim import Var as Symbol
 from ekiden.ir.transform import Pass, PassContext, module_pass
 from ekiden.relay.analysis.call_graph import CallGraph
 from ekiden.relay.expr import Call, Constant, Function, Var
-from ekiden.relay.transform.language.chains import let_chain
+from ekiden.relay.transform.language.chains import build_lets
 from ekiden.relay.transform.language.dead_code_elimination import is_pure
 from ekiden.relay.transform.language.instantiate import (
     dims_of_call,
@@ -87,8 +87,8 @@ def _with_bodies(
             assert isinstance(new, Call)
             callee = functions[old.op]
             if is_part or not is_kernel(callee):
-                return apply(callee, new, dims_of_call(callee, old.args))
-            kernel_call = new.with_fields(op=_marked(callee))
+                return apply_function(callee, new, dims_of_call(callee, old.args))
+            kernel_call = new.with_fields(op=_as_primitive(callee))
             old_type = old.checked_type_or_none()
             if old_type is not None:
                 kernel_call.set_checked_type(old_type)
@@ -98,7 +98,7 @@ def _with_bodies(
     return rewrite_graph(body, rewrite)
 
 
-def _marked(kernel: Function) -> Function:
+def _as_primitive(kernel: Function) -> Function:
     return kernel if kernel.attr("Primitive") else kernel.with_attr("Primitive", 1)
 
 
@@ -107,12 +107,12 @@ def _value_of(function: Function) -> Function:
     assert isinstance(copy, Function)
     if not is_kernel(copy):
         return copy
-    kernel = _marked(copy)
+    kernel = _as_primitive(copy)
     params = tuple(Var(p.name_hint, p.type_annotation) for p in kernel.params)
     return Function(params, Call(kernel, params))
 
 
-def apply(
+def apply_function(
     function: Function, call: Call, dims: Mapping[Symbol, PrimExpr] | None = None
 ) -> RelayExpr:
     """Return the body of a function over the arguments of a call, with variables of its own.
@@ -138,7 +138,7 @@ def apply(
         fresh = Var(param.name_hint, None if kind is None else substitute_dims(kind, dims or {}))
         within[param] = fresh
         bindings.append((fresh, arg))
-    return let_chain(bindings, instantiate(function.body, dims or {}, within))
+    return build_lets(bindings, instantiate(function.body, dims or {}, within))
 
 
 def _without_unused(module: IRModule, names: set[GlobalVar]) -> IRModule:
@@ -154,20 +154,20 @@ def is_kernel(function: Function) -> bool:
     return bool(function.attr("Compiler") or function.attr("Primitive"))
 
 
-def _is_wanted(function: BaseFunc) -> bool:
+def _is_inlined(function: BaseFunc) -> bool:
     return isinstance(function, Function) and (bool(function.attr("Inline")) or is_kernel(function))
 
 
 @module_pass(name="Inline", opt_level=1)
 def _inline(module: IRModule, context: PassContext) -> IRModule:
-    selected = [f for f in module.functions.values() if _is_wanted(f)]
+    selected = [f for f in module.functions.values() if _is_inlined(f)]
     if not selected:
         return module
     if not all(
         isinstance(f, Function) and is_kernel(f) for f in selected
     ):  # whose checks go with them, and whose sizes are others
         module = map_functions(MatchDeclaredShapes()(module), with_types_of_cells)
-    return inline(module, lambda name, function: _is_wanted(function))
+    return inline(module, lambda name, function: _is_inlined(function))
 
 
 def Inline() -> Pass:  # noqa: N802

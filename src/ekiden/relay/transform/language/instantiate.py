@@ -63,10 +63,10 @@ def instantiate(
     says, and names of dimensions as `dims` does: in types, attributes and type arguments.
     """
     copy = fresh_copy(expr, within)
-    return _WithDims(dims, set((within or {}).values())).visit(copy) if dims else copy
+    return _DimSubstituter(dims, set((within or {}).values())).visit(copy) if dims else copy
 
 
-class _WithDims(ExprMutator):
+class _DimSubstituter(ExprMutator):
     """Mutator that replaces names of dimensions below an expression."""
 
     def __init__(self, dims: Dims, outside: set[RelayExpr]) -> None:

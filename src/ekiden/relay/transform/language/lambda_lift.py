@@ -119,7 +119,7 @@ class _Lifter:
         self, function: Function, own_name: Var | None, around: Sequence[Var]
     ) -> RelayExpr:
         captured = [v for v in free_vars(function) if v is not own_name]
-        captured += _witnesses(function, captured, around)
+        captured += _dim_witnesses(function, captured, around)
         name = self._fresh(own_name.name_hint if own_name else "fn")
         fresh = {v: Var(v.name_hint, v.checked_type) for v in captured}
         within: dict[Var, RelayExpr] = dict(fresh)
@@ -131,11 +131,11 @@ class _Lifter:
         if captured:
             marked = inner.with_fields(attrs={**(inner.attrs or {}), "Closure": 1})
             kind = function.checked_type_or_none()  # said, so that it may call itself in any size
-            attrs = {"Closure": 1, **self._places(captured)}
+            attrs = {"Closure": 1, **self._captured_places(captured)}
             inner = Function(tuple(fresh.values()), marked, kind, (), attrs)
         return _closure(self._keep(name, inner), tuple(captured))
 
-    def _places(self, captured: Sequence[Var]) -> dict[str, object]:
+    def _captured_places(self, captured: Sequence[Var]) -> dict[str, object]:
         """Return where captured values are, unless all are on the host."""
         if self.domains is None:
             return {}
@@ -173,7 +173,7 @@ def _lets_around(root: Function) -> dict[RelayExpr, list[Var]]:
                 around[value] = list(lets)
             stack.extend((body_inside, list(lets), set(shown)) for body_inside in bodies(value))
             # Only the first variable that determines a dimension is captured for it.
-            new = _shown((variable.checked_type_or_none(),)) - shown
+            new = _determined_dims((variable.checked_type_or_none(),)) - shown
             if new:
                 lets.append(variable)
                 shown |= new
@@ -188,14 +188,14 @@ def _functions(body: RelayExpr) -> list[Function]:
     return [e for e in evaluation_order(body) if isinstance(e, Function) and not is_atom(e)]
 
 
-def _witnesses(function: Function, captured: Sequence[Var], around: Sequence[Var]) -> list[Var]:
+def _dim_witnesses(function: Function, captured: Sequence[Var], around: Sequence[Var]) -> list[Var]:
     """Variables around a function that show the named dimensions it uses and is not given."""
-    determined = _shown(v.checked_type for v in (*function.params, *captured))
+    determined = _determined_dims(v.checked_type for v in (*function.params, *captured))
     inside = post_order(function.body, into_functions=True)
     missing = _symbols(e.checked_type_or_none() for e in inside) - determined
     witnesses: list[Var] = []
     for param in around:
-        shown = _shown((param.checked_type,))
+        shown = _determined_dims((param.checked_type,))
         if missing & shown and param not in captured:
             witnesses.append(param)
             missing -= shown
@@ -209,7 +209,7 @@ def _symbols(kinds: Iterable[Type | None]) -> set[PrimVar]:
     return {v for s in shapes for d in s if not isinstance(d, IntImm) for v in dim_vars(d)}
 
 
-def _shown(kinds: Iterable[Type | None]) -> set[PrimVar]:
+def _determined_dims(kinds: Iterable[Type | None]) -> set[PrimVar]:
     """Return the named dimensions that the shapes of tensors determine.
 
     n follows from `n * 2`, not from `(n + 1) // 2`, neither from `n + m`. Tensors in data

@@ -60,7 +60,7 @@ from ekiden.relay.unify import Unifier, match_dims, size_vars, substitute_dims
 from ekiden.relay.visitor import map_type, type_post_order
 from ekiden.runtime.errors import TypeInferenceError
 
-Place = tuple[str, Span | None]
+Declaration = tuple[str, Span | None]
 """What declares a shape, for messages, and where it is in the model."""
 
 
@@ -105,9 +105,9 @@ class _Checker:
         body = self._result(self.root, body)
         kind = self.root.ret_type
         if kind is not None and self._name() == "main":
-            kind = self._for_anybody(kind)
+            kind = self._with_open_parameters(kind)
             declaration = "a function that @main gives", self.root.body.span or self.root.span
-            body = self._coerced(body, self.root.ret_type or kind, kind, declaration)
+            body = self._coerce(body, self.root.ret_type or kind, kind, declaration)
         if body is self.root.body:
             return self.root
         return self.root.with_fields(body=body, ret_type=kind)
@@ -116,10 +116,10 @@ class _Checker:
         names = [g.name_hint for g, f in self.module.functions.items() if f is self.root]
         return names[0] if names else ""
 
-    def _for_anybody(self, kind: Type) -> Type:
+    def _with_open_parameters(self, kind: Type) -> Type:
         """Return a result type whose functions take any size where they know a name of main's."""
         if isinstance(kind, TupleType):
-            return TupleType(tuple(map(self._for_anybody, kind.fields)))
+            return TupleType(tuple(map(self._with_open_parameters, kind.fields)))
         if not isinstance(kind, FuncType):
             return kind
         args = tuple(map_type(arg, self._without_bound) for arg in kind.arg_types)
@@ -144,16 +144,17 @@ class _Checker:
         match old, new:
             case Let(), Let():
                 what = f"let %{old.var.name_hint}", old.value.span or old.span
-                value = self._entered(new.value, old.value, old.var.checked_type, what)
+                value = self._check_value(new.value, old.value, old.var.checked_type, what)
                 return new if value is new.value else new.with_fields(value=value)
             case RefWrite(), RefWrite():
                 kind = old.ref.checked_type
                 assert isinstance(kind, RelayRefType)
-                value = self._entered(new.value, old.value, kind.value, ("ref_write", old.span))
+                value = self._check_value(new.value, old.value, kind.value, ("ref_write", old.span))
                 return new if value is new.value else new.with_fields(value=value)
             case If(), If():
                 branches = {
-                    name: self._entered(getattr(new, name), getattr(old, name), old.checked_type,
+                    name: self._check_value(getattr(new, name), getattr(old, name),
+                    old.checked_type,
                                         ("if: a branch", old.span))
                     for name in ("true_branch", "false_branch")
                 }  # fmt: skip
@@ -174,7 +175,7 @@ class _Checker:
         declaration = "the result of a function", function.body.span or function.span
         if function is self.root:
             declaration = f"the result of @{self._name()}", declaration[1]
-        return self._entered(body, function.body, function.ret_type, declaration)
+        return self._check_value(body, function.body, function.ret_type, declaration)
 
     def _call(self, old: Call, new: Call) -> RelayExpr:
         callee = self._callee(old)
@@ -186,7 +187,7 @@ class _Checker:
         dims = call_dims(callee.arg_types, kinds, own)
         name = getattr(old.op, "name_hint", "a function")
         args = tuple(
-            self._entered(arg, before, substitute_dims(kind, dims),
+            self._check_value(arg, before, substitute_dims(kind, dims),
                           (f"argument {at} of {name}", old.span))
             for at, (arg, before, kind) in enumerate(
                 zip(new.args, old.args, callee.arg_types, strict=True)
@@ -212,15 +213,15 @@ class _Checker:
         clauses = []
         for before, clause in zip(old.clauses, new.clauses, strict=True):
             declaration = "match: a clause", before.rhs.span or old.span
-            rhs = self._entered(clause.rhs, before.rhs, old.checked_type, declaration)
+            rhs = self._check_value(clause.rhs, before.rhs, old.checked_type, declaration)
             lhs = clause.lhs
             for var, kind in self._pattern_types(before.lhs, old.data.checked_type):
                 if self._declares_more(var.checked_type, kind):
                     pattern_var = Var(var.name_hint, kind)
                     pattern_var.set_checked_type(kind)
-                    lhs = _renamed(lhs, var, pattern_var)
+                    lhs = _replace_variable(lhs, var, pattern_var)
                     declaration = f"match: %{var.name_hint}", old.span
-                    value = self._coerced(pattern_var, kind, var.checked_type, declaration)
+                    value = self._coerce(pattern_var, kind, var.checked_type, declaration)
                     result = rhs.checked_type
                     rhs = Let(var, value, rhs)
                     rhs.set_checked_type(result)
@@ -277,16 +278,16 @@ class _Checker:
                 )
         return False
 
-    def _entered(
-        self, value: RelayExpr, old: RelayExpr, declared: Type, declaration: Place
+    def _check_value(
+        self, value: RelayExpr, old: RelayExpr, declared: Type, declaration: Declaration
     ) -> RelayExpr:
         """Return what enters a place of a declared type for a value, which stands for `old`."""
         if value is old and type(old) in (GlobalVar, Constructor):
             return value  # of which each call is checked
-        return self._coerced(value, old.checked_type, declared, declaration)
+        return self._coerce(value, old.checked_type, declared, declaration)
 
-    def _coerced(
-        self, value: RelayExpr, actual: Type, declared: Type, declaration: Place
+    def _coerce(
+        self, value: RelayExpr, actual: Type, declared: Type, declaration: Declaration
     ) -> RelayExpr:
         """Return a value of a known type as one of the declared type; itself if it is one."""
         if not self._declares_more(declared, actual):
@@ -307,13 +308,13 @@ class _Checker:
                     else:
                         field_value = TupleGetItem(value, at)
                         field_value.set_checked_type(own)
-                    fields.append(self._coerced(field_value, own, inner, declaration))
+                    fields.append(self._coerce(field_value, own, inner, declaration))
                 coerced = Tuple(tuple(fields), value.span)
                 coerced.set_checked_type(declared)
                 return coerced
             case RelayRefType(), RelayRefType() if isinstance(value, RefCreate):
                 cell = RefCreate(
-                    self._coerced(value.value, actual.value, declared.value, declaration),
+                    self._coerce(value.value, actual.value, declared.value, declaration),
                     value.span,
                 )
                 cell.set_checked_type(declared)
@@ -327,10 +328,10 @@ class _Checker:
                 " checked; declare them where it is made",
                 declaration[1],
             )
-        return self._wrapped(value, actual, declared, declaration)
+        return self._wrap_function(value, actual, declared, declaration)
 
-    def _wrapped(
-        self, value: RelayExpr, actual: FuncType, declared: FuncType, declaration: Place
+    def _wrap_function(
+        self, value: RelayExpr, actual: FuncType, declared: FuncType, declaration: Declaration
     ) -> RelayExpr:
         """Return a function of the declared type that calls a value of another one."""
         callee = Var("f", actual)
@@ -340,13 +341,13 @@ class _Checker:
             param.set_checked_type(kind)
         dims = call_dims(actual.arg_types, declared.arg_types, self.bound)
         args = [
-            self._coerced(p, of, substitute_dims(kind, dims), declaration)
+            self._coerce(p, of, substitute_dims(kind, dims), declaration)
             for p, of, kind in zip(params, declared.arg_types, actual.arg_types, strict=True)
         ]
         result = Call(callee, tuple(args), None, span=declaration[1])
         kind = substitute_dims(actual.ret_type, dims)
         result.set_checked_type(kind)
-        body = self._coerced(result, kind, declared.ret_type, declaration)
+        body = self._coerce(result, kind, declared.ret_type, declaration)
         wrapper = Function(tuple(params), body, declared.ret_type, declared.type_params)
         wrapper.set_checked_type(declared)
         bound_wrapper = Let(callee, value, wrapper)
@@ -354,13 +355,13 @@ class _Checker:
         return bound_wrapper
 
 
-def _renamed(pattern: Pattern, old: Var, new: Var) -> Pattern:
+def _replace_variable(pattern: Pattern, old: Var, new: Var) -> Pattern:
     """Return a pattern with another variable in the place of one."""
     match pattern:
         case PatternVar(var=var):
             return PatternVar(new) if var is old else pattern
         case PatternConstructor(patterns=inner) | PatternTuple(patterns=inner):
-            new_patterns = tuple(_renamed(p, old, new) for p in inner)
+            new_patterns = tuple(_replace_variable(p, old, new) for p in inner)
             same = all(a is b for a, b in zip(new_patterns, inner, strict=True))
             return pattern if same else pattern.with_fields(patterns=new_patterns)
     return pattern

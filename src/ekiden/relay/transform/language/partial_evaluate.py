@@ -63,7 +63,7 @@ from ekiden.relay.expr import (
     Var,
 )
 from ekiden.relay.transform.graph.fold_constant import can_compute
-from ekiden.relay.transform.language.chains import Binding, let_chain
+from ekiden.relay.transform.language.chains import Binding, build_lets
 from ekiden.relay.transform.language.dead_code_elimination import drop_unused_bindings
 from ekiden.relay.transform.language.infer_type import InferType
 from ekiden.relay.transform.language.instantiate import dims_of_call, has_unknown_size, instantiate
@@ -83,49 +83,49 @@ MAX_ELEMENTS = 1 << 16
 
 
 @dataclass(slots=True, eq=False)
-class Value:
+class StaticValue:
     """Partially known value.
 
     Known is an Array, the fields of a tuple, a constructor's data, a closure, or None. `expr` is an
     atom for it in the result, created when it is first needed, with the scope where it is bound.
     """
 
-    known: Array | tuple[Value, ...] | Data | Closure | None = None
+    known: Array | tuple[StaticValue, ...] | StaticData | StaticClosure | None = None
     expr: RelayExpr | None = None
-    scope: Scope | None = None
+    scope: ResidualScope | None = None
 
 
 @dataclass(slots=True, eq=False)
-class Data:
+class StaticData:
     """A constructor applied to its fields."""
 
     constructor: Constructor
-    fields: tuple[Value, ...]
+    fields: tuple[StaticValue, ...]
     size: int = 1
 
 
 @dataclass(slots=True, eq=False)
-class Closure:
+class StaticClosure:
     """A function with what it captures: a global one with its name, one that calls itself with the
     variable it does so by.
     """
 
     function: Function
-    env: ChainMap[Var, Value]
+    env: ChainMap[Var, StaticValue]
     name: GlobalVar | None = None
     own_var: Var | None = None
 
 
 @dataclass(slots=True, eq=False)
-class Scope:
+class ResidualScope:
     """The bindings of the result made so far in one scope, inside of another."""
 
-    parent: Scope | None
+    parent: ResidualScope | None
     bindings: list[Binding] = field(default_factory=list)
     decided: bool = True
     """Whether it is certain that this scope is entered whenever the one around the call is."""
 
-    def is_around(self, inner_scope: Scope | None) -> bool:
+    def is_around(self, inner_scope: ResidualScope | None) -> bool:
         """Return whether what is bound here is visible in another scope."""
         while inner_scope is not None and inner_scope is not self:
             inner_scope = inner_scope.parent
@@ -139,26 +139,26 @@ class Scope:
 
     def wrap(self, result: RelayExpr) -> RelayExpr:
         """Return the bindings around a result, without those that nothing uses."""
-        return let_chain(drop_unused_bindings(self.bindings, result), result)
+        return build_lets(drop_unused_bindings(self.bindings, result), result)
 
 
 @dataclass(slots=True, eq=False)
-class Activation:
+class Unrolling:
     """One unrolled call in progress, with the sizes of the data among its arguments."""
 
     function: Function
     sizes: tuple[int | None, ...]
-    scope: Scope
+    scope: ResidualScope
 
 
-Step = Generator["Step", Value, Value]
+Evaluation = Generator["Evaluation", StaticValue, StaticValue]
 """An evaluation in progress, which yields those it waits for."""
 
 
-def _run(first: Step) -> Value:
+def _run(first: Evaluation) -> StaticValue:
     """Evaluate with a stack of our own, so that deep programs do not need Python's."""
     stack = [first]
-    value: Value | None = None
+    value: StaticValue | None = None
     while stack:
         try:
             inner = next(stack[-1]) if value is None else stack[-1].send(value)
@@ -172,7 +172,7 @@ def _run(first: Step) -> Value:
     return value
 
 
-Env = ChainMap[Var, Value]
+Environment = ChainMap[Var, StaticValue]
 
 
 class _Specializer:
@@ -180,45 +180,45 @@ class _Specializer:
 
     def __init__(self, module: IRModule) -> None:
         self.module = module
-        self.active: list[Activation] = []
+        self.active: list[Unrolling] = []
         self.bound: set[SizeVar] = set()
         """Names of dimensions that a function inside of another may share with it."""
 
     def function(self, name: GlobalVar, function: Function) -> Function:
         """Specialize a global function, its arguments unknown."""
-        scope = Scope(None)
-        env = Env({p: Value(expr=p, scope=scope) for p in function.params})
+        scope = ResidualScope(None)
+        env = Environment({p: StaticValue(expr=p, scope=scope) for p in function.params})
         self.bound = set(size_vars(p.checked_type for p in function.params))
-        self.active = [Activation(function, (None,) * len(function.params), scope)]
+        self.active = [Unrolling(function, (None,) * len(function.params), scope)]
         result = _run(self._finish(function.body, env, scope))
         assert result.expr is not None
         return function.with_fields(body=result.expr)
 
-    def _finish(self, body: RelayExpr, env: Env, scope: Scope) -> Step:
+    def _finish(self, body: RelayExpr, env: Environment, scope: ResidualScope) -> Evaluation:
         """Evaluate a complete scope to an expression."""
         value = yield self._evaluate(body, env, scope)
         atom = yield self._reify(value, scope)
         assert atom.expr is not None
-        return Value(expr=scope.wrap(atom.expr))
+        return StaticValue(expr=scope.wrap(atom.expr))
 
-    def _evaluate(self, expr: RelayExpr, env: Env, scope: Scope) -> Step:
+    def _evaluate(self, expr: RelayExpr, env: Environment, scope: ResidualScope) -> Evaluation:
         while isinstance(expr, Let):
             if isinstance(expr.value, Function) and not expr.value.attr("Primitive"):
-                env[expr.var] = Value(Closure(expr.value, env, own_var=expr.var))
+                env[expr.var] = StaticValue(StaticClosure(expr.value, env, own_var=expr.var))
             else:
                 env[expr.var] = yield self._evaluate(expr.value, env, scope)
             expr = expr.body
         match expr:
             case Var():
-                return env.get(expr) or Value(expr=expr)
+                return env.get(expr) or StaticValue(expr=expr)
             case Constant(data=data):
-                return Value(data, expr)
+                return StaticValue(data, expr)
             case GlobalVar():
-                return Value(self._global(expr), expr)
+                return StaticValue(self._global(expr), expr)
             case Function() if not expr.attr("Primitive"):
-                return Value(Closure(expr, env))
+                return StaticValue(StaticClosure(expr, env))
             case Tuple(fields=fields):
-                return Value((yield from self._all(fields, env, scope)))
+                return StaticValue((yield from self._all(fields, env, scope)))
             case TupleGetItem(tuple_value=inner, index=index):
                 value = yield self._evaluate(inner, env, scope)
                 if isinstance(value.known, tuple):
@@ -234,27 +234,27 @@ class _Specializer:
             case RefCreate() | RefRead() | RefWrite():
                 return (yield self._reference(expr, env, scope))
             case _:
-                return Value(expr=expr)
+                return StaticValue(expr=expr)
 
-    def _global(self, name: GlobalVar) -> Closure | None:
+    def _global(self, name: GlobalVar) -> StaticClosure | None:
         function = self.module.functions.get(name)
         is_known = isinstance(function, Function) and function.attr("Compiler") is None
-        return Closure(function, Env(), name) if is_known else None  # type: ignore[arg-type]
+        return StaticClosure(function, Environment(), name) if is_known else None  # type: ignore[arg-type]
 
-    def _bind(self, expr: RelayExpr, scope: Scope) -> Value:
-        return Value(expr=scope.bind(expr), scope=scope)
+    def _bind(self, expr: RelayExpr, scope: ResidualScope) -> StaticValue:
+        return StaticValue(expr=scope.bind(expr), scope=scope)
 
     def _all(
-        self, exprs: Sequence[RelayExpr], env: Env, scope: Scope
-    ) -> Generator[Step, Value, tuple[Value, ...]]:
+        self, exprs: Sequence[RelayExpr], env: Environment, scope: ResidualScope
+    ) -> Generator[Evaluation, StaticValue, tuple[StaticValue, ...]]:
         values = []
         for expr in exprs:
             values.append((yield self._evaluate(expr, env, scope)))
         return tuple(values)
 
     def _atoms(
-        self, values: Sequence[Value], scope: Scope
-    ) -> Generator[Step, Value, tuple[RelayExpr, ...]]:
+        self, values: Sequence[StaticValue], scope: ResidualScope
+    ) -> Generator[Evaluation, StaticValue, tuple[RelayExpr, ...]]:
         atoms = []
         for value in values:
             atoms.append(_expr((yield self._reify(value, scope))))
@@ -262,7 +262,7 @@ class _Specializer:
 
     # Making an expression of what is known.
 
-    def _reify(self, value: Value, scope: Scope) -> Step:
+    def _reify(self, value: StaticValue, scope: ResidualScope) -> Evaluation:
         """Return a value that has an atom visible in a scope."""
         if value.expr is not None and (value.scope is None or value.scope.is_around(scope)):
             return value
@@ -272,15 +272,17 @@ class _Specializer:
             return value
         if isinstance(content, tuple):
             built: RelayExpr = Tuple((yield from self._atoms(content, scope)))
-        elif isinstance(content, Data):
+        elif isinstance(content, StaticData):
             built = Call(content.constructor, (yield from self._atoms(content.fields, scope)))
         else:
-            assert isinstance(content, Closure), "a value that is neither known nor named"
+            assert isinstance(content, StaticClosure), "a value that is neither known nor named"
             return (yield self._reify_closure(value, content, scope))
         value.expr, value.scope = scope.bind(built), scope
         return value
 
-    def _reify_closure(self, value: Value, closure: Closure, scope: Scope) -> Step:
+    def _reify_closure(
+        self, value: StaticValue, closure: StaticClosure, scope: ResidualScope
+    ) -> Evaluation:
         """Build a function of the result from a function value, specialized to what it captures.
 
         Its parameters are unknown. The name is known before the body, which may mention it; what it
@@ -290,18 +292,21 @@ class _Specializer:
         name = Var(closure.own_var.name_hint if closure.own_var else "f")
         value.expr, value.scope = name, scope
         # A function value may never be called, or many times.
-        inner = Scope(scope, decided=False)
+        inner = ResidualScope(scope, decided=False)
         own_types = set(function.type_params)
         params = [
             Var(p.name_hint, _closed(p.type_annotation, own_types), span=p.span)
             for p in function.params
         ]
-        env = Env({}, *closure.env.maps)
+        env = Environment({}, *closure.env.maps)
         env.update(
-            {p: Value(expr=n, scope=inner) for p, n in zip(function.params, params, strict=True)}
+            {
+                p: StaticValue(expr=n, scope=inner)
+                for p, n in zip(function.params, params, strict=True)
+            }
         )
         if closure.own_var is not None:
-            env[closure.own_var] = Value(expr=name, scope=scope)
+            env[closure.own_var] = StaticValue(expr=name, scope=scope)
         body = yield self._finish(function.body, env, inner)
         ret_type = _closed(function.ret_type, own_types)
         residual = function.with_fields(params=tuple(params), body=body.expr, ret_type=ret_type)
@@ -310,23 +315,25 @@ class _Specializer:
 
     # Calls.
 
-    def _call(self, call: Call, env: Env, scope: Scope) -> Step:
+    def _call(self, call: Call, env: Environment, scope: ResidualScope) -> Evaluation:
         args = yield from self._all(call.args, env, scope)
         if isinstance(call.op, Constructor):
-            size = 1 + sum(a.known.size for a in args if isinstance(a.known, Data))
-            return Value(Data(call.op, args, size))
+            size = 1 + sum(a.known.size for a in args if isinstance(a.known, StaticData))
+            return StaticValue(StaticData(call.op, args, size))
         if isinstance(call.op, Op):
             folded = _fold(call, args)
             return (
                 folded if folded is not None else (yield self._residual(call, call.op, args, scope))
             )
         callee = yield self._evaluate(call.op, env, scope)
-        if isinstance(callee.known, Closure) and self._may_unroll(callee.known, args, scope):
+        if isinstance(callee.known, StaticClosure) and self._may_unroll(callee.known, args, scope):
             return (yield self._unroll(callee.known, call, args, scope))
         atom = yield self._reify(callee, scope)
         return (yield self._residual(call, _expr(atom), args, scope))
 
-    def _residual(self, call: Call, callee: RelayExpr, args: Sequence[Value], scope: Scope) -> Step:
+    def _residual(
+        self, call: Call, callee: RelayExpr, args: Sequence[StaticValue], scope: ResidualScope
+    ) -> Evaluation:
         """Bind the call itself in the result."""
         if isinstance(call.op, Op) and call.op.definition.variadic:
             fields = args[0].known
@@ -337,7 +344,9 @@ class _Specializer:
         atoms = yield from self._atoms(args, scope)
         return self._bind(Call(callee, atoms, call.attrs, span=call.span), scope)
 
-    def _may_unroll(self, closure: Closure, args: Sequence[Value], scope: Scope) -> bool:
+    def _may_unroll(
+        self, closure: StaticClosure, args: Sequence[StaticValue], scope: ResidualScope
+    ) -> bool:
         """Return whether a call is unrolled: the first one always, further ones only while they
         approach an end (see the top of this file).
         """
@@ -346,13 +355,15 @@ class _Specializer:
         last = next((a for a in reversed(self.active) if a.function is closure.function), None)
         if last is None:
             return True
-        sizes = zip(_sizes(args), last.sizes, strict=True)
+        sizes = zip(_data_sizes(args), last.sizes, strict=True)
         if any(new is not None and old is not None and new < old for new, old in sizes):
             return True
         is_counted = any(isinstance(a.known, np.ndarray) for a in args)
         return is_counted and _is_decided(scope, last.scope)
 
-    def _unroll(self, closure: Closure, call: Call, args: Sequence[Value], scope: Scope) -> Step:
+    def _unroll(
+        self, closure: StaticClosure, call: Call, args: Sequence[StaticValue], scope: ResidualScope
+    ) -> Evaluation:
         function = closure.function
         dims = dims_of_call(function, call.args, () if closure.name else self.bound)
         # The callee's names of dimensions become those of this call's arguments.
@@ -360,18 +371,18 @@ class _Specializer:
             self.bound.update(size_vars(a.checked_type for a in call.args))
             self.bound.update(d for d in dims.values() if isinstance(d, SizeVar))
             function = cast("Function", instantiate(function, dims))
-        env = Env({}, *closure.env.maps)
+        env = Environment({}, *closure.env.maps)
         env.update(zip(function.params, args, strict=True))
         if closure.own_var is not None:
-            env[closure.own_var] = Value(closure)
-        self.active.append(Activation(closure.function, _sizes(args), scope))
+            env[closure.own_var] = StaticValue(closure)
+        self.active.append(Unrolling(closure.function, _data_sizes(args), scope))
         value = yield self._evaluate(function.body, env, scope)
         self.active.pop()
         return value
 
     # Choices.
 
-    def _if(self, expr: If, env: Env, scope: Scope) -> Step:
+    def _if(self, expr: If, env: Environment, scope: ResidualScope) -> Evaluation:
         cond = yield self._evaluate(expr.cond, env, scope)
         if isinstance(cond.known, np.ndarray):
             true_expr = expr.true_branch if bool(cond.known) else expr.false_branch
@@ -379,16 +390,16 @@ class _Specializer:
         atom = yield self._reify(cond, scope)
         branches = []
         for branch in (expr.true_branch, expr.false_branch):
-            inner = Scope(scope, decided=False)
+            inner = ResidualScope(scope, decided=False)
             branches.append(_expr((yield self._finish(branch, env.new_child(), inner))))
         true_expr, false_expr = branches
         return self._bind(If(_expr(atom), true_expr, false_expr, span=expr.span), scope)
 
-    def _match(self, expr: Match, env: Env, scope: Scope) -> Step:
+    def _match(self, expr: Match, env: Environment, scope: ResidualScope) -> Evaluation:
         data = yield self._evaluate(expr.data, env, scope)
         for clause in expr.clauses:
-            matched_vars: dict[Var, Value] = {}
-            fits = _fits(clause.lhs, data, matched_vars)
+            matched_vars: dict[Var, StaticValue] = {}
+            fits = _match_pattern(clause.lhs, data, matched_vars)
             # Clauses are tried in order: one that may match hides those behind it.
             if fits is None:
                 break
@@ -397,23 +408,27 @@ class _Specializer:
         atom = yield self._reify(data, scope)
         clauses = []
         for clause in expr.clauses:
-            inner = Scope(scope, decided=False)
+            inner = ResidualScope(scope, decided=False)
             new: dict[RelayExpr, RelayExpr] = {
                 v: Var(v.name_hint) for v in pattern_vars(clause.lhs)
             }
-            bound = {v: Value(expr=n, scope=inner) for v, n in new.items() if isinstance(v, Var)}
+            bound = {
+                v: StaticValue(expr=n, scope=inner) for v, n in new.items() if isinstance(v, Var)
+            }
             body = yield self._finish(clause.rhs, env.new_child(bound), inner)
             clauses.append(Clause(map_pattern(clause.lhs, dict(new.items())), _expr(body)))
         residual = Match(_expr(atom), tuple(clauses), expr.complete, span=expr.span)
         return self._bind(residual, scope)
 
-    def _reference(self, expr: RefCreate | RefRead | RefWrite, env: Env, scope: Scope) -> Step:
+    def _reference(
+        self, expr: RefCreate | RefRead | RefWrite, env: Environment, scope: ResidualScope
+    ) -> Evaluation:
         inside = children(expr)
         values = yield from self._all(inside, env, scope)
         atoms = yield from self._atoms(values, scope)
         old_type = expr.checked_type_or_none()
         kind = old_type if isinstance(expr, RefCreate) and has_unknown_size(old_type) else None
-        return Value(expr=scope.bind(rebuild(expr, atoms), kind=kind), scope=scope)
+        return StaticValue(expr=scope.bind(rebuild(expr, atoms), kind=kind), scope=scope)
 
 
 def _closed(kind: Type | None, own: set[TypeVar]) -> Type | None:
@@ -424,16 +439,16 @@ def _closed(kind: Type | None, own: set[TypeVar]) -> Type | None:
     return None if any(isinstance(t, TypeVar) and t not in own for t in components) else kind
 
 
-def _expr(value: Value) -> RelayExpr:
+def _expr(value: StaticValue) -> RelayExpr:
     assert value.expr is not None
     return value.expr
 
 
-def _sizes(args: Sequence[Value]) -> tuple[int | None, ...]:
-    return tuple(a.known.size if isinstance(a.known, Data) else None for a in args)
+def _data_sizes(args: Sequence[StaticValue]) -> tuple[int | None, ...]:
+    return tuple(a.known.size if isinstance(a.known, StaticData) else None for a in args)
 
 
-def _is_decided(scope: Scope | None, outer: Scope) -> bool:
+def _is_decided(scope: ResidualScope | None, outer: ResidualScope) -> bool:
     """Return whether nothing unknown was branched on since an outer scope."""
     while scope is not None and scope is not outer:
         if not scope.decided:
@@ -442,7 +457,7 @@ def _is_decided(scope: Scope | None, outer: Scope) -> bool:
     return True
 
 
-def _arrays(value: Value) -> Array | tuple[Array, ...] | None:
+def _arrays(value: StaticValue) -> Array | tuple[Array, ...] | None:
     if isinstance(value.known, np.ndarray):
         return value.known
     if isinstance(value.known, tuple):
@@ -452,7 +467,7 @@ def _arrays(value: Value) -> Array | tuple[Array, ...] | None:
     return None
 
 
-def _fold(call: Call, args: Sequence[Value]) -> Value | None:
+def _fold(call: Call, args: Sequence[StaticValue]) -> StaticValue | None:
     """Compute an operator call whose arguments are known, unless its result is large or it has
     state.
     """
@@ -468,7 +483,11 @@ def _fold(call: Call, args: Sequence[Value]) -> Value | None:
     results = value if isinstance(value, tuple) else (value,)
     if sum(p.size for p in results) > MAX_ELEMENTS:
         return None
-    return Value(tuple(map(Value, value))) if isinstance(value, tuple) else Value(value)
+    return (
+        StaticValue(tuple(map(StaticValue, value)))
+        if isinstance(value, tuple)
+        else StaticValue(value)
+    )
 
 
 def _is_large(call: Call) -> bool:
@@ -483,7 +502,9 @@ def _is_large(call: Call) -> bool:
     return sum(map(math.prod, sizes)) > MAX_ELEMENTS
 
 
-def _fits(pattern: Pattern, value: Value, bindings: dict[Var, Value]) -> bool | None:
+def _match_pattern(
+    pattern: Pattern, value: StaticValue, bindings: dict[Var, StaticValue]
+) -> bool | None:
     """Return whether a value matches a pattern, None if it is not known; `found` gets its
     variables.
     """
@@ -494,21 +515,21 @@ def _fits(pattern: Pattern, value: Value, bindings: dict[Var, Value]) -> bool | 
             bindings[var] = value
             return True
         case PatternTuple(patterns=patterns) if isinstance(value.known, tuple):
-            return _all_fit(patterns, value.known, bindings)
+            return _match_all(patterns, value.known, bindings)
         case PatternConstructor(constructor=constructor, patterns=patterns):
-            if not isinstance(value.known, Data):
+            if not isinstance(value.known, StaticData):
                 return None
             if value.known.constructor.tag != constructor.tag:
                 return False
-            return _all_fit(patterns, value.known.fields, bindings)
+            return _match_all(patterns, value.known.fields, bindings)
         case _:
             return None
 
 
-def _all_fit(
-    patterns: Sequence[Pattern], values: Sequence[Value], bindings: dict[Var, Value]
+def _match_all(
+    patterns: Sequence[Pattern], values: Sequence[StaticValue], bindings: dict[Var, StaticValue]
 ) -> bool | None:
-    results = [_fits(p, v, bindings) for p, v in zip(patterns, values, strict=True)]
+    results = [_match_pattern(p, v, bindings) for p, v in zip(patterns, values, strict=True)]
     return False if False in results else None if None in results else True
 
 

@@ -12,7 +12,7 @@ from ekiden.ir.module import IRModule
 from ekiden.ir.transform import Pass, PassContext
 from ekiden.relay.analysis.call_graph import CallGraph
 
-ENTRIES = "entries"
+ENTRIES_ATTRIBUTE = "entries"
 """The attribute of a module that names functions called from outside, beside main."""
 
 
@@ -23,7 +23,7 @@ def RemoveUnusedFunctions(entry_functions: Sequence[str] = ("main",)) -> Pass:  
         """Remove functions that neither `entry_functions` nor the module's attribute of entries
         reach.
         """
-        further = cast(Sequence[str], module.attrs.get(ENTRIES, ()))
+        further = cast(Sequence[str], module.attrs.get(ENTRIES_ATTRIBUTE, ()))
         dropped = set(CallGraph(module).unreachable((*entry_functions, *further)))
         reachable = {g: f for g, f in module.functions.items() if g not in dropped}
         return module.with_functions(reachable)

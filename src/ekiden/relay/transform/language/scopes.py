@@ -81,7 +81,7 @@ def is_atom(expr: RelayExpr) -> bool:
 _ATOMS = frozenset((Var, GlobalVar, Op, Constructor))
 
 
-def needs_place(expr: RelayExpr) -> bool:
+def has_scope(expr: RelayExpr) -> bool:
     """Return whether an expression is evaluated in some scope: neither an atom nor a constant."""
     return not isinstance(expr, Constant) and not is_atom(expr)
 
@@ -114,18 +114,20 @@ _BODIES: dict[type, Callable[..., tuple[RelayExpr, ...]]] = {
 # fmt: on
 
 
-_Row = Callable[..., tuple[RelayExpr, ...]]
+_Getter = Callable[..., tuple[RelayExpr, ...]]
 
 
-def _both(kind: type) -> _Row:
-    rows: list[_Row] = [table[kind] for table in (_OPERANDS, _BODIES) if kind in table]
+def _operands_and_bodies(kind: type) -> _Getter:
+    rows: list[_Getter] = [table[kind] for table in (_OPERANDS, _BODIES) if kind in table]
     if len(rows) == 1:
         return rows[0]
     first, second = rows
     return lambda e: first(e) + second(e)
 
 
-_INSIDE: dict[type, _Row] = {kind: _both(kind) for kind in _OPERANDS | _BODIES}
+_OPERANDS_AND_BODIES: dict[type, _Getter] = {
+    kind: _operands_and_bodies(kind) for kind in _OPERANDS | _BODIES
+}
 """Node class -> its operands and then its bodies: passes walk whole programs by it."""
 
 
@@ -159,7 +161,7 @@ def evaluation_order(root: RelayExpr) -> list[RelayExpr]:
     visited: set[int] = set()
     opened: list[RelayExpr] = []
     stack: list[RelayExpr | None] = [root]
-    rows = _INSIDE
+    rows = _OPERANDS_AND_BODIES
     while stack:
         expr = stack.pop()
         if expr is None:
@@ -189,7 +191,7 @@ def enclosing_scope(scope: Scope, depth: int) -> Scope:
     return scope
 
 
-def _common(a: Scope | None, b: Scope) -> Scope:
+def _common_scope(a: Scope | None, b: Scope) -> Scope:
     """Return the innermost scope around both."""
     if a is None:
         return b
@@ -214,20 +216,20 @@ def find_scopes(root: RelayExpr) -> list[Scope]:
     uses: list[tuple[RelayExpr, Scope]] = []
     # Users come first, so a node's scope is final when its operands are visited.
     for expr in reversed(order):
-        if not needs_place(expr):
+        if not has_scope(expr):
             continue
         scope = where[expr]
         for operand in operands(expr):
-            if needs_place(operand):
-                where[operand] = _common(where.get(operand), scope)
+            if has_scope(operand):
+                where[operand] = _common_scope(where.get(operand), scope)
                 uses.append((operand, scope))
         for body in bodies(expr):
             inner = scope.open(body)
             scope.inner.setdefault(expr, []).append(inner)
             scopes.append(inner)
-            where[body] = _common(where.get(body), inner)
+            where[body] = _common_scope(where.get(body), inner)
     for expr in order:
-        if needs_place(expr):
+        if has_scope(expr):
             where[expr].nodes.append(expr)
     for expr, scope in uses:
         if scope is not where[expr]:

@@ -12,7 +12,7 @@ from ekiden.relay.expr import Call, Function
 from ekiden.relay.visitor import post_order
 from ekiden.runtime.errors import CompileError
 
-SHOWN = 5
+MAX_SHOWN_CALLS = 5
 """Most calls that a message names."""
 
 
@@ -29,8 +29,8 @@ def _check(module: IRModule, context: PassContext) -> IRModule:
         bare = [_name(c) for c in calls if c.span is None]
         if bare:
             count_text = "1 call" if len(bare) == 1 else f"{len(bare)} calls"
-            more = ", ..." if len(bare) > SHOWN else ""
-            shown = ", ".join(bare[:SHOWN]) + more
+            more = ", ..." if len(bare) > MAX_SHOWN_CALLS else ""
+            shown = ", ".join(bare[:MAX_SHOWN_CALLS]) + more
             raise CompileError(f"SpanCheck: @{var.name_hint}: {count_text} without a span: {shown}")
     return module
 

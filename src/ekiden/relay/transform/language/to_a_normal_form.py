@@ -39,7 +39,7 @@ def to_a_normal_form(root: RelayExpr) -> RelayExpr:
     chains: dict[Scope, Chain] = {}
     for scope in reversed(scopes):  # inner scopes first: what opens a scope needs its finished body
         chains[scope] = _bind(scope, names, chains)
-    return _wrapped(chains[scopes[0]])
+    return _wrap_reversed(chains[scopes[0]])
 
 
 def _name_all(scopes: list[Scope]) -> Names:
@@ -96,7 +96,7 @@ def _bind(scope: Scope, names: Names, chains: dict[Scope, Chain]) -> Chain:
             backwards.extend(_alias(expr, names))
         else:
             inside = {o: names.get(o, o) for o in operands(expr)}
-            inside |= {s.result: _wrapped(chains[s]) for s in scope.inner.get(expr, ())}
+            inside |= {s.result: _wrap_reversed(chains[s]) for s in scope.inner.get(expr, ())}
             variable = names[expr]
             assert isinstance(variable, Var)
             backwards.append((variable, with_children(expr, inside)))
@@ -109,7 +109,7 @@ def _alias(let: Let, names: Names) -> list[Binding]:
     return [] if value is let.var else [(let.var, value)]
 
 
-def _wrapped(backwards: Chain) -> RelayExpr:
+def _wrap_reversed(backwards: Chain) -> RelayExpr:
     return Chain(backwards.bindings[::-1], backwards.result).wrap()
 
 

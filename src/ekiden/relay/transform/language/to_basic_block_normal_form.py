@@ -13,14 +13,14 @@ from ekiden.ir.expr import RelayExpr
 from ekiden.ir.module import IRModule
 from ekiden.ir.transform import Pass, PassContext, module_pass
 from ekiden.relay.expr import Let, Var
-from ekiden.relay.transform.language.chains import Binding, let_chain
+from ekiden.relay.transform.language.chains import Binding, build_lets
 from ekiden.relay.transform.language.infer_type import InferType
 from ekiden.relay.transform.language.scopes import (
     Scope,
     bodies,
     find_scopes,
+    has_scope,
     map_functions,
-    needs_place,
     on_body,
     operands,
     with_children,
@@ -30,7 +30,7 @@ from ekiden.relay.transform.language.scopes import (
 def to_basic_block_normal_form(root: RelayExpr) -> RelayExpr:
     """Basic-block normal form of an expression. Needs checked types."""
     scopes = find_scopes(root)
-    shared = _used_further_in(scopes)
+    shared = _used_by_inner_scopes(scopes)
     names: dict[RelayExpr, RelayExpr] = {}
     for number, expr in enumerate(shared):
         names[expr] = variable = Var(f"v{number}")
@@ -42,14 +42,14 @@ def to_basic_block_normal_form(root: RelayExpr) -> RelayExpr:
     return done[root]
 
 
-def _used_further_in(scopes: list[Scope]) -> list[RelayExpr]:
+def _used_by_inner_scopes(scopes: list[Scope]) -> list[RelayExpr]:
     """Expressions that a scope inside of their own uses or gives as its result."""
     where = {expr: scope for scope in scopes for expr in scope.nodes}
     shared: dict[RelayExpr, None] = {}
     for scope in scopes:
         uses = [o for e in scope.nodes for o in operands(e)]
         for expr in (*uses, scope.result):
-            if needs_place(expr) and where[expr] is not scope and not isinstance(expr, Let):
+            if has_scope(expr) and where[expr] is not scope and not isinstance(expr, Let):
                 shared[expr] = None
     return list(shared)
 
@@ -68,7 +68,7 @@ def _finish(
         if isinstance(name, Var):
             bindings.append((name, inside[expr]))
     result = scope.result
-    return let_chain(bindings, names.get(result, inside.get(result, result)))
+    return build_lets(bindings, names.get(result, inside.get(result, result)))
 
 
 @module_pass(name="ToBasicBlockNormalForm", opt_level=1, required=(InferType(),))

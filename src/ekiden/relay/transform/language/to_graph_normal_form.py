@@ -35,14 +35,14 @@ def to_graph_normal_form(root: RelayExpr) -> RelayExpr:
     new: dict[RelayExpr, RelayExpr] = {}
     for expr in order:
         if isinstance(expr, Let) and expr.var in dropped:
-            new[expr] = _meaning(expr.body, dropped, new)
+            new[expr] = _resolve(expr.body, dropped, new)
         else:
-            inside = {c: _meaning(c, dropped, new) for c in children(expr)}
+            inside = {c: _resolve(c, dropped, new) for c in children(expr)}
             new[expr] = with_children(expr, inside)
-    return _meaning(root, dropped, new)
+    return _resolve(root, dropped, new)
 
 
-def _meaning(
+def _resolve(
     expr: RelayExpr, dropped: dict[RelayExpr, RelayExpr], new: dict[RelayExpr, RelayExpr]
 ) -> RelayExpr:
     """Return the rewritten expression; for a name that is dropped, its value's."""

@@ -34,10 +34,10 @@ if TYPE_CHECKING:
 else:
     layout_rewriter = LazyModule("ekiden.relay.transform.layout.layout_rewriter")
 
-ATTRIBUTE = "FTVMAlterOpLayout"
+ALTER_ATTRIBUTE = "FTVMAlterOpLayout"
 
 
-def is_own(call: Call) -> bool:
+def has_user_implementation(call: Call) -> bool:
     """Return whether a user has chosen an operator's implementation, and so the layout of its
     weights.
     """
@@ -61,7 +61,7 @@ def alter_op_layout(root: RelayExpr, target: Target) -> RelayExpr:
         if reader_of(new) is not None:
             readers.append(new)
         rule = rule_of(new)
-        if rule is None or is_own(new):
+        if rule is None or has_user_implementation(new):
             return new
         packed_call = rule(new, target)
         packed_call.set_checked_type(old.checked_type)
@@ -71,10 +71,17 @@ def alter_op_layout(root: RelayExpr, target: Target) -> RelayExpr:
 
     def share(old: RelayExpr, new: RelayExpr) -> RelayExpr:
         """Redirect a call that reads a weight as it is to the packed one."""
-        if not isinstance(new, Call) or (reader := reader_of(new)) is None or is_own(new):
+        if (
+            not isinstance(new, Call)
+            or (reader := reader_of(new)) is None
+            or has_user_implementation(new)
+        ):
             return new
         for weight, product in packed:
-            if _same(weight, reader[0]) and (shared_call := reader[1](new, product)) is not new:
+            if (
+                _equal_constants(weight, reader[0])
+                and (shared_call := reader[1](new, product)) is not new
+            ):
                 shared_call.set_checked_type(old.checked_type)
                 return shared_call
         return new
@@ -83,7 +90,7 @@ def alter_op_layout(root: RelayExpr, target: Target) -> RelayExpr:
     return rewrite_graph(altered, share) if packed and readers else altered
 
 
-def _same(weight: Constant, expr: RelayExpr) -> bool:
+def _equal_constants(weight: Constant, expr: RelayExpr) -> bool:
     """Return whether both are the same numbers."""
     if not isinstance(expr, Constant):
         return False
@@ -94,7 +101,7 @@ def _same(weight: Constant, expr: RelayExpr) -> bool:
 def _registered(call: Call, attrs: Attrs | None, args: Sequence[RelayExpr]) -> RelayExpr | None:
     """Return the call of a user's alteration; None where there is none."""
     assert isinstance(call.op, Op)
-    own: Any = OP_ATTRS.get(ATTRIBUTE, {}).get(call.op.name)
+    own: Any = OP_ATTRS.get(ALTER_ATTRIBUTE, {}).get(call.op.name)
     if own is None:
         return None
     infos = layout_rewriter.tensor_infos([a.checked_type for a in call.args])
@@ -102,7 +109,7 @@ def _registered(call: Call, attrs: Attrs | None, args: Sequence[RelayExpr]) -> R
 
 
 def _as_registered(body: RelayExpr) -> RelayExpr:
-    return layout_rewriter.Rewriter(_registered, ATTRIBUTE).run(body)
+    return layout_rewriter.Rewriter(_registered, ALTER_ATTRIBUTE).run(body)
 
 
 def AlterOpLayout(target: Target | None = None) -> Pass:  # noqa: N802

@@ -34,7 +34,7 @@ from ekiden._lazy import LazyModule
 from ekiden.arith import prove_equal
 from ekiden.ir.expr import RelayExpr
 from ekiden.ir.module import IRModule
-from ekiden.ir.op import OpPattern, Turns
+from ekiden.ir.op import OpPattern, Transposes
 from ekiden.ir.prim import PrimExpr, const, is_const
 from ekiden.ir.transform import Pass, PassContext, module_pass
 from ekiden.ir.type import TensorType, TupleType, tensor_type
@@ -56,7 +56,7 @@ else:
     layouts = LazyModule("ekiden.relay.transform.layout.desired_layouts")
 
 Perm = tuple[int, ...]
-LAST = {"NCHW": "NHWC", "NCDHW": "NDHWC"}
+CHANNELS_LAST = {"NCHW": "NHWC", "NCDHW": "NDHWC"}
 """Layouts with the channels first, and last."""
 
 
@@ -106,7 +106,7 @@ def _layout_field(call: Call) -> str | None:
     if not op_of(call):
         return None
     attrs, field_name = call.attrs, call.op.definition.layout  # type: ignore[attr-defined]
-    if not field_name or getattr(attrs, field_name) not in LAST:
+    if not field_name or getattr(attrs, field_name) not in CHANNELS_LAST:
         return None
     return (
         field_name if getattr(attrs, "out_layout", "") in ("", getattr(attrs, field_name)) else None
@@ -115,17 +115,17 @@ def _layout_field(call: Call) -> str | None:
 
 def _to_nhwc(call: Call, layout_field: str) -> RelayExpr:
     assert call.attrs is not None
-    layout = LAST[getattr(call.attrs, layout_field)]
+    layout = CHANNELS_LAST[getattr(call.attrs, layout_field)]
     changes: dict[str, object] = {layout_field: layout}
     if hasattr(call.attrs, "out_layout"):
         changes["out_layout"] = ""
-    back = _from_last(len(layout))
+    back = _channels_second(len(layout))
     args = (transpose(call.args[0], inverse(back)), *call.args[1:])
     nhwc_call = _fresh(call.with_fields(args=args, attrs=call.attrs.with_fields(**changes)))
     return transpose(infer_here(nhwc_call), back)
 
 
-def _from_last(rank: int) -> Perm:
+def _channels_second(rank: int) -> Perm:
     """Channels from the last place to the second: NHWC -> NCHW."""
     return (0, rank - 1, *range(1, rank - 1))
 
@@ -144,7 +144,7 @@ def _below(expr: RelayExpr) -> RelayExpr:
     return expr.args[0]
 
 
-def _follow(operand: RelayExpr, perm: Perm) -> RelayExpr | None:
+def _match_operand(operand: RelayExpr, perm: Perm) -> RelayExpr | None:
     """Return the operand that the transposed operation needs, None if that would cost a copy.
 
     One of a lower rank broadcasts from the right, so its missing axes are written out before they
@@ -179,7 +179,7 @@ def _sink_broadcast(call: Call, perm: Perm) -> RelayExpr | None:
     # An operand of higher rank would broadcast the transposed one along new axes.
     if any(len(_shape(a)) > len(perm) for a in call.args):
         return None
-    args = [_follow(a, perm) for a in call.args]
+    args = [_match_operand(a, perm) for a in call.args]
     if any(a is None for a in args):
         return None
     return transpose(infer_here(_fresh(call.with_fields(args=tuple(args)))), perm)
@@ -215,7 +215,7 @@ def _split(call: Call, perm: Perm) -> RelayExpr | None:
     """
     assert call.attrs is not None
     # Only channel moves cancel further down.
-    if perm != _from_last(len(perm)):
+    if perm != _channels_second(len(perm)):
         return None
     axis = perm[int(getattr(call.attrs, "axis", 0)) % len(perm)]
     changed = call.with_fields(
@@ -232,7 +232,7 @@ def _slice(call: Call, perm: Perm) -> RelayExpr | None:
     """strided_slice(transpose(a), axes) -> transpose(strided_slice(a, axes')), where `_split` is"""
     attrs = call.attrs
     assert isinstance(attrs, slices.StridedSliceAttrs)
-    if perm != _from_last(len(perm)):
+    if perm != _channels_second(len(perm)):
         return None
     if len(attrs.begin) != len(attrs.end) or len(attrs.strides) not in (0, len(attrs.end)):
         return None  # with axes all lists have one length
@@ -306,7 +306,7 @@ def _reshape(call: Call, perm: Perm) -> RelayExpr | None:
     head, tail = _equal_ends(before, after)
     old, new = len(before) - head - tail, len(after) - head - tail
     if min(old, new) == 0:
-        return _with_ones(call, perm, head, new) if new else _without_ones(call, perm, head, old)
+        return _insert_ones(call, perm, head, new) if new else _remove_ones(call, perm, head, old)
     source = list(perm[head : head + old])
     block = sorted(source)
     # Dimensions can be joined below only if they are neighbours there.
@@ -324,7 +324,7 @@ def _reshape(call: Call, perm: Perm) -> RelayExpr | None:
     return transpose(reshaped, tuple(moved))
 
 
-def _without_ones(call: Call, perm: Perm, head: int, count: int) -> RelayExpr | None:
+def _remove_ones(call: Call, perm: Perm, head: int, count: int) -> RelayExpr | None:
     """Move a reshape that removes dimensions of 1, from `head` on, before the transpose."""
     below, gone = _below(call.args[0]), perm[head : head + count]
     shape = _shape(below)
@@ -335,7 +335,7 @@ def _without_ones(call: Call, perm: Perm, head: int, count: int) -> RelayExpr | 
     return transpose(squeezed, tuple(remaining.index(i) for i in perm if i not in gone))
 
 
-def _with_ones(call: Call, perm: Perm, head: int, count: int) -> RelayExpr:
+def _insert_ones(call: Call, perm: Perm, head: int, count: int) -> RelayExpr:
     """Move a reshape that inserts dimensions of 1 at `head` before the transpose.
 
     They go before what follows them behind the transpose: (n, c, w) -> (n, c, 1, w) is (n, w, c) ->
@@ -349,35 +349,35 @@ def _with_ones(call: Call, perm: Perm, head: int, count: int) -> RelayExpr:
 
 
 Sink = Callable[[Call, Perm], "RelayExpr | None"]
-SINK: Mapping[Turns, Sink] = {
-    Turns.AXIS: _with_axis,
-    Turns.AXES: _reduce,
-    Turns.SHAPE: _reshape,
-    Turns.WIDTHS: _pad,
-    Turns.FIELDS: _concatenate,
-    Turns.PARTS: _split,
-    Turns.BOX: _slice,
-    Turns.EXTENTS: _broadcast_to,
-    Turns.ORDER: lambda call, perm: transpose(call.args[0], axes_of(call)),
+SINK_RULES: Mapping[Transposes, Sink] = {
+    Transposes.AXIS: _with_axis,
+    Transposes.AXES: _reduce,
+    Transposes.SHAPE: _reshape,
+    Transposes.WIDTHS: _pad,
+    Transposes.FIELDS: _concatenate,
+    Transposes.PARTS: _split,
+    Transposes.BOX: _slice,
+    Transposes.EXTENTS: _broadcast_to,
+    Transposes.ORDER: lambda call, perm: transpose(call.args[0], axes_of(call)),
 }
 """What moves a transpose of the (first) operand to the result."""
 
 
-def _turns(expr: RelayExpr) -> Turns:
-    return expr.op.definition.turns if op_of(expr) else Turns.NO  # type: ignore[attr-defined]
+def _sink_kind(expr: RelayExpr) -> Transposes:
+    return expr.op.definition.turns if op_of(expr) else Transposes.NO  # type: ignore[attr-defined]
 
 
-def _rule(call: Call) -> Sink | None:
-    kind = _turns(call)
-    if kind is not Turns.NO:
-        return SINK[kind]
+def _sink_rule(call: Call) -> Sink | None:
+    kind = _sink_kind(call)
+    if kind is not Transposes.NO:
+        return SINK_RULES[kind]
     if op_of(call) and call.op.definition.pattern <= OpPattern.BROADCAST:  # type: ignore[attr-defined]
         return _sink_broadcast
     return None
 
 
 def _sink(call: Call) -> RelayExpr:
-    rule = _rule(call)
+    rule = _sink_rule(call)
     operands = call.args[0].fields if call.args and isinstance(call.args[0], Tuple) else call.args
     perm = next((p for p in map(_perm_below, operands) if p is not None), None)
     is_tensor = isinstance(call.checked_type, TensorType)
@@ -392,7 +392,7 @@ def _sink(call: Call) -> RelayExpr:
     return rule(call, perm) or call
 
 
-def _gains(root: RelayExpr) -> bool:
+def _has_convolution(root: RelayExpr) -> bool:
     """Return whether a convolution is among the operators with a layout.
 
     The others follow it, but are as fast in NCHW as in NHWC, and not worth a transpose.
@@ -424,7 +424,7 @@ def _converted(call: Call, gains: bool) -> RelayExpr:
         return _sink(call)
     below = _perm_below(call.args[0])
     # Data that is in NHWC already costs no transpose.
-    follows = below is not None and below == _from_last(len(below))
+    follows = below is not None and below == _channels_second(len(below))
     return _to_nhwc(call, layout_field) if gains or follows else call
 
 
@@ -436,29 +436,31 @@ def _with_span(new_expr: RelayExpr, old: RelayExpr) -> RelayExpr:
     return named
 
 
-def _tidy(old: RelayExpr, new: RelayExpr) -> RelayExpr:
+def _simplify_views(old: RelayExpr, new: RelayExpr) -> RelayExpr:
     """transpose moving ones -> reshape; reshape(reshape(x)) -> reshape(x), or x if of its shape"""
-    kind = _turns(new)
-    if kind not in (Turns.ORDER, Turns.SHAPE):
+    kind = _sink_kind(new)
+    if kind not in (Transposes.ORDER, Transposes.SHAPE):
         return new
     assert isinstance(new, Call)
     data, shape = new.args[0], _shape(new)
-    if kind is Turns.ORDER and not moves_only_ones(_shape(data), axes_of(new)):
+    if kind is Transposes.ORDER and not moves_only_ones(_shape(data), axes_of(new)):
         return new
-    is_view = _turns(data) is Turns.SHAPE
+    is_view = _sink_kind(data) is Transposes.SHAPE
     if is_view:
         data = _below(data)
     data_shape = _shape(data)
     if len(data_shape) == len(shape) and all(map(prove_equal, data_shape, shape)):
         return data
-    if (kind is Turns.SHAPE and not is_view) or any(map(is_any, shape)):
+    if (kind is Transposes.SHAPE and not is_view) or any(map(is_any, shape)):
         return new
     return _with_span(infer_here(op.reshape(data, shape, allowzero=True)), new)
 
 
 def convert_layout(root: RelayExpr) -> RelayExpr:
     """Run both sweeps over an expression. Needs checked types."""
-    return rewrite_graph(rewrite_graph(root, partial(_sweep, gains=_gains(root))), _tidy)
+    return rewrite_graph(
+        rewrite_graph(root, partial(_sweep, gains=_has_convolution(root))), _simplify_views
+    )
 
 
 @module_pass(name="ConvertLayout", opt_level=3, required=(InferType(),))

@@ -20,13 +20,13 @@ from ekiden.ir.op import OP_ATTRS, Op, get
 from ekiden.ir.prim import const, is_const
 from ekiden.ir.type import TensorType
 from ekiden.relay.expr import Call
-from ekiden.relay.transform.infer_layout_utils import factor_of, place_of
+from ekiden.relay.transform.infer_layout_utils import axis_of, factor_of
 from ekiden.relay.transform.language.scopes import map_functions, on_body
 from ekiden.relay.transform.layout.layout_rewriter import Rewriter, tensor_infos
 from ekiden.runtime.errors import CompileError
 from ekiden.topi.layout import axis, parse
 
-ATTRIBUTE = "FTVMConvertOpLayout"
+CONVERT_ATTRIBUTE = "FTVMConvertOpLayout"
 Desired = Mapping[str, Sequence[str]]
 
 
@@ -89,7 +89,7 @@ def _is_depthwise(call: Call, attrs: Any) -> bool:  # noqa: ANN401
     return attrs.groups > 1 and is_const(channels, attrs.groups)
 
 
-def _wanted(call: Call, attrs: Any, layouts: Sequence[str]) -> Any:  # noqa: ANN401
+def _desired_attrs(call: Call, attrs: Any, layouts: Sequence[str]) -> Any:  # noqa: ANN401
     """Return the attributes of a call for the desired layouts."""
     assert isinstance(call.op, Op)
     name, data = call.op.name, str(layouts[0])
@@ -108,7 +108,7 @@ def _wanted(call: Call, attrs: Any, layouts: Sequence[str]) -> Any:  # noqa: ANN
     return attrs.with_fields(**changes)
 
 
-def _splits(call: Call, before: Any, after: Any) -> bool:  # noqa: ANN401
+def _divides_evenly(call: Call, before: Any, after: Any) -> bool:  # noqa: ANN401
     """Return whether what the new layouts split is divisible.
 
     A picture's three channels are not by 8, and its convolution stays as it is.
@@ -122,7 +122,7 @@ def _splits(call: Call, before: Any, after: Any) -> bool:  # noqa: ANN401
         kind, old = arg.checked_type, getattr(before, field)
         assert isinstance(kind, TensorType)
         for letter, size in parse(getattr(after, field)):
-            at = place_of(old, letter.upper())
+            at = axis_of(old, letter.upper())
             if letter.isupper() or at < 0:
                 continue
             extent = kind.shape[at] * (factor_of(old, letter) or 1)
@@ -137,7 +137,7 @@ def convert_to(module: IRModule, desired: Desired) -> IRModule:
     Raises:
         CompileError: For an operator that has no layout.
     """
-    user_rules = OP_ATTRS.get(ATTRIBUTE, {})
+    user_rules = OP_ATTRS.get(CONVERT_ATTRIBUTE, {})
     for name in desired:
         row = get(name).definition
         fields = getattr(row.attrs, "__dataclass_fields__", {})
@@ -159,12 +159,14 @@ def convert_to(module: IRModule, desired: Desired) -> IRModule:
         if own is not None:
             infos = tensor_infos([a.checked_type for a in call.args])
             return own(attrs, list(args), infos, layouts)  # type: ignore[no-any-return]
-        new_attrs = _wanted(call, attrs, layouts)
-        if not _splits(call, attrs, new_attrs):
+        new_attrs = _desired_attrs(call, attrs, layouts)
+        if not _divides_evenly(call, attrs, new_attrs):
             return None
         config = LayoutConfig.current
         if config is not None and call.op.definition.weight_layouts and config.check_skip():
             return None
         return Call(call.op, tuple(args), new_attrs, span=call.span)
 
-    return map_functions(module, on_body(lambda body: Rewriter(change, ATTRIBUTE).run(body)))
+    return map_functions(
+        module, on_body(lambda body: Rewriter(change, CONVERT_ATTRIBUTE).run(body))
+    )

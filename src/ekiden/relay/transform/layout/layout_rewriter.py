@@ -25,7 +25,7 @@ from ekiden.ir.prim import is_const
 from ekiden.ir.type import TensorType, TupleType, Type
 from ekiden.relay import op
 from ekiden.relay.expr import Call, Constant, Tuple, TupleGetItem
-from ekiden.relay.transform.infer_layout_utils import Layout, infer_layouts, primal
+from ekiden.relay.transform.infer_layout_utils import Layout, infer_layouts, primal_axes
 from ekiden.relay.transform.language.scopes import evaluation_order
 from ekiden.relay.visitor import children, rebuild
 from ekiden.runtime.errors import CompileError
@@ -34,7 +34,7 @@ from ekiden.te import Tensor, placeholder
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Moved:
+class LayoutValue:
     """Value in a layout, and the layout that it had."""
 
     value: RelayExpr
@@ -45,7 +45,7 @@ class Moved:
 Change = Callable[[Call, Any, Sequence[RelayExpr]], RelayExpr | None]
 """(call before, attributes for the layouts before, new arguments) -> the call in other layouts;
 None leaves it."""
-Made = RelayExpr | Moved | list["Made"]
+Rewritten = RelayExpr | LayoutValue | list["Rewritten"]
 """What stands for an expression: itself, a value in another layout, the fields of a tuple."""
 
 
@@ -56,7 +56,7 @@ class Rewriter:
     change: Change
     alters: str
     """The attribute of operators whose call is changed though they have no rule."""
-    made: dict[RelayExpr, Made] = field(default_factory=dict)
+    made: dict[RelayExpr, Rewritten] = field(default_factory=dict)
     moves: dict[tuple[RelayExpr, Layout, Layout], RelayExpr] = field(default_factory=dict)
     realized: dict[int, tuple[object, RelayExpr]] = field(default_factory=dict)
 
@@ -66,13 +66,13 @@ class Rewriter:
             self.made[expr] = self.rewrite(expr)
         return self.plain(self.made[root])
 
-    def rewrite(self, expr: RelayExpr) -> Made:
+    def rewrite(self, expr: RelayExpr) -> Rewritten:
         """Rewrite an expression whose operands are rewritten."""
         match expr:
             case Call(op=Op()):
                 new_call = self.call(expr)
-                return new_call if new_call is not None else self.as_before(expr)
-            case Tuple(fields=fields) if any(isinstance(self.made[f], Moved) for f in fields):
+                return new_call if new_call is not None else self.unchanged(expr)
+            case Tuple(fields=fields) if any(isinstance(self.made[f], LayoutValue) for f in fields):
                 return [self.made[f] for f in fields]
             case TupleGetItem(tuple_value=value, index=index):
                 tuple_value_ = self.made[value]
@@ -81,19 +81,19 @@ class Rewriter:
                     return tuple_value_[index]
                 if isinstance(tuple_value_, Tuple):
                     return tuple_value_.fields[index]
-        return self.as_before(expr)
+        return self.unchanged(expr)
 
-    def as_before(self, expr: RelayExpr) -> RelayExpr:
+    def unchanged(self, expr: RelayExpr) -> RelayExpr:
         """Return the expression on inputs in the layouts that they had."""
         old_inputs = [self.plain(self.made[c]) if c in self.made else c for c in children(expr)]
         return rebuild(expr, old_inputs)
 
-    def plain(self, entry: Made) -> RelayExpr:
+    def plain(self, entry: Rewritten) -> RelayExpr:
         """Return a value in the layout that it had."""
         if isinstance(entry, RelayExpr):
             return entry
         if id(entry) not in self.realized:
-            if isinstance(entry, Moved):
+            if isinstance(entry, LayoutValue):
                 converted = self.move(entry.value, entry.new, entry.old)
             else:
                 converted = Tuple(tuple(map(self.plain, entry)))
@@ -110,24 +110,24 @@ class Rewriter:
         return self.moves[key]
 
     def _moved(self, value: RelayExpr, source: str, target: str) -> RelayExpr:
-        missing = len(primal(target)) - len(primal(source))
+        missing = len(primal_axes(target)) - len(primal_axes(source))
         if missing > 0:
             if _is_scalar(value):
                 return value
-            have = primal(source)
+            have = primal_axes(source)
             # Axes that broadcasting leaves out get leading extents of 1 first.
-            source = "".join(a for a in primal(target) if a not in have)[:missing] + source
+            source = "".join(a for a in primal_axes(target) if a not in have)[:missing] + source
             value = op.expand_dims(value, 0, missing)
         return value if source == target else op.layout_transform(value, source, target)
 
-    def call(self, before: Call) -> Made | None:
+    def call(self, before: Call) -> Rewritten | None:
         """Return a call of an operator in its new layouts; None to leave it.
 
         Raises:
             CompileError: For a change to a call of a function.
         """
         assert isinstance(before.op, Op)
-        inputs: list[Moved] = []
+        inputs: list[LayoutValue] = []
         args: list[RelayExpr] = []
         for arg in before.args:
             args.append(self._argument(arg, inputs))
@@ -156,7 +156,7 @@ class Rewriter:
         )
         return self._results(before, result, first.output_layouts, second.output_layouts)
 
-    def _argument(self, arg: RelayExpr, inputs: list[Moved]) -> RelayExpr:
+    def _argument(self, arg: RelayExpr, inputs: list[LayoutValue]) -> RelayExpr:
         """Return the value of an argument, and append its layouts, or those of its fields."""
         entry = self.made.get(arg, arg)
         if isinstance(entry, (list, Tuple)):
@@ -164,13 +164,13 @@ class Rewriter:
             return Tuple(tuple(self._one(f, inputs) for f in fields))
         return self._one(entry, inputs)
 
-    def _one(self, entry: Made, inputs: list[Moved]) -> RelayExpr:
-        if not isinstance(entry, Moved):
-            entry = Moved(self.plain(entry))
+    def _one(self, entry: Rewritten, inputs: list[LayoutValue]) -> RelayExpr:
+        if not isinstance(entry, LayoutValue):
+            entry = LayoutValue(self.plain(entry))
         inputs.append(entry)
         return entry.value
 
-    def _without_rule(self, before: Call) -> Made | None:
+    def _without_rule(self, before: Call) -> Rewritten | None:
         assert isinstance(before.op, Op)
         if before.op.name not in OP_ATTRS.get(self.alters, {}):
             return None
@@ -189,13 +189,13 @@ class Rewriter:
 
     def _results(
         self, before: Call, result: Call, olds: Sequence[Layout], news: Sequence[Layout]
-    ) -> Made:
+    ) -> Rewritten:
         if len(olds) != len(news):
             raise CompileError(f"layout of {before}: expected as many results as before")
         if not isinstance(before.checked_type, TupleType):
-            return Moved(result, olds[0], news[0])
+            return LayoutValue(result, olds[0], news[0])
         fields = range(len(before.checked_type.fields))
-        return [Moved(TupleGetItem(result, i), olds[i], news[i]) for i in fields]
+        return [LayoutValue(TupleGetItem(result, i), olds[i], news[i]) for i in fields]
 
 
 def _is_scalar(value: RelayExpr) -> bool:

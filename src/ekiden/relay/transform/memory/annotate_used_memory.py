@@ -26,7 +26,7 @@ from ekiden.relay.transform.language.scopes import bodies, evaluation_order, ope
 from ekiden.runtime.errors import PassError
 from ekiden.runtime.lazy_dataclass import dataclass
 
-Roots = frozenset[Var]
+Tensors = frozenset[Var]
 """Variables whose tensors a value has: itself, or those that a tuple or a field stands for."""
 
 
@@ -52,12 +52,12 @@ def tensor_bytes(kind: Type) -> int:
 class _Annotator:
     """Annotator that goes through the chains of `main`, outer ones first."""
 
-    roots: dict[RelayExpr, Roots] = field(default_factory=dict)
+    roots: dict[RelayExpr, Tensors] = field(default_factory=dict)
     used: dict[Function, list[int]] = field(default_factory=dict)
 
     def block(
-        self, chain: Chain, alive_after: Roots, alive: Roots
-    ) -> list[tuple[RelayExpr, Roots]]:
+        self, chain: Chain, alive_after: Tensors, alive: Tensors
+    ) -> list[tuple[RelayExpr, Tensors]]:
         """Annotate one chain.
 
         Args:
@@ -78,7 +78,7 @@ class _Annotator:
         ending: dict[int, list[Var]] = {}
         for variable, at in last.items():
             ending.setdefault(at, []).append(variable)
-        inner: list[tuple[RelayExpr, Roots]] = []
+        inner: list[tuple[RelayExpr, Tensors]] = []
         for at, (variable, value) in enumerate(chain.bindings):
             is_own = self.roots[variable] == {variable}
             size = tensor_bytes(variable.checked_type) if is_own else 0
@@ -95,7 +95,7 @@ class _Annotator:
                 total += size
         return inner
 
-    def _reads(self, variable: Var, value: RelayExpr) -> Roots:
+    def _reads(self, variable: Var, value: RelayExpr) -> Tensors:
         """Return what a binding reads, and record the tensors of its variable."""
         exprs = [value, *(e for body in bodies(value) for e in evaluation_order(body))]
         read = frozenset(r for e in exprs for o in operands(e) for r in self._of(o))
@@ -103,13 +103,13 @@ class _Annotator:
         self.roots[variable] = self._of(value) if is_alias else frozenset((variable,))
         return read if not is_alias else frozenset()
 
-    def outside(self, body: RelayExpr) -> Roots:
+    def outside(self, body: RelayExpr) -> Tensors:
         """Return what a body reads of what is around it."""
         inside = {v for v, _ in unchain(body).bindings}
         exprs = evaluation_order(body)
         return frozenset(r for e in exprs for o in operands(e) for r in self._of(o)) - inside
 
-    def _of(self, expr: RelayExpr) -> Roots:
+    def _of(self, expr: RelayExpr) -> Tensors:
         if isinstance(expr, Var):
             return self.roots.setdefault(expr, frozenset((expr,)))
         if isinstance(expr, (Call, Function)):
@@ -121,7 +121,9 @@ def _annotate(main: Function) -> Function:
     kinds = [*(p.checked_type for p in main.params), main.body.checked_type]
     total = sum(map(tensor_bytes, kinds))
     annotator = _Annotator()
-    stack: list[tuple[RelayExpr, Roots, Roots]] = [(main.body, frozenset(), frozenset(main.params))]
+    stack: list[tuple[RelayExpr, Tensors, Tensors]] = [
+        (main.body, frozenset(), frozenset(main.params))
+    ]
     while stack:
         body, after, before = stack.pop()
         for inner, alive in annotator.block(unchain(body), after, before):

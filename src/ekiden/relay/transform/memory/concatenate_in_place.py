@@ -43,7 +43,7 @@ from ekiden.ir.prim import Var as Symbol
 from ekiden.ir.prim_visitor import free_vars
 from ekiden.ir.transform import Pass, PassContext
 from ekiden.ir.type import FuncType, TensorType
-from ekiden.kernels.families import strided
+from ekiden.kernels.families import all_write_rows
 from ekiden.relay import op
 from ekiden.relay.expr import Call, Function, Tuple, Var
 from ekiden.relay.op.join import ConcatenateAttrs
@@ -60,7 +60,7 @@ from ekiden.relay.transform.language.scopes import (
 from ekiden.relay.transform.memory_plan import known_at_entry
 from ekiden.runtime.lazy_dataclass import dataclass
 
-LINE = 64
+CACHE_LINE_BYTES = 64
 """Where a part begins is a multiple of this many bytes, as are rows that it lies in: vectors stay
 within cache lines."""
 
@@ -76,7 +76,7 @@ class _Kernel:
 
 
 @dataclass(frozen=True, slots=True)
-class _Home:
+class _Location:
     """Where a tensor lies: in the storage of `root`, `offset` bytes from its start, in rows of
     `row` elements; None where it is contiguous.
     """
@@ -97,7 +97,7 @@ class _Root:
 
 
 @dataclass(slots=True)
-class _Facts:
+class _ChainFacts:
     """What a chain does with its tensors."""
 
     chain: Chain
@@ -184,7 +184,7 @@ def concatenated_axis(function: Function) -> int | None:
     return body.attrs.axis % len(_shape(body))
 
 
-def _does_only(function: Function, writes_rows: bool = False) -> bool:
+def _supports_rows(function: Function, writes_rows: bool = False) -> bool:
     """Return whether the operators of a function are injective, or write rows of any length."""
     if function.attr("Compiler") is not None:
         return False
@@ -193,7 +193,7 @@ def _does_only(function: Function, writes_rows: bool = False) -> bool:
         isinstance(c.op, Op)
         and (
             c.op.definition.pattern <= OpPattern.INJECTIVE
-            or (writes_rows and strided(c.op.definition.kernels))
+            or (writes_rows and all_write_rows(c.op.definition.kernels))
         )
         for c in calls
     )
@@ -240,15 +240,15 @@ def _copying(kind: TensorType, like: Function) -> Function:
     return _function((param,), infer_here(op.copy(param)), like)
 
 
-class _Chain:
+class _ChainRewriter:
     """Rewriter of one chain."""
 
     def __init__(self, chain: Chain, entry_symbols: set[Symbol]) -> None:
-        self.facts = _Facts(chain)
+        self.facts = _ChainFacts(chain)
         self.known = entry_symbols
-        self.homes: dict[Var, _Home] = {}
+        self.locations: dict[Var, _Location] = {}
         self.roots: dict[Var, _Root] = {}
-        self.copies: dict[int, list[tuple[Var, _Home, Function]]] = {}
+        self.copies: dict[int, list[tuple[Var, _Location, Function]]] = {}
         """Binding of a concatenation that is no kernel any more -> what is still to be copied."""
 
     def rewritten(self) -> Chain:
@@ -263,8 +263,8 @@ class _Chain:
 
     def _concatenation(self, kernel: _Kernel, axis: int) -> None:
         """Decide the locations of the operands of one concatenation."""
-        shape, own = _shape(kernel.output), self.homes.get(kernel.output)
-        home = own or self._new_home(kernel.output)
+        shape, own = _shape(kernel.output), self.locations.get(kernel.output)
+        home = own or self._new_location(kernel.output)
         if home is None or any(not isinstance(p, Var) for p in kernel.inputs):
             return
         is_last = axis == len(shape) - 1
@@ -279,31 +279,31 @@ class _Chain:
         if starts is None:
             return
         moved = [p for p in kernel.inputs if self._may_move(kernel, p, row is not None)]
-        copied_elements = sum(map(_weight, kernel.inputs)) - sum(map(_weight, moved))
+        copied_elements = sum(map(_num_elements, kernel.inputs)) - sum(map(_num_elements, moved))
         # Separate copies cost more calls than the one kernel that copies all of it.
-        if 2 * copied_elements > sum(map(_weight, kernel.inputs)):
+        if 2 * copied_elements > sum(map(_num_elements, kernel.inputs)):
             return
         root = self.roots.setdefault(home.root, _Root(self.facts.tensors[home.root]))
         self.copies[kernel.at] = []
         for operand, start in zip(kernel.inputs, starts, strict=True):
             assert isinstance(operand, Var)
-            location = _Home(home.root, simplify(home.offset + start), row)
+            location = _Location(home.root, simplify(home.offset + start), row)
             if row is not None:
                 assert isinstance(location.offset, IntImm)
                 root.slack = max(root.slack, location.offset.value)
             if operand in moved:
-                self.homes[operand] = location
+                self.locations[operand] = location
                 # The storage must exist before the first operand that is written to it.
                 root.first = min(root.first, self.facts.tensors[operand])
             else:
                 self.copies[kernel.at].append((operand, location, kernel.function))
 
-    def _new_home(self, output: Var) -> _Home | None:
+    def _new_location(self, output: Var) -> _Location | None:
         """Return the storage of a concatenation, where it can be allocated earlier."""
         is_movable = output in self.facts.tensors and all(
             self.known.issuperset(free_vars(d)) for d in _shape(output)
         )
-        return _Home(output, const(0)) if is_movable else None
+        return _Location(output, const(0)) if is_movable else None
 
     def _starts(self, kernel: _Kernel, axis: int, in_rows: bool) -> list[PrimExpr] | None:
         """Return the start of each operand, in bytes behind the first; None where one begins within
@@ -319,7 +319,7 @@ class _Chain:
         for operand in kernel.inputs:
             extent = _shape(operand)[axis]
             size = simplify(extent * unit)
-            is_whole = is_const(simplify(size % LINE), 0)
+            is_whole = is_const(simplify(size % CACHE_LINE_BYTES), 0)
             if not (is_whole or (operand is kernel.inputs[-1] and not in_rows)):
                 return None
             if is_const(size, 0) or (in_rows and not isinstance(size, IntImm)):
@@ -331,7 +331,7 @@ class _Chain:
     def _may_move(self, kernel: _Kernel, value: RelayExpr, in_rows: bool) -> bool:
         """Return whether an operand of a concatenation can be written in place."""
         facts = self.facts
-        if not isinstance(value, Var) or value not in facts.tensors or value in self.homes:
+        if not isinstance(value, Var) or value not in facts.tensors or value in self.locations:
             return False
         writer = facts.kernels.get(value)
         if writer is None or kernel.inputs.count(value) != 1 or value in self.roots:
@@ -341,25 +341,25 @@ class _Chain:
             return False
         if not in_rows:
             return True
-        if not _does_only(writer.function, writes_rows=True):
+        if not _supports_rows(writer.function, writes_rows=True):
             return False
         readers = [k for k in facts.kernels.values() if k is not kernel and value in k.inputs]
         other_users = set(facts.users[value]) - {writer.at, kernel.at} - {r.at for r in readers}
-        return not other_users and all(_does_only(r.function) for r in readers)
+        return not other_users and all(_supports_rows(r.function) for r in readers)
 
     # The new chain.
 
     def _written(self) -> Chain:
         chain = self.facts.chain
         replaced: dict[Var, Var] = {}
-        for tensor, home in self.homes.items():
+        for tensor, home in self.locations.items():
             kind = tensor.checked_type
             assert isinstance(kind, TensorType)
             if home.row is not None:
                 shape = (*kind.shape[:-1], home.row)
                 replaced[tensor] = _tensor(tensor.name_hint, shape, kind.dtype)
         made_at: dict[int, list[Binding]] = {}
-        dropped = {self._storage(t) for t in (*self.homes, *self.roots)}
+        dropped = {self._storage(t) for t in (*self.locations, *self.roots)}
         for output, root in self.roots.items():
             made_at.setdefault(root.first, []).append(self._grown(output, root))
         bindings: list[Binding] = []
@@ -384,7 +384,7 @@ class _Chain:
         return storage, value.with_fields(attrs=attrs)
 
     def _copy(
-        self, value: Var, home: _Home, like: Function, replaced: Mapping[Var, Var]
+        self, value: Var, home: _Location, like: Function, replaced: Mapping[Var, Var]
     ) -> list[Binding]:
         """Copy a part to its place."""
         kind = value.checked_type
@@ -402,7 +402,7 @@ class _Chain:
 
     def _binding(self, binding: Binding, replaced: Mapping[Var, Var]) -> Binding:
         variable, value = binding
-        home = self.homes.get(variable)
+        home = self.locations.get(variable)
         if home is not None:
             new = replaced.get(variable, variable)
             kind = new.checked_type
@@ -440,7 +440,7 @@ def _new(value: RelayExpr, replaced: Mapping[Var, Var]) -> RelayExpr:
     return replaced.get(value, value) if isinstance(value, Var) else value
 
 
-def _weight(value: RelayExpr) -> int:
+def _num_elements(value: RelayExpr) -> int:
     """Elements of a tensor, where symbols count one."""
     total = 1
     for dim in _shape(value):
@@ -458,7 +458,7 @@ def ConcatenateInPlace() -> Pass:  # noqa: N802
         entry_symbols = known_at_entry(function)
 
         def rewrite_chain(chain: Chain, _: bool) -> Chain:
-            return _Chain(chain, entry_symbols).rewritten()
+            return _ChainRewriter(chain, entry_symbols).rewritten()
 
         return on_body(lambda body: map_chains(body, rewrite_chain))(function)
 

@@ -37,7 +37,7 @@ from ekiden.runtime.errors import CompileError
 
 ALIGNMENT = 64
 
-DeviceOf = Callable[[Call], int]
+GetDevice = Callable[[Call], int]
 
 
 def size_in_bytes(kind: TensorType) -> PrimExpr:
@@ -80,7 +80,7 @@ def _allocate(tensor: Var, kind: TensorType, device: int) -> list[Binding]:
     ]
 
 
-def _lower_binding(variable: Var, value: RelayExpr, device_of: DeviceOf) -> list[Binding]:
+def _lower_binding(variable: Var, value: RelayExpr, device_of: GetDevice) -> list[Binding]:
     function = primitive_of(value)
     if function is None:
         return [(variable, value)]
@@ -119,7 +119,7 @@ def _as_value(tensors: list[Var], kind: Type) -> RelayExpr:
     return build(kind)
 
 
-def _devices(module: IRModule) -> DeviceOf:
+def _devices(module: IRModule) -> GetDevice:
     """Return where each kernel of a module runs, as a number of its table of devices."""
     numbers = {virtual_device.device: at for at, virtual_device in enumerate(device_table(module))}
     if len(numbers) == 1:

@@ -22,7 +22,7 @@ from ekiden.ir.type import TensorType
 from ekiden.relay.expr import Constant, Function, Tuple, Var
 from ekiden.relay.op.memory import own
 from ekiden.relay.transform.devices.plan_devices import device_table
-from ekiden.relay.transform.language.chains import Binding, Chain, let_chain, unchain
+from ekiden.relay.transform.language.chains import Binding, Chain, build_lets, unchain
 from ekiden.relay.transform.language.scopes import on_body
 from ekiden.runtime import Device
 from ekiden.target.virtual_device import RESULT_PLACE, VirtualDevice
@@ -47,13 +47,13 @@ def OwnResults() -> Pass:  # noqa: N802
         entry = module.get_global_var("main")
         main = functions[entry]
         assert isinstance(main, Function)
-        functions[entry] = _owning(main, numbers)
+        functions[entry] = _own_results(main, numbers)
         return IRModule(functions, module.type_definitions, module.attrs)
 
     return Pass("OwnResults", transform)
 
 
-def _owning(main: Function, numbers: Mapping[Device, int]) -> Function:
+def _own_results(main: Function, numbers: Mapping[Device, int]) -> Function:
     """Return `main` with owned results; `numbers` of devices are those of the module's table."""
     result_device = main.attr(RESULT_PLACE)
     field_devices = result_device if isinstance(result_device, tuple) else None
@@ -71,23 +71,23 @@ def _owning(main: Function, numbers: Mapping[Device, int]) -> Function:
         result_value = values.get(result) if isinstance(result, Var) else result
         if isinstance(result_value, Tuple):
             owned = [
-                _owned(chain, field, number(at)) for at, field in enumerate(result_value.fields)
+                _own_value(chain, field, number(at)) for at, field in enumerate(result_value.fields)
             ]
             owned_tuple: RelayExpr = result_value.with_fields(fields=tuple(owned))
             variable = Var("results")
         else:
             assert result is not None
-            return let_chain(chain.bindings, _owned(chain, result, number(0)))
+            return build_lets(chain.bindings, _own_value(chain, result, number(0)))
         owned_tuple.set_checked_type(result_value.checked_type)
         variable.set_checked_type(result_value.checked_type)
         # The old tuple would hold references, so that every field would be copied.
         other_bindings = [b for b in chain.bindings if b[0] is not result]
-        return let_chain([*other_bindings, (variable, owned_tuple)], variable)
+        return build_lets([*other_bindings, (variable, owned_tuple)], variable)
 
     return on_body(rewrite)(main)
 
 
-def _owned(chain: Chain, value: RelayExpr, device: int) -> RelayExpr:
+def _own_value(chain: Chain, value: RelayExpr, device: int) -> RelayExpr:
     """Bind an owned tensor in the chain; what is no tensor stays."""
     kind = value.checked_type
     if not isinstance(value, (Var, Constant)) or not isinstance(kind, TensorType):

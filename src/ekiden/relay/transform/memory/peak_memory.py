@@ -24,7 +24,7 @@ from ekiden.runtime.lazy_dataclass import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class _Need:
+class _MemoryNeed:
     """Bytes of a call: the most at once, and what lives on in its result."""
 
     peak: int
@@ -40,7 +40,7 @@ def predict_peak(module: IRModule) -> int | None:
     """
     if len(device_table(module)) > 1:
         return None  # copies between devices are made as they come
-    needs: dict[str, _Need | None] = {}
+    needs: dict[str, _MemoryNeed | None] = {}
     for group in CallGraph(module).components():
         names = [g.name_hint for g in group]
         function = module[names[0]]
@@ -51,7 +51,7 @@ def predict_peak(module: IRModule) -> int | None:
     return None if main_need is None else main_need.peak
 
 
-def _need(function: Function, callees: Mapping[str, _Need | None]) -> _Need | None:
+def _need(function: Function, callees: Mapping[str, _MemoryNeed | None]) -> _MemoryNeed | None:
     """Return what a function needs; None if that is not known, as of one that calls itself."""
     if function.attr("Closure") is not None:
         return None
@@ -75,7 +75,7 @@ def _need(function: Function, callees: Mapping[str, _Need | None]) -> _Need | No
             return None
         retained += need.kept
         changes += [(at, need.peak), (at + 1, need.kept - need.peak)]
-    return _Need(_highest(changes), retained)
+    return _MemoryNeed(_highest(changes), retained)
 
 
 def _highest(changes: list[tuple[int, int]]) -> int:

@@ -38,11 +38,11 @@ from ekiden.relay.transform.language.scopes import map_functions, on_body
 from ekiden.relay.transform.memory.storage_lifetimes import Lifetimes
 from ekiden.relay.transform.memory_plan import known_at_entry
 from ekiden.runtime.lazy_dataclass import dataclass
-from ekiden.topi.slice import Range
+from ekiden.topi.slice import SliceRange
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
+class _Location:
     """Where a tensor lies: its storage, and bytes from the start of that."""
 
     storage: Var
@@ -50,28 +50,28 @@ class _Place:
 
 
 @dataclass(slots=True)
-class _Cut:
+class _SliceKernel:
     """A kernel that cuts, and where its results are to lie."""
 
     call: Call
     source: Var
     """The storage of what is cut."""
-    slices: list[tuple[Var, Var, _Place]] = field(default_factory=list)
+    slices: list[tuple[Var, Var, _Location]] = field(default_factory=list)
     """A result, the storage that it has, and its place."""
 
 
-class _Cuts:
+class _Slices:
     """The cuts of a function that need not copy; `known` are the symbols of its parameters."""
 
     def __init__(self, body: RelayExpr, entry_symbols: Set[Symbol]) -> None:
         self.lifetimes = Lifetimes(body, lambda _: False)
         self.known = entry_symbols
-        self.places: dict[RelayExpr, _Place] = {}
+        self.places: dict[RelayExpr, _Location] = {}
         self.views: dict[RelayExpr, RelayExpr] = {}
         """A tensor in another shape -> that tensor, which may have moved since."""
         self.tensors: dict[Var, int] = {}
         """Storage -> how many tensors lie in it."""
-        self.cuts: list[_Cut] = []
+        self.cuts: list[_SliceKernel] = []
         for block in self.lifetimes.blocks:
             for variable, value in block.chain.bindings:
                 if isinstance(value, Call):
@@ -84,12 +84,12 @@ class _Cuts:
         if isinstance(value.attrs, AllocTensorAttrs):
             (storage,) = value.args
             assert isinstance(storage, Var)
-            self.places[variable] = _Place(storage, value.attrs.offset)
+            self.places[variable] = _Location(storage, value.attrs.offset)
             self.tensors[storage] = self.tensors.get(storage, 0) + 1
         elif op_name(value) == "vm.reshape_tensor":
             self.views[variable] = value.args[0]
 
-    def _place(self, value: RelayExpr) -> _Place | None:
+    def _place(self, value: RelayExpr) -> _Location | None:
         while value in self.views:
             value = self.views[value]
         return self.places.get(value)
@@ -107,16 +107,16 @@ class _Cuts:
             return
         kind = data.checked_type
         assert isinstance(kind, TensorType)
-        cut = _Cut(call, source_location.storage)
+        cut = _SliceKernel(call, source_location.storage)
         for output, box in zip(outputs.fields, boxes, strict=True):
-            start = _start(box, kind)
+            start = _box_offset(box, kind)
             assert isinstance(output, Var)
             own = self.places[output].storage
             if start is None or not self._is_planned(own) or self.tensors[own] != 1:
                 return
             if self.lifetimes.requests[own].device != self.lifetimes.requests[cut.source].device:
                 return
-            at = _Place(source_location.storage, simplify(source_location.offset + start))
+            at = _Location(source_location.storage, simplify(source_location.offset + start))
             cut.slices.append((output, own, at))
         self.cuts.append(cut)
         self.places.update((output, at) for output, _, at in cut.slices)  # which may be cut again
@@ -142,7 +142,7 @@ class _Cuts:
         return is_longest or is_const(simplify(total * 2 >= source_request.size), 1)
 
 
-def _boxes(kernel: RelayExpr) -> Sequence[Sequence[Range]] | None:
+def _boxes(kernel: RelayExpr) -> Sequence[Sequence[SliceRange]] | None:
     """Return the boxes that a function cuts out of its one argument, if it does nothing else."""
     if not isinstance(kernel, Function) or kernel.attr("Compiler") is not None:
         return None
@@ -160,7 +160,7 @@ def _of(kind: object) -> TensorType:
     return kind
 
 
-def _start(box: Sequence[Range], kind: TensorType) -> PrimExpr | None:
+def _box_offset(box: Sequence[SliceRange], kind: TensorType) -> PrimExpr | None:
     """Return the offset in bytes of a box of a tensor.
 
     Returns:
@@ -190,7 +190,7 @@ def _start(box: Sequence[Range], kind: TensorType) -> PrimExpr | None:
 
 def _rewritten(body: RelayExpr, entry_symbols: Set[Symbol]) -> RelayExpr:
     """Return the body of a function without the kernels that need not copy."""
-    slices = _Cuts(body, entry_symbols)
+    slices = _Slices(body, entry_symbols)
     if not slices.cuts:
         return body
     gone: set[RelayExpr] = {c.call for c in slices.cuts}

@@ -27,7 +27,7 @@ from ekiden.runtime.lazy_dataclass import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Operand:
+class KernelOperand:
     """A tensor of a kernel: the storages that it may lie in, and whether it is all of one."""
 
     storages: frozenset[Var]
@@ -39,8 +39,8 @@ class Replacement:
     """A kernel at a position whose output may replace one of the inputs numbered `allowed`."""
 
     position: int
-    inputs: Sequence[Operand]
-    output: Operand
+    inputs: Sequence[KernelOperand]
+    output: KernelOperand
     allowed: Sequence[int]
 
 
@@ -73,13 +73,13 @@ def _replacements(
             yield Replacement(at, operands, _operand(lifetimes, output), allowed)
 
 
-def _operand(lifetimes: Lifetimes, value: RelayExpr) -> Operand:
+def _operand(lifetimes: Lifetimes, value: RelayExpr) -> KernelOperand:
     storages = lifetimes.home.get(value, frozenset())
     kind = value.checked_type
     assert isinstance(kind, TensorType)
     request = lifetimes.requests[next(iter(storages))] if len(storages) == 1 else None
     is_whole = request is not None and prove_equal(size_in_bytes(kind), request.size)
-    return Operand(storages, is_whole)
+    return KernelOperand(storages, is_whole)
 
 
 def merge(
@@ -110,7 +110,7 @@ def merge(
     return list(dict.fromkeys(owners.values()))
 
 
-def _owner(owners: Mapping[Var, Request], value: Operand) -> Request | None:
+def _owner(owners: Mapping[Var, Request], value: KernelOperand) -> Request | None:
     """Return the request of the one storage that a value lies in; None where it lies elsewhere, or
     may lie in several."""
     return owners.get(next(iter(value.storages))) if len(value.storages) == 1 else None

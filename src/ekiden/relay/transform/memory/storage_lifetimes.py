@@ -36,7 +36,7 @@ from ekiden.relay.transform.language.scopes import bodies, evaluation_order, ope
 from ekiden.relay.visitor import pattern_vars
 from ekiden.runtime.lazy_dataclass import dataclass
 
-Span = tuple[int, int]
+LiveRange = tuple[int, int]
 """The first position and the last."""
 
 
@@ -78,10 +78,10 @@ class Request:
     shares: list[Request] = field(default_factory=list)
     """Storages that follow this one in its very bytes."""
 
-    def spans(self) -> list[Span]:
+    def spans(self) -> list[LiveRange]:
         """Return when it, or one that shares its bytes, is alive: disjoint ranges, ascending."""
-        ranges: list[Span] = []
-        for first, last in sorted(s for r in (self, *self.shares) for s in _spans(r)):
+        ranges: list[LiveRange] = []
+        for first, last in sorted(s for r in (self, *self.shares) for s in _live_ranges(r)):
             if ranges and first <= ranges[-1][1]:
                 ranges[-1] = ranges[-1][0], max(ranges[-1][1], last)
             else:
@@ -96,7 +96,7 @@ class Request:
         """Return the positions of kernels after which no run uses it: later uses are of branches
         that these exclude.
         """
-        return frozenset(last for _, last in _spans(self))
+        return frozenset(last for _, last in _live_ranges(self))
 
 
 def exclude_each_other(a: Request, b: Request) -> bool:
@@ -266,7 +266,7 @@ def is_alias(value: RelayExpr) -> bool:
     return isinstance(value, (Var, Tuple, TupleGetItem)) or _memory_of(value) is Memory.VIEWS
 
 
-def run_of(block: Block, index: int) -> tuple[Block, int]:
+def stretch_of(block: Block, index: int) -> tuple[Block, int]:
     """Return the stretch of bindings without a barrier that contains a binding, as far out as
     possible.
 
@@ -284,11 +284,11 @@ def run_of(block: Block, index: int) -> tuple[Block, int]:
     return stretch
 
 
-def _spans(request: Request) -> list[Span]:
+def _live_ranges(request: Request) -> list[LiveRange]:
     """Return the ranges of a request: outwards from where it is allocated as long as it is used
     further out, then inwards to its last uses.
     """
-    ranges: list[Span] = []
+    ranges: list[LiveRange] = []
     block, start = request.block, request.first
     last = max(request.uses.values(), default=start)
     while last > block.end:

@@ -27,26 +27,26 @@ from ekiden.arith import Analyzer, evaluate, simplify
 from ekiden.ir.prim import IntImm, PrimExpr, SizeVar, const, maximum
 from ekiden.ir.prim_visitor import Interned, children, free_vars, pending
 from ekiden.relay.transform.fusion.kernel_order import KernelOrder
-from ekiden.relay.transform.memory.storage_lifetimes import Request, Span, exclude_each_other
+from ekiden.relay.transform.memory.storage_lifetimes import LiveRange, Request, exclude_each_other
 from ekiden.runtime.lazy_dataclass import dataclass
 
 ALIGNMENT = 64
-LONGEST = 4_000
+MAX_OFFSET_NODES = 4_000
 """Nodes, as often as they are written, of the longest offset that is computed when a function is
 entered."""
 ROUNDS, EFFORT = 24, 20_000
 """Most orders that are tried; and most places in all these together."""
-TYPICAL = 128
+TYPICAL_SYMBOL_VALUE = 128
 """The value of a symbol at which sizes are placed, where its upper bound is not below."""
 
 
 @dataclass(slots=True, eq=False)
-class Place:
+class Placement:
     """Placement of a request: `size` is a multiple of ALIGNMENT."""
 
     request: Request
     size: PrimExpr
-    spans: list[Span]
+    spans: list[LiveRange]
     order: KernelOrder | None = None
     offset: PrimExpr = field(default_factory=lambda: const(0))
     taken: tuple[int, int] = (0, 0)
@@ -59,9 +59,9 @@ class Place:
         return end
 
 
-def place_all(
+def assign_offsets(
     requests: Sequence[Request], order: KernelOrder | None = None, alignment: int = ALIGNMENT
-) -> tuple[list[Place], PrimExpr]:
+) -> tuple[list[Placement], PrimExpr]:
     """Return a placement for each request, and the size of their arena.
 
     Args:
@@ -69,17 +69,19 @@ def place_all(
         order: The order of kernels that run as soon as it lets them; None for one after another.
         alignment: The alignment of offsets.
     """
-    placements = [Place(r, round_up(r.size, alignment), _spans(r, order), order) for r in requests]
+    placements = [
+        Placement(r, round_up(r.size, alignment), _spans(r, order), order) for r in requests
+    ]
     fixed = [p for p in placements if isinstance(p.size, IntImm)]
     symbolic = [p for p in placements if not isinstance(p.size, IntImm)]
     return placements, _place_symbolic(symbolic, _place_constant(fixed))
 
 
-def _spans(request: Request, order: KernelOrder | None) -> list[Span]:
-    return request.spans() if order is None else order.widened(request, request.spans())
+def _spans(request: Request, order: KernelOrder | None) -> list[LiveRange]:
+    return request.spans() if order is None else order.extend_spans(request, request.spans())
 
 
-def place_in(
+def assign_memories(
     requests: Sequence[Request], limits: Sequence[int | None], alignment: int
 ) -> tuple[list[tuple[int, int]], list[int]]:
     """Assign requests of constant sizes to memories, the largest first, each to the first that
@@ -101,7 +103,7 @@ def place_in(
     used: list[int] = []
     for number, limit in enumerate(limits):
         remaining = [r for r in requests if r not in assigned]
-        placements, total = place_all(remaining, alignment=alignment)
+        placements, total = assign_offsets(remaining, alignment=alignment)
         if limit is not None and _value(total) > limit:
             placements = _fitting(placements, limit)
         used.append(max((_bytes(p)[1] for p in placements), default=0))
@@ -112,9 +114,9 @@ def place_in(
     return [assigned[r] for r in requests], used
 
 
-def _fitting(placements: Sequence[Place], limit: int) -> list[Place]:
+def _fitting(placements: Sequence[Placement], limit: int) -> list[Placement]:
     """Return those that fit below a limit, the largest first."""
-    timeline, placed = _timeline(placements), list[Place]()
+    timeline, placed = _timeline(placements), list[Placement]()
     for placement in sorted(placements, key=lambda p: (-_value(p.size), p.spans)):
         offset = _lowest(timeline, placement)
         if offset + _value(placement.size) <= limit:
@@ -138,11 +140,11 @@ class _Timeline:
 
     def __init__(self, length: int) -> None:
         self.size = max(length, 1)
-        self.nodes: dict[int, list[Place]] = {}
+        self.nodes: dict[int, list[Placement]] = {}
         self.begins: list[tuple[int, int]] = []
-        self.spans: list[Place] = []
+        self.spans: list[Placement] = []
 
-    def add(self, placement: Place) -> None:
+    def add(self, placement: Placement) -> None:
         """Remember a place."""
         for first, last in placement.spans:
             insort(self.begins, (first, len(self.spans)))
@@ -155,9 +157,9 @@ class _Timeline:
                     self.nodes.setdefault(high, []).append(placement)
                 low, high = (low + 1) // 2, (high - 1) // 2
 
-    def rivals(self, placement: Place) -> list[Place]:
+    def rivals(self, placement: Placement) -> list[Placement]:
         """Return the placements whose storages may be alive together with that of one."""
-        candidates: dict[Place, None] = {}
+        candidates: dict[Placement, None] = {}
         for first, last in placement.spans:
             at = first + self.size
             while at:
@@ -176,18 +178,18 @@ class _Timeline:
         return [p for p in candidates if not _may_share(p, placement)]
 
 
-def _may_share(a: Place, b: Place) -> bool:
+def _may_share(a: Placement, b: Placement) -> bool:
     """Return whether two storages that are alive at the same positions may have the same bytes."""
-    if a.order is not None and a.order.are_apart(a.request, b.request):
+    if a.order is not None and a.order.are_ordered(a.request, b.request):
         return True
     return exclude_each_other(a.request, b.request)
 
 
-def _timeline(placements: Sequence[Place]) -> _Timeline:
+def _timeline(placements: Sequence[Placement]) -> _Timeline:
     return _Timeline(max((last for p in placements for _, last in p.spans), default=0) + 1)
 
 
-def _place_constant(placements: Sequence[Place]) -> int:
+def _place_constant(placements: Sequence[Placement]) -> int:
     """Place constant sizes, and return the bytes needed in all.
 
     Several orders, as long as one may be better: the largest first, or those alive longest, or in
@@ -195,13 +197,13 @@ def _place_constant(placements: Sequence[Place]) -> int:
     """
     if not placements:
         return 0
-    lower_bound = _most_alive(placements)
-    orders: list[list[Place]] = [
+    lower_bound = _max_live_bytes(placements)
+    orders: list[list[Placement]] = [
         sorted(placements, key=lambda p: (-_value(p.size), p.spans)),
         sorted(placements, key=lambda p: (-_duration(p) * _value(p.size), p.spans)),
         sorted(placements, key=lambda p: (p.spans, -_value(p.size))),
     ]
-    best, offsets, order = _placed(orders[0]), [p.offset for p in placements], orders[0]
+    best, offsets, order = _place_in_order(orders[0]), [p.offset for p in placements], orders[0]
     total, rounds = best, min(ROUNDS, EFFORT // len(placements))
     for number in range(1, rounds):
         if best == lower_bound:
@@ -212,7 +214,7 @@ def _place_constant(placements: Sequence[Place]) -> int:
             top = {p for p in placements if _bytes(p)[1] == total}
             # What reached the top goes first next time: a stable sort keeps the rest of the order.
             tried = sorted(order, key=lambda p: p not in top)
-        total = _placed(tried)
+        total = _place_in_order(tried)
         if total < best:
             best, offsets = total, [p.offset for p in placements]
         order = tried
@@ -221,11 +223,11 @@ def _place_constant(placements: Sequence[Place]) -> int:
     return best
 
 
-def _duration(placement: Place) -> int:
+def _duration(placement: Placement) -> int:
     return sum(last - first + 1 for first, last in placement.spans)
 
 
-def _most_alive(placements: Sequence[Place]) -> int:
+def _max_live_bytes(placements: Sequence[Placement]) -> int:
     """Return the bytes that are alive at once, where branches that exclude each other count
     together.
     """
@@ -240,7 +242,7 @@ def _most_alive(placements: Sequence[Place]) -> int:
     return peak
 
 
-def _placed(order: Sequence[Place]) -> int:
+def _place_in_order(order: Sequence[Placement]) -> int:
     """Place in an order, each at the lowest free offset, and return the bytes needed in all."""
     timeline = _timeline(order)
     total = 0
@@ -250,7 +252,7 @@ def _placed(order: Sequence[Place]) -> int:
     return total
 
 
-def _lowest(timeline: _Timeline, placement: Place) -> int:
+def _lowest(timeline: _Timeline, placement: Placement) -> int:
     """Return the lowest offset at which nothing overlaps while a placement is alive."""
     offset, size = 0, _value(placement.size)
     # First fit: a sweep over the occupied intervals in ascending order.
@@ -261,7 +263,7 @@ def _lowest(timeline: _Timeline, placement: Place) -> int:
     return offset
 
 
-def _bytes(placement: Place) -> tuple[int, int]:
+def _bytes(placement: Placement) -> tuple[int, int]:
     """Return the first byte, and the one after the last."""
     begin = _value(placement.offset)
     return begin, begin + _value(placement.size)
@@ -272,18 +274,20 @@ def _value(expr: PrimExpr) -> int:
     return expr.value
 
 
-def _place_symbolic(placements: Sequence[Place], start: int) -> PrimExpr:
+def _place_symbolic(placements: Sequence[Placement], start: int) -> PrimExpr:
     """Place symbolic sizes, from byte `start`, and return the bytes needed in all."""
     if not placements:
         return const(start)
-    typical = {p: Place(p.request, const(_typical(p.size)), p.spans, p.order) for p in placements}
+    typical = {
+        p: Placement(p.request, const(_typical_size(p.size)), p.spans, p.order) for p in placements
+    }
     _place_constant(list(typical.values()))
     order = sorted(placements, key=lambda p: (_value(typical[p].offset), p.spans))
     total = _stack(order, start)
-    return _place_in_turn(placements, start) if total is None else total
+    return _place_by_size(placements, start) if total is None else total
 
 
-def _stack(order: Sequence[Place], start: int) -> PrimExpr | None:
+def _stack(order: Sequence[Placement], start: int) -> PrimExpr | None:
     """Put each placement above those before it that are alive with its own, and return the end of
     the last, or None where an offset becomes too long an expression.
 
@@ -292,15 +296,15 @@ def _stack(order: Sequence[Place], start: int) -> PrimExpr | None:
     arena.
     """
     timeline, largest, length = _timeline(order), _Largest(), _Length()
-    below: dict[Place, set[Place]] = {}
-    ends: dict[Place, PrimExpr] = {}
-    tops: dict[Place, PrimExpr] = {}
+    below: dict[Placement, set[Placement]] = {}
+    ends: dict[Placement, PrimExpr] = {}
+    tops: dict[Placement, PrimExpr] = {}
     for placement in order:
         below[placement] = under = set(timeline.rivals(placement))
         touching = under.difference(*(below[rival] for rival in under))
         largest_end = largest([ends[p] for p in ends if p in touching] or [const(start)])
         placement.offset = largest.analyzer.simplify(largest_end)
-        if length(placement.offset) > LONGEST:
+        if length(placement.offset) > MAX_OFFSET_NODES:
             return None
         end = largest.analyzer.simplify(placement.offset + placement.size)
         ends[placement] = tops[placement] = end
@@ -310,7 +314,7 @@ def _stack(order: Sequence[Place], start: int) -> PrimExpr | None:
     return largest(list(tops.values()))
 
 
-def _place_in_turn(placements: Sequence[Place], start: int) -> PrimExpr:
+def _place_by_size(placements: Sequence[Placement], start: int) -> PrimExpr:
     """Assign offsets in order of first use: that of a dead one of the same size, else behind all.
 
     One queue for each size, of what dies, by its last position: linear but for the heap, with sums
@@ -363,10 +367,12 @@ class _Largest:
         return a is b or self.analyzer.can_prove_greater_equal(a - b, 0)
 
 
-def _typical(size: PrimExpr) -> int:
+def _typical_size(size: PrimExpr) -> int:
     """Return a size at a usual value of its symbols."""
     values = {
-        v: min(TYPICAL, v.upper) if isinstance(v, SizeVar) and v.upper is not None else TYPICAL
+        v: min(TYPICAL_SYMBOL_VALUE, v.upper)
+        if isinstance(v, SizeVar) and v.upper is not None
+        else TYPICAL_SYMBOL_VALUE
         for v in free_vars(size)
     }
     return int(evaluate(size, values))

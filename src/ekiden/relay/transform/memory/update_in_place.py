@@ -31,7 +31,7 @@ from ekiden.relay.transform.language.chains import Binding, Chain, all_bindings,
 from ekiden.relay.transform.language.scopes import map_functions, on_body
 from ekiden.relay.transform.memory_plan import Kernels
 
-Updated = Callable[[RelayExpr], int | None]
+UpdatedInput = Callable[[RelayExpr], int | None]
 """A kernel -> the number of the input that it changes."""
 
 
@@ -79,7 +79,7 @@ def UpdateInPlace(kernels: Kernels | None = None) -> Pass:  # noqa: N802
 
 
 def _rewritten(
-    chain: Chain, updated: Updated, user_params: Collection[Var], shared: Collection[RelayExpr]
+    chain: Chain, updated: UpdatedInput, user_params: Collection[Var], shared: Collection[RelayExpr]
 ) -> Chain:
     """Rewrite a chain.
 
@@ -95,7 +95,7 @@ def _rewritten(
     gone: set[Var] = set()
     calls: dict[Call, Call] = {}
     for _, value in chain.bindings:
-        update = _update(value, values, updated)
+        update = _match_update(value, values, updated)
         if update is None:
             continue
         call, number, result, storage = update
@@ -122,8 +122,8 @@ def _rewritten(
     return Chain(bindings, chain.result)
 
 
-def _update(
-    value: RelayExpr, values: Mapping[Var, RelayExpr], updated: Updated
+def _match_update(
+    value: RelayExpr, values: Mapping[Var, RelayExpr], updated: UpdatedInput
 ) -> tuple[Call, int, Var, Var] | None:
     """Match an update whose result has a storage of its own.
 

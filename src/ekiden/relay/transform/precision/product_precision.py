@@ -45,8 +45,8 @@ else:
     winograd = LazyModule("ekiden.topi.nn.winograd")
     byte_products = LazyModule("ekiden.relay.transform.quantization.byte_products")
 
-WIDE, BRIEF = "float32", "bfloat16"
-SMALL = ("float16", BRIEF)
+WIDE_DTYPE, BRIEF_DTYPE = "float32", "bfloat16"
+SMALL_DTYPES = ("float16", BRIEF_DTYPE)
 
 
 def _dtype(expr: RelayExpr) -> str:
@@ -58,24 +58,24 @@ def _widened(expr: RelayExpr) -> RelayExpr:
     """Return an operand in float32: what it was rounded from, if that is known."""
     # The unrounded value is more exact and saves the cast.
     is_rounded = op_of(expr) == "cast" and allows("keep operands wide")
-    if is_rounded and isinstance(expr, Call) and _dtype(expr.args[0]) == WIDE:
+    if is_rounded and isinstance(expr, Call) and _dtype(expr.args[0]) == WIDE_DTYPE:
         return expr.args[0]
-    return expr if _dtype(expr) == WIDE else op.cast(expr, WIDE)
+    return expr if _dtype(expr) == WIDE_DTYPE else op.cast(expr, WIDE_DTYPE)
 
 
-def _in(call: Call, operands: list[RelayExpr]) -> RelayExpr:
+def _product_in(call: Call, operands: list[RelayExpr]) -> RelayExpr:
     """Return the product over operands of another type, summed in float32, its result in
     its own.
     """
     out = _dtype(call)
     attrs = call.attrs
     if attrs is not None and hasattr(attrs, "out_dtype"):
-        attrs = attrs.with_fields(out_dtype=WIDE)
+        attrs = attrs.with_fields(out_dtype=WIDE_DTYPE)
     wide_product = Call(call.op, tuple(operands), attrs, span=call.span)
-    return wide_product if out == WIDE else op.cast(wide_product, out)
+    return wide_product if out == WIDE_DTYPE else op.cast(wide_product, out)
 
 
-def _sums(call: Call) -> str:
+def _accumulator_dtype(call: Call) -> str:
     """Return the type that a product accumulates in, where it says one."""
     return str(getattr(call.attrs, "out_dtype", ""))
 
@@ -91,7 +91,7 @@ def _is_brief(call: Call, target: Target) -> bool:
     if not isinstance(attrs, Conv2DAttrs) or attrs.groups > 1:
         return False
     # Winograd's method in float32 needs fewer products than bfloat16 saves.
-    suits = attrs.kernel_size == (winograd.TAPS, winograd.TAPS)
+    suits = attrs.kernel_size == (winograd.WINOGRAD_TAPS, winograd.WINOGRAD_TAPS)
     is_plain = attrs.strides == attrs.dilation == (1, 1) and suits
     return has_matrices or not is_plain
 
@@ -107,17 +107,23 @@ def _rewrite(target: Target, option: str) -> Rewrite:
         data, weight = call.args[:2]
         is_brief = _is_brief(call, target)
         dtypes = {_dtype(data), _dtype(weight)}
-        if _dtype(call) not in (*SMALL, WIDE):
+        if _dtype(call) not in (*SMALL_DTYPES, WIDE_DTYPE):
             return byte_products.product_of_bytes(call, target)
-        if is_brief and dtypes == {BRIEF}:
-            return None if _sums(call) == WIDE else _in(call, [*call.args])
-        if len(dtypes) == 1 and dtypes.issubset(SMALL) and target.has("tensor_cores"):
-            return None if _sums(call) == WIDE else _in(call, [*call.args])
-        if len(dtypes) == 1 and dtypes.issubset(SMALL):
-            return _in(call, [_widened(a) for a in call.args])
-        if is_brief and option and dtypes == {WIDE} == {_dtype(call)}:
-            casts: list[RelayExpr] = [op.cast(a, BRIEF).with_fields(span=a.span) for a in call.args]
-            return _in(call, casts)
+        if is_brief and dtypes == {BRIEF_DTYPE}:
+            return (
+                None if _accumulator_dtype(call) == WIDE_DTYPE else _product_in(call, [*call.args])
+            )
+        if len(dtypes) == 1 and dtypes.issubset(SMALL_DTYPES) and target.has("tensor_cores"):
+            return (
+                None if _accumulator_dtype(call) == WIDE_DTYPE else _product_in(call, [*call.args])
+            )
+        if len(dtypes) == 1 and dtypes.issubset(SMALL_DTYPES):
+            return _product_in(call, [_widened(a) for a in call.args])
+        if is_brief and option and dtypes == {WIDE_DTYPE} == {_dtype(call)}:
+            casts: list[RelayExpr] = [
+                op.cast(a, BRIEF_DTYPE).with_fields(span=a.span) for a in call.args
+            ]
+            return _product_in(call, casts)
         return None
 
     return rewrite
@@ -133,8 +139,8 @@ def ProductPrecision(target: Target) -> Pass:  # noqa: N802
         option.
         """
         option = str(context.option(PRECISION))
-        if option not in ("", BRIEF):
-            raise PassError(f"ProductPrecision: expected {BRIEF!r} or '', got {option!r}")
+        if option not in ("", BRIEF_DTYPE):
+            raise PassError(f"ProductPrecision: expected {BRIEF_DTYPE!r} or '', got {option!r}")
         products = [name for name, row in OPS.rows() if row.precision is Precision.ALWAYS]
         table = dict.fromkeys(products, _rewrite(target, option))
         return map_functions(module, on_body(lambda body: rewrite_calls(body, table)))

@@ -22,7 +22,7 @@ from ekiden.relay.transform.language.infer_type import InferType
 from ekiden.relay.transform.language.scopes import evaluation_order, rewrite_graph
 from ekiden.runtime.errors import CompileError
 
-CHOSEN = ("nn.conv2d",)
+DEFAULT_OPERATORS = ("nn.conv2d",)
 
 
 def recast(
@@ -52,7 +52,7 @@ def recast(
         return InferType()(expr.with_function("main", main))
     typed = InferType()(IRModule.from_expr(expr))["main"]
     assert isinstance(typed, Function)
-    body = _recast(typed.body, dtype, out_dtype, set(ops or CHOSEN), skip_layers or ())
+    body = _recast(typed.body, dtype, out_dtype, set(ops or DEFAULT_OPERATORS), skip_layers or ())
     if isinstance(expr, Function):
         return typed.with_fields(body=body, ret_type=expr.ret_type)
     return body

@@ -39,7 +39,7 @@ from ekiden.relay.transform.language.scopes import (
     map_functions,
     with_children,
 )
-from ekiden.relay.transform.mixed_precision import said_of
+from ekiden.relay.transform.mixed_precision import user_rule
 from ekiden.relay.visitor import children, rebuild
 from ekiden.runtime.errors import PassError
 
@@ -137,7 +137,7 @@ class _Mixer:
         return typed(_over(call, wide))
 
     def _is_small(self, call: Call, name: str, args: Sequence[RelayExpr]) -> bool:
-        rule = said_of(call, name, self.small)
+        rule = user_rule(call, name, self.small)
         precision = rule[0] if rule is not None else OPS[name].precision
         if not self._has_numbers_of(call):
             return False
@@ -180,7 +180,7 @@ class _Mixer:
 
     def _small_call(self, call: Call, args: Sequence[RelayExpr]) -> RelayExpr:
         assert isinstance(call.op, Op)
-        rule = said_of(call, call.op.name, self.small)
+        rule = user_rule(call, call.op.name, self.small)
         is_sum = rule is not None or call.op.definition.precision is Precision.ALWAYS
         if not is_sum or not hasattr(call.attrs, "out_dtype"):
             return typed(_over(call, args))

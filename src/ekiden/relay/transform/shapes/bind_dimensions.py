@@ -36,7 +36,7 @@ from ekiden.ir.type import TensorType, TupleType, Type
 from ekiden.relay.expr import Call, Clause, Constant, Function, Let, Match, Tuple, TupleGetItem, Var
 from ekiden.relay.op.vm import MatchShapeAttrs, bind_dims, forget_shape, match_shape, prefix
 from ekiden.relay.transform.external.compiler_functions import specialize
-from ekiden.relay.transform.language.chains import Binding, let_chain
+from ekiden.relay.transform.language.chains import Binding, build_lets
 from ekiden.relay.transform.language.infer_type import InferType
 from ekiden.relay.transform.language.match_declared_shapes import MatchDeclaredShapes
 from ekiden.relay.transform.language.scopes import (
@@ -196,7 +196,7 @@ class _Binder:
     def _wrap(self, variables: Sequence[Var], body: RelayExpr) -> RelayExpr:
         """Return a scope that begins with the names of variables."""
         named = [b for v in variables for b in self._bindings.pop(v, ())]
-        return let_chain(named, self.plain(body))
+        return build_lets(named, self.plain(body))
 
     def _visit(self, expr: RelayExpr) -> None:
         match expr:

@@ -20,7 +20,7 @@ from ekiden.ir.transform import Pass, PassContext, module_pass
 from ekiden.ir.type import TensorType, TupleType, Type
 from ekiden.relay.expr import Call, Function, TupleGetItem, Var
 from ekiden.relay.op.vm import MatchShapeAttrs
-from ekiden.relay.transform.language.chains import Binding, let_chain, op_name, unchain
+from ekiden.relay.transform.language.chains import Binding, build_lets, op_name, unchain
 from ekiden.relay.transform.language.scopes import map_functions, rewrite_graph
 from ekiden.relay.unify import size_vars
 from ekiden.topi.shape import equal
@@ -114,7 +114,7 @@ class _Hoist:
             else:
                 bindings.append((variable, value))
         assert self.chain.result is not None
-        body = let_chain(bindings, self.chain.result)
+        body = build_lets(bindings, self.chain.result)
         return new, rewrite_graph(body, lambda old, rebuilt: new.get(old, rebuilt))
 
 

@@ -29,7 +29,7 @@ from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target.virtual_device import HOST
 
 if TYPE_CHECKING:
-    from ekiden.relay.transform.devices.device_domains import Place
+    from ekiden.relay.transform.devices.device_domains import DeviceDomain
 
 
 class HostReason(Enum):
@@ -53,8 +53,8 @@ class Step:
     """A call of a kernel: the places of its results and of its arguments that are no constants, and
     whether the host computes it as fast as it starts a kernel."""
 
-    results: tuple[Place, ...]
-    arguments: tuple[Place, ...]
+    results: tuple[DeviceDomain, ...]
+    arguments: tuple[DeviceDomain, ...]
     is_cheap: bool
 
 
@@ -76,13 +76,16 @@ def is_cheap(call: Call) -> bool:
     return not isinstance(call.op, Op) or call.op.definition.pattern <= OpPattern.COMM_REDUCE
 
 
-def host_places(
-    every: Iterable[Place], steps: Sequence[Step], needs: Iterable[Place], entry: Iterable[Place]
-) -> list[Place]:
+def host_domains(
+    every: Iterable[DeviceDomain],
+    steps: Sequence[Step],
+    needs: Iterable[DeviceDomain],
+    entry: Iterable[DeviceDomain],
+) -> list[DeviceDomain]:
     """Return the places that go to the host, of `every` one that is nowhere yet. `needs` are places
     that the host reads, `entry` those of what the program's caller gives."""
-    makers: dict[Place, list[Step]] = defaultdict(list)
-    readers: dict[Place, list[Step]] = defaultdict(list)
+    makers: dict[DeviceDomain, list[Step]] = defaultdict(list)
+    readers: dict[DeviceDomain, list[Step]] = defaultdict(list)
     for step in steps:
         for domain in step.results:
             makers[domain].append(step)
@@ -106,7 +109,7 @@ def host_places(
                 del qualified[domain]
                 waiting += (step for step in readers[domain] if is_unfit(step))
     pinned = {p: None for p in qualified if p.reads_pinned and p not in makers and p not in inputs}
-    visited: set[Place] = set()
+    visited: set[DeviceDomain] = set()
     # From the values that the host reads back to all that they are computed from.
     while pending:
         domain = pending.pop()
@@ -121,7 +124,9 @@ def host_places(
     return list(pinned)
 
 
-def _is_decision(domain: Place, steps: Sequence[Step], qualified: Container[Place]) -> bool:
+def _is_decision(
+    domain: DeviceDomain, steps: Sequence[Step], qualified: Container[DeviceDomain]
+) -> bool:
     """Return whether integers are computed from few integers alone, some of them of the host."""
     arguments = [p for step in steps for p in step.arguments]
     return (
@@ -133,13 +138,13 @@ def _is_decision(domain: Place, steps: Sequence[Step], qualified: Container[Plac
     )
 
 
-def _may_qualify(domain: Place, is_computed: bool) -> bool:
+def _may_qualify(domain: DeviceDomain, is_computed: bool) -> bool:
     """Return whether a place has no device yet and holds integers, or values of the host alone."""
     is_copy = domain.reads_pinned and not is_computed
     return domain.where is None and (domain.is_small or is_copy)
 
 
-def _is_on_host(domain: Place) -> bool:
+def _is_on_host(domain: DeviceDomain) -> bool:
     return domain.where == HOST.where
 
 
@@ -147,7 +152,7 @@ __all__ = [
     "MAX_CONTROL_ELEMENTS",
     "HostReason",
     "Step",
-    "host_places",
+    "host_domains",
     "is_cheap",
     "is_few_integers",
 ]

@@ -1,0 +1,250 @@
+"""Read functions in A-normal form with explicit memory to statements and storage live ranges;
+
+def @f(%n, %x) { let %t = ..; invoke(greater, (%n,), (%t,));
+                     let %y = if (%t) { ..; @f(%m, %z) } else { %x }; %y }
+->  loop { greater(n, t)
+           if (t) { ..; n, x = m, z; again } else { result = x; return } }
+
+A call whose result is the function's own result is a jump where it calls the function itself, or
+one of those that call each other so: such functions are one routine. A choice in that place ends in
+each of its branches; any other one lets variables stand for the addresses of what its branches
+give. All other calls are calls in C: no function calls itself, so that each has one frame.
+
+Tuples, closures and data are resolved here: what is left of a value are its leaves (layout). What
+may be of any size is refused, with the function, the node and the size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ekiden.backend.crt import module as crt
+from ekiden.backend.crt.layout import PARTIAL, LeafKind, LeafType
+from ekiden.backend.crt.match import read_match
+from ekiden.backend.crt.module import Location, MemoryHome
+from ekiden.backend.crt.program import DYNAMIC_CALL_MESSAGE, ListStorage, RoutineSignature
+from ekiden.backend.crt.read_value import ValueReader
+from ekiden.backend.crt.values import ABSENT, Draft, Leaf, Leave, ListClass, Move, Value
+from ekiden.backend.vm.emit import ScopeIterator, emit_scope
+from ekiden.ir.expr import RelayExpr
+from ekiden.ir.op import Op
+from ekiden.ir.prim import const
+from ekiden.relay.expr import Call, Constructor, Function, If, Match, Var
+from ekiden.relay.transform.language.chains import unchain
+from ekiden.relay.transform.memory.storage_lifetimes import Block, Request
+from ekiden.runtime.errors import CompileError
+
+
+class RoutineReader(ValueReader):
+    """Reader of the functions of a group, which is one routine."""
+
+    def read(self) -> None:
+        """Read all functions of the group. Raises CompileError for what has no bound."""
+        self._declare()
+        if self.is_loop:
+            self.put(crt.Loop())
+        if len(self.names) > 1:
+            self.put(crt.Switch())
+        for entry, name in enumerate(self.names):
+            self.name = name
+            if len(self.names) > 1:
+                self.put(crt.Case(entry))
+            body = self._function(name).body
+            block = Block(unchain(body), body, self.root, 0, 0)
+            emit_scope(self._scope(block, is_last=True))
+            block.joined = self.now
+            if len(self.names) > 1:
+                self.put(crt.End())
+        if len(self.names) > 1:
+            self.put(crt.End())
+        if self.is_loop:
+            self.put(crt.End())
+        self.root.end = self.tick()
+
+    # what is known before
+
+    def _declare(self) -> None:
+        """Give each function its signature, and each parameter its leaves."""
+        for entry, name in enumerate(self.names):
+            self.name = name
+            function, first = self._function(name), len(self.params)
+            params = tuple(self.leaf_types(p) for p in function.params)
+            result = self.leaf_types(function.body)
+            self._check_result(function, result)
+            signature = RoutineSignature(self.names[0], entry, first, params, result, {}, {})
+            signature.result_lists = {n: ListClass() for n, k in enumerate(result) if k.is_list}
+            self.program.signatures[name] = signature
+            for param, kinds in zip(function.params, params, strict=True):
+                self.values[param] = tuple(self._param(param, k, signature) for k in kinds)
+
+    def _check_result(self, function: Function, result: Sequence[LeafType]) -> None:
+        for kind in result:
+            if kind.is_cell or kind.kind is LeafKind.FUNCTION:
+                what = "reference" if kind.is_cell else "function"
+                raise CompileError(
+                    f"{self.where(function.body)}: its result holds a {what}, which needs memory "
+                    "that outlives the call, and there is no allocator"
+                )
+
+    def _param(self, param: Var, kind: LeafType, signature: RoutineSignature) -> Leaf:
+        if kind.kind is LeafKind.FUNCTION:
+            raise CompileError(
+                f"{self.where(param)}: the parameter '{param.name_hint}' is a function that is "
+                f"known when it runs only; call it by its name, or {PARTIAL}"
+            )
+        number = len(self.params)
+        self.inputs.append(kind.is_cell)
+        lists = signature.lists.setdefault(number, ListClass()) if kind.is_list else None
+        if not self.is_loop:
+            self.params.append(None)
+            return Leaf(Location(MemoryHome.INPUT, number), lists=lists)
+        request = self._request(kind, self.root, 0, 0, lists)
+        self.params.append(request)
+        self.locals.append(kind)  # its number is that of the parameter
+        storages = frozenset((request.storage,))
+        return Leaf(Location(MemoryHome.LOCAL, number), storages, True, lists)
+
+    # scopes
+
+    def _scope(self, block: Block, *, is_last: bool) -> ScopeIterator:
+        """Read a chain; what it gives is in `ends`, or leaves the routine where it is the last."""
+        chain = block.chain
+        assert chain.result is not None
+        tail = chain.tail() if is_last else len(chain.bindings)
+        for index, (variable, value) in enumerate(chain.bindings):
+            is_tail = index == tail
+            at = self._begin(block, index)
+            if isinstance(value, (If, Match)):
+                yield from self._choice(variable, value, is_last=is_tail)
+                if is_tail:
+                    block.end = self.tick()
+                    return
+            elif is_tail and (callee := self._jump(value)) is not None:
+                self._again(value, callee)
+                block.end = at
+                return
+            else:
+                self.values[variable] = self.value(value)
+        block.end = self._begin(block, len(chain.bindings), is_binding=False)
+        result = self.value(chain.result)
+        self.use(result)
+        if is_last:
+            self._return(result, chain.result)
+        else:
+            self.ends[block] = result
+
+    def _begin(self, block: Block, index: int, *, is_binding: bool = True) -> int:
+        """Go to the next position, at a binding of a block."""
+        at = self.tick()
+        self.block, self.index = block, index
+        if is_binding:
+            block.positions.append(at)
+        return at
+
+    def _choice(self, variable: Var, value: If | Match, *, is_last: bool) -> ScopeIterator:
+        """Read the branches of a value; variables stand for what they give."""
+        block, index, at = self.block, self.index, self.now - 1
+        kinds = () if is_last else self.leaf_types(value)
+        joins = tuple(self._local(kind) for kind in kinds)
+        branches: list[Block] = []
+
+        def branch(body: RelayExpr) -> ScopeIterator:
+            """Read a branch, and let the variables stand for its leaves."""
+            inner = Block(unchain(body), body, block, index, at)
+            branches.append(inner)
+            yield self._scope(inner, is_last=is_last)
+            if not is_last:
+                for number, leaf in zip(joins, self.ends[inner], strict=True):
+                    if number is not None:
+                        self.code.append(Draft(crt.SetAddress(number, ()), (leaf,)))
+
+        if isinstance(value, If):
+            cond = self.value(value.cond)
+            self.put(crt.If(()), *cond)
+            yield from branch(value.true_branch)
+            self.put(crt.Else())
+            yield from branch(value.false_branch)
+            self.put(crt.End())
+        else:
+            yield from read_match(self, value, self.value(value.data), branch)
+        joined = self.tick()
+        for inner in branches:
+            inner.joined = joined
+        self.block, self.index = block, index
+        if not is_last:
+            ends = [self.ends[inner] for inner in branches]
+            self.values[variable] = tuple(
+                self._joined(number, [end[n] for end in ends], value)
+                for n, number in enumerate(joins)
+            )
+
+    def _local(self, kind: LeafType) -> int | None:
+        """Return the number of a new variable for a leaf; None for one that has no address."""
+        if kind.kind is LeafKind.FUNCTION:
+            return None
+        self.locals.append(kind)
+        return len(self.locals) - 1
+
+    def _joined(self, number: int | None, leaves: Sequence[Leaf], value: RelayExpr) -> Leaf:
+        """Return what is known of a leaf after branches that gave these."""
+        if not leaves:
+            return ABSENT
+        if number is None:
+            first = leaves[0].function
+            if first is None or not all(first.is_same(leaf.function) for leaf in leaves[1:]):
+                raise CompileError(f"{self.where(value)}: {DYNAMIC_CALL_MESSAGE}")
+            return leaves[0]
+        lists = [leaf.lists for leaf in leaves if leaf.lists is not None]
+        for more in lists[1:]:
+            lists[0].join(more)
+        storages = frozenset(s for leaf in leaves for s in leaf.storages)
+        is_whole = all(leaf.is_whole for leaf in leaves if leaf.storages)
+        return Leaf(
+            Location(MemoryHome.LOCAL, number), storages, is_whole, lists[0] if lists else None
+        )
+
+    # the ends of a routine
+
+    def _jump(self, value: RelayExpr) -> str | None:
+        """Return the function of the group that a value calls; None for any other value."""
+        if not isinstance(value, Call) or isinstance(value.op, (Op, Constructor)):
+            return None
+        (callee,) = self.value(value.op)
+        return (
+            callee.function.name if callee.function and callee.function.name in self.names else None
+        )
+
+    def _again(self, value: RelayExpr, callee: str) -> None:
+        assert isinstance(value, Call)
+        signature = self.program.signatures[callee]
+        args = self._arguments(value, signature)
+        self.use([leaf for _, leaf, _ in args])
+        leave = Leave(self.block, self.index, self.now - 1, entry=signature.entry)
+        for number, leaf, kind in args:
+            is_same = leaf.home == Location(MemoryHome.LOCAL, number)
+            if kind.is_cell and not is_same:
+                raise CompileError(
+                    f"{self.where(value)}: each turn has another reference, whose memory has no "
+                    "bound; a reference that stays the same can be changed by ref_write"
+                )
+            request = self.params[number]
+            assert request is not None
+            if not is_same:
+                leave.moves.append(Move(number, leaf, request))
+        self.code.append(leave)
+
+    def _return(self, value: Value, result: RelayExpr) -> None:
+        signature = self.program.signatures[self.name]
+        leave = Leave(self.block, self.index, self.now - 1)
+        for number, (leaf, kind) in enumerate(zip(value, signature.result, strict=True)):
+            if leaf.lists is not None:
+                signature.result_lists[number].join(leaf.lists)
+            if leaf.home is not ABSENT.home:
+                size = Request(Var("size"), const(kind.nbytes), self.block, self.index, 0)
+                if leaf.lists is not None:
+                    self.elements.append(ListStorage(size, kind.nbytes, leaf.lists, self._here()))
+                leave.moves.append(Move(number, leaf, size))
+        self.code.append(leave)
+
+
+__all__ = ["RoutineReader"]

@@ -1,0 +1,262 @@
+"""Read bytecode as a graph; instruction by instruction, what the registers hold.
+
+Abstract interpretation of straight code, in which a register holds an entry of a node, a storage, a
+tuple of such, or a number. A kernel's call is a node over what its argument registers hold;
+allocations and moves leave none. A jump, a call or a shape that data decide is refused by the
+instruction's name: graphs are straight lines of static shapes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import field
+
+import numpy as np
+
+from ekiden.backend.graph.graph import (
+    COPY_FUNCTION,
+    RESHAPE_FUNCTION,
+    ExecutorGraph,
+    GraphEntry,
+    GraphNode,
+    GraphOutput,
+)
+from ekiden.runtime import Executable, Tensor
+from ekiden.runtime.artifact.metadata import OBJECT_DTYPE, tensor_infos
+from ekiden.runtime.binding.opcodes import BY_NAME
+from ekiden.runtime.debug.instructions import Instruction, decode, dtype_name
+from ekiden.runtime.errors import CompileError
+from ekiden.runtime.lazy_dataclass import dataclass
+
+
+@dataclass(slots=True)
+class _Tensor:
+    """Tensor; its graph entry is known once a node has computed it."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    storage: int
+    entry: GraphEntry | None = None
+
+
+@dataclass(slots=True)
+class _Constant:
+    """Constant, which becomes a node where a kernel reads it."""
+
+    number: int
+
+
+@dataclass(slots=True)
+class _Tuple:
+    fields: tuple[_Value, ...]
+
+
+_Value = _Tensor | _Constant | _Tuple | int | None
+"""An int is a number, or the number of a storage."""
+
+
+@dataclass(slots=True)
+class _Reader:
+    """Reader state between two instructions."""
+
+    executable: Executable
+    constants: list[Tensor | None]
+    primitives: list[str]
+    graph: ExecutorGraph = field(default_factory=ExecutorGraph)
+    params: dict[str, Tensor] = field(default_factory=dict)
+    registers: dict[int, _Value] = field(default_factory=dict)
+    _storages: dict[tuple[object, int], int] = field(default_factory=dict)
+    _made: dict[int, _Tensor] = field(default_factory=dict)
+    _names: dict[str, int] = field(default_factory=dict)
+    _allocated: int = 0
+
+    def storage(self, owner: object, offset: int) -> int:
+        """Return the storage number of a memory location."""
+        return self._storages.setdefault((owner, offset), len(self._storages))
+
+    def name(self, hint: str) -> str:
+        """Return a node name that is not taken."""
+        name = hint
+        while name in self._names:
+            self._names[hint] += 1
+            name = f"{hint}_{self._names[hint]}"
+        self._names[name] = 0
+        return name
+
+    def argument(
+        self, name: str, shape: tuple[int, ...], dtype: str, constant: int | None = None
+    ) -> _Tensor:
+        """Add a node that is set from outside."""
+        number = len(self.graph.nodes)
+        storage = self.storage(("argument", number), 0)
+        outputs = (GraphOutput(shape, dtype, storage),)
+        self.graph.nodes.append(GraphNode(self.name(name), outputs=outputs, constant=constant))
+        return _Tensor(shape, dtype, storage, (number, 0))
+
+    def constant(self, number: int) -> Tensor:
+        """Return a constant of the executable. Raises CompileError if it is bound late and has no
+        value yet.
+        """
+        value = self.constants[number]
+        if value is None:
+            raise CompileError(f"graph: constant {number} is late-bound and has no value yet")
+        return value
+
+    def tensor(self, value: _Value) -> _Tensor:
+        """Return a value as a tensor of the graph; a constant becomes a node."""
+        if isinstance(value, _Constant):
+            if value.number not in self._made:
+                data = self.constant(value.number)
+                name = f"p{len(self.params)}"
+                node_tensor = self.argument(name, data.shape, data.dtype, value.number)
+                self.params[self.graph.nodes[-1].name] = data
+                self._made[value.number] = node_tensor
+            return self._made[value.number]
+        if not isinstance(value, _Tensor):
+            raise CompileError("graph: a result or argument of a kernel is not a tensor")
+        return value
+
+    def leaves(self, value: _Value) -> Iterator[_Tensor]:
+        """Yield the tensors in a value, with tuples flattened."""
+        stack = [value]
+        while stack:
+            at = stack.pop()
+            if isinstance(at, _Tuple):
+                stack.extend(reversed(at.fields))
+            else:
+                yield self.tensor(at)
+
+    def node(self, name: str, inputs: Sequence[_Tensor], outputs: Sequence[_Tensor]) -> None:
+        """Add a function call that computes its outputs."""
+        number = len(self.graph.nodes)
+        for index, output in enumerate(outputs):
+            output.entry = (number, index)
+        entries = tuple(operand.entry for operand in inputs if operand.entry is not None)
+        if len(entries) != len(inputs):
+            raise CompileError(
+                f"graph: {name} reads a tensor that no node gives: several kernels write its parts;"
+                " relay.build makes executables without such tensors"
+            )
+        output_rows = tuple(GraphOutput(o.shape, o.dtype, o.storage) for o in outputs)
+        self.graph.nodes.append(GraphNode(self.name(name), name, entries, output_rows))
+
+    def value(self, operand: int) -> _Value:
+        """Return a register's value; the operand -1 - r is register r at its last use."""
+        return self.registers.get(operand if operand >= 0 else -1 - operand)
+
+    def step(self, instruction: Instruction) -> None:
+        """Interpret one instruction."""
+        name, at = instruction.name, instruction.operands
+        registers = self.registers
+        match name, at:
+            case "Move", (int(dst), int(src)):
+                registers[dst] = self.value(src)
+            case "LoadConst", (int(dst), int(number)):
+                registers[dst] = _Constant(number)
+            case "LoadConsti", (int(dst), int(number)):
+                registers[dst] = number
+            case "AllocStorage" | "AllocArena", (int(dst), *_):
+                self._allocated += 1
+                registers[dst] = self._allocated
+            case "AllocTensor", (int(dst), int(of), int(offset), tuple(dtype), tuple(shape)):
+                storage = self.storage(registers.get(of), offset)
+                registers[dst] = _Tensor(shape, dtype_name(*dtype), storage)
+            case "Own", (int(dst), int(of), _):
+                registers[dst] = self.copy(self.tensor(self.value(of)))
+            case "AllocADT", (int(dst), 0, tuple(fields)):
+                registers[dst] = _Tuple(tuple(map(self.value, fields)))
+            case "GetField", (int(dst), int(of), int(index)):
+                aggregate = registers.get(of)
+                if not isinstance(aggregate, _Tuple):
+                    raise CompileError("graph: a field of what is not a tuple made here")
+                registers[dst] = aggregate.fields[index]
+            case _, (int(number), int(count), tuple(args), *_) if instruction.has("kernel"):
+                self.invoke(self.primitives[number], count, args)
+            case "ReshapeTensor", (int(dst), int(of), int(shape_register), int(index), int(ndim)):
+                registers[dst] = self.reshape(registers.get(of), shape_register, index, ndim)
+            case "DeviceCopy", (int(dst), int(of), *_):
+                source = self.tensor(registers.get(of))
+                registers[dst] = self.copy(source)
+            case "KillRegister", (int(dst),):
+                registers[dst] = None
+            case "Ret", (int(src),):
+                self.graph.heads = [e.entry for e in self.leaves(self.value(src)) if e.entry]
+            case _:
+                raise CompileError(_reason(name))
+
+    def invoke(self, name: str, count: int, args: Sequence[int]) -> None:
+        """Interpret InvokePacked."""
+        inputs = [t for r in args[: len(args) - count] for t in self.leaves(self.registers.get(r))]
+        outputs = [t for r in args[len(args) - count :] for t in self.leaves(self.registers.get(r))]
+        self.node(name, inputs, outputs)
+
+    def reshape(self, value: _Value, register: int, index: int, ndim: int) -> _Tensor:
+        """Interpret ReshapeTensor: a node that shares the storage of its input."""
+        shape = self.registers.get(register)
+        if not isinstance(shape, _Constant):
+            raise CompileError(_reason("ReshapeTensor"))
+        dims = np.asarray(self.constant(shape.number).numpy())[index : index + ndim]
+        source = self.tensor(value)
+        reshaped = _Tensor(tuple(int(d) for d in dims), source.dtype, source.storage)
+        self.node(RESHAPE_FUNCTION, [source], [reshaped])
+        return reshaped
+
+    def copy(self, source: _Tensor) -> _Tensor:
+        """Interpret DeviceCopy."""
+        copied = _Tensor(
+            source.shape, source.dtype, self.storage(("copy", len(self.graph.nodes)), 0)
+        )
+        self.node(COPY_FUNCTION, [source], [copied])
+        return copied
+
+
+def _leads_away(name: str) -> bool:
+    """Return whether an instruction other than the last one jumps or names a function."""
+    opcode = BY_NAME[name]
+    has_function = not {*"fF"}.isdisjoint(opcode.format)
+    goes = not {"ends", "frames"}.isdisjoint(opcode.properties)
+    return name != "Ret" and (has_function or goes)
+
+
+def _reason(name: str) -> str:
+    """Return why a program with an instruction has no graph."""
+    if _leads_away(name):
+        why = "it is not a straight line"
+    elif name in ("AllocTensorReg", "ShapeOf", "ReshapeTensor"):
+        why = "shapes in it are only known when it runs"
+    else:
+        why = "it handles more than tensors"
+    return f"graph: 'main' has none: {why} (instruction {name}); the virtual machine runs it"
+
+
+def read_graph(executable: Executable) -> tuple[ExecutorGraph, dict[str, Tensor]]:
+    """Return the graph of `main`, and its constants under their nodes' names. Raises CompileError
+    for control flow, functions, computed shapes, and arguments that are not tensors of a known
+    shape.
+    """
+    _, words = executable.code("main")
+    code = decode(words)
+    if jump := next((i.name for i in code if _leads_away(i.name)), None):
+        raise CompileError(_reason(jump))
+    reader = _Reader(executable, executable.constants, executable.primitives)
+    for register, (name, shape, dtype) in enumerate(_inputs(executable)):
+        reader.registers[register] = reader.argument(name, shape, dtype)
+    for instruction in code:
+        reader.step(instruction)
+    return reader.graph, reader.params
+
+
+def _inputs(executable: Executable) -> Iterator[tuple[str, tuple[int, ...], str]]:
+    """Yield name, shape and dtype of the inputs of `main`."""
+    inputs, _ = tensor_infos(executable.metadata, executable.source)
+    for tensor_info in inputs:
+        shape = tuple(d for d in tensor_info.shape if isinstance(d, int))
+        if tensor_info.dtype == OBJECT_DTYPE or shape != tensor_info.shape:
+            raise CompileError(
+                f"graph: input '{tensor_info.name}' is no tensor of a known shape:"
+                f" {tensor_info.dtype}{list(tensor_info.shape)}; the virtual machine runs it"
+            )
+        yield tensor_info.name, shape, tensor_info.dtype
+
+
+__all__ = ["read_graph"]

@@ -1,0 +1,171 @@
+"""Write a graph as an executable whose arguments are all that is set from outside.
+
+The graph executor of TVM's interface is so the virtual machine over bytecode: set_input keeps
+tensors, run passes all of them. Entries of one storage_id share memory only where that is asked
+for, as inner results may be looked at otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeVar, cast
+
+import numpy as np
+
+from ekiden import runtime
+from ekiden.backend.graph.graph import (
+    COPY_FUNCTION,
+    RESHAPE_FUNCTION,
+    ExecutorGraph,
+    GraphEntry,
+    GraphNode,
+    GraphOutput,
+)
+from ekiden.backend.vm.write import VMFunction, write_executable
+from ekiden.ir.type import tensor_type
+from ekiden.runtime import Module
+from ekiden.runtime.debug.instructions import Instruction, Operand, make
+from ekiden.runtime.executor import ExecutorModule
+
+HOST_DEVICE = 0
+KernelLibrary = TypeVar("KernelLibrary", bound=ExecutorModule)
+"""A module, of this machine or of another, which makes modules of its own kind."""
+
+
+class _Writer:
+    """Writer of `main`: registers of arguments first, then one for each entry and each storage."""
+
+    def __init__(
+        self, graph: ExecutorGraph, results: Sequence[GraphEntry], is_shared: bool
+    ) -> None:
+        self.graph = graph
+        self.results = list(results)
+        self.is_shared = is_shared
+        self.code: list[Instruction] = []
+        self.constants: list[np.ndarray] = []
+        self.primitives: dict[str, int] = {}
+        arguments = graph.arguments
+        self.registers: dict[GraphEntry, int] = {(n, 0): i for i, n in enumerate(arguments)}
+        self.count = len(arguments)
+        self.storages: dict[object, int] = {}
+        self.sizes = self._sizes()
+
+    def _sizes(self) -> dict[object, int]:
+        """Return the size in bytes of each storage that nodes write."""
+        sizes: dict[object, int] = {}
+        for number, node in enumerate(self.graph.nodes):
+            for index, output in enumerate(node.outputs):
+                key = self._key((number, index), output)
+                sizes[key] = max(sizes.get(key, 0), output.nbytes)
+        return sizes
+
+    def _key(self, entry: GraphEntry, output: GraphOutput) -> object:
+        return output.storage if self.is_shared else entry
+
+    def function(self) -> VMFunction:
+        """Return the whole function."""
+        for number, node in enumerate(self.graph.nodes):
+            if node.function:
+                self._node(number, node)
+        registers = tuple(self.registers[e] for e in self.results)
+        result = registers[0] if registers else 0
+        if len(registers) != 1:
+            result = self._into("AllocADT", tag=0, fields=registers)
+        self.code.append(make("Ret", src=result))
+        arguments = [self.graph.nodes[n] for n in self.graph.arguments]
+        names = tuple(node.name for node in arguments)
+        types = tuple(tensor_type(n.outputs[0].shape, n.outputs[0].dtype) for n in arguments)
+        return VMFunction("main", names, self.count, tuple(self.code), types)
+
+    def _into(self, name: str, **operands: Operand | str) -> int:
+        self.count += 1
+        self.code.append(make(name, dst=self.count - 1, **operands))
+        return self.count - 1
+
+    def _node(self, number: int, node: GraphNode) -> None:
+        inputs = tuple(self.registers[e] for e in node.inputs)
+        if node.function == RESHAPE_FUNCTION:
+            shape = node.outputs[0].shape
+            self.registers[number, 0] = self._into(
+                "ReshapeTensor", tensor=inputs[0], shape=self._shape(shape), shape_index=0,
+                ndim=len(shape)
+            )  # fmt: skip
+        elif node.function == COPY_FUNCTION:
+            self.registers[number, 0] = self._into(
+                "DeviceCopy", src=inputs[0], dst_device=HOST_DEVICE, src_device=HOST_DEVICE
+            )
+        else:
+            outputs = tuple(self._tensor((number, i), o) for i, o in enumerate(node.outputs))
+            index = self._primitive(node.function)
+            self.code.append(
+                make("InvokePacked", packed_index=index, output_size=len(outputs),
+                     args=(*inputs, *outputs))
+            )  # fmt: skip
+
+    def _shape(self, shape: tuple[int, ...]) -> int:
+        self.constants.append(np.array(shape, np.int64))
+        return self._into("LoadConst", const_index=len(self.constants) - 1)
+
+    def _primitive(self, name: str) -> int:
+        return self.primitives.setdefault(name, len(self.primitives))
+
+    def _tensor(self, entry: GraphEntry, output: GraphOutput) -> int:
+        key = self._key(entry, output)
+        if key not in self.storages:
+            size = self._into("LoadConsti", value=self.sizes[key])
+            self.storages[key] = self._into(
+                "AllocStorage", size=size, size_index=0, alignment=64, device=HOST_DEVICE
+            )
+        self.registers[entry] = self._into(
+            "AllocTensor",
+            storage=self.storages[key],
+            offset=0,
+            dtype=output.dtype,
+            shape=output.shape,
+        )
+        return self.registers[entry]
+
+
+def write_graph(graph: ExecutorGraph, *, every_entry: bool = False) -> bytes:
+    """Return the bytes of an executable that runs a graph; kernels are looked up by name when it is
+    linked. It returns the graph's results, and with `every_entry` then every node's outputs,
+    each in memory of its own.
+    """
+    results = [*graph.heads]
+    if every_entry:
+        results += [(n, i) for n, node in enumerate(graph.nodes) for i in range(len(node.outputs))]
+    writer = _Writer(graph, results, is_shared=not every_entry)
+    main = writer.function()
+    metadata: dict[str, object] = {
+        "main": {
+            "inputs": [_describe(graph, (n, 0)) for n in graph.arguments],
+            "outputs": [_describe(graph, entry) for entry in results],
+            "limits": {},
+        }
+    }
+    return write_executable([main], writer.constants, list(writer.primitives), b"", metadata)
+
+
+def _describe(graph: ExecutorGraph, entry: GraphEntry) -> dict[str, object]:
+    node = graph.nodes[entry[0]]
+    output = node.outputs[entry[1]]
+    return {"name": node.name, "shape": list(output.shape), "dtype": output.dtype}
+
+
+def new_module(
+    graph: ExecutorGraph, library: KernelLibrary, *, every_entry: bool = False
+) -> KernelLibrary:
+    """Create a graph executor with its constants set, on the machine of the kernel library. With
+    `every_entry` its outputs are the graph's, then those of all nodes.
+    """
+    find = runtime.get_global_func if isinstance(library, Module) else library.get_global_func
+    program = write_graph(graph, every_entry=every_entry)
+    executor = cast("KernelLibrary", find("ek.graph_executor.create")(program, library))
+    for number in graph.arguments:
+        node = graph.nodes[number]
+        if node.constant is not None and library.implements_function("get_constant"):
+            executor["set_input_zero_copy"](node.name, library["get_constant"](node.constant))
+    return executor
+
+
+__all__ = ["new_module", "write_graph"]

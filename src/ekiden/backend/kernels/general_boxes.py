@@ -1,0 +1,233 @@
+"""Split a computation into boxes in which the conditions on its axes are known; elements of a
+padded tensor, or of one of many that are joined, are computed without those that they are chosen
+from.
+
+    if 2 <= y and y < n + 2 then x[y - 2] else 0, for y < n + 4
+
+is 0 everywhere, and then x[y] from y = 2 on, n times. Later boxes are written over earlier ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from ekiden.ir.prim import (
+    GE,
+    GT,
+    LE,
+    LT,
+    Add,
+    And,
+    BinaryExpr,
+    Cast,
+    Intrinsic,
+    Max,
+    Min,
+    PrimExpr,
+    Select,
+    Sub,
+    Var,
+    const,
+    is_const,
+)
+from ekiden.ir.prim_visitor import free_vars, pending, substitute
+
+MAX_BOXES = 512
+"""From so many on nothing is taken apart."""
+AxisRange = tuple[PrimExpr, PrimExpr]
+"""From, and up to but not with."""
+
+
+class Box(NamedTuple):
+    """Part of a computation over axes that begin at 0, with the box's origin and extents."""
+
+    value: PrimExpr
+    begins: Sequence[PrimExpr]
+    extents: Sequence[PrimExpr]
+
+
+def boxes_of(value: PrimExpr, axes: Sequence[Var], extents: Sequence[PrimExpr]) -> list[Box]:
+    """Return the boxes that together compute a value for all axes, in write order. Loads of general
+    kernels tolerate any index, so a value may be computed where another one overwrites it.
+    """
+    boxes: list[Box] = []
+    choices = _Choices()
+    waiting: list[tuple[PrimExpr, Mapping[Var, AxisRange]]] = [
+        (value, {a: (const(0), e) for a, e in zip(axes, extents, strict=True)})
+    ]
+    while waiting:
+        value, ranges = waiting.pop()
+        choice = choices.of(value) if len(boxes) + len(waiting) < MAX_BOXES else None
+        inner = None if choice is None else _restricted(choice[0], ranges)
+        if choice is None or inner is None:
+            boxes.append(_box(value, ranges))
+            continue
+        _, then_value, otherwise = choice
+        changed = [a for a in axes if inner[a] is not ranges[a]]
+        remaining_range = (
+            _behind(ranges[changed[0]], inner[changed[0]]) if len(changed) == 1 else None
+        )
+        waiting.append((then_value, inner))
+        waiting.append(
+            (
+                otherwise,
+                {**ranges, changed[0]: remaining_range} if remaining_range is not None else ranges,
+            )
+        )
+    return boxes
+
+
+class _Choices:
+    """Finder of values that are one of two by a condition, alone in an expression or in one operand
+    of it.
+    """
+
+    def __init__(self) -> None:
+        self.within: dict[int, bool] = {}
+        """id of an expression -> whether there is a choice in it, loads aside."""
+        self.alive: list[PrimExpr] = []
+
+    def of(self, value: PrimExpr) -> tuple[PrimExpr, PrimExpr, PrimExpr] | None:
+        """Return (condition, then, else), with the whole value in both cases, or None."""
+        path: list[tuple[PrimExpr, int]] = []
+        while (choice := _choice(value)) is None:
+            inside = _operands(value)
+            having = [n for n, operand in enumerate(inside) if self._has(operand)]
+            if len(having) != 1:
+                return None
+            path.append((value, having[0]))
+            value = inside[having[0]]
+        condition, *cases = choice
+        for outer, n in reversed(path):
+            cases = [_with_operand(outer, n, case) for case in cases]
+        then_value, otherwise = cases
+        return condition, then_value, otherwise
+
+    def _has(self, value: PrimExpr) -> bool:
+        for node in pending((value,), self.within):
+            inside = any(self.within[id(c)] for c in _operands(node))
+            self.within[id(node)] = inside or _choice(node) is not None
+            self.alive.append(node)
+        return self.within[id(value)]
+
+
+def _choice(value: PrimExpr) -> tuple[PrimExpr, PrimExpr, PrimExpr] | None:
+    """Return (condition, then, else) of a Select or if_then_else, else None."""
+    if isinstance(value, Select):
+        return value.condition, value.true_value, value.false_value
+    if isinstance(value, Intrinsic) and value.op == "if_then_else":
+        condition, then_value, otherwise = value.args
+        return condition, then_value, otherwise
+    return None
+
+
+def _operands(value: PrimExpr) -> Sequence[PrimExpr]:
+    """Return the elementwise operands of an operation; of a choice the values, not the
+    condition.
+    """
+    choice = _choice(value)
+    if choice is not None:
+        return choice[1:]
+    if isinstance(value, BinaryExpr):
+        return value.a, value.b
+    if isinstance(value, Cast):
+        return (value.value,)
+    return value.args if isinstance(value, Intrinsic) else ()
+
+
+def _with_operand(value: PrimExpr, n: int, operand: PrimExpr) -> PrimExpr:
+    """Return the same operation with its n-th operand replaced."""
+    if isinstance(value, BinaryExpr):
+        return value.with_fields(**{"ab"[n]: operand})
+    if isinstance(value, Cast):
+        return value.with_fields(value=operand)
+    assert isinstance(value, Intrinsic)
+    return value.with_fields(args=(*value.args[:n], operand, *value.args[n + 1 :]))
+
+
+def _box(value: PrimExpr, ranges: Mapping[Var, AxisRange]) -> Box:
+    begins = [begin for begin, _ in ranges.values()]
+    moved = {a: a + begin for a, (begin, _) in ranges.items() if not is_const(begin, 0)}
+    extents = [e if is_const(b, 0) else _not_below(e, b) - b for b, e in ranges.values()]
+    return Box(substitute(value, moved) if moved else value, begins, extents)
+
+
+def _restricted(
+    condition: PrimExpr, ranges: Mapping[Var, AxisRange]
+) -> dict[Var, AxisRange] | None:
+    """Return the ranges in which a condition holds, or None if they are no box."""
+    inner = dict(ranges)
+    waiting = [condition]
+    while waiting:
+        conjunct = waiting.pop()
+        if isinstance(conjunct, And):
+            waiting += [conjunct.a, conjunct.b]
+            continue
+        bound = _bound(conjunct, ranges)
+        if bound is None:
+            return None
+        axis, is_begin, at = bound
+        begin, end = inner[axis]
+        low, high = ranges[axis]
+        if is_begin:
+            inner[axis] = _not_below(_not_above(at, high), begin), end
+        else:
+            inner[axis] = begin, _not_above(_not_below(at, low), end)
+    return inner
+
+
+def _not_below(value: PrimExpr, lower_bound: PrimExpr) -> PrimExpr:
+    if is_const(value) and is_const(lower_bound):
+        return value if value.value >= lower_bound.value else lower_bound  # type: ignore[attr-defined]
+    return value if value is lower_bound else Max(value, lower_bound, value.dtype)
+
+
+def _not_above(value: PrimExpr, upper_bound: PrimExpr) -> PrimExpr:
+    if is_const(value) and is_const(upper_bound):
+        return value if value.value <= upper_bound.value else upper_bound  # type: ignore[attr-defined]
+    return value if value is upper_bound else Min(value, upper_bound, value.dtype)
+
+
+def _bound(condition: PrimExpr, axes: Mapping[Var, AxisRange]) -> tuple[Var, bool, PrimExpr] | None:
+    """Return (axis, whether it is a lower bound, the bound) of a comparison of an axis with a size,
+    or None.
+    """
+    if not isinstance(condition, (LT, LE, GT, GE)):
+        return None
+    axis_term = _axis_and_more(condition.a, axes)
+    if axis_term is None or _names(condition.b, axes):
+        return None
+    axis, more = axis_term
+    at: PrimExpr = condition.b if is_const(more, 0) else condition.b - more
+    if isinstance(condition, (GT, LE)):
+        at = at + 1
+    return axis, isinstance(condition, (GE, GT)), at
+
+
+def _names(value: PrimExpr, axes: Mapping[Var, AxisRange]) -> bool:
+    return any(variable in axes for variable in free_vars(value))
+
+
+def _axis_and_more(value: PrimExpr, axes: Mapping[Var, AxisRange]) -> tuple[Var, PrimExpr] | None:
+    """Return (axis, the added term) of a sum that has one axis, or None."""
+    more: PrimExpr = const(0)
+    while not isinstance(value, Var):
+        if not isinstance(value, (Add, Sub)) or not isinstance(value, BinaryExpr):
+            return None
+        if not _names(value.b, axes):
+            more = more + value.b if isinstance(value, Add) else more - value.b
+            value = value.a
+        elif isinstance(value, Add) and not _names(value.a, axes):
+            more, value = more + value.a, value.b
+        else:
+            return None
+    return (value, more) if value in axes else None
+
+
+def _behind(outer: AxisRange, inner: AxisRange) -> AxisRange | None:
+    """Return the range after an inner range that begins where the outer one does, or None."""
+    return (inner[1], outer[1]) if inner[0] is outer[0] else None
+
+
+__all__ = ["Box", "boxes_of"]

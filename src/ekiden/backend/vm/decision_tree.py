@@ -1,0 +1,171 @@
+"""Compile matches to decision trees; no part of a value is tested twice on the way to a clause.
+
+    match (%l) { Cons(%x, Cons(_, _)) => a, Cons(%x, _) => b, Nil => c }
+->  test ():  Cons -> test (1,):  Cons -> a where %x = (0,)
+                                  else -> b where %x = (0,)
+              Nil  -> c
+              else -> nothing fits
+
+A place is the fields that lead to it, from the value outward. Of what the first clause left needs
+tested, the place that most clauses ask about is tested first; a clause that does not ask goes on in
+every case. Tuples, variables and wildcards need no test.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import field
+
+from ekiden.ir.type import GlobalTypeVar
+from ekiden.relay.expr import (
+    Clause,
+    Constructor,
+    Pattern,
+    PatternConstructor,
+    PatternTuple,
+    PatternVar,
+    PatternWildcard,
+    Var,
+)
+from ekiden.runtime.lazy_dataclass import dataclass
+
+__all__ = ["MatchLeaf", "Path", "TagTest", "decision_tree", "pattern_of", "tuple_paths"]
+
+Path = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class MatchLeaf:
+    """Decision leaf: the clause that matches, and the paths of its variables."""
+
+    clause: int
+    variables: tuple[tuple[Var, Path], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TagTest:
+    """Decision node: branches on the tag of the constructor at `path`."""
+
+    path: Path
+    cases: dict[int, int]
+    """Tag -> number of the node."""
+    other: int | None
+    """The node for other tags; None where nothing fits."""
+    data: GlobalTypeVar
+    """The type of the value there."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """Remaining tests of a clause."""
+
+    clause: int
+    tests: dict[Path, PatternConstructor]
+    variables: tuple[tuple[Var, Path], ...]
+
+    def found(self, path: Path) -> _Row:
+        """Return the row after its constructor has matched at `path`."""
+        if path not in self.tests:
+            return self
+        inside = self.tests[path].patterns
+        below = _row(self.clause, [(p, (*path, i)) for i, p in enumerate(inside)])
+        remaining = {p: c for p, c in self.tests.items() if p != path}
+        return _Row(self.clause, remaining | below.tests, self.variables + below.variables)
+
+
+def _row(clause: int, patterns: Sequence[tuple[Pattern, Path]]) -> _Row:
+    tests: dict[Path, PatternConstructor] = {}
+    variables: list[tuple[Var, Path]] = []
+    work = list(reversed(patterns))
+    while work:
+        pattern, path = work.pop()
+        match pattern:
+            case PatternVar(var=variable):
+                variables.append((variable, path))
+            case PatternConstructor():
+                tests[path] = pattern
+            case PatternTuple(patterns=inside):
+                work.extend(reversed([(p, (*path, i)) for i, p in enumerate(inside)]))
+    return _Row(clause, tests, tuple(variables))
+
+
+@dataclass(slots=True)
+class _Builder:
+    """Builder of the tree: nodes in breadth-first order, and the rows of pending ones."""
+
+    nodes: list[MatchLeaf | TagTest] = field(default_factory=list)
+    waiting: list[list[_Row]] = field(default_factory=list)
+
+    def number(self, rows: list[_Row]) -> int:
+        """Return the number that the node of these rows will get."""
+        self.waiting.append(rows)
+        return len(self.waiting) - 1
+
+    def node(self, rows: list[_Row]) -> MatchLeaf | TagTest:
+        """Return the node that decides among rows; the first that matches wins. It tests the path
+        that most rows test (Maranget 2008, the heuristic of necessity).
+        """
+        first = rows[0]
+        if not first.tests:
+            return MatchLeaf(first.clause, first.variables)
+        test_counts = Counter(path for row in rows for path in row.tests)
+        path = max(first.tests, key=test_counts.__getitem__)
+        tags = dict.fromkeys(r.tests[path].constructor.tag for r in rows if path in r.tests)
+        cases = {
+            tag: self.number([r.found(path) for r in rows if tag == _tag(r, path, tag)])
+            for tag in tags
+        }
+        untested = [row for row in rows if path not in row.tests]
+        data = first.tests[path].constructor.belong_to
+        return TagTest(path, cases, self.number(untested) if untested else None, data)
+
+
+def _tag(row: _Row, path: Path, otherwise: int) -> int:
+    return row.tests[path].constructor.tag if path in row.tests else otherwise
+
+
+def decision_tree(clauses: Sequence[Clause]) -> list[MatchLeaf | TagTest]:
+    """Return the nodes of the decision tree of a match, from number 0; none if there are no
+    clauses.
+    """
+    builder = _Builder()
+    if clauses:
+        builder.number([_row(i, [(c.lhs, ())]) for i, c in enumerate(clauses)])
+    while len(builder.nodes) < len(builder.waiting):
+        builder.nodes.append(builder.node(builder.waiting[len(builder.nodes)]))
+    return builder.nodes
+
+
+def tuple_paths(clauses: Sequence[Clause]) -> dict[Path, int]:
+    """Return the paths of the tuples that clauses destructure, and their number of fields."""
+    field_counts: dict[Path, int] = {}
+    work: list[tuple[Pattern, Path]] = [(c.lhs, ()) for c in clauses]
+    while work:
+        pattern, path = work.pop()
+        if isinstance(pattern, PatternTuple):
+            field_counts[path] = len(pattern.patterns)
+        if isinstance(pattern, (PatternTuple, PatternConstructor)):
+            work.extend((p, (*path, i)) for i, p in enumerate(pattern.patterns))
+    return field_counts
+
+
+MAX_SHOWN_DEPTH = 4
+"""How deep an error shows a value."""
+
+
+def pattern_of(
+    heads: Mapping[Path, Constructor], tuples: Mapping[Path, int], path: Path = ()
+) -> Pattern:
+    """Return the pattern of a value whose constructors are known at some paths, no deeper than an
+    error shows.
+    """
+    if len(path) < MAX_SHOWN_DEPTH:
+        constructor = heads.get(path)
+        count = tuples.get(path, 0) if constructor is None else len(constructor.inputs)
+        inner = tuple(pattern_of(heads, tuples, (*path, i)) for i in range(count))
+        if constructor is not None:
+            return PatternConstructor(constructor, inner)
+        if inner:
+            return PatternTuple(inner)
+    return PatternWildcard()

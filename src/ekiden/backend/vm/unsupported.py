@@ -1,0 +1,52 @@
+"""Operators for which a device has no code; its language lacks a type or an instruction they need.
+
+Whoever compiles for the host beside a default device has these run on the host (PlanDevices) rather
+than be an error. Each operator is lowered and printed alone, once for each of its forms.
+"""
+
+from __future__ import annotations
+
+from ekiden.backend.kernels.canonical import canonicalize
+from ekiden.backend.kernels.lower import lower_primitive
+from ekiden.codegen import device
+from ekiden.codegen.cache import kernel_key
+from ekiden.relay.expr import Call, Function
+from ekiden.relay.transform.fusion.fuse_ops import single_operator_function
+from ekiden.runtime.errors import CompileError
+from ekiden.target import CompilationConfig, Target
+
+__all__ = ["UnsupportedOperators", "refusals_of"]
+
+
+class UnsupportedOperators:
+    """Set of operators for which a target has no code."""
+
+    def __init__(self, target: Target) -> None:
+        self._target = target
+        self._known: dict[str, bool] = {}
+
+    def __call__(self, call: Call) -> bool:
+        """Return whether it refuses the call of an operator with a kernel."""
+        form = canonicalize(single_operator_function(call))
+        key = kernel_key(form, self._target, "")
+        if key not in self._known:
+            self._known[key] = self._refuses(form)
+        return self._known[key]
+
+    def _refuses(self, form: Function) -> bool:
+        try:
+            device.split_program(
+                lower_primitive(form, "single_operator_function", self._target), self._target
+            )
+        except CompileError:
+            return True
+        return False
+
+
+def refusals_of(config: CompilationConfig | None) -> UnsupportedOperators | None:
+    """Return what the default device of a compilation refuses; None where the program has no
+    choice: the default is the host, or the host is not among its devices."""
+    if config is None or not any(virtual_device.is_host for virtual_device in config.devices):
+        return None
+    target = config.layout_target
+    return None if target is None else UnsupportedOperators(target)

@@ -1,0 +1,131 @@
+"""GPU backends of LLVM: triples, calling conventions and intrinsics of each; one row for each, of
+what differs.
+
+What a thread asks or does beside computing is a word ("threadIdx.x", "barrier"), and a road says
+which function of LLVM's it calls for it. A word that a road has not is refused by its name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ekiden.runtime.lazy_dataclass import dataclass
+from ekiden.target import Target
+
+AXIS_NAMES = ("x", "y", "z")
+
+
+@dataclass(frozen=True, slots=True)
+class IntrinsicCall:
+    """Call of an LLVM function: its result type, the fixed arguments after the computed ones, each
+    with its type, and the attributes of its declaration.
+    """
+
+    name: str
+    result: str
+    given: tuple[str, ...] = ()
+    attributes: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class GpuBackend:
+    """LLVM backend for device code: code format, target kind, triple, data layout, calling
+    convention of kernels, index type, address spaces and intrinsics.
+    """
+
+    format: str
+    kind: str
+    triple: str
+    layout: str
+    convention: str
+    numbers: str
+    offsets: bool
+    constants: int
+    binary: bool
+    calls: Mapping[str, IntrinsicCall]
+    hint: str = ""
+    has_wide_accesses: bool = False
+
+    def cpu(self, target: Target) -> str:
+        """LLVM's name of the processor."""
+        oldest = target.kind.oldest
+        return target.arch or (f"sm_{oldest}" if oldest else "")
+
+    def triple_of(self, target: Target) -> str:
+        """Return the LLVM triple; a target may name its first word more exactly."""
+        machine, dash, vendor_and_system = self.triple.partition("-")
+        requested = str(target.attrs.get("mtriple", ""))
+        return f"{machine if machine.startswith(requested) else requested}{dash}{vendor_and_system}"
+
+
+GLOBAL_SPACE, SHARED_SPACE = 1, 3
+"""The address spaces of memory of the device and of a block: the same on all roads."""
+
+
+def _numbers(
+    names: Mapping[str, str], call: str, result: str, by_number: bool
+) -> dict[str, IntrinsicCall]:
+    """Return the calls for `threadIdx.x` and its like: the axis is part of the function's name, or
+    its argument.
+    """
+    calls = {}
+    for word, name in names.items():
+        for number, axis in enumerate(AXIS_NAMES):
+            named = call.format(name=name, axis=axis, length=len(name))
+            arguments, attributes = ((f"i32 {number}",), READ_ATTRIBUTES) if by_number else ((), "")
+            calls[f"{word}.{axis}"] = IntrinsicCall(named, result, arguments, attributes)
+    return calls
+
+
+READ_ATTRIBUTES = "nounwind willreturn memory(none)"
+NVIDIA_INDICES = {"threadIdx": "tid", "blockIdx": "ctaid", "blockDim": "ntid", "gridDim": "nctaid"}
+OPENCL_INDICES = {
+    "threadIdx": "get_local_id",
+    "blockIdx": "get_group_id",
+    "blockDim": "get_local_size",
+    "gridDim": "get_num_groups",
+}
+SHUFFLES = {
+    f"{word}.{name}": IntrinsicCall(f"llvm.nvvm.shfl.sync.{way}.{name}", kind)
+    for word, way in (
+        ("tvm_warp_shuffle", "idx"),
+        ("tvm_warp_shuffle_up", "up"),
+        ("tvm_warp_shuffle_down", "down"),
+    )
+    for kind, name in (("float", "f32"), ("i32", "i32"))
+}
+ALL_FENCES = 3
+"""CLK_LOCAL_MEM_FENCE | CLK_GLOBAL_MEM_FENCE"""
+
+# fmt: off
+GPU_BACKENDS: dict[str, GpuBackend] = {each.format: each for each in (
+    GpuBackend(
+        "ptx", "nvptx", "nvptx64-nvidia-cuda",
+        layout="e-p6:32:32-i64:64-i128:128-i256:256-v16:16-v32:32-n16:32:64",
+        convention="ptx_kernel", numbers="int32", offsets=False, constants=4, binary=False,
+        calls={
+            **_numbers(NVIDIA_INDICES, "llvm.nvvm.read.ptx.sreg.{name}.{axis}", "i32",
+                       by_number=False),
+            "barrier": IntrinsicCall("llvm.nvvm.barrier.cta.sync.aligned.all", "void", ("i32 0",)),
+            "tvm_warp_activemask": IntrinsicCall("llvm.nvvm.activemask", "i32"),
+            **SHUFFLES,
+        },
+        has_wide_accesses=True,
+    ),
+    GpuBackend(
+        "spirv", "opencl", "spirv64v1.0-unknown-unknown",
+        layout="e-i64:64-v16:16-v24:32-v32:32-v48:64-v96:128-v192:256-v256:256-v512:512-v1024:1024"
+               "-n8:16:32:64-G1",
+        convention="spir_kernel", numbers="int64", offsets=True, constants=2, binary=True,
+        calls={
+            **_numbers(OPENCL_INDICES, "_Z{length}{name}j", "i64", by_number=True),
+            "barrier": IntrinsicCall("_Z7barrierj", "void", (f"i32 {ALL_FENCES}",),
+                                     "convergent nounwind"),
+        },
+        hint="vec_type_hint",
+    ),
+)}
+# fmt: on
+"""By format. Later architectures than the oldest run its PTX too."""
+
+__all__ = ["GLOBAL_SPACE", "GPU_BACKENDS", "SHARED_SPACE", "GpuBackend", "IntrinsicCall"]

@@ -1,0 +1,151 @@
+"""Square tiles transposed in registers: as many vectors as each has lanes, every shuffle of which
+is one instruction.
+
+    a0 a1 a2 a3        a0 b0 c0 d0
+    b0 b1 b2 b3   ->   a1 b1 c1 d1        within 128 bits by interleaving neighbours of neighbours,
+    c0 c1 c2 c3        a2 b2 c2 d2        then 128 bits at a time by picking every second one of two
+    d0 d1 d2 d3        a3 b3 c3 d3
+
+A tile of 16x16 takes 64 shuffles, where one element at a time takes 256 loads and as many stores.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from ekiden.ir import dtype as dt
+from ekiden.ir.intrinsic import shuffle
+from ekiden.ir.prim import PrimExpr, Var
+from ekiden.target import Target
+from ekiden.tir.stmt import LetStmt, Stmt, seq
+
+SHUFFLE_BITS = 128
+"""Bits within which every processor shuffles in one instruction."""
+MAX_VECTORS = 16
+"""Vectors of a tile: more leave no registers."""
+TRANSPOSABLE_DTYPES = frozenset(
+    ("float32", "float64", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
+)
+"""The types of elements that memory and registers hold alike."""
+
+
+def tile_size(dtype: str, target: Target) -> int:
+    """Rows and columns of a tile; 1 where there is none for a type of elements."""
+    if dtype not in TRANSPOSABLE_DTYPES or not target.has("shuffles"):
+        return 1
+    bits = dt.SCALAR_BITS[dtype]
+    return min(target.vector_bits // bits, max(MAX_VECTORS, SHUFFLE_BITS // bits))
+
+
+def _pairs(vectors: Sequence[Var], group: int) -> list[tuple[Var, Var]]:
+    """Neighbours half a group apart, in each group."""
+    half = group // 2
+    return [
+        (vectors[g + i], vectors[g + i + half])
+        for g in range(0, len(vectors), group)
+        for i in range(half)
+    ]
+
+
+def _interleave_orders(lanes: int, group_lanes: int) -> tuple[list[int], list[int]]:
+    """Return the shuffles of two vectors that interleave the lower halves of each group, and the
+    upper halves.
+    """
+    orders: tuple[list[int], list[int]] = [], []
+    for side, order in enumerate(orders):
+        for start in range(0, lanes, group_lanes):
+            for i in range(group_lanes // 2):
+                at = start + side * (group_lanes // 2) + i
+                order += [at, at + lanes]
+    return orders
+
+
+def _alternate_orders(lanes: int, group_lanes: int) -> tuple[list[int], list[int]]:
+    """Return the shuffles of two vectors that take every second group from the first on, and from
+    the second.
+    """
+    first = [at for at in range(2 * lanes) if at // group_lanes % 2 == 0]
+    return first, [at + group_lanes for at in first]
+
+
+def transpose_rows(rows: Sequence[PrimExpr], keep: Callable[[int, PrimExpr], Stmt]) -> Stmt:
+    """Transpose a square tile: run `keep(n, vector)` for each column.
+
+    Args:
+        rows: Vectors of as many lanes as there are rows.
+        keep: Returns the statement that stores a column.
+    """
+    count, dtype = len(rows), rows[0].dtype
+    group_lanes = min(count, SHUFFLE_BITS // dt.SCALAR_BITS[dt.element(dtype)])
+    lets: list[tuple[Var, PrimExpr]] = [(Var("row", dtype), row) for row in rows]
+    current = [var for var, _ in lets]
+
+    def shuffle_pairs(
+        orders: tuple[list[int], list[int]], pairs: list[tuple[Var, Var]]
+    ) -> list[Var]:
+        """Apply both shuffles to each pair of vectors: one round of the transpose."""
+        shuffles = [(Var("turn", dtype), shuffle(a, b, o)) for a, b in pairs for o in orders]
+        lets.extend(shuffles)
+        return [var for var, _ in shuffles]
+
+    step = group_lanes
+    while step > 1:  # the rows of each part: column n of a part is vector n of its group
+        current = shuffle_pairs(
+            _interleave_orders(count, group_lanes), _pairs(current, group_lanes)
+        )
+        step //= 2
+    groups = count // group_lanes
+    # vector n of all groups: their parts, which are rows of as many parts, transposed
+    columns: list[Var | None] = [None] * count
+    for n in range(group_lanes):
+        line = [current[g * group_lanes + n] for g in range(groups)]
+        for _ in range(groups.bit_length() - 1):
+            pairs = [(line[i], line[i + 1]) for i in range(0, groups, 2)]
+            shuffled = shuffle_pairs(_alternate_orders(count, group_lanes), pairs)
+            line = [*shuffled[0::2], *shuffled[1::2]]
+        for group_index, var in enumerate(line):
+            columns[group_index * group_lanes + n] = var
+    body = seq(*(keep(n, var) for n, var in enumerate(columns) if var is not None))
+    for var, value in reversed(lets):
+        body = LetStmt(var, value, body)
+    return body
+
+
+def interleave(
+    vectors: Sequence[PrimExpr], keep: Callable[[int, PrimExpr], Stmt], apart: bool = False
+) -> Stmt:
+    """Interleave vectors, as planar channels to pixels; or deinterleave pixels to channels.
+
+    Args:
+        vectors: The vectors.
+        keep: Returns the statement that stores the n-th result.
+        apart: Whether to deinterleave.
+    """
+    count, dtype = len(vectors), vectors[0].dtype
+    lanes = dt.lanes(dtype)
+    lets: list[tuple[Var, PrimExpr]] = [(Var("channel", dtype), v) for v in vectors]
+    sources, stmts = [var for var, _ in lets], []
+    for n in range(count):
+        numbers = [lane * count + n if apart else n * lanes + lane for lane in range(lanes)]
+        positions = [divmod(i, lanes) if apart else divmod(i, count)[::-1] for i in numbers]
+        current = sources[0]
+        for source, operand in enumerate(sources[1:], 1):
+            order_so_far = [
+                source_lane if source == 1 else lane
+                for lane, (_, source_lane) in enumerate(positions)
+            ]
+            # Lanes of earlier sources stay; those of this source replace their slots.
+            order = [
+                lanes + own_lane if owner == source else order_so_far[lane]
+                for lane, (owner, own_lane) in enumerate(positions)
+            ]
+            lets.append((Var("interleave", dtype), shuffle(current, operand, order)))
+            current = lets[-1][0]
+        stmts.append(keep(n, current))
+    body = seq(*stmts)
+    for var, value in reversed(lets):
+        body = LetStmt(var, value, body)
+    return body
+
+
+__all__ = ["TRANSPOSABLE_DTYPES", "interleave", "tile_size", "transpose_rows"]

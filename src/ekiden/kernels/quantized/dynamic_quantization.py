@@ -1,0 +1,138 @@
+"""Data quantized dynamically to bytes in blocks, before a kernel multiplies them.
+
+    step[row, block]   = largest magnitude of the block / 127
+    bytes[row, k]      = data[row, k] / step, to the nearest whole number
+    total[row, group]  = sum of the bytes of a group
+
+With `is_paired`, the bytes are int16, and of each four the first and the third come first
+(int8_dot.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ekiden.arith import simplify
+from ekiden.ir import dtype as dt
+from ekiden.ir.intrinsic import call_intrin
+from ekiden.ir.prim import Add, Cast, Div, IntImm, Max, Mul, PrimExpr, Var, const
+from ekiden.kernels.quantized.int8_dot import pair_order
+from ekiden.runtime.lazy_dataclass import dataclass
+from ekiden.tir.expr import Buffer, VectorReduce, broadcast, ramp
+from ekiden.tir.stmt import Allocate, BufferStore, For, ForKind, LetStmt, Stmt, seq
+
+MAX_LEVEL = 127.0
+"""What the largest number of a block becomes."""
+MIN_MAGNITUDE = float(np.finfo(np.float32).tiny)
+"""Of a block: its numbers are multiplied by a finite one."""
+MIN_THREAD_ELEMENTS = 1 << 13
+"""Numbers from which a thread of its own is worth having."""
+
+
+@dataclass(frozen=True, slots=True)
+class DynamicQuantization:
+    """Buffers of quantized data; `block` numbers of a row have a step, and `group` of them
+    a sum.
+    """
+
+    data: Buffer
+    block: int
+    group: int
+    bytes: Buffer
+    step: Buffer
+    total: Buffer
+
+    @staticmethod
+    def of(data: Buffer, block: int, group: int, is_paired: bool = False) -> DynamicQuantization:
+        """Return buffers for data whose last axis blocks divide."""
+        leading, depth = data.shape[:-1], data.shape[-1]
+        assert isinstance(depth, IntImm)
+        steps, totals = (const(depth.value // size) for size in (block, group))
+        return DynamicQuantization(
+            data,
+            block,
+            group,
+            Buffer("bytes", data.shape, "int16" if is_paired else "int8"),
+            Buffer("step", (*leading, steps), "float32"),
+            Buffer("total", (*leading, totals), "int32"),
+        )
+
+    def around(self, rows: PrimExpr, lanes: int, body: Stmt) -> Stmt:
+        """Return the body after the data are quantized; rows in parallel."""
+        depth = self.data.shape[-1]
+        assert isinstance(depth, IntImm)
+        row, n = Var("row"), Var("n")
+        blocks = depth.value // self.block
+        quantizer = _BlockQuantizer(self, row, simplify(row * blocks + n), lanes)
+        inside = For(n, const(0), const(blocks), ForKind.SERIAL, quantizer.body())
+        grain = max(1, MIN_THREAD_ELEMENTS // max(1, depth.value))
+        work = For(row, const(0), rows, ForKind.PARALLEL, inside, {"grain": grain})
+        stmt = seq(work, body)
+        for buffer in (self.total, self.step, self.bytes):
+            stmt = Allocate(buffer, stmt)
+        return stmt
+
+
+class _BlockQuantizer:
+    """One block of a row."""
+
+    def __init__(self, to: DynamicQuantization, row: Var, number: PrimExpr, lanes: int) -> None:
+        self.to, self.row, self.number, self.lanes = to, row, number, lanes
+        self.real, self.whole = dt.with_lanes("float32", lanes), dt.with_lanes("int32", lanes)
+        count = to.block // lanes
+        self.values = [Var(f"x{i}", self.real) for i in range(count)]
+        self.rounded = [Var(f"q{i}", self.whole) for i in range(count)]
+
+    def body(self) -> Stmt:
+        """Return the quantization of a block, the largest magnitude first."""
+        magnitude, inverse_step, step = (Var(n, "float32") for n in ("most", "finer", "step"))
+        stmt = seq(BufferStore(self.to.step, step, (self.number,)), *self.stores())
+        for var, value in zip(reversed(self.rounded), reversed(self.values), strict=True):
+            scaled = Mul(value, broadcast(inverse_step, self.lanes), self.real)
+            near = call_intrin("round", scaled, dtype=self.real)
+            stmt = LetStmt(var, Cast(near, self.whole), stmt)
+        # A block of zeros would divide by 0; the smallest normal number keeps the inverse finite.
+        bound = Max(magnitude, const(MIN_MAGNITUDE, "float32"), "float32")
+        stmt = LetStmt(inverse_step, Div(const(MAX_LEVEL, "float32"), bound, "float32"), stmt)
+        stmt = LetStmt(step, Mul(magnitude, const(1 / MAX_LEVEL, "float32"), "float32"), stmt)
+        magnitudes = [call_intrin("abs", value, dtype=self.real) for value in self.values]
+        largest = magnitudes[0]
+        for candidate in magnitudes[1:]:
+            largest = Max(largest, candidate, self.real)
+        stmt = LetStmt(magnitude, VectorReduce(largest, "max", "float32"), stmt)
+        for i, value in reversed([*enumerate(self.values)]):
+            at = ramp(self.number * self.to.block + i * self.lanes, 1, self.lanes)
+            stmt = LetStmt(value, self.to.data[at].with_fields(dtype=self.real), stmt)
+        return stmt
+
+    def stores(self) -> list[Stmt]:
+        """Return the stores of the bytes, and of the sums of groups."""
+        stmts: list[Stmt] = []
+        for i, value in enumerate(self.rounded):
+            at = ramp(self.number * self.to.block + i * self.lanes, 1, self.lanes)
+            is_paired = self.to.bytes.dtype == "int16"
+            level = (
+                pair_order(value) if is_paired else Cast(value, dt.with_lanes("int8", self.lanes))
+            )
+            stmts.append(BufferStore(self.to.bytes, level, (at,)))
+        size = self.to.group // self.lanes
+        groups = self.to.block // self.to.group
+        for group in range(groups):
+            # Sums are taken from int32 registers, before the bytes lose their upper bits.
+            total = _sum(self.rounded[group * size : (group + 1) * size], self.whole)
+            total_index = self.number * groups + group
+            group_total = VectorReduce(total, "sum", "int32")
+            stmts.append(BufferStore(self.to.total, group_total, (total_index,)))
+        return stmts
+
+
+def _sum(vectors: Sequence[PrimExpr], dtype: str) -> PrimExpr:
+    total = vectors[0]
+    for vector in vectors[1:]:
+        total = Add(total, vector, dtype)
+    return total
+
+
+__all__ = ["DynamicQuantization"]

@@ -1,0 +1,242 @@
+"""How products of bytes are computed, four steps of k at a time: words of four neighbours.
+
+    dot4_u8s8   acc + a0*b0 + a1*b1 + a2*b2 + a3*b3          one instruction, or shifts and products
+    madd_s16    acc + (a0*b0 + a2*b2) + (a1*b1 + a3*b3)      two sums of two products of int16
+    madd_u8s8   acc + ((a0*b0 + a1*b1) + (a2*b2 + a3*b3))    the inner sums in int16
+    madd_s8s8   the same of bytes that both have a sign      magnitudes of a, and b with its signs
+    sum2_u8s8   the inner sums of the third alone, added up in int16
+
+    amx_int8    the first, of matrices (matrix_tiles.py)
+    amx_bf16    the same of words of two
+
+The first two are exact for all bytes: 255 * -128 twice is far from the end of int32. For the second
+the data are widened once, in the order of the sums, so that a tile broadcasts pairs as they lie;
+weights stay bytes, an eighth of what data of a tile read, and are widened by shifts where they are
+loaded.
+Without the first a product of words took 28 operations, the second takes 4, the third 3.
+
+The third is exact where the inner sums fit: 255 * (b0 + b1) of what has one sign. A weight that is
+known is made so. Of pairs too large, half stays; the words that have the rest follow as rows of
+their own behind the others of their panel, with a list of where in the data they belong:
+
+    weight [panel][k / 4 + r][column][4]     places [panel][r]
+
+Panels have as many of those rows as the one with most, and it is done where that costs less than
+it saves: bytes of a normal distribution over a whole weight need it for some words in a hundred,
+those of a range of 7 bits for none.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ekiden import te
+from ekiden.arith import simplify
+from ekiden.ir import dtype as dt
+from ekiden.ir.intrinsic import call_intrin, shuffle
+from ekiden.ir.op import Array
+from ekiden.ir.prim import Cast, PrimExpr, Var, const, is_const
+from ekiden.kernels.decision import Decision, Knob, Space
+from ekiden.kernels.micro_kernels.matrix_tiles import BY_PANEL
+from ekiden.target import Target
+from ekiden.tir.expr import Buffer, broadcast, ramp
+from ekiden.tir.stmt import BufferStore, For, ForKind, Stmt, seq
+from ekiden.topi.nn.weights import WORD
+
+DOT4, MADD, NARROW_DOT, PAIR = "dot4_u8s8", "madd_s16", "madd_u8s8", "dot2_bf16"
+SIGNED_DOT, SHORT_DOT = "madd_s8s8", "sum2_u8s8"
+"""The first is exact for all bytes of the first word and those from -127 on of the second."""
+MAX_PAIR_SUM = 128
+"""Of the sum of two neighbours of one sign: 255 times that fits int16."""
+EVEN_BYTES_MASK = 0x00FF00FF
+"""The bytes 0 and 2 of a word."""
+INT16_ONES = 0x00010001
+"""1 in each int16 of a word."""
+COLUMN_SUM_ABILITY = "helium"
+"""What targets are able to that add up the products of a vector of words of one column."""
+MIN_THREAD_BYTES = 1 << 14
+"""Bytes from which a thread of its own is worth having: widening them takes about as long as
+calling one."""
+
+
+def dots(target: Target, is_narrow: bool = False) -> tuple[str, ...]:
+    """Return the instructions by which a target can multiply words of bytes, the best first.
+
+    Args:
+        target: The processor.
+        is_narrow: Whether sums of two products fit int16.
+
+    Returns:
+        Names of intrinsics. The exact dot product is always among them, if not as an instruction.
+    """
+    instructions = [MADD] if target.has(MADD) else []
+    if is_narrow and target.has(NARROW_DOT):
+        instructions.insert(0, NARROW_DOT)
+    return (DOT4, *instructions) if target.has(DOT4) else (*instructions, DOT4)
+
+
+def exact_dot(target: Target) -> str:
+    """Return the instruction of a target for products of unsigned by signed bytes.
+
+    It holds for all bytes, or where sums of two products fit int16; "" where the target has
+    neither.
+    """
+    return next((instruction for instruction in (DOT4, NARROW_DOT) if target.has(instruction)), "")
+
+
+def word_products(target: Target) -> tuple[str, ...]:
+    """Return the instructions of a target that multiply words of bytes or of int16."""
+    needs = {DOT4: DOT4, MADD: MADD, SHORT_DOT: NARROW_DOT}
+    return tuple(instruction for instruction, ability in needs.items() if target.has(ability))
+
+
+def has_few_products(target: Target) -> bool:
+    """Return whether a target multiplies so few bytes at a time that windows of the data are worth
+    copying to have none with zeros. On x86-64 they are not: pmaddwd takes 1.2 to 2.4 times as
+    long with them.
+    """
+    return target.has(COLUMN_SUM_ABILITY) or target.has("smlad")
+
+
+def words_of_step(target: Target) -> int:
+    """Return the words of a row that are multiplied at once: rows that are built have a multiple of
+    it.
+    """
+    return target.lanes("int32") if target.has(COLUMN_SUM_ABILITY) else 1
+
+
+def dot_space(
+    weight: te.Tensor, target: Target, is_narrow: bool = False, matrices: str | None = None
+) -> Space:
+    """Return the knob of a kernel whose weight may be of words.
+
+    Args:
+        weight: The weight.
+        target: The processor.
+        is_narrow: Whether sums of two products fit int16.
+        matrices: The instruction of registers that hold matrices (`matrix_dot`), or None.
+    """
+    instructions = dots(target, is_narrow) if weight.dtype == "int8" else (PAIR,)
+    if matrices is not None:
+        instructions = (matrices, *instructions)
+    elif weight.dtype != "int8":
+        return ()
+    return (Knob("dot", instructions, "how words of a few neighbours are multiplied"),)
+
+
+def matrix_dot(weight: te.Tensor, target: Target) -> str | None:
+    """Return the instruction that multiplies words in registers that hold matrices, if a target has
+    it.
+
+    Its loads are not checked, so it is not used where all accesses shall be.
+    """
+    products = BY_PANEL.get(weight.dtype)
+    # Checks of bounds instrument vector loads, not loads of matrix registers.
+    has_it = products is not None and target.has(products.ability) and not target.bounds
+    return products.ability if products is not None and has_it else None
+
+
+def split_large_pairs(weight: Array) -> tuple[Array, Array]:
+    """Split a weight [panel][k / 4][column][4] so that sums of two products fit int16.
+
+    Returns:
+        The weight with the words of the remainder behind the others, and their positions, as above.
+    """
+    pairs = weight.reshape(*weight.shape[:-1], 2, 2)
+    wide = pairs.astype(np.int16)
+    above = np.maximum(wide, 0).sum(-1) > MAX_PAIR_SUM
+    is_large = above | (np.minimum(wide, 0).sum(-1) < -MAX_PAIR_SUM)
+    # Half of a pair, and the other half, are each at most 128 in sum; both are exact integers.
+    remainder = np.where(is_large[..., None], pairs >> 1, 0).astype(np.int8)
+    has_remainder = is_large.any((-1, -2))
+    count = int(has_remainder.sum(1).max(initial=0))
+    # A stable sort keeps listed words in the order of k; short lists are padded by words of zeros.
+    first = np.argsort(~has_remainder, axis=1, kind="stable")[:, :count]
+    rows = np.take_along_axis(remainder.reshape(weight.shape), first[:, :, None, None], axis=1)
+    extended = np.concatenate([(pairs - remainder).reshape(weight.shape), rows], axis=1)
+    return extended, first.astype(np.int32)
+
+
+def widened_buffer(data: Buffer, decision: Decision) -> Buffer | None:
+    """Return the buffer that data are widened to, if they are.
+
+    It has the same elements, but of each word the first and the third come first.
+    """
+    if decision.get("dot") != MADD:
+        return None
+    return Buffer("pairs", data.shape, "int16")
+
+
+def widen_pairs(data: Buffer, pairs: Buffer, size: PrimExpr, lanes: int) -> Stmt:
+    """Emit a copy of `size` bytes to `pairs`, in parallel. Rows are whole words and follow one
+    another, so that all are taken as one: few words of a row leave lanes idle (12544 rows of 32
+    bytes and 16 columns by AVX-512 on Zen 5: 177 us row by row, 57 as one)."""
+    words = simplify(size // WORD)
+
+    def body(at: PrimExpr, width: int) -> Stmt:
+        """Words of four bytes b0 b1 b2 b3 as int16 b0 b2 b1 b3, by masks and shifts within each
+        word.
+        """
+        first = at * WORD
+        wide = f"int64x{width}" if width > 1 else "int64"
+        word = dt.with_lanes("int32", width) if width > 1 else "int32"
+
+        def number(value: int) -> PrimExpr:
+            return broadcast(const(value, "int64"), width) if width > 1 else const(value, "int64")
+
+        load = data[ramp(first, 1, WORD * width)].with_fields(
+            dtype=dt.with_lanes("uint8", WORD * width)
+        )
+        value = Cast(call_intrin("reinterpret", load, dtype=word), wide)
+        even = call_intrin("bitwise_and", value, number(EVEN_BYTES_MASK), dtype=wide)
+        odd = call_intrin("right_shift", value, number(8), dtype=wide)
+        odd = call_intrin("bitwise_and", odd, number(EVEN_BYTES_MASK), dtype=wide)
+        # Even bytes fill the lower 32 bits, odd ones the upper, so one OR gives the order b0 b2 b1
+        # b3.
+        odd = call_intrin("left_shift", odd, number(32), dtype=wide)
+        both = call_intrin("bitwise_or", even, odd, dtype=wide)
+        widened = call_intrin("reinterpret", both, dtype=dt.with_lanes("int16", WORD * width))
+        return BufferStore(pairs, widened, (ramp(first, 1, WORD * width),))
+
+    vector, tail = Var("vector"), Var("tail")
+    whole = simplify(words // lanes)
+    grain = max(1, MIN_THREAD_BYTES // (WORD * lanes))
+    vectors = For(
+        vector, const(0), whole, ForKind.PARALLEL, body(vector * lanes, lanes), {"grain": grain}
+    )
+    rest = simplify(words - whole * lanes)
+    if is_const(rest, 0):
+        return vectors
+    return seq(vectors, For(tail, const(0), rest, ForKind.SERIAL, body(whole * lanes + tail, 1)))
+
+
+def pair_order(levels: PrimExpr) -> PrimExpr:
+    """Return the lower halves of a vector of int32 in the order that products of int16
+    take them.
+    """
+    count = dt.lanes(levels.dtype)
+    halves = call_intrin("reinterpret", levels, dtype=dt.with_lanes("int16", 2 * count))
+    first = [WORD * (n // WORD) + (0, 2, 1, 3)[n % WORD] for n in range(count)]
+    return shuffle(halves, halves, [2 * n for n in first])
+
+
+__all__ = [
+    "DOT4",
+    "INT16_ONES",
+    "MADD",
+    "NARROW_DOT",
+    "PAIR",
+    "SHORT_DOT",
+    "SIGNED_DOT",
+    "dot_space",
+    "dots",
+    "exact_dot",
+    "has_few_products",
+    "matrix_dot",
+    "pair_order",
+    "split_large_pairs",
+    "widen_pairs",
+    "widened_buffer",
+    "word_products",
+    "words_of_step",
+]

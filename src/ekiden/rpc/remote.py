@@ -1,0 +1,349 @@
+"""Local proxies of remote objects: functions, modules, tensors, devices and others."""
+
+from __future__ import annotations
+
+import weakref
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from ekiden.rpc.endpoint import Endpoint, Progress, Request
+from ekiden.rpc.errors import FrameError, RPCError
+from ekiden.rpc.messages import Kind, Tag
+from ekiden.rpc.wire import MAX_RANK, TensorType
+from ekiden.runtime import BenchmarkResult, DataType, Device, Tensor, cpu, empty, tensor
+from ekiden.runtime.devices.named import ForeignDevice
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = [
+    "Progress",
+    "RemoteDevice",
+    "RemoteFunction",
+    "RemoteModule",
+    "RemoteObject",
+    "RemoteTensor",
+    "SessionProxies",
+]  # fmt: skip
+
+CHUNK_BYTES = 1 << 20
+"""Bytes of a piece: what stays in a cache while it is copied from here to there."""
+CPU_DEVICE_TYPE = 1
+"""DLPack's number of processors."""
+_REMOTE_TYPE_STRIDE = 128
+"""Kinds of devices from here on are of other machines: no device of this one has such a number."""
+
+
+class _Remote:
+    """A remote handle, released when its last proxy is gone."""
+
+    def __init__(self, endpoint: Endpoint, handle: int) -> None:
+        self.endpoint, self.handle = endpoint, handle
+
+    def __del__(self) -> None:
+        self.endpoint.drop(self.handle)
+
+
+class RemoteObject(_Remote):
+    """A proxy of any other object, which can be passed back."""
+
+    type_key = "runtime.RPCObjectRef"
+
+    def __init__(self, endpoint: Endpoint, handle: int, type_key: str) -> None:
+        super().__init__(endpoint, handle)
+        self.remote_type_key = type_key
+
+
+class RemoteFunction(_Remote):
+    """A proxy of a remote function. It takes and returns values and remote objects; local functions
+    are passed as callbacks.
+    """
+
+    def __call__(self, *args: object) -> object:
+        """Call it."""
+        return self.endpoint.request(Kind.CALL, self.handle, args)
+
+
+class RemoteModule(_Remote):
+    """A proxy of a remote module, with the interface of `runtime.Module`."""
+
+    entry_name = ""
+    """What functions go by that are the only one of their module, or `main`."""
+
+    def get_function(self, name: str, query_imports: bool = True) -> RemoteFunction:
+        """Return a function of the module by name. Raises AttributeError."""
+        function = self.endpoint.request(Kind.FUNCTION, self.handle, name)
+        if not isinstance(function, RemoteFunction):
+            raise AttributeError(f"remote module: no function named {name!r}")
+        return function
+
+    def __getitem__(self, name: str) -> RemoteFunction:
+        return self.get_function(name)
+
+    def get_global_func(self, name: str) -> RemoteFunction:
+        """Return a global function of the remote side by name. Raises AttributeError."""
+        function = self.endpoint.request(Kind.FUNCTION, 0, name)
+        if not isinstance(function, RemoteFunction):
+            raise AttributeError(f"remote module: its side has no function {name!r}")
+        return function
+
+    def is_beside(self, device: object) -> bool:
+        """Return whether a device belongs to the same machine."""
+        return isinstance(device, RemoteDevice) and device.endpoint is self.endpoint
+
+    def implements_function(self, name: str, query_imports: bool = True) -> bool:
+        """Return whether the module has a function of this name."""
+        return self.endpoint.request(Kind.FUNCTION, self.handle, name) is not None
+
+    def import_module(self, module: RemoteModule) -> None:
+        """Import another module of the same side, whose functions are then found too."""
+        self.endpoint.request(Kind.IMPORT, self.handle, module.handle)
+
+    def sent(self, local_tensor: Tensor) -> RemoteTensor:
+        """Copy a local tensor to the remote host."""
+        return RemoteDevice.of(self.endpoint, 0, cpu()).array(local_tensor)
+
+    @property
+    def entry_func(self) -> RemoteFunction:
+        """Return its only function, or `main`."""
+        return self[self.entry_name]
+
+    def __call__(self, *args: object) -> object:
+        """Call its only function, or `main`."""
+        return self.entry_func(*args)
+
+    def time_evaluator(
+        self,
+        func_name: str,
+        dev: Device | None = None,
+        number: int = 10,
+        repeat: int = 1,
+        min_repeat_ms: int = 0,
+        limit_zero_time_iterations: int = 100,
+        cooldown_interval_ms: int = 0,
+        repeats_to_cooldown: int = 1,
+        cache_flush_bytes: int = 0,
+        f_preproc: str = "",
+    ) -> Callable[..., BenchmarkResult]:
+        """Return a timer like `Module.time_evaluator`'s, using the remote clock. Raises ValueError
+        for invalid counts.
+        """
+        if number < 1 or repeat < 1 or repeats_to_cooldown < 1:
+            requirement = "number, repeat and repeats_to_cooldown must be positive"
+            raise ValueError(
+                f"time_evaluator: {requirement}, got {number}, {repeat}, {repeats_to_cooldown}"
+            )
+
+        def evaluate(*args: object) -> BenchmarkResult:
+            """Measure a call with `args`, which is transferred once; the times come as
+            little-endian float64 in seconds, one for each repeat.
+            """
+            times = self.endpoint.request(
+                Kind.TIME, self.handle, func_name, number, repeat, min_repeat_ms,
+                limit_zero_time_iterations, cooldown_interval_ms, repeats_to_cooldown,
+                cache_flush_bytes, f_preproc, args,
+            )  # fmt: skip
+            return BenchmarkResult(tuple(np.frombuffer(cast(bytes, times), "<f8").tolist()))
+
+        return evaluate
+
+
+class RemoteDevice(ForeignDevice):
+    """A device of the remote side of a session; it equals no local device."""
+
+    endpoint: Endpoint
+    there: Device
+
+    @staticmethod
+    def of(endpoint: Endpoint, index: int, remote_device: Device) -> RemoteDevice:
+        """Return the proxy of a device in session number `index`."""
+        proxy = RemoteDevice(
+            _REMOTE_TYPE_STRIDE * (index + 1) + remote_device.type, remote_device.id
+        )
+        proxy.endpoint, proxy.there = endpoint, remote_device
+        return proxy
+
+    @property
+    def exist(self) -> bool:
+        """Return whether the session can use it."""
+        if self.there.type == CPU_DEVICE_TYPE:
+            return True
+        try:
+            return self.there.id < cast(int, self._query("ek.device.count"))
+        except RPCError:
+            return False
+
+    def sync(self, stream: object = None) -> None:
+        """Wait for the device's pending work."""
+        if self.there.type != CPU_DEVICE_TYPE:
+            self._query("ek.device.sync")
+
+    def _query(self, name: str) -> object:
+        """Call a remote function with the device."""
+        function = self.endpoint.request(Kind.FUNCTION, 0, name)
+        assert isinstance(function, RemoteFunction)
+        return function(self)
+
+    def empty(self, shape: Sequence[int], dtype: str) -> RemoteTensor:
+        """Allocate a tensor on the device. Raises ValueError for an invalid shape."""
+        if len(shape) > MAX_RANK or any(size < 0 for size in shape):
+            raise ValueError(f"empty: sizes from 0 on, at most {MAX_RANK}, expected, got {shape}")
+        kind = TensorType((self.there, str(DataType(dtype)), tuple(shape)))
+        allocated = self.endpoint.request(Kind.ALLOC, kind)
+        assert isinstance(allocated, RemoteTensor)
+        allocated.device = self
+        return allocated
+
+    def array(self, source: Tensor | ArrayLike, progress: Progress | None = None) -> RemoteTensor:
+        """Copy a local tensor or array to the device."""
+        host = source if isinstance(source, Tensor) else tensor(np.asarray(source))
+        copy = self.empty(host.shape, host.dtype)
+        copy.copyfrom(host, progress)
+        return copy
+
+    def __str__(self) -> str:
+        return f"remote[{self.type // _REMOTE_TYPE_STRIDE - 1}]:{self.there}"
+
+
+class RemoteTensor(_Remote):
+    """A proxy of a remote tensor, whose elements are transferred on demand."""
+
+    device: Device
+
+    def __init__(self, endpoint: Endpoint, handle: int, kind: TensorType) -> None:
+        super().__init__(endpoint, handle)
+        self.device, self.dtype, self.shape = kind
+        self._kind = kind
+
+    @property
+    def ndim(self) -> int:
+        """Return the number of dimensions."""
+        return len(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Return the size of the elements in bytes."""
+        bits = DataType(self.dtype)
+        count = 1
+        for size in self.shape:
+            count *= size
+        return (count * bits.bits * bits.lanes + 7) // 8
+
+    def tensor(self, progress: Progress | None = None) -> Tensor:
+        """Copy the elements to a local tensor, in chunks. Raises FrameError if too few bytes
+        arrive.
+        """
+        copy = empty(self.shape, self.dtype)
+        to, step = (
+            _raw(copy).data[: self.nbytes],
+            min(self.endpoint.channel.limit - 64, CHUNK_BYTES),
+        )
+
+        def ask(at: int, size: int) -> Request:
+            return Kind.READ, (self.handle, at, size)
+
+        if not self.endpoint.fetch(ask, to, step, progress):
+            raise FrameError(f"rpc: all {len(to)} bytes of a tensor expected")
+        return copy
+
+    def numpy(self) -> NDArray[Any]:
+        """Copy the elements to a local array."""
+        return self.tensor().numpy()
+
+    asnumpy = numpy
+
+    def __array__(self, dtype: object = None, copy: bool | None = None) -> NDArray[Any]:
+        if copy is False:
+            raise ValueError("a tensor of another machine can only be copied")
+        return np.asarray(self.numpy(), cast(Any, dtype))
+
+    def copyfrom(
+        self, source: Tensor | ArrayLike, progress: Progress | None = None
+    ) -> RemoteTensor:
+        """Copy the elements from a local tensor of the same shape and dtype; arrays of another
+        dtype are converted. Raises ValueError.
+        """
+        if not isinstance(source, Tensor):
+            source = tensor(np.ascontiguousarray(source, DataType(self.dtype).numpy_dtype))
+        if (source.dtype, source.shape) != (self.dtype, self.shape):
+            raise ValueError(
+                f"copyfrom: {self.dtype}{list(self.shape)} expected,"
+                f" got {source.dtype}{list(source.shape)}"
+            )
+        data, ends = _raw(source.contiguous()).data, deque[int]()
+
+        def requests() -> Iterator[Request]:
+            """Yield a request for each chunk, the largest that the other side accepts (64 bytes are
+            reserved for the header).
+            """
+            step = min(self.endpoint.peer_limit - 64, CHUNK_BYTES)
+            for at in range(0, self.nbytes, step):
+                piece = data[at : at + step]
+                ends.append(at + len(piece))
+                yield Kind.WRITE, (self.handle, at, piece)
+
+        def take(answer: object) -> None:
+            """Report the bytes that have arrived: answers come in the order of the requests."""
+            done = ends.popleft()
+            if progress is not None:
+                progress(done, self.nbytes)
+
+        self.endpoint.exchange(requests(), take)
+        return self
+
+    copy_from = copyfrom
+
+    def copyto(self, target: Device | Tensor | RemoteTensor) -> Tensor | RemoteTensor:
+        """Copy to a local or remote tensor, or to a new one on a device."""
+        if isinstance(target, RemoteDevice):
+            target = target.empty(self.shape, self.dtype)
+        if isinstance(target, RemoteTensor):
+            if target.endpoint is not self.endpoint:
+                return target.copyfrom(self.tensor())
+            self.endpoint.request(Kind.COPY, self.handle, target.handle)
+            return target
+        if isinstance(target, Device):
+            return self.tensor().copyto(target)
+        target.copyfrom(self.tensor())
+        return target
+
+    def __repr__(self) -> str:
+        return f"<RemoteTensor {self.dtype}{list(self.shape)} on {self.device}>"
+
+
+def _raw(host: Tensor) -> NDArray[np.uint8]:
+    """Return the bytes of a contiguous host tensor, sharing its memory."""
+    return cast(NDArray[np.uint8], host.reinterpret("uint8", (host.nbytes,)).numpy())
+
+
+class SessionProxies:
+    """Creates the proxies of a session, which ends when the last of them is gone."""
+
+    endpoint: weakref.ref[Endpoint]
+
+    def appear(self, tag: Tag, handle: int, about: object) -> object:
+        """Return a proxy of a remote object."""
+        endpoint = self.endpoint()
+        assert endpoint is not None
+        match tag:
+            case Tag.FUNCTION:
+                return RemoteFunction(endpoint, handle)
+            case Tag.MODULE:
+                return RemoteModule(endpoint, handle)
+            case Tag.TENSOR:
+                return RemoteTensor(endpoint, handle, cast(TensorType, about))
+        return RemoteObject(endpoint, handle, str(about))
+
+    def handle_of(self, value: object) -> int | None:
+        """Return the handle behind a proxy of this session; None for any other value. Raises
+        ValueError for a proxy of another session.
+        """
+        if not isinstance(value, _Remote):
+            return None
+        if value.endpoint is not self.endpoint():
+            raise ValueError(f"rpc: a {type(value).__name__} of another session cannot cross")
+        return value.handle

@@ -1,0 +1,547 @@
+"""The primitives compute_at and reverse_compute_at, which move a block into an iteration of another
+block's loop.
+
+    compute_at(B, loop i of C)
+        for i: B[i] = A[i] + 1                    for i:
+        for i: C[i] = B[i] * 2            ->          B[i] = A[i] + 1
+                                                      C[i] = B[i] * 2
+
+The moved block runs over what one iteration of the loop reads (compute_at: the box) or has written
+(reverse_compute_at). It may run for a point more than once, or not at all for points that nobody
+reads: so it must be complete or a reduction, its inputs final, and no output of the program.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from ekiden.arith import Analyzer, IterMapLevel, detect_iter_map, determines, simplify_around_digits
+from ekiden.ir.prim import PrimExpr, Var, const, convert, is_const, logical_and
+from ekiden.ir.prim_visitor import free_vars, substitute
+from ekiden.ir.range import Range
+from ekiden.tir.expr import Buffer
+from ekiden.tir.reduction import same_expr
+from ekiden.tir.regions import Access, region
+from ekiden.tir.schedule.check import (
+    exact_box,
+    first_changing,
+    reached,
+    reaches,
+    require_final_inputs,
+    require_no_conditions,
+    require_outermost,
+    require_sole_writer,
+)
+from ekiden.tir.schedule.kinds import (
+    COMPLETE,
+    REDUCTION,
+    UPDATE,
+    kind_of,
+    reduce_loops,
+    require_kind,
+)
+from ekiden.tir.schedule.program import (
+    ScheduleProgram,
+    accesses,
+    bound_analyzer,
+    narrow_index,
+    ranges_of,
+    read,
+    refuse,
+    serial,
+    written,
+)
+from ekiden.tir.schedule.ranges import iterator_ranges
+from ekiden.tir.stmt import BlockRealize, BufferStore, For, IfThenElse, IterKind, PrimFunc, Stmt
+from ekiden.tir.visitor import EMPTY_STMT, sequence, walk
+
+
+# Legal before: `realize` in any nest. After: loops ax0, ax1, ... of its own, iterators bound to
+# needed.min + ax, and a predicate for what of that is not known to be in the domain. A range that
+# reaches over the end of a buffer is so cut off here, once for all primitives that move blocks.
+def moved_nest(
+    realize: BlockRealize,
+    ranges: Mapping[Var, Range],
+    outer: Sequence[For],
+    preserve_unit_loops: bool = False,
+    condition: PrimExpr | None = None,
+    inside: Sequence[tuple[PrimExpr, PrimExpr]] = (),
+) -> Stmt:
+    """Return the block in fresh loops over its iterators' required ranges, under a condition.
+
+    For each (value, extent) of `inside`, 0 <= value < extent is known. An extent may depend on
+    earlier iterators, as that of a prefix sum does.
+    """
+    analyzer = bound_analyzer(outer)
+    loops: list[For] = []
+    values: list[PrimExpr] = []
+    predicate: PrimExpr = const(True) if condition is None else condition
+    before: dict[Var, PrimExpr] = {}
+    for n, iter_var in enumerate(realize.block.iter_vars):
+        extent = (
+            iter_var.extent if is_const(iter_var.extent) else substitute(iter_var.extent, before)
+        )
+        needed = ranges.get(iter_var.var, Range.from_min_extent(const(0), extent))
+        value = narrow_index(simplify_around_digits(needed.min, analyzer), iter_var.var.dtype)
+        if preserve_unit_loops or not is_const(needed.extent, 1):
+            loop = serial(Var(f"ax{n}", iter_var.var.dtype), needed.extent)
+            analyzer.bind(loop.loop_var, 0, needed.extent)
+            loops.append(loop)
+            value = value + loop.loop_var
+        if not any(_states_bounds_of(bounded, value, extent, analyzer) for bounded in inside):
+            for within in (value >= 0, value < extent):
+                if not analyzer.can_prove(within):
+                    predicate = logical_and(predicate, within)
+        values.append(value)
+        before[iter_var.var] = value
+    nest: Stmt = BlockRealize(tuple(values), predicate, realize.block)
+    for loop in reversed(loops):
+        nest = loop.with_fields(body=nest)
+    return nest
+
+
+def _states_bounds_of(
+    known_bound: tuple[PrimExpr, PrimExpr], value: PrimExpr, extent: PrimExpr, analyzer: Analyzer
+) -> bool:
+    """Return whether a known bound is about the given value and extent."""
+    return analyzer.can_prove_equal(known_bound[0], value) and analyzer.can_prove_equal(
+        known_bound[1], extent
+    )
+
+
+def _domains(makers: Sequence[BlockRealize]) -> list[tuple[PrimExpr, PrimExpr]]:
+    """Return (binding, extent) of the iterators of blocks that run unconditionally."""
+    return [
+        (value, iter_var.extent)
+        for maker in makers
+        if is_const(maker.predicate, 1)
+        for iter_var, value in zip(maker.block.iter_vars, maker.iter_values, strict=True)
+    ]
+
+
+# An index that is one iterator plus a constant is turned around: v + 2 in [a, b) asks for v in
+# [a - 2, b - 2). Any other asks for all of the iterator, which computes more and is never wrong.
+def _required(
+    realize: BlockRealize, indices: Sequence[PrimExpr], needed: Sequence[Range]
+) -> dict[Var, Range]:
+    """Return the iterators' ranges that produce a part of the written buffer; an iterator whose
+    index is not iterator + constant is left out and runs over its whole domain.
+    """
+    ranges: dict[Var, Range] = {}
+    variables = {i.var for i in realize.block.iter_vars if i.kind is IterKind.SPATIAL}
+    for index, axis_range in zip(indices, needed, strict=True):
+        inside = [v for v in free_vars(index) if v in variables]
+        if len(inside) == 1 and inside[0] not in ranges:
+            offset = substitute(index, {inside[0]: const(0)})
+            if same_expr(index, inside[0]) or (
+                is_const(offset) and same_expr(index, inside[0] + offset)
+            ):
+                ranges[inside[0]] = Range.from_min_extent(
+                    axis_range.min - offset, axis_range.extent
+                )
+    return ranges
+
+
+def _output_indices(realize: BlockRealize, buffer: Buffer) -> tuple[PrimExpr, ...]:
+    stores = [s for s in walk(realize.block.body) if isinstance(s, BufferStore)]
+    own = [s for s in stores if s.buffer is buffer]
+    variables = {i.var for i in realize.block.iter_vars}
+    if len(own) != 1 or not set(free_vars(*own[0].indices)) <= variables:
+        return ()
+    return own[0].indices
+
+
+def compute_at(
+    program: ScheduleProgram,
+    realize: BlockRealize,
+    loop: For,
+    preserve_unit_loops: bool = False,
+    index: int = -1,
+) -> PrimFunc:
+    """See `Schedule.compute_at`."""
+    step, name = "compute_at", realize.block.name
+    require_outermost(step, program, realize)
+    if program.is_inside(realize, loop):
+        refuse(
+            f"{step} {name!r}: loop {loop.loop_var.name!r} is an ancestor of block {name!r}",
+            realize,
+        )
+    for buffer in written(realize.block):
+        if program.is_param(buffer):
+            refuse(f"{step} {name!r}: it is an output block, of {buffer.name!r}", realize)
+        require_sole_writer(step, program, realize, buffer)
+    require_kind(step, realize, COMPLETE, REDUCTION)
+    require_no_conditions(step, realize)
+    require_final_inputs(step, program, realize)
+    consumers = _consumers(step, program, realize, loop)
+    outer = [*program.loops_above(loop), loop]
+    ranges = _needed_ranges(realize, loop, outer)
+    nest = moved_nest(realize, ranges, outer, preserve_unit_loops)
+    below = _place_before(step, program, realize, loop, consumers, index)
+    without = ScheduleProgram(program.replace(program.nest(realize), EMPTY_STMT))
+    return without.replace(loop.body, sequence(*below[0], nest, *below[1]))
+
+
+def _consumers(
+    step: str, program: ScheduleProgram, realize: BlockRealize, loop: For
+) -> list[BlockRealize]:
+    name = realize.block.name
+    consumers: list[BlockRealize] = []
+    for buffer in written(realize.block):
+        for reader in program.readers(buffer):
+            if reader is realize:
+                continue
+            if not program.is_inside(reader, loop):
+                refuse(
+                    f"{step} {name!r}: it requires all the consumers of {buffer.name!r} in loop "
+                    f"{loop.loop_var.name!r}, and block {reader.block.name!r} is outside",
+                    reader,
+                )
+            consumers.append(reader)
+    if not consumers:
+        names = [b.name for b in written(realize.block)]
+        refuse(f"{step} {name!r}: loop {loop.loop_var.name!r} does not read {names}", loop)
+    if not program.before(realize, loop):
+        refuse(f"{step} {name!r}: the block does not come before the loop", realize)
+    return consumers
+
+
+def _needed_ranges(realize: BlockRealize, loop: For, outer: Sequence[For]) -> dict[Var, Range]:
+    ranges: dict[Var, Range] | None = None
+    for buffer in written(realize.block):
+        touched = accesses(loop.body, buffer)
+        if not touched:
+            return {}
+        indices = _output_indices(realize, buffer)
+        if not indices and buffer.shape:
+            return {}
+        shared = [x for x in outer if _shares(x, buffer)]
+        unshared = [x for x in outer if x not in shared]
+        touched = [
+            Access(a.indices, (*shared, *a.loops), a.is_store, a.conditional, a.extents)
+            for a in touched
+        ]
+        buffer_ranges = _required(realize, indices, region(buffer, touched, unshared))
+        if ranges is not None and not _same_ranges(ranges, buffer_ranges):
+            return {}
+        ranges = buffer_ranges
+    return ranges or {}
+
+
+def _shares(loop: For, buffer: Buffer) -> bool:
+    """Return whether a loop's iterations are threads that share one copy of a buffer, which then
+    holds what all of them need.
+    """
+    axis = str((loop.annotations or {}).get("thread", ""))
+    return axis.startswith("threadIdx") and buffer.scope.startswith("shared")
+
+
+def _same_ranges(a: Mapping[Var, Range], b: Mapping[Var, Range]) -> bool:
+    return a.keys() == b.keys() and all(
+        same_expr(a[v].min, b[v].min) and same_expr(a[v].extent, b[v].extent) for v in a
+    )
+
+
+def _place_before(
+    step: str,
+    program: ScheduleProgram,
+    realize: BlockRealize,
+    loop: For,
+    consumers: Sequence[BlockRealize],
+    index: int,
+) -> tuple[list[Stmt], list[Stmt]]:
+    """Return an iteration's statements before and after the moved block: it goes after what it
+    reads and before what reads it.
+    """
+    statements = _statements(loop.body)
+    first = min(
+        n for n, s in enumerate(statements) if any(program.is_inside(c, s) for c in consumers)
+    )
+    position = _chosen(step, realize, index, 0, first, last=first)
+    return list(statements[:position]), list(statements[position:])
+
+
+def _statements(body: Stmt) -> tuple[Stmt, ...]:
+    seq = getattr(body, "seq", None)
+    return (body,) if seq is None else tuple(seq)
+
+
+def _chosen(step: str, realize: BlockRealize, index: int, low: int, high: int, last: int) -> int:
+    """Return the requested position: -1 the last possible, -2 the first possible, or a number."""
+    if index == -1:
+        return last
+    if index == -2:
+        return low
+    if not low <= index <= high:
+        refuse(
+            f"{step} {realize.block.name!r}: index must be from {low} to {high}, -1 or -2, got "
+            f"{index}",
+            realize,
+        )
+    return index
+
+
+def reverse_compute_at(
+    program: ScheduleProgram,
+    realize: BlockRealize,
+    loop: For,
+    preserve_unit_loops: bool = False,
+    index: int = -1,
+) -> PrimFunc:
+    """See `Schedule.reverse_compute_at`."""
+    step, name = "reverse_compute_at", realize.block.name
+    require_outermost(step, program, realize)
+    if program.is_inside(realize, loop):
+        refuse(
+            f"{step} {name!r}: loop {loop.loop_var.name!r} is an ancestor of block {name!r}",
+            realize,
+        )
+    kind = require_kind(step, realize, COMPLETE, REDUCTION)
+    require_no_conditions(step, realize)
+    for buffer in written(realize.block):
+        require_sole_writer(step, program, realize, buffer)
+    if not program.before(loop, realize):
+        refuse(f"{step} {name!r}: the block does not come after the loop", realize)
+    changing = first_changing(program, realize.block)
+    if changing is not None:
+        refuse(
+            f"{step} {name!r}: what it reads depends on block {changing.block.name!r}, whose "
+            "elements change from step to step",
+            changing,
+        )
+    source = _source(step, program, realize, loop)
+    _require_between(step, program, realize, loop, source)
+    outer = [*program.loops_above(loop), loop]
+    finished = _finished(step, program, realize, loop, source, outer)
+    ranges = _written_ranges(step, program, realize, loop, source, outer)
+    domains = _domains(program.writers(source))
+    nest = moved_nest(realize, ranges, outer, preserve_unit_loops, finished, domains)
+    _require_every_point(step, program, realize, nest, outer, kind)
+    statements = _statements(loop.body)
+    last = max(
+        n
+        for n, s in enumerate(statements)
+        if any(program.is_inside(w, s) for w in program.writers(source))
+    )
+    position = _chosen(step, realize, index, last + 1, len(statements), last=len(statements))
+    without = ScheduleProgram(program.replace(program.nest(realize), EMPTY_STMT))
+    return without.replace(
+        loop.body, sequence(*statements[:position], nest, *statements[position:])
+    )
+
+
+def _source(step: str, program: ScheduleProgram, realize: BlockRealize, loop: For) -> Buffer:
+    """Return the buffer that the loop writes and the block reads."""
+    name = realize.block.name
+    candidates = [
+        b
+        for b in read(realize.block)
+        if b not in written(realize.block)
+        and any(program.is_inside(w, loop) for w in program.writers(b))
+    ]
+    if len(candidates) != 1:
+        refuse(
+            f"{step} {name!r}: loop {loop.loop_var.name!r} must write one of its inputs, it writes "
+            f"{[b.name for b in candidates]}",
+            realize,
+        )
+    for writer in program.writers(candidates[0]):
+        if not program.is_inside(writer, loop):
+            refuse(
+                f"{step} {name!r}: {candidates[0].name!r} is written by {writer.block.name!r} "
+                "outside "
+                f"loop {loop.loop_var.name!r} too",
+                writer,
+            )
+    return candidates[0]
+
+
+def _require_between(
+    step: str, program: ScheduleProgram, realize: BlockRealize, loop: For, source: Buffer
+) -> None:
+    """Require that the block's other inputs are final before the loop and that nothing reads its
+    output before it.
+    """
+    name = realize.block.name
+    for buffer in read(realize.block):
+        if buffer is source or buffer in written(realize.block):
+            continue
+        for writer in program.writers(buffer):
+            if not program.before(writer, loop):
+                refuse(
+                    f"{step} {name!r}: {buffer.name!r}, which it reads, is written after the loop "
+                    "began",
+                    writer,
+                )
+    for buffer in written(realize.block):
+        for reader in program.readers(buffer):
+            if reader is not realize and not program.before(realize, reader):
+                refuse(
+                    f"{step} {name!r}: block {reader.block.name!r} reads {buffer.name!r} before it",
+                    reader,
+                )
+    if buffers_rewritten(program, realize, source):
+        refuse(f"{step} {name!r}: {source.name!r} is written after the block", realize)
+
+
+def buffers_rewritten(program: ScheduleProgram, realize: BlockRealize, source: Buffer) -> bool:
+    """Return whether a block's input is written at or after it."""
+    return any(not program.before(w, realize) for w in program.writers(source))
+
+
+# A step of the loop leaves a sum finished if no loop around both reduces, but in the last step of
+# those that do: from the first step on the sum is there, but not final, and would be read too
+# early.
+def _finished(
+    step: str,
+    program: ScheduleProgram,
+    realize: BlockRealize,
+    loop: For,
+    source: Buffer,
+    outer: Sequence[For],
+) -> PrimExpr:
+    """Return the condition under which an iteration's writes are final: the last iteration of the
+    reducing loops around it.
+
+    Refuses where the loop itself reduces or a branch is in between.
+    """
+    last: PrimExpr = const(True)
+    for writer in program.writers(source):
+        reducing = reduce_loops(writer, outer)
+        if loop in reducing or any(not is_const(s.min, 0) for s in reducing):
+            refuse(
+                f"{step} {realize.block.name!r}: block {writer.block.name!r} is not finished in a "
+                f"step of {loop.loop_var.name!r}",
+                writer,
+            )
+        for loop_var_loop in reducing:
+            last = logical_and(last, loop_var_loop.loop_var.equal(loop_var_loop.extent - 1))
+        ancestor = program.parent(writer)
+        while ancestor is not None and ancestor is not loop:
+            if isinstance(ancestor, IfThenElse):
+                refuse(
+                    f"{step} {realize.block.name!r}: block {writer.block.name!r} is under a branch",
+                    writer,
+                )
+            ancestor = program.parent(ancestor)
+    return last
+
+
+def _written_ranges(
+    step: str,
+    program: ScheduleProgram,
+    realize: BlockRealize,
+    loop: For,
+    source: Buffer,
+    outer: Sequence[For],
+) -> dict[Var, Range]:
+    """Return the ranges that the block's iterators may cover once an iteration has written its part
+    of the source.
+    """
+    name = realize.block.name
+    reads = [a for a in accesses(realize.block.body, source) if not a.is_store]
+    if not reads or any(not _same_access(reads[0], a) for a in reads) or reads[0].loops:
+        refuse(f"{step} {name!r}: it must read {source.name!r} at its own iterators", realize)
+    writers = program.writers(source)
+    kinds = [kind_of(w.block).kind for w in writers]
+    if kinds not in ([COMPLETE], [REDUCTION], [COMPLETE, UPDATE]):
+        names = [w.block.name for w in writers]
+        refuse(f"{step} {name!r}: {source.name!r} is written by all of {names}", writers[0])
+    written_box = exact_box(program, loop, source, writers[-1])
+    if isinstance(written_box, str):
+        refuse(f"{step} {name!r}: {written_box}", writers[-1])
+    analyzer = bound_analyzer(outer)
+    ranges = iterator_ranges(realize.block.iter_vars, reads[0].indices, written_box, analyzer)
+    if ranges is None or not _reads_within(realize, reads[0].indices, written_box, ranges, outer):
+        refuse(
+            f"{step} {name!r}: no ranges of its iterators are known to read just what a step of "
+            f"{loop.loop_var.name!r} has written of {source.name!r}",
+            realize,
+        )
+    return ranges
+
+
+def _reads_within(
+    realize: BlockRealize,
+    indices: Sequence[PrimExpr],
+    box: Sequence[Range],
+    ranges: Mapping[Var, Range],
+    outer: Sequence[For],
+) -> bool:
+    """Return whether indices stay in a box when the iterators run over ranges."""
+    analyzer = bound_analyzer(outer)
+    values: dict[Var, PrimExpr] = {}
+    for iter_var in realize.block.iter_vars:
+        needed = ranges.get(iter_var.var, Range.from_min_extent(const(0), iter_var.extent))
+        inside = Var(iter_var.var.name, iter_var.var.dtype)
+        analyzer.bind(inside, 0, needed.extent)
+        values[iter_var.var] = needed.min + inside
+    for index, axis_range in zip(indices, box, strict=True):
+        offset = analyzer.simplify(substitute(index, values) - axis_range.min)
+        if not analyzer.can_prove(offset >= 0) or not analyzer.can_prove(
+            offset < axis_range.extent
+        ):
+            return False
+    return True
+
+
+def _same_access(a: Access, b: Access) -> bool:
+    return all(same_expr(x, y) for x, y in zip(a.indices, b.indices, strict=True))
+
+
+# Moving to where something was written may lose points that nobody wrote in time, or meet some
+# twice. A complete block may run twice for a point, a sum may not.
+def _require_every_point(
+    step: str,
+    program: ScheduleProgram,
+    realize: BlockRealize,
+    nest: Stmt,
+    outer: Sequence[For],
+    kind: str,
+) -> None:
+    """Require that the moved block runs for every value of its iterators, and a reduction exactly
+    once.
+    """
+    name = realize.block.name
+    loops = list(outer)
+    inner = nest
+    while isinstance(inner, For):
+        loops.append(inner)
+        inner = inner.body
+    assert isinstance(inner, BlockRealize)
+    values = [v for v in inner.iter_values if not is_const(v)]
+    ranges = ranges_of(loops)
+    iter_map = detect_iter_map(values, ranges, check_level=IterMapLevel.SURJECTIVE)
+    if iter_map.errors:
+        refuse(
+            f"{step} {name!r}: it is not known to run for every point: {iter_map.errors[0]}",
+            realize,
+        )
+    analyzer = bound_analyzer(())
+    sums = iter(iter_map.indices)
+    for iter_var, value in zip(inner.block.iter_vars, inner.iter_values, strict=True):
+        low, size = value, const(1)
+        if not is_const(value):
+            total = next(sums)
+            low, size = convert(total.base), reached(total)
+        if not analyzer.can_prove(low <= 0) or not reaches(low, size, iter_var.extent, analyzer):
+            refuse(
+                f"{step} {name!r}: it would run for a part of {iter_var.var.name!r} only", realize
+            )
+    if kind == REDUCTION:
+        loop_vars = {s.loop_var for s in loops if not is_const(s.extent, 1)}
+        fault = determines(values, ranges, loop_vars)
+        if fault is not None:
+            refuse(f"{step} {name!r}: its sum would take in some steps twice: {fault}", realize)
+        spatial = set(
+            free_vars(
+                *(
+                    v
+                    for i, v in zip(inner.block.iter_vars, inner.iter_values, strict=True)
+                    if i.kind is IterKind.SPATIAL
+                )
+            )
+        )
+        both = [s.loop_var.name for s in reduce_loops(inner, loops) if s.loop_var in spatial]
+        if both:
+            refuse(f"{step} {name!r}: loop {both[0]!r} would be spatial and reduced", realize)

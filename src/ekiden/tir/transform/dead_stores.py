@@ -1,0 +1,141 @@
+"""Dead store elimination: remove stores whose elements are all overwritten before they are read.
+
+    for i in 16: a[i] = 1       ->   for i in 16: a[i] = 2
+    for i in 16: a[i] = 2
+
+A store is compared with the later statements of its sequence: loops, at most one condition, and one
+store whose indices are loop variables, each of one axis, or equal to the earlier store's index.
+"""
+
+from __future__ import annotations
+
+from ekiden.arith import Analyzer
+from ekiden.ir.intrinsic import row_of
+from ekiden.ir.prim import GE, LT, Intrinsic, PrimExpr, Var, cast, const, logical_and
+from ekiden.ir.prim_visitor import post_order, substitute
+from ekiden.runtime.lazy_dataclass import dataclass
+from ekiden.tir.expr import Buffer, BufferAddress, BufferLoad
+from ekiden.tir.stmt import BufferStore, Evaluate, For, ForKind, IfThenElse, SeqStmt, Stmt
+from ekiden.tir.visitor import EMPTY_STMT, StmtMutator, all_expressions, sequence, walk
+
+
+@dataclass(frozen=True, slots=True)
+class _Fill:
+    """A single store with the loops and conditions around it."""
+
+    store: BufferStore
+    loops: tuple[For, ...]
+    conditions: tuple[PrimExpr, ...]
+
+
+def _fill(stmt: Stmt) -> _Fill | None:
+    """Return a statement as a single store under loops and conditions, or None."""
+    loops: list[For] = []
+    conditions: list[PrimExpr] = []
+    while not isinstance(stmt, BufferStore):
+        if isinstance(stmt, For) and stmt.kind is not ForKind.THREAD_BINDING:
+            loops.append(stmt)
+            stmt = stmt.body
+        elif isinstance(stmt, IfThenElse) and stmt.else_case is None:
+            conditions.append(stmt.condition)
+            stmt = stmt.then_case
+        else:
+            return None
+    return None if stmt.predicate is not None else _Fill(stmt, tuple(loops), tuple(conditions))
+
+
+def _is_opaque(stmt: Stmt) -> bool:
+    """Return whether a statement may read memory that it does not name."""
+    return any(
+        isinstance(e, Intrinsic) and row_of(e.op).effects
+        for root in all_expressions(stmt)
+        for e in post_order(root)
+    )
+
+
+def _read(stmt: Stmt) -> set[Buffer]:
+    """Return the buffers that a statement reads or passes to calls."""
+    return {
+        e.buffer
+        for root in all_expressions(stmt)
+        for e in post_order(root)
+        if isinstance(e, (BufferLoad, BufferAddress))
+    }
+
+
+def _covers(later: _Fill, earlier: _Fill) -> bool:
+    """Return whether one store provably writes every element that another writes."""
+    analyzer = Analyzer()
+    for loop in earlier.loops:
+        analyzer.bind(loop.loop_var, loop.min, loop.extent)
+    own = {loop.loop_var: loop for loop in later.loops}
+    values: dict[Var, PrimExpr] = {}
+    obligations: list[PrimExpr] = []
+    for index, earlier_index in zip(later.store.indices, earlier.store.indices, strict=True):
+        if isinstance(index, Var) and index in own and index not in values:
+            values[index] = cast(earlier_index, index.dtype)
+            loop = own[index]
+            index_value, low = cast(earlier_index, "int64"), cast(loop.min, "int64")
+            obligations += [GE(index_value, low), LT(index_value, low + cast(loop.extent, "int64"))]
+        elif any(v in own for v in post_order(index)) or not _equal(index, earlier_index, analyzer):
+            return False
+    if len(values) < len(own):  # a loop over what is no axis: it must run at least once
+        obligations += [
+            LT(const(0), cast(loop.extent, "int64")) for v, loop in own.items() if v not in values
+        ]
+    obligations += later.conditions
+    precondition = const(True)
+    for condition in earlier.conditions:
+        precondition = logical_and(precondition, condition)
+    if any(isinstance(e, BufferLoad) for c in (*obligations, precondition) for e in post_order(c)):
+        return False
+    with analyzer.constraint_scope(precondition):
+        return all(analyzer.can_prove(substitute(c, values)) for c in obligations)
+
+
+def _equal(a: PrimExpr, b: PrimExpr, analyzer: Analyzer) -> bool:
+    return a.dtype == b.dtype and analyzer.can_prove_equal(a, b)
+
+
+class _Remove(StmtMutator):
+    def visit_seq(self, stmt: SeqStmt) -> Stmt:
+        """Eliminate dead stores from last to first: fills that no statement in between reads are
+        pending.
+        """
+        remaining: list[Stmt] = []
+        pending: list[_Fill] = []
+        for child in reversed(stmt.seq):
+            new = self.visit(child)
+            fill = _fill(new)
+            if fill is not None and any(
+                f.store.buffer is fill.store.buffer and _covers(f, fill) for f in pending
+            ):
+                value = fill.store.value
+                new = _with_store(fill, Evaluate(value)) if _is_opaque(new) else EMPTY_STMT
+                fill = None
+            read = _read(new)
+            pending = [] if _is_opaque(new) else [f for f in pending if f.store.buffer not in read]
+            if fill is not None and fill.store.buffer not in read:
+                pending.append(fill)
+            elif fill is None and any(not isinstance(s, _TRANSPARENT_STMTS) for s in walk(new)):
+                pending = []
+            remaining.append(new)
+        return sequence(*reversed(remaining))
+
+
+_TRANSPARENT_STMTS = (BufferStore, For, IfThenElse, SeqStmt, Evaluate)
+"""Statements that name all memory they touch."""
+
+
+def _with_store(fill: _Fill, inner: Stmt) -> Stmt:
+    """Return the loops and conditions of a fill around another statement."""
+    for condition in reversed(fill.conditions):
+        inner = IfThenElse(condition, inner, None)
+    for loop in reversed(fill.loops):
+        inner = loop.with_fields(body=inner)
+    return inner
+
+
+def remove_dead_stores(body: Stmt) -> Stmt:
+    """Return the statements without dead stores."""
+    return _Remove().visit(body)
