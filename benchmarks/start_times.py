@@ -110,8 +110,8 @@ def run(
 
 
 def middle(rounds: Sequence[Figure | None]) -> Figure | None:
-    """Return the median of the times, and the modules of the last round, ignoring the first round,
-    which compiled sourc None where one failed.
+    """Return the median of the times and the modules of the last round, without the first round,
+    which compiled sources; None where one failed.
     """
     figures = [figure for figure in rounds[1:] if figure is not None]
     if len(figures) < len(rounds) - 1:

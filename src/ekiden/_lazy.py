@@ -107,8 +107,7 @@ def load_deferred() -> None:
 
 
 class LazyModule:
-    """A stand-in for a module, loaded when the first attribute is looked up; the first name that is
-    looked up loads it.
+    """A stand-in for a module, loaded when its first attribute is looked up.
 
     if TYPE_CHECKING:
         from ekiden.runtime.profile import report

@@ -1,5 +1,5 @@
-"""External compilers (BYOC); who makes the kernels of functions that PartitionGraph cut out for
-them.
+"""External compilers (BYOC): which of them compiles the functions that PartitionGraph cut out for
+it.
 
     def for_test(function):                  # a relay.Function with global_symbol
         def kernel(*tensors): ...            # the inputs, then the tensors it writes

@@ -195,7 +195,7 @@ def _print_passes(options: argparse.Namespace, target: Target) -> None:
 
 def _kernels_of(module: IRModule, target: Target) -> list[tuple[Function, Target]]:
     """Return the distinct kernels of a module compiled for a target, each with the target of the
-    device that it An engine's code has no loops of ours and is left out.
+    device that it runs on. External code has no loops of ours and is left out.
     """
     config = compilation_config(target)
     targets = {

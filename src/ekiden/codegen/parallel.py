@@ -1,5 +1,5 @@
-"""Compile many kernels at once in worker processes; what the cache does not hold, in worker
-processes, or in this one where it may have none.
+"""Compile the kernels that the cache lacks in worker processes, or in this process where it may
+have none.
 
 Processes and not threads: LLVM compiles in C++ and holds no lock of Python's, but passes of ours
 before it are Python.

@@ -1,4 +1,4 @@
-"""Main loop of a compile worker; a fork of the server that runs tasks for one program, one after
+"""Main loop of a compile worker: a fork of the server that runs tasks for one program, one after
 the other.
 
 Messages on the task socket are frames: the length, then the bytes. The first is a Setup, each

@@ -1,4 +1,4 @@
-"""Compile workers as the program sees them; started fresh, given their tasks as data.
+"""Compile workers as the program sees them: started fresh, with their tasks as data.
 
     (worker,) = start_workers(1, setup_frame())  forks of the server, which the first call starts
     worker.send(encode(task))

@@ -1,4 +1,4 @@
-"""Server process that forks compile workers; started fresh, and single-threaded as long as it runs.
+"""Server process that forks compile workers: started fresh, and single-threaded throughout.
 
 A program's own process is never forked: it may have threads, whose locks would stay closed in the
 child, and libraries whose exit handlers wait for threads that the child does not have. This process

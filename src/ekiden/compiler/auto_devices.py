@@ -1,5 +1,5 @@
-"""Choose by measurement the devices on which a model runs fastest; all of it on one, or parts on
-the host and on a device.
+"""Choose by measurement the devices on which a model runs fastest: one for all of it, or the host
+and a device for parts.
 """
 
 from __future__ import annotations

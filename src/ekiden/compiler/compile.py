@@ -256,8 +256,9 @@ def _placed(
     target: Targets,
     example_inputs: Sequence[object] | None,
 ) -> tuple[Targets, Sequence[object] | None]:
-    """Return the targets of `compile` for a device, or several, and a target. Raises InputError,
-    TypeError, CompileError.
+    """Return the target and the example inputs of a call from its positional arguments, of which
+    the inputs come first. Raises TypeError for too many, CompileError for one input in place of
+    a list.
     """
     remaining = list(positional)
     alone = remaining[0] if remaining and example_inputs is None else example_inputs

@@ -1,4 +1,4 @@
-"""Options of a compilation; one frozen value, made once and handed on whole."""
+"""Options of a compilation, as one frozen value."""
 
 from __future__ import annotations
 

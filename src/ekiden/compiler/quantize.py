@@ -1,6 +1,4 @@
-"""`quantize()`: quantise an ONNX model; a model of floats made small, by calibration data and
-measurement.
-"""
+"""`quantize()`: quantise an ONNX model by calibration data and measurement."""
 
 from __future__ import annotations
 
@@ -57,21 +55,25 @@ def quantize(
     budget: float = 0.0,
     **recipe: object,
 ) -> Quantized:
-    """Quantise a float program to int8 operators of `qnn` as the current `qconfig` selects:
-    annotate, calibrate, realise. Products that the configuration skips, or without an integer
-    form, stay float.
+    """Quantise the products of an ONNX model to integers.
 
     Args:
-        mod: the module.
-        params: constants by parameter name.
-        dataset: inputs by name for each calibration run.
+        model: the model.
+        calibrate: arrays by name with samples along the first axis, or a list of such mappings,
+            one for each run.
+        plan: an earlier plan, which is then followed as it is.
+        accuracy: given a function that runs a model, returns its accuracy, larger for better.
+            The layers with the lowest signal-to-noise ratio are left in float, one more each time,
+            until no more than `budget` is lost.
+        budget: the accuracy that may be lost.
+        recipe: fields of `Recipe`: kind, method, bits, group, per_channel, smooth, rounding, awq,
+            bias_correction, skip, least_snr, faster, gain.
 
     Returns:
-        The quantised module.
+        The quantised model and its plan.
 
     Raises:
-        InputError: as `calibrate`.
-        CompileError: as compilation does.
+        InputError: for arguments that do not fit; and what importing, compiling and running raise.
     """
     proto, label, _ = read_model(model)
     requested = Recipe(**recipe) if plan is None else plan.recipe  # type: ignore[arg-type]  # checked

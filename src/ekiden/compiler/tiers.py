@@ -1,5 +1,6 @@
-"""Tiered execution: an executable whose kernels are compiled while it runs; general ones at first,
-then their own code one by one, in the end the whole program as it is compiled without tiers.
+"""Tiered execution: an executable whose kernels are compiled while it runs; it begins with general
+kernels, replaces them one by one by compiled code, and at last by the whole program as compiled
+without tiers.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`tune()`: tune a model's kernels; search for faster kernels of a model."""
+"""`tune()`: search for faster kernels of a model."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""`verify()`: compare a compiled model with a reference engine; a compiled model against ONNX
-Runtime or ONNX's reference evaluator.
-"""
+"""`verify()`: compare a compiled model with ONNX Runtime or ONNX's reference evaluator."""
 
 from __future__ import annotations
 

@@ -28,14 +28,12 @@ DEVICES = tuple(TARGET_BY_DEVICE)
 
 
 class EkidenRep(BackendRep):  # type: ignore[misc]
-    """A prepared model. An input whose values determine a rank or the computation (such as
-    reduction axes), so that the import names it, becomes a constant of the executable: the model
-    is compil
+    """A prepared model.
 
-    An input whose values decide a rank or what is computed (the axes of a reduction, say), so that
-    importing names it, becomes a constant of the executable: the model is compiled once for each of
-    its values, when it is first run with them. `fixed` names such inputs; it is empty for a model
-    that compiles as it stands. No other input is.
+    An input whose values determine a rank or the computation (such as reduction axes), so that the
+    import names it, becomes a constant of the executable: the model is compiled once for each of
+    its values, at the first run with them. `fixed` names such inputs; it is empty for a model that
+    compiles as it stands. No other input is.
     """
 
     def __init__(self, model: onnx.ModelProto, device: str = "CPU") -> None:

@@ -57,10 +57,9 @@ class RelayExpr(Node):
         show_spans: bool = False,
     ) -> str:
         """Return the expression in Relay's text format; `ekiden.relay.parse_expr` reads it back.
-        `ekiden.relay.parse_expr` reads it back.
 
         `annotate` gives the comment after each expression in place of its type. `show_spans` adds
-        the place in the text that each came from.
+        the source position of each.
         """
         printer = RelayExpr.printer
         if printer is None:

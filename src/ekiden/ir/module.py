@@ -216,10 +216,9 @@ class IRModule:
         show_spans: bool = False,
     ) -> str:
         """Return the module in Relay's text format; `ekiden.relay.parse` reads it back.
-        `ekiden.relay.parse` reads it back.
 
         `annotate` gives the comment after each expression in place of its type. `show_spans` adds
-        the place in the text that each came from.
+        the source position of each.
         """
         printer = IRModule.printer
         if printer is None:

@@ -649,7 +649,7 @@ def _widened(a: PrimExpr, b: PrimExpr) -> tuple[PrimExpr, PrimExpr]:
 
 
 def _in_lanes(a: PrimExpr, vector_dtype: str) -> PrimExpr:
-    """Return a scalar in every lane, beside a vector of dtype `other`."""
+    """Return a scalar in every lane, beside a vector of dtype `vector_dtype`."""
     lanes = dt.vector(vector_dtype)
     if not lanes or dt.vector(a.dtype):
         return a

@@ -64,7 +64,7 @@ NEOX_NAMES = Names(
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """A table row: how a family differs from Llama; what a family does differently from Llama.
+    """A table row: how a family differs from Llama.
 
     norm: "rms", "rms_one" (the weight is what is added to 1) or "layer"; epsilon: the key of the
     configuration for what is added to variances, and its default. activation: the key of the

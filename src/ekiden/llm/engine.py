@@ -236,6 +236,8 @@ class Engine:
         """Fail all running texts after a failed run, since the cache may be lost."""
         for stream in list(self._running):
             self._end(stream, "failed", RUN_FAILED)
+        # The failed call owned the cache in place, so its contents are undefined, shared prefixes
+        # included.
         self.pages = Pages(self.sequences * self.model.most_pages, self.model.layout.page)
         self._state = self.model.new_state(self.sequences * self.model.most_pages)
 
@@ -243,6 +245,8 @@ class Engine:
         """Admit waiting texts while there are slots and pages."""
         while self._waiting and len(self._running) < self.sequences:
             first = self._waiting[0]
+            # Reserve pages for the whole answer up front, so that a running text can never run out
+            # of them.
             tokens = first.limit + self.model.spare
             allocation = self.pages.take(first.keys, len(first.prompt), tokens)
             if allocation is None:
@@ -279,6 +283,7 @@ class Engine:
         ids = np.concatenate(
             [segment_stream.whole[first : first + n] for segment_stream, first, n in segments]
         )
+        # All segments form one ragged batch: `rows` says which text each token belongs to.
         rows = np.repeat(np.arange(len(segments)), [n for _, _, n in segments])
         positions = np.concatenate([np.arange(first, first + n) for _, first, n in segments])
         ends = np.cumsum([n for _, _, n in segments]) - 1
@@ -297,6 +302,7 @@ class Engine:
         text is read again, since the draft model has not seen it if it was the last proposal.
         """
         is_under_way = stream.read >= len(stream.prompt)
+        # A boolean subtracts as 0 or 1.
         return stream.read - (is_under_way and self.model.spare > 0)
 
     def _decode(self) -> None:
@@ -318,6 +324,7 @@ class Engine:
         """
         size = self.pages.size
         before, stream.read = stream.read // size, stream.read + count
+        # Only pages wholly inside the prompt are shared: generated tokens have no prefix key.
         for n in range(before, min(stream.read, len(stream.prompt)) // size):
             self.pages.filled(stream.pages[n], stream.keys[n])
 

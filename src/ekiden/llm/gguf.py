@@ -16,12 +16,11 @@ __all__ = ["GGUFCheckpoint", "GGUFFile", "write_gguf"]
 
 
 class GGUFCheckpoint(Mapping[str, Weight]):
-    """A GGUF language model under transformers' names. Query and key rows that the file permutes
-    are restored (copied when they are requested). `f
+    """A GGUF language model under transformers' names.
 
-    Rows of queries and keys that the file has in another order are put back in that of transformers
-    (a copy, when they are asked for). `file` is what the file itself says. Raises LoadError, also
-    for an architecture that is not known.
+    Query and key rows that the file permutes are restored to transformers' order (copied when they
+    are requested). `file` is the file's own metadata. Raises LoadError, also for an unknown
+    architecture.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:

@@ -132,6 +132,7 @@ def _give_back() -> None:
     """Return memory freed by compilation to the system, where the allocator would keep it: glibc's
     keeps 120 MB after a model of 135M.
     """
+    # glibc keeps freed arenas, and compiling frees gigabytes of intermediate weights.
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if os.name == "posix" else None
     if trim is not None:
         trim(0)
@@ -257,6 +258,7 @@ class Model:
         history, settings, seeds, is_greedy = self._choices(streams, 0)
         moves, states = self._forms(streams)
         lengths = np.array([streams[i].length for i in done], np.int32)
+        # The draft model must have the prompt in its own cache before it can propose anything.
         for small in state[1:]:
             self._call(DRAFT, small, *where, tables, picks)
         result = self._call(
@@ -294,7 +296,7 @@ class Model:
         count = self.spare
         rounds = max(1, steps // (count + 1))
         history, settings, seeds, is_greedy = self._choices(streams, rounds * (count + 1))
-        lengths = np.array([output.length for output in streams], np.int32)
+        lengths = np.array([text.length for text in streams], np.int32)
         rows = np.arange(len(streams), dtype=np.int32)
         result = self._call(
             SPECULATE, *state, np.array(rounds, np.int32), history, lengths, rows,
@@ -303,7 +305,7 @@ class Model:
             np.full_like(rows, -1), np.array((*self.ends, -1), np.int32), is_greedy,
         )  # fmt: skip
         assert isinstance(result, tuple)
-        token_rows, ends = (stream.numpy() for stream in result)
+        token_rows, ends = (tensor.numpy() for tensor in result)
         every = zip(token_rows, lengths, ends, strict=True)
         return [row[begin:end].tolist() for row, begin, end in every]
 
@@ -313,12 +315,14 @@ class Model:
         """Return (history with room for `steps` tokens, settings, seeds, whether all are
         greedy).
         """
-        width = max(longest.length for longest in streams) + steps
+        width = max(candidate.length for candidate in streams) + steps
         history = np.zeros((len(streams), width), np.int32)
         for row, stream in zip(history, streams, strict=True):
             if stream.sampling.repetition_penalty != 1:
                 row[: stream.length] = stream.whole
             else:
+                # Without a repetition penalty the program reads only the last two tokens: copying
+                # whole histories would cost O(length) per step.
                 recent = (*stream.prompt[-2:], *stream.tokens[-2:])[-2:]
                 row[max(stream.length - 2, 0) : stream.length] = recent
         settings = np.array([text.sampling.settings() for text in streams], np.float32)
@@ -333,6 +337,7 @@ class Model:
         grammars = list(dict.fromkeys(s.grammar for s in streams if s.grammar is not None))
         if not grammars:
             return self._free, np.full(len(streams), -1, np.int32)
+        # Grammars share one table, so each one's states are offset by the sizes of those before it.
         starts = np.cumsum([0, *(len(grammar_.moves) for grammar_ in grammars)])
         joined = self._joined  # another engine may put others there
         if joined[0] != grammars:
@@ -359,6 +364,8 @@ class Model:
             return spec
         if self.tokenizer is None:
             raise InputError("grammar: a tokenizer is needed to say what tokens are")
+        # Compiled outside the lock: a table for a large vocabulary takes seconds, and two threads
+        # may at worst build it twice.
         with self._lock:
             cached = self._grammars.get(spec)
         if cached is not None:

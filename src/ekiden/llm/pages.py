@@ -25,6 +25,7 @@ class Pages:
 
     def __init__(self, count: int, size: int) -> None:
         self.size = size
+        # Reversed, so that pop() hands out page 0 first.
         self._free = list(range(count - 1, -1, -1))
         self._users: dict[int, int] = {}
         self._by_key: dict[Key, int] = {}
@@ -46,6 +47,8 @@ class Pages:
         keys, before = [], b""
         for end in range(self.size, len(prompt) + 1, self.size):
             tokens = array("q", prompt[end - self.size : end]).tobytes()
+            # Chained like a hash of the whole prefix: equal keys mean equal tokens from the
+            # beginning.
             before = sha256(before + tokens).digest()
             keys.append(before)
         return keys
@@ -58,8 +61,11 @@ class Pages:
             length: The length of the prompt.
             tokens: The maximum number of tokens.
         """
+        # At least the last prompt token is read again, since its logits choose the first answer
+        # token.
         shared = self._shared(keys[: max(length - 1, 0) // self.size])
         new_count = self.needed(tokens) - len(shared)
+        # Idle pages this text shares are about to be used, so they are not available as new ones.
         spare = self.available - sum(page in self._idle for page in shared)
         if new_count > spare:
             return None
@@ -83,6 +89,7 @@ class Pages:
         if self._free:
             page = self._free.pop()
         else:
+            # Evict the least recently released page that still had reusable contents.
             page, _ = self._idle.popitem(last=False)
             del self._by_key[self._keys.pop(page)]
         self._users[page] = 1

@@ -176,10 +176,8 @@ def _end_of(tokenizer: Tokenizer | None, prompt: Sequence[int]) -> list[int]:
 
 class Detokenizer:
     """An answer as text while it is generated. Tokens may be parts of characters, and a character's
-    form may depend on those before it: a piece is what decoding the last tokens adds. What may
-    be th Tokens are parts of letters, and what a letter looks like may depend on those before
-    it: a piece is what decoding some of the last tokens gives more. What may be the beginning of
-    a text that stops it is held back.
+    form may depend on those before it: a piece is what decoding the last tokens adds. A suffix
+    that may be the beginning of a stop text is held back.
     """
 
     def __init__(

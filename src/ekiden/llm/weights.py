@@ -78,8 +78,7 @@ class Weight:
 
 
 class FileBytes:
-    """The bytes of a file as a read-only array, mapped unless the file is small; mapped, but for a
-    small file.
+    """The bytes of a file as a read-only array, mapped unless the file is small.
 
     Somebody may cut the file or write to it meanwhile: what has gone is zeros, and `check`, which
     who made something of the bytes calls, says so. Raises LoadError, where `kind` names the format.

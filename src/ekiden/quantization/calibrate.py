@@ -133,6 +133,7 @@ def observe(
     run = compile(with_outputs(model, computed)) if computed else None
     stats: dict[str, TensorStats] = {}
     counts: dict[str, int] = {}
+    # Two passes: histogram bounds must be known before values are counted.
     for values in _values(run, computed, tensors, feeds):
         for name, value in values.items():
             _update_stats(stats, counts, name, value, tensors[name])
@@ -172,6 +173,7 @@ def _update_stats(
     """
     if not np.isfinite(value).all():
         raise InputError(f"calibrate: '{name}' has values that are not finite")
+    # float64: sums over millions of float32 elements would lose digits.
     flat = np.moveaxis(value, axis, -1).reshape(-1, value.shape[axis]).astype(np.float64)
     largest, total = np.abs(flat).max(axis=0), flat.sum(axis=0)
     low, high = float(value.min()), float(value.max())

@@ -65,6 +65,7 @@ def _windows(layer: Layer, data: Array) -> Array:
     wide = np.pad(data, widths)
     spans = [(size - 1) * step + 1 for size, step in zip(kernel, dilations, strict=True)]
     axes = tuple(range(2, 2 + count))
+    # im2col by strides: no element is copied before the final reshape.
     patches = np.lib.stride_tricks.sliding_window_view(wide, spans, axes)
     strided = tuple(slice(None, None, step) for step in strides)
     inside = tuple(slice(None, None, step) for step in dilations)
@@ -75,6 +76,7 @@ def _windows(layer: Layer, data: Array) -> Array:
     patches = patches.reshape(batch, groups, channels // groups, *sizes, *kernel)
     order = (1, 0, *range(3, 3 + count), 2, *range(3 + count, 3 + 2 * count))
     rows = patches.transpose(order).reshape(groups, -1, layer.weight[0].size)
+    # Windows overlap heavily; an even subset estimates the Gram matrix as well.
     step = max(1, rows.shape[1] // MAX_WINDOWS)
     return rows[:, ::step]
 

@@ -83,6 +83,7 @@ def measure_plan(
     for row in plan.layers:
         if row.kind != "float":
             row = replace(row, snr=ratios.get(row.layer))
+            # A layer that fails the error check is not worth timing.
             if row.snr is not None and row.snr < plan.recipe.least_snr:
                 row = row.left_alone(f"below {plan.recipe.least_snr:g} dB")
             elif plan.recipe.faster:

@@ -102,6 +102,7 @@ def _divergence(histogram: Histogram, low: float, high: float) -> float:
         merged //= 2
     counts = _without_atoms(histogram.counts.reshape(merged, -1).sum(axis=1))
     x = histogram.centres.reshape(merged, -1).mean(axis=1)
+    # The bin of 0 is ignored, because zero is always represented exactly.
     counts[int(np.argmin(np.abs(x)))] = 0.0
     keep = (x >= low) & (x <= high)
     inside = counts[keep]
@@ -110,6 +111,7 @@ def _divergence(histogram: Histogram, low: float, high: float) -> float:
     reference = inside.copy()
     reference[0] += counts[x < low].sum()
     reference[-1] += counts[x > high].sum()
+    # Spread the bins within the bounds evenly over the levels.
     level = np.arange(len(inside)) * min(LEVELS, len(inside)) // len(inside)
     used = inside > 0
     sums = np.bincount(level, inside, LEVELS)
@@ -156,6 +158,7 @@ def scale_and_point(low: float, high: float) -> tuple[np.float32, np.uint8]:
     """
     low, high = min(low, 0.0), max(high, 0.0)
     scale = np.float32((high - low) / (LEVELS - 1))
+    # A subnormal scale would overflow in its reciprocal.
     if not np.isfinite(scale) or scale <= np.finfo(np.float32).tiny:
         return np.float32(1.0), np.uint8(0)
     return scale, np.uint8(np.clip(np.round(-low / scale), 0, LEVELS - 1))

@@ -72,9 +72,7 @@ class Pipes:
 class Channel:
     """Frames on a stream. `limit` is the largest body this side accepts; `ends` is when the session
     must be over, by time.monotonic(). With `ahead` 0, nothing beyond a frame is read, so that
-    the stream can be given `limit` is the longest body this side takes, `ends` when the session
-    must be over, by time.monotonic(). With `ahead` 0 nothing is read of what follows a frame:
-    the stream can be given to someone else.
+    the stream can be given to another reader.
     """
 
     def __init__(self, stream: Stream, ahead: int = READ_AHEAD_BYTES) -> None:
@@ -106,7 +104,7 @@ class Channel:
         self, seconds: float | None = None, buffer: memoryview | None = None
     ) -> tuple[Kind, memoryview]:
         """Return the next frame; its body is valid until the next call. A RETURN of exactly as many
-        bytes as `place` has is received directly into it: then the body is only what precedes
+        bytes as `buffer` has is received directly into it: then the body is only what precedes
         the bytes, and `is_placed` is set. Raises RPCError at the end of the stream and
         RPCSessionTimeoutError after `seconds`, both of which end the session; FrameError for an
         invalid frame.
@@ -117,6 +115,8 @@ class Channel:
                 self._fill(HEADER, until)
             kind, size = read_head(self._data, self.limit, self._begin)
             is_return = buffer is not None and kind is Kind.RETURN
+            # Only an exact match is received in place: the body then is just the tag and the
+            # length.
             self.is_placed = (
                 is_return and buffer is not None and size == RETURN_PREFIX_BYTES + len(buffer)
             )
@@ -159,6 +159,7 @@ class Channel:
         data[:have] = unread
         self._begin, self._end = 0, have
         while self._end < size:
+            # Reads ahead into the buffer, which saves a system call per small frame.
             self._end += self._read(data[self._end : max(size, self._ahead)], until)
 
     def _take(self, buffer: memoryview, until: float | None) -> None:
@@ -172,6 +173,7 @@ class Channel:
     def _read(self, data: memoryview, until: float | None) -> int:
         """Read some bytes. Raises RPCError at the end of the stream, OSError."""
         if until is not None:
+            # A timeout of 0 would make the socket non-blocking.
             self.stream.settimeout(max(until - time.monotonic(), 1e-3))
         count = self.stream.recv_into(data)
         if count == 0:

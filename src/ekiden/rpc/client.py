@@ -48,13 +48,10 @@ _numbers = itertools.count()
 
 
 class RPCSession:
-    """A session: the functions, modules, tensors and files of another process or machine. Created
-    by `connect`. It handles one request at a time; other threads wait. Leaving it as a context
-    manager, or `close`, ends it, and functions, modules, tensors and files of another process or
-    machine.
+    """A session: the functions, modules, tensors and files of another process or machine.
 
-    Made by `connect`. One request at a time: other threads wait. Leaving it as a context manager,
-    or `close`, ends it, and everything it has on the other side.
+    Created by `connect`. It handles one request at a time; other threads wait. Leaving it as a
+    context manager, or `close`, ends it, and everything it has on the other side.
     """
 
     def __init__(self, endpoint: Endpoint) -> None:
@@ -317,9 +314,9 @@ def _chunks_of(file: FileIO, size: int, step: int) -> Iterator[memoryview]:
 
 class PopenSession(RPCSession):
     """A session with a program over its standard input and output, such as `ekiden-rpc --pipe`,
-    possibly started in an emulator. `binary` is its path, its bytes, or a command line.
+    possibly started in an emulator.
 
-    `binary` is its path, its bytes, or a command of several words. Raises RPCError.
+    `binary` is its path, its bytes, or a command line of several words. Raises RPCError.
     """
 
     def __init__(self, binary: PathName | bytes | bytearray | Sequence[str]) -> None:

@@ -78,6 +78,7 @@ class ConnectionGreeter:
         self._greetings: dict[int, _Greeting] = {}
         self._lock = threading.Lock()
         self._heard: deque[GreetedClient] = deque()
+        # The self-pipe trick: greeting threads wake the poll loop of the server.
         self.wake, self._news = os.pipe()
         os.set_blocking(self._news, False)
         os.set_blocking(self.wake, False)
@@ -92,6 +93,7 @@ class ConnectionGreeter:
             bounded = [g for g in self._greetings.values() if g.ends is not None]
             self._greetings[id(greeting)] = greeting
         if len(bounded) >= MAX_GREETED:
+            # Dictionaries keep insertion order, so the first is the oldest.
             _shut_down(bounded[0].connection)
         run_in_thread(lambda: self._greet(greeting, is_known))
 
@@ -103,6 +105,7 @@ class ConnectionGreeter:
             stream = connection
             if self._secret is not None and not is_known:
                 stream = server_socket(connection, self._secret)
+            # From now on a cut must go through the TLS socket that wraps the connection.
             greeting.connection = stream
             seconds = None if is_known else GREETING_SECONDS
             endpoint, milliseconds, key, constructor = hear(stream, seconds)

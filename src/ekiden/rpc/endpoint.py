@@ -142,6 +142,8 @@ class Endpoint:
             self._begin()
             try:
                 for kind, fields in requests:
+                    # A bounded window, so that neither side's socket buffer fills up while both are
+                    # writing.
                     if self._waiting == MAX_PIPELINED:
                         take(self._next(buffer()))
                     self._send(kind, fields)
@@ -227,6 +229,7 @@ class Endpoint:
         """Return a new handle of a local object. Raises RPCError if the other side already holds
         HANDLE_LIMIT.
         """
+        # Without a bound, a peer could make this side hold any amount of memory.
         if len(self.things) >= HANDLE_LIMIT:
             raise RPCError(f"rpc: the other side holds {HANDLE_LIMIT} things already")
         self._last += 1
@@ -281,6 +284,7 @@ class Endpoint:
         fields = read_body(kind, body, self)
         if kind is Kind.RELEASE:
             for handle in cast(list[int], fields[0]):
+                # Raises FrameError for a handle that was released twice.
                 self.held(handle)
                 del self.things[handle]
             return
@@ -310,12 +314,14 @@ class Endpoint:
     def _answer_error(self, error: BaseException) -> None:
         """Send an error, truncated to what the other side accepts."""
         kind, message = kind_of_error(error)
+        # Message and traceback together stay well below the peer's frame limit, headers included.
         room = self.peer_limit // 4
         self._send(Kind.ERROR, (kind[:100], message[:room], _traceback(error)[:room]))
 
     def _drop_now(self) -> None:
         """Tell the other side which handles are released."""
         while self._dropped:
+            # Batched so that one RELEASE fits any frame limit.
             count = min(len(self._dropped), 1000)
             self._send(Kind.RELEASE, ([self._dropped.popleft() for _ in range(count)],))
 

@@ -85,9 +85,8 @@ class Peer:
 
 class Hub(Background):
     """A listening program that talks to every connection. It runs `serve(peer)`, returned by `make`
-    (a function given as `module:name`) from the listener, the plain `arguments`, and the other
-    `listeners by `serve(peer)`, which `make`, a function by its `module:name`, gives there. It
-    gets the listener, plain `arguments`, and what else of `listeners` is open.
+    (a function given as `module:name`), which is called with the listener, the plain
+    `arguments`, and the other `listeners` that are open.
     """
 
     def __init__(

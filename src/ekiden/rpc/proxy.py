@@ -29,11 +29,9 @@ _WAIT_SECONDS = 20.0
 class Proxy(Hub):
     """A proxy in a separate process. Servers connect with `rpc.Server(host, port, is_proxy=True)`,
     clients with `rpc.connect`; with `tracker_addr`, the proxy registers its servers with a
-    tracker. Without `credentia Servers come with `rpc.Server(host, port, is_proxy=True)`,
-    clients with `rpc.connect`; with `tracker_addr` the proxy tells a tracker of its servers.
-    Without `credentials` only this machine may connect. Pages of this machine are servers by
-    WebSocket at `web_port`, which needs the package websockets. Raises what `Server` raises,
-    ImportError.
+    tracker. Without `credentials`, only this machine may connect. Web pages of this machine are
+    servers over WebSocket at `web_port`, which needs the package websockets. Raises what
+    `Server` raises, ImportError.
     """
 
     def __init__(

@@ -38,9 +38,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 class Limits:
     """Resource limits of a session: bytes of memory and of a file beyond the process's initial
     ones, open files, threads, bytes of its folder, seconds; and the number of concurrent
-    sessions; bytes of memory and of a file beyond what the process has when it begins, open
-    files, threads, bytes of its whole folder, seconds; and how many sessions there may be at
-    once. A client may ask for fewer seconds, never for more.
+    sessions. A client may ask for fewer seconds, never for more.
     """
 
     memory: int = 8 << 30

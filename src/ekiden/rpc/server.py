@@ -80,22 +80,20 @@ class Options:
 
 
 class Server(Background):
-    """A session server on `host`, on the first free port from `port` to `port_end`. Without
-    `credentials`, the key file that clients must share (`ekiden rpc keygen`), `host` must be on
-    this machine a
+    """A session server on `host`, on the first free port from `port` to `port_end`.
 
-    Without `credentials`, the key file that clients must have too (`ekiden rpc keygen`), `host`
-    must be of this machine alone. `key` is the name of the device for clients and trackers; with
-    `tracker_addr` the server tells a tracker when it is free, by `custom_addr` where that is given,
-    and takes one session at a time. With `is_proxy`, `host` and `port` are those of a proxy.
+    Without `credentials`, the key file that clients must share (`ekiden rpc keygen`), `host` must
+    be an address of this machine alone. `key` is the device name for clients and trackers; with
+    `tracker_addr` the server tells a tracker when it is free, at `custom_addr` if given, and takes
+    one session at a time. With `is_proxy`, `host` and `port` are those of a proxy.
 
-    A session is a program of its own, which loads `load_library`'s libraries, has the functions of
-    Python that are registered here now, and calls `server_init_callback` before its client comes.
-    Functions and callback go there as they are, with the plain data that they use; a function that
-    cannot is an RPCError of its caller, a callback that cannot is one here.
+    A session is a separate process, which loads `load_library`'s libraries, has the Python
+    functions that are registered here now, and calls `server_init_callback` before its client
+    comes. Functions and callback are sent there with the plain data that they use; a function that
+    cannot be sent is an RPCError of its caller, a callback that cannot is one here.
 
     Sessions are held to `limits`, and with `sandbox` to their folder, without network and other
-    processes. Raises InputError for what cannot be had, ValueError where no port is free.
+    processes. Raises InputError for unsupported arguments, ValueError if no port is free.
     """
 
     def __init__(
@@ -270,6 +268,7 @@ class _ServerLoop:
     def _start_spares(self) -> None:
         """Start programs for waiting clients and for the next ones."""
         room = self._session_limit - len(self.sessions) - self.relays
+        # Starting a sandboxed program takes long, so some are ready before clients come.
         target_count = min(
             room, max(SPARE_PROGRAMS if self._has_had_client else 1, len(self.waiting))
         )
@@ -297,6 +296,7 @@ class _ServerLoop:
         """Wait for the next event: a client, a program, the end of a session, of time."""
         actions: dict[int, Callable[[], object]] = {self.door.wake: self._take_guests}
         poll = select.poll()
+        # With enough clients waiting, further connections stay in the kernel's backlog.
         if self.listener is not None and len(self.waiting) < self._session_limit:
             actions[self.listener.fileno()] = self._accept
         for spare in self.spares.values():
@@ -380,6 +380,7 @@ class _ServerLoop:
             if guest.is_plain:
                 program.give(guest.stream, guest.endpoint.peer_limit)
                 return
+            # TLS is terminated here, outside of the sandbox, so that no session can read the key.
             own_end, other_end = socket.socketpair()
             with other_end:
                 program.give(other_end, guest.endpoint.peer_limit)
@@ -389,6 +390,7 @@ class _ServerLoop:
         """Clean up after a program that has ended; another event in the same round may already have
         done so.
         """
+        # Already reaped by another action of the same poll.
         if program.process < 0:
             return
         self.spares.pop(program.process, None)
@@ -398,6 +400,7 @@ class _ServerLoop:
         if session is not None:
             session.guest.endpoint.close()
             self._is_put = False
+        # It died before it was ready; without a delay a broken setup would fork endlessly.
         elif is_lost:
             self._rests_until = time.monotonic() + _RETRY_DELAY_S
 
@@ -409,6 +412,7 @@ class _ServerLoop:
             reason = session.program.excess()
             if current_time > session.ends:
                 reason = "its time is over"
+            # A grace period lets the session finish by itself.
             elif session.gone is not None and current_time > session.gone + _DISCONNECT_GRACE_S:
                 reason = "its client has gone"
             if reason:
@@ -433,6 +437,8 @@ class _ServerLoop:
                 channel = dial(*self.options.tracker, self.options.credentials)
                 self._tracker = open_session(channel, f"server:{self.options.task.key}", 0)
             if not self._is_put:
+                # A fresh match for every offer: a client of an earlier one cannot take the new
+                # session.
                 self._match = secrets.token_hex(8)
             port = self.listener.getsockname()[1]
             where = (self.options.task.key, self.options.address, port, self._match)

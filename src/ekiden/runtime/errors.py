@@ -107,7 +107,7 @@ class ImportModelError(CompileError):
 
 class UnsupportedError(ImportModelError):
     """Error of a model with operators, opsets or attributes that Ekiden lacks; it lists every such
-    node; lists every such node.
+    node.
 
     inputs: the model's inputs that would have to be constants, where that is what is missing.
     nodes: a line for each node.

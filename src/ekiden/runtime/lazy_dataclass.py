@@ -393,7 +393,7 @@ def _method(
 
 @cache
 def _code(text: str) -> CodeType:
-    """Return the compiled code of the function `made`."""
+    """Compile the text of a function `method`."""
     scope: dict[str, Any] = {}
     exec(compile(text, "<fields>", "exec"), scope)
     code: CodeType = scope["method"].__code__

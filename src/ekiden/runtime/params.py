@@ -1,4 +1,4 @@
-"""Named tensors in a safetensors file; what others call weights or parameters.
+"""Named tensors (weights, parameters) in a safetensors file.
 
 The format is a header of JSON and then the elements of one tensor after the other, so reading maps
 the file and copies nothing. The `safetensors` package is not used: its face for NumPy has none of

@@ -1,5 +1,5 @@
-"""String tensors as programs store them; tensors of bytes. The last axis of uint8 [..., width] is
-one text in UTF-8 with bytes 0xFF behind it, which no text in UTF-8 contains.
+"""String tensors as programs store them. The last axis of uint8 [..., width] is one text in UTF-8
+with bytes 0xFF behind it, which no text in UTF-8 contains.
 """
 
 from __future__ import annotations

@@ -81,6 +81,8 @@ class RunCosts:
         """Record the time of a run."""
         at = size.bit_length()
         before = self._seconds.get(at, 0.0)
+        # Pessimistic: a slow run counts at once, so that one estimate cannot stall the event loop
+        # twice.
         self._seconds[at] = max(seconds, before + 0.25 * (seconds - before))
 
     def is_brief(self, size: int) -> bool:
@@ -112,9 +114,8 @@ class Arrivals:
 
 class Runners:
     """The threads that run programs, shared by all models, as many as the machine can use. A thread
-    that has finished a run takes the next one of any model, so that many small models wake no
-    thread e as many at once as the machine has use for, whichever models they are of. A thread
-    that has ended a run takes the next of any, so that many small models wake no thread each.
+    that has finished a run takes the next one of any model, so that many small models do not
+    each wake a thread.
     """
 
     def __init__(self, count: int, clock: Callable[[], float] = time.thread_time) -> None:
@@ -171,6 +172,8 @@ class Runners:
             busy, seconds = self.clock() - busy, time.perf_counter() - started
             with self.lock:
                 batcher.ended(batch, busy)
+                # A batcher that has become brief is left to the event loop, which spares a thread
+                # switch.
                 if not batcher.is_brief():
                     self.offer(batcher)
             with suppress(RuntimeError):  # the loop is closed: nobody waits for an answer
@@ -187,6 +190,8 @@ class Runners:
                 batcher, batch = self._ready.popleft()
                 if batch:
                     return batcher, batch
+                # Cleared before take(), so that requests arriving from now on offer the batcher
+                # again.
                 batcher.is_offered = False
                 if batch := batcher.take():
                     self.offer(batcher)
@@ -242,6 +247,8 @@ class Batcher:
             if len(self._heap) >= self._bound:
                 raise RequestError(f"{self._bound} requests wait already", "busy", self.estimate())
             self._count += 1
+            # The count breaks ties: equal priorities keep the order of arrival, and Work is never
+            # compared.
             heapq.heappush(self._heap, (priority or DEFAULT_PRIORITY, self._count, work))
             self._size += work.size
             if not is_last:
@@ -309,6 +316,7 @@ class Batcher:
             return True
         oldest = min(entry[2].came for entry in self._heap)
         rows = sum(entry[2].rows for entry in self._heap)
+        # The tolerance of a millisecond covers timers that fire slightly early.
         return rows >= self._rows or oldest + self._wait <= time.monotonic() + 1e-3
 
     def drop(self, work: Work) -> None:
@@ -341,6 +349,7 @@ class Batcher:
             if not batch or (work.key == batch[0].key and rows + work.rows <= self._rows):
                 batch.append(work)
                 rows += work.rows
+                # Work without a key belongs to a sequence, which is never batched.
                 if work.key is None:
                     break
             else:
@@ -357,6 +366,7 @@ class Batcher:
         self._smoothed += 0.1 * (seconds / len(answers) - self._smoothed)
         self._on_run(rows, seconds)
         for work, answer in answers:
+            # Its client has gone, or its deadline has passed.
             if work.future.done():
                 continue
             if isinstance(answer, BaseException):
@@ -391,6 +401,8 @@ def run_at_once(batch: Sequence[Work]) -> list[tuple[Work, object]]:
 def _together(batch: Sequence[Work], time_limit: float = math.inf) -> list[list[Array]]:
     """Run requests as one batch: concatenate the inputs and split the outputs."""
     columns = zip(*(work.arrays for work in batch), strict=True)
+    # A batch may run as long as its most patient request; impatient ones are expired by their own
+    # timers.
     seconds = min(time_limit, max(work.deadline for work in batch) - time.monotonic())
     outputs = batch[0].run([np.concatenate(column) for column in columns], seconds)
     rows = [work.rows for work in batch]

@@ -41,7 +41,7 @@ class OriginChecker:
 
     def check(self, scope: Scope, headers: Headers) -> None:
         """Raises RequestError ("forbidden") for a request to a name that is not the server's, and
-        for one that a page of
+        for one that a page of another origin makes.
         """
         host = headers.get(b"host", b"")
         if self._checks_host and host not in self._accepted:

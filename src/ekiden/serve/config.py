@@ -164,7 +164,7 @@ _MINIMUMS = {
 
 
 def read_server_config(path: Path, overrides: Mapping[str, object] | None = None) -> ServerConfig:
-    """Read a server's configuration: defaults, then the file if it exists, then `given`. Raises
+    """Read a server's configuration: defaults, then the file if it exists, then `overrides`. Raises
     ServeError naming the file and key.
     """
     config = _read(path, ServerConfig(), "server") if path.exists() else ServerConfig()

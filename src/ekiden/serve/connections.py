@@ -44,12 +44,10 @@ def has_body(scope: Scope) -> bool:
 
 
 class EndingWithClient:
-    """A context in which a disconnecting client cancels the running task. It raises
-    ClientDisconnect instead of the cancellation, and at once if the client has already gone. It
-    is a class, as each
+    """A context in which a disconnecting client cancels the running task.
 
-    Raises ClientDisconnect in its place, and at once where the client has gone already. It is a
-    class, as each request enters one, and takes a third of a generator's time.
+    Raises ClientDisconnect instead of the cancellation, and at once if the client has already gone.
+    It is a class, as each request enters one, and takes a third of a generator's time.
     """
 
     __slots__ = ("_connection", "_cycle")

@@ -46,6 +46,7 @@ class EngineSource:
         self._answer, self.prompt = answer, answer.prompt
         self._queue: asyncio.Queue[Any] = asyncio.Queue()
 
+        # Called on the engine's thread; only call_soon_threadsafe may touch the loop from there.
         def deliver(item: Any) -> None:  # noqa: ANN401  # the engine's own
             with suppress(RuntimeError):  # the loop is closed: nobody waits
                 loop.call_soon_threadsafe(self._queue.put_nowait, item)
@@ -94,6 +95,7 @@ class IteratorSource:
         """See `Source`. A call under way has the iterator: it is closed when that ends."""
         pending = self._pending
         if pending is not None and not pending.done():
+            # A generator must not be closed while another thread is inside it.
             pending.add_done_callback(self._close_iterator)
         else:
             with suppress(RuntimeError):  # the threads have ended with the model
@@ -141,6 +143,7 @@ class Generation:
         generation._open()
         try:
             await generation._within(generation._begin(text, messages))
+        # CancelledError included: the slot must be released when the client disconnects.
         except BaseException:
             generation.close()
             raise

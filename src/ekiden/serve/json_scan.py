@@ -69,11 +69,13 @@ class TextState:
 
 def marks_of(piece: bytes, texts: TextState) -> Marks:
     """Return the brackets and commas of a chunk outside strings; `texts` goes on to its end."""
+    # The first byte is escaped by a backslash that ended the previous chunk.
     masked = b" " + piece[1:] if texts.is_escaped and piece else piece
     if _BACKSLASH in masked:
         masked = _ESCAPED.sub(b"  ", masked)
     texts.is_escaped = masked.endswith(b"\\")
     codes = np.frombuffer(masked, np.uint8)
+    # The parity of the quotes so far tells whether a byte is inside a string.
     inside = np.cumsum(codes == _QUOTE_BYTE, dtype=np.int64)
     inside += texts.is_inside
     inside &= 1

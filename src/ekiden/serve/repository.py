@@ -154,6 +154,7 @@ class Version:
         )  # fmt: skip
         self.batcher.put(work, priority or self.config.priority, is_last)
         try:
+            # The batcher already ran it on the loop; no timer is needed.
             if work.future.done():
                 return work.future.result()
             timer = loop.call_later(max(0.0, deadline - time.monotonic()), _expire, work)
@@ -309,6 +310,7 @@ class Repository:
         for number, path in files.items():
             stamp = stamp_of(path)
             old = model.versions.get(number)
+            # An unchanged version is kept, with its queue, its sequences and their state.
             if old is not None and old.stamp == stamp and old.config == config:
                 new_versions[number] = old
                 continue
@@ -362,6 +364,7 @@ class Repository:
                 continue
             if number not in new_versions:
                 model.states[number] = (State.UNLOADING, "")
+                # The state changes only when the last user of the old version is done.
                 version.on_end = lambda number=number: self._gone(model, number)  # type: ignore[misc]
             version.retire()
 
@@ -391,6 +394,7 @@ class Repository:
         """Load what is new or changed in the folder, and unload what is gone."""
         names = self.scan()
         for name, model in list(self.models.items()):
+            # A model added by add_text has no file and is never unloaded here.
             is_file = model.path.parent == self.folder and name in names
             if not is_file and model.versions and model.text is None:
                 await self.unload(name)

@@ -1,6 +1,4 @@
-"""Targets: what code is compiled for; what the code will run on, as a value with its facts; devices
-that values are on.
-"""
+"""Targets: what code is compiled for, as a value with its facts; devices that values are on."""
 
 from typing import TYPE_CHECKING
 

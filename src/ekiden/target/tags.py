@@ -1,6 +1,4 @@
-"""Target tags: short names for full configurations; short names of whole targets (TVM's), by what
-they stand for.
-"""
+"""Target tags: TVM's short names for full configurations."""
 
 from __future__ import annotations
 

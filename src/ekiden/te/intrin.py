@@ -1,4 +1,4 @@
-"""Scalar functions for the bodies of computations, under TVM's names; those of `ekiden.tir.op`.
+"""Scalar functions for the bodies of computations, under TVM's names: those of `ekiden.tir.op`.
 
 Here `max` and `min` are reductions, see ekiden.te.reducer.
 """

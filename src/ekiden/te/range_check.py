@@ -1,4 +1,4 @@
-"""Run-time checks of data that index tensors; checks of indices.
+"""Run-time bounds checks of data that index tensors.
 
 A computation lists them in its attribute CHECKS; whoever makes loops of it puts `search` (or a pass
 in vectors, and `search` once that has found something) before them, so that nothing is written, or

@@ -73,8 +73,7 @@ class ReduceAxis(Var):
 @node("tir.CommReducer")
 class CommReducer(Node):
     """Commutative, associative combination of tuples: `result` in terms of the variables `lhs` and
-    `rhs`, and the identity tuple. `result` in terms of the variables `lhs` and `rhs`, and the
-    tuple that changes nothing.
+    `rhs`, and the identity tuple.
 
     `name` is the kind for a built-in reducer, which schedule rules know; else anything.
     """

@@ -1,5 +1,4 @@
-"""Tensors and operations of tensor expressions; what each element of a tensor is, as a function of
-its indices.
+"""Tensors and operations of tensor expressions: an element as a function of its indices.
 
 Operation = PlaceholderOp | ComputeOp | ExternOp. PrimExpr gains ProducerLoad (an element of a
 tensor), ReduceAxis and Reduce (see ekiden.te.reducer).
@@ -158,8 +157,7 @@ def _operator(name: str, reflected: bool = False) -> Callable[[Tensor, object], 
 
 @node("te.Tensor")
 class Tensor(Node):
-    """Output of an operation. `t[i, j]` is an element; that of a rank 0 tensor is `t[()]`. `t[i,
-    j]` is an element of it; a rank 0 tensor's is `t[()]`.
+    """Output of an operation. `t[i, j]` is an element; that of a rank 0 tensor is `t[()]`.
 
     Arithmetic on whole tensors broadcasts: `a + b` is topi.add(a, b). Two tensors are equal if they
     are the same output of the same operation.

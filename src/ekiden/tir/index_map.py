@@ -29,9 +29,8 @@ class IndexMap(Node):
         *,
         index_dtype: str = "int64",
     ) -> IndexMap:
-        """Return the map that a Python function of indices defines; `ndim` is needed for `lambda
-        *i: ...`, also with trailing named ones: `lambda *i, n: ...`. `ndim` for `lambda *i:
-        ...`, also with the last ones by name: `lambda *i, n: ...`.
+        """Return the map that a Python function of indices defines. `ndim` is needed for `lambda
+        *i: ...`, also with trailing named ones: `lambda *i, n: ...`.
 
         Raises ScheduleError when the number of indices is not known.
         """

@@ -1,9 +1,8 @@
-"""TOPI: the operator inventory, as tensor expressions; one function per computation, over tensor
-expressions.
+"""TOPI: the operator inventory; one function per computation, over tensor expressions.
 
 Names and signatures are TVM's, semantics NumPy's. Each family is a module, whose `__all__` is the
-one list of its names; `operators()` is the table of all. Operators whose result's size depends on
-data (unique, argwhere, non-maximum suppression) give a padded result and how much of it counts.
+one list of its names; `operators()` is the table of all. Operators with a data-dependent result
+size (unique, argwhere, non-maximum suppression) return a padded result and its valid count.
 
 Anchors of schedule rules carry a tag: elemwise, broadcast, injective, concatenate, reduce, softmax,
 pool, layer_norm, dense, dense_pack, matmul, batch_matmul, conv2d, conv_nhwc_pack,

@@ -1,4 +1,4 @@
-"""Tensor layouts; which letter is which axis. The one place that knows how NCHW, NHWC and weight
+"""Tensor layouts: which letter is which axis. The one place that knows how NCHW, NHWC and weight
 layouts relate.
 """
 

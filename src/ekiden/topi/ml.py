@@ -1,5 +1,5 @@
-"""Classical machine learning models: tree ensembles and pairwise coupling; walks through decision
-trees, probabilities from pairs of classes.
+"""Classical machine learning models: decision-tree ensembles, and probabilities by pairwise
+coupling.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Slices of tensors; slices with strides, splits, windows."""
+"""Slices of tensors: strided slices, splits, windows."""
 
 from __future__ import annotations
 

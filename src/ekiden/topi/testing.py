@@ -1,6 +1,4 @@
-"""NumPy references of operators under the names of TVM's `topi.testing`; the reference semantics of
-Relay's operators, so that a test of a program needs none of its own.
-"""
+"""NumPy references of Relay's operators under the names of TVM's `topi.testing`."""
 
 from __future__ import annotations
 

@@ -66,6 +66,7 @@ class NearestNeighbours:
         log_features = np.log2(1 + self._table.matrix(rows)) / self._scale
         count = max(1, len(self._table.names))
         away = ((log_features[:, None] - self._known[None]) ** 2).sum(axis=2) / count
+        # The constant keeps the sum nonzero where all measurements are far away.
         weights = np.exp(-away / self.width**2) + 1e-9
         return list(map(float, weights @ self._values / weights.sum(axis=1)))
 

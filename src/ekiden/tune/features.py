@@ -123,6 +123,7 @@ def _add_store(sums: _Sums, stmt: BufferStore, nest: _LoopNest) -> None:
         size = dt.itemsize(dtype)
         if buffer.scope == "register":
             sums.kept += nest.turns * size
+            # The largest live tile approximates register pressure: unrolled copies times lanes.
             sums.registers = max(sums.registers, nest.copies * nest.lanes * size)
         else:
             sums.moved += nest.turns * size

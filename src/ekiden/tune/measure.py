@@ -198,6 +198,8 @@ class Measurer:
         results = [cache.get((key, c)) or built_now[c] for c in candidates]
         for result in results:
             if isinstance(result, _Built):
+                # Reinsertion moves it to the end of the dictionary: eviction is least recently
+                # used.
                 cache.pop((key, result.candidate), None)
                 cache[key, result.candidate] = result
         for old in list(cache)[:-BUILD_CACHE_SIZE]:
@@ -241,6 +243,8 @@ class Measurer:
         while waiting:
             running, waiting = waiting[: self.runners], waiting[self.runners :]
             jobs = [self._run_job(task, [*shared, *batch_items], seed) for batch_items in running]
+            # On this machine runs are sequential, since concurrent runs would disturb each other's
+            # times.
             width = self.runners if self.executor is not None else 1
             for batch, reply in zip(running, self._ask(jobs, width), strict=True):
                 outcomes, again = _outcomes(shared, batch, reply)
@@ -352,6 +356,7 @@ def _outcomes(
     first = sound[0]
     if first is None or "wrong" in first:
         return _after_crash(shared, batch, {"error": "crash", "said": f"the default: {first}"})
+    # A candidate that corrupts memory may make a later one of the process look wrong.
     spoiled = any(r is not None and "wrong" in r for r in sound)
     by_candidate: dict[Candidate, Outcome] = {}
     again: list[list[_Built]] = []

@@ -134,6 +134,7 @@ def _is_sound(record: Record) -> bool:
 
 def _is_number(value: object) -> bool:
     """Return whether a value is a plausible number of seconds, share or timestamp."""
+    # `type`, not isinstance: bool is an int.
     return type(value) in (int, float) and 0 <= value < MAX_NUMBER  # type: ignore[operator]
 
 
@@ -196,6 +197,7 @@ class Records:
         records = tuple(map(_stamped, records))
         if self.path is not None:
             text = "".join(map(as_line, records)).encode()
+            # Several sessions may append to one file.
             with FileLock(f"{self.path}.lock"), open(self.path, "ab+") as file:
                 if file.tell() and _last_byte(file) != b"\n":
                     text = b"\n" + text  # behind a line that was never finished
@@ -244,6 +246,7 @@ class Records:
             elif not is_faster(record):
                 candidates.pop(identity, None)
         return {
+            # min() keeps the first of equals, so reversing prefers the latest.
             key: min(reversed(faster.values()), key=lambda r: r.ratio)
             for key, faster in by_task.items()
             if faster
@@ -266,7 +269,7 @@ class Records:
         }
 
     def merge(self, sources: Iterable[Records]) -> int:
-        """Append the records of `others` that are missing here, and return their number."""
+        """Append the records of `sources` that are missing here, and return their number."""
         identities = set(map(_identity, self.records))
         new = []
         for record in (r for source in sources for r in source):

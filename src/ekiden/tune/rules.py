@@ -240,7 +240,7 @@ def _without_padding(
     schedule: tir.Schedule, block: BlockRV, loops: Sequence[LoopRV], lanes: int
 ) -> None:
     """Skip iterations of a reduction that only add zeros, if that saves more than checking the
-    other factor once,
+    other factor once, which other elements of the result share.
     """
     spatial = [v.extent for v in block_of(schedule, block).iter_vars if v.kind is IterKind.SPATIAL]
     shared = math.prod(size.value for size in spatial[:-1] if isinstance(size, IntImm))

@@ -112,6 +112,7 @@ def _guarded(shape: tuple[int, ...], dtype: str, page_offset: int) -> tuple[Arra
     kind = to_numpy(dtype)
     size = math.prod(shape) * kind.itemsize
     block = np.full(size + 3 * GUARD_BYTES, GUARD_BYTE, np.uint8)
+    # The array begins at the given offset in a page, and both guards lie within the block.
     start = GUARD_BYTES + (page_offset - block.ctypes.data - GUARD_BYTES) % GUARD_BYTES
     block = block[start - GUARD_BYTES : start + size + GUARD_BYTES]
     return block[GUARD_BYTES : GUARD_BYTES + size].view(kind).reshape(shape), block
@@ -122,6 +123,7 @@ def _fill(array: Array, dtype: str, rng: np.random.Generator) -> None:
         array[...] = rng.integers(0, 2, array.shape, np.uint8).astype(bool)
     elif dtype in ("int8", "uint8"):
         info = np.iinfo(dtype)
+        # int16, so that the exclusive upper bound of uint8 is representable.
         array[...] = rng.integers(info.min, info.max + 1, array.shape, np.int16).astype(dtype)
     elif dtype.startswith(("int", "uint")):
         array[...] = rng.integers(0, 2, array.shape, np.int64).astype(array.dtype)  # also indices
@@ -168,6 +170,7 @@ after the other; four of the types that sums are only rounded to."""
 def sample(outputs: list[Array], seed: int) -> list[float]:
     """Return a fingerprint of the outputs: a randomly signed sum of each output's elements."""
     rng = np.random.default_rng(seed + 1)
+    # Random signs keep elements from cancelling systematically, and detect permuted results.
     signs, sums = rng.choice([-1.0, 1.0], COMPARE_BLOCK), []
     for output in outputs:
         flat, total = output.reshape(-1), 0.0
@@ -218,13 +221,16 @@ def race(
     once = _timed(calls[0], 1, clock)
     slow = [i for i in alive if begun[i] > max(HOPELESS_RATIO * max(begun[0], once), MIN_TIMING_S)]
     count = 1 if is_cold else max(1, min(MAX_CALLS, int(MIN_TIMING_S / max(once, 1e-7))))
+    # A call that takes long averages over more noise, so it counts as several rounds.
     rounds_per_call = max(1, min(MAX_ROUNDS_PER_CALL, int(once / MIN_TIMING_S)))
     evicted = np.zeros(EVICTION_BYTES if is_cold else 0, np.uint8)
     until = time.perf_counter() + seconds
     times: list[list[float]] = [[begun[i]] if i in slow else [] for i in range(len(calls))]
     alive = [i for i in alive if i not in slow]
     for round_index in range(rounds):
+        # Alternating directions cancel drift of the clock frequency within a round.
         for index in alive if round_index % 2 else reversed(alive):
+            # Touches every line of the eviction buffer; it is empty unless caches are to be cold.
             evicted += 1
             times[index].append(_timed(calls[index], count, clock))
         alive = still_racing(times, alive, (round_index + 1) * rounds_per_call)
@@ -323,6 +329,8 @@ def _check(
             continue
         tell({"at": number})
         for out in arrays.outputs:
+            # A result that was never written must not look right because an earlier candidate wrote
+            # it.
             out.view(np.uint8).fill(
                 GUARD_BYTE
             ) if out.flags.c_contiguous and out.ndim else out.fill(0)

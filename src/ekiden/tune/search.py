@@ -135,6 +135,7 @@ class Evolution:
         """Return a child of good parents: the better of two draws."""
 
         def parent() -> Candidate:
+            # The minimum of two uniform draws favours better parents linearly.
             return parents[min(source.randrange(len(parents)), source.randrange(len(parents)))]
 
         if len(parents) > 1 and source.random() < self.crossing:
@@ -160,6 +161,7 @@ def _relative(space: Space, measured: RatioByCandidate) -> list[tuple[Features, 
     """Return the features of candidates, with their ratios to the median: what defaults are worth
     differs from task to task.
     """
+    # Relative to the median, ratios of tasks with different defaults become comparable.
     middle = statistics.median(measured.values()) if measured else 1.0
     return [(space.features(c), ratio / middle) for c, ratio in measured.items()]
 

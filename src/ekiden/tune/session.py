@@ -87,6 +87,8 @@ class TaskState:
         if not self.curve:
             return math.inf
         before = self.curve[-window] if len(self.curve) > window else 1.0
+        # The recent slope, mixed with the optimistic assumption that as many trials again win
+        # EXPECTED_GAIN.
         won = (before - self.curve[-1]) / min(window, len(self.curve))
         return self.weight * 0.5 * (won + EXPECTED_GAIN * self.ratio / len(self.curve))
 
@@ -118,12 +120,10 @@ Progress: TypeAlias = Callable[["Session"], None]
 @dataclass(slots=True)
 class Session:
     """A tuning run: `run` continues until its trials, its time or the expected gain are exhausted.
-    Every trial is in `records` before the next batch begins, so that an interrupted run loses at
-    most one batch. `run` goes on until trials, time or hope are spent.
 
-    Everything that was tried is in `records` before the next batch begins, so that a run that is
-    ended in any way loses a batch at most, and another goes on where it was. Trials in the records
-    that were made with the same sizes, threads and processor count as this run's.
+    Every trial is in `records` before the next batch begins, so that an interrupted run loses at
+    most one batch and another resumes there. Only records that were measured with the same sizes,
+    threads and processor count as this run's are reused.
     """
 
     tasks: Sequence[Task]
@@ -199,6 +199,7 @@ class Session:
         open_states = [s for s in self.states if not s.ended]
         new = [s for s in open_states if not s.trials]
         if new:
+            # Nothing is measured yet, so operation counts stand in for time.
             return max(new, key=lambda s: s.task.calls * s.task.flops)
         best = max(open_states, key=lambda s: s.gain(2 * batch), default=None)
         total = sum(s.weight * s.ratio for s in self.states)
@@ -265,6 +266,8 @@ class Session:
             )
             outcome = Outcome(outcome.candidate, "unsteady", said=f"{reason} in another process")
         else:
+            # The first measurement was selected for being fast, which biases it; the worst of
+            # several is reported.
             worst = max([outcome, *again], key=lambda o: o.ratio)
             outcome = worst
         trial = _trial(self, state.task, outcome)
@@ -284,6 +287,7 @@ class Session:
         """
         fastest_default = min(state.least, outcome.untuned)
         for attempt in range(MAX_CONFIRMATIONS):
+            # Another seed, so that results are compared on other data too.
             again = self.measurer.confirm(state.task, outcome.candidate, seed ^ (attempt + 1))
             times = [o.untuned for o in again if o.is_ok]
             fastest_default = state.least = min([fastest_default, *times])

@@ -53,6 +53,7 @@ def sketches(func: PrimFunc, target: Target, rules: Sequence[SketchRule] = ()) -
             for name, schedule in partial
             for step, derived in _applied(schedule, block, target, rules or DEFAULT_RULES)
         ]
+        # An even stride keeps some variant of every kind when combinations explode.
         partial = following[:: -(-len(following) // MAX_SKETCHES)]
     return [Sketch(name, s.trace) for name, s in partial if len(s.trace.simplified())]
 
@@ -151,6 +152,7 @@ class TraceSpace:
         """Return the candidate of a fully decided trace, cached. Raises CompileError if it does not
         apply.
         """
+        # A digest: traces are kilobytes, and a long search settles many of them.
         key = sha256(f"{name} {trace_text(trace)}".encode()).digest()
         if key not in self._settled:
             try:

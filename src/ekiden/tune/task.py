@@ -119,12 +119,11 @@ class Extracted:
 
 def module_tasks(module: IRModule, target: Target, dims: SizesLike | None = None) -> Extracted:
     """Return the distinct tunable kernels of a Relay module, each with how often a run calls it;
-    calls in a loop or branch count once; calls in a loop or a branch count once. Those that run
-    on the host of a program for a device are tasks for the host.
+    calls in a loop or branch count once. Host kernels of a program for a device are tasks for
+    the host.
 
-    `dims` are sizes of the module's symbols, one or several with how much each counts. A kernel
-    that has symbols of other names is skipped, and says so. Raises CompileError for what cannot be
-    compiled.
+    `dims` are sizes of the module's symbols, one set or several with their weights. A kernel that
+    has other symbols is skipped, with a note. Raises CompileError for what cannot be compiled.
     """
     config = compilation_config(target)
     optimized = optimize(module, target, config)

@@ -1,5 +1,5 @@
-"""Dataflow facts about registers: what each holds before an instruction; it saves native code the
-asking.
+"""Dataflow facts about registers: the kind of value each holds before an instruction, which saves
+native code run-time checks.
 
 A forward analysis over straight code: at a label that several jumps lead to nothing is known but
 what all ways agree on. That a register is empty or plain saves a release before it is written; that

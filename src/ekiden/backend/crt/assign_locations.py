@@ -1,18 +1,18 @@
 """Assign memory locations to the leaves of a routine.
 
-Storages that are a result are the caller's memory, where nothing else that is the same result is
-alive with them. What a turn of a loop leaves for the next lies in the memory of the parameter from
-the start, where nothing reads the parameter's last value any more: then nothing is copied between
-turns. All other storages share a frame, by the planner of the virtual machine.
+A storage that is a result uses the caller's memory, where nothing else that is the same result is
+live with it. The next iteration's value of a loop parameter lies in the parameter's memory from the
+start, if nothing reads the parameter's last value any more: then nothing is copied between
+iterations. All other storages share a frame, by the memory planner of the virtual machine.
 
     loop (n, x) { t = tanh(x); u = add(t, x); again(n, u) }     u lies in the memory of x, as add
                                                                 reads x element by element
     loop (a, b) { c = add(a, b); again(b, c) }                  b is copied to a, then c to b
 
-Moves at the end of a turn happen at once: one that overwrites what another reads comes after it,
-and where they wait for each other in a circle, one is saved first (parallel copies, as in the
-destruction of SSA: Boissinot et al. 2009). Storages and parameters are to moves what registers and
-phis are there; so that copies vanish they are coalesced where their lives do not meet.
+Moves at the end of an iteration are parallel copies, as in SSA destruction (Boissinot et al. 2009):
+a move that overwrites another's source comes after it, and in a cycle one value is saved first.
+Storages and parameters correspond to registers and phis there; they are coalesced where their live
+ranges do not overlap, so that copies vanish.
 """
 
 from __future__ import annotations

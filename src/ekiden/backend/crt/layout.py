@@ -1,4 +1,4 @@
-"""Memory layout of values: the leaves (addresses) of each type; a row of leaves, each an address.
+"""Memory layout of values: a type is a sequence of leaves, each an address.
 
     Tensor[(2, 3), float32]       one leaf of 24 bytes
     (A, B)                        the leaves of A, then those of B

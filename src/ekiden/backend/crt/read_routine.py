@@ -1,17 +1,17 @@
-"""Read functions in A-normal form with explicit memory to statements and storage live ranges;
+"""Read functions in A-normal form with explicit memory to statements and storage live ranges.
 
-def @f(%n, %x) { let %t = ..; invoke(greater, (%n,), (%t,));
+    def @f(%n, %x) { let %t = ..; invoke(greater, (%n,), (%t,));
                      let %y = if (%t) { ..; @f(%m, %z) } else { %x }; %y }
-->  loop { greater(n, t)
-           if (t) { ..; n, x = m, z; again } else { result = x; return } }
+    ->  loop { greater(n, t)
+               if (t) { ..; n, x = m, z; again } else { result = x; return } }
 
-A call whose result is the function's own result is a jump where it calls the function itself, or
-one of those that call each other so: such functions are one routine. A choice in that place ends in
-each of its branches; any other one lets variables stand for the addresses of what its branches
-give. All other calls are calls in C: no function calls itself, so that each has one frame.
+A tail call is a jump if it calls the function itself or one of its mutually recursive functions:
+such functions are one routine. A conditional in tail position ends in each of its branches; any
+other binds variables to the addresses of its branches' results. All other calls are calls in C: no
+function calls itself, so that each has one frame.
 
-Tuples, closures and data are resolved here: what is left of a value are its leaves (layout). What
-may be of any size is refused, with the function, the node and the size.
+Tuples, closures and data types are resolved here: what is left of a value are its leaves (layout).
+Values without a static bound of their size are rejected, with the function, the node and the size.
 """
 
 from __future__ import annotations

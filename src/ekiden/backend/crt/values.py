@@ -1,4 +1,4 @@
-"""Values of a program while it is read; leaves, whose storages have no places yet."""
+"""Values of a program while it is read: leaves, whose storages have no locations yet."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Read bytecode as a graph; instruction by instruction, what the registers hold.
+"""Read bytecode as a graph.
 
-Abstract interpretation of straight code, in which a register holds an entry of a node, a storage, a
-tuple of such, or a number. A kernel's call is a node over what its argument registers hold;
-allocations and moves leave none. A jump, a call or a shape that data decide is refused by the
-instruction's name: graphs are straight lines of static shapes.
+Abstract interpretation of straight-line code, in which a register holds an output of a node, a
+storage, a tuple of these, or a number. A kernel call is a node over the contents of its argument
+registers; allocations and moves leave none. A jump, a call or a data-dependent shape is rejected by
+the instruction's name: graphs are straight lines of static shapes.
 """
 
 from __future__ import annotations

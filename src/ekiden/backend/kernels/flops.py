@@ -1,5 +1,4 @@
-"""Count the floating-point operations of a kernel; floating point operations, as an expression of
-its dimensions.
+"""Count the floating-point operations of a kernel, as an expression of its dimensions.
 
 A product of matrices or a convolution counts a multiplication and an addition for each term, a
 reduction its input's elements, an elementwise operator its result's. What moves data counts

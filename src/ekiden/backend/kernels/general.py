@@ -1,6 +1,6 @@
-"""General forms of kernels: programs for the runtime's generic kernel interpreter; programs that a
-library interprets (runtime/general/general.h), made of the tensor expressions of a primitive
-function in a moment, without schedule and compiler.
+"""General forms of kernels: programs for the runtime's generic kernel interpreter
+(runtime/general/general.h), derived from the tensor expressions of a primitive function quickly,
+without schedule and compiler.
 
 A sum of products whose factors split into rows and columns is a product of matrices, over weights
 as they are packed for the kernel's own code; Winograd's convolutions are taken apart into stages.

@@ -343,8 +343,8 @@ def shape_function(
 
 def _total(expr: PrimExpr, rewritten: dict[int, PrimExpr] | None = None) -> PrimExpr:
     """Make an expression total: divisors that may be 0 are replaced by 1, since a later check
-    rejects such sizes, while a division by zero would kill the process. `made` memoises shared
-    expressions, as in `rewrite`.
+    rejects such sizes, while a division by zero would kill the process. `rewritten` memoises
+    shared expressions, as in `rewrite`.
     """
 
     def guard(node: PrimExpr) -> PrimExpr:

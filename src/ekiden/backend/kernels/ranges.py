@@ -1,4 +1,4 @@
-"""Kernels of dynamic sizes that were tuned for several sizes; the loops of the nearest run.
+"""Kernels of dynamic sizes that were tuned for several sizes: the variant of the nearest size runs.
 
     records:   n = 1: rows=1;  n = 64: nothing better than the default
     kernel:    if n <= 8: loops of rows=1 else: those of the default

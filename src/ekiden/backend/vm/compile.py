@@ -1,4 +1,4 @@
-"""VM compiler; from A-normal form with explicit memory to bytecode.
+"""VM compiler: from A-normal form with explicit memory to bytecode.
 
 let %y = nn.relu(add(%x, %x)); (%y, exp(%y)) for %x: Tensor[(2, 4), float32] becomes
 

@@ -1,13 +1,13 @@
-"""Compile matches to decision trees; no part of a value is tested twice on the way to a clause.
+"""Compile matches to decision trees: no part of a value is tested twice on the way to a clause.
 
     match (%l) { Cons(%x, Cons(_, _)) => a, Cons(%x, _) => b, Nil => c }
-->  test ():  Cons -> test (1,):  Cons -> a where %x = (0,)
-                                  else -> b where %x = (0,)
-              Nil  -> c
-              else -> nothing fits
+    ->  test ():  Cons -> test (1,):  Cons -> a where %x = (0,)
+                                      else -> b where %x = (0,)
+                  Nil  -> c
+                  else -> nothing fits
 
-A place is the fields that lead to it, from the value outward. Of what the first clause left needs
-tested, the place that most clauses ask about is tested first; a clause that does not ask goes on in
+A path is the fields that lead to a part, from the value outward. Of the tests that the first clause
+still needs, the path that most clauses test comes first; a clause without a test there goes on in
 every case. Tuples, variables and wildcards need no test.
 """
 

@@ -1,4 +1,4 @@
-"""Instruction emitter; a register for each value, jumps to labels, scopes inside scopes."""
+"""Instruction emitter: a virtual register for each value, jumps to labels, nested scopes."""
 
 from __future__ import annotations
 

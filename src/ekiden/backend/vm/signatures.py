@@ -1,5 +1,5 @@
-"""Parameter types of functions as words of the section TYPES; what the machine holds arguments
-against. docs/artifact-format.md and runtime/src/ek_signature.h have the words.
+"""Parameter types of functions as words of the section TYPES, against which the machine checks
+arguments. docs/artifact-format.md and runtime/src/ek_signature.h specify them.
 """
 
 from __future__ import annotations

@@ -96,14 +96,13 @@ def write_programs(
     load_time: Collection[int] = (),
     apart: Collection[int] = (),
 ) -> ArtifactFile:
-    """Write an executable file; the same arguments always give the same bytes; of several programs,
-    variants of one, the loader takes the first whose image its machine can run. The same
-    arguments always give the same bytes.
+    """Write an executable file; the same arguments always give the same bytes. Of several programs,
+    variants of one, the loader takes the first whose image its machine can run.
 
-    Constants are those of all; they may be of any layout, and are stored contiguous and
-    little-endian. Where there is no native code, one program serves all. Of those numbered in
-    `made` there is no data: each program that uses one says how it is derived. Those `apart` are to
-    be given when it is loaded.
+    The programs share one constant table; constants may be of any layout and are stored contiguous
+    and little-endian. A program without native code serves every machine. Constants numbered in
+    `load_time` have no data: each program that uses one says how it is derived. Those in `apart`
+    are passed at load time.
     """
     arrays = [_little_endian(constant) for constant in constants]
     records = [_constant(a, n in load_time, n in apart) for n, a in enumerate(arrays)]

@@ -1,5 +1,4 @@
-"""Lower PrimFuncs to C99 without a runtime: plain functions over pointers; plain functions over
-addresses.
+"""Lower PrimFuncs to C99 without a runtime: plain functions over pointers.
 
 Loops are serial. Working memory is given by the caller, whose size is known then; what would be an
 error with a message is a status other than 0.

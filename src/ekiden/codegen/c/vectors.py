@@ -1,4 +1,4 @@
-"""Vector syntax of dialects of C; the types, and the operations that no infix says.
+"""Vector syntax of the C dialects: the types, and the operations without an infix operator.
 
 A condition is a vector of int32, -1 in the lanes in which it holds; in memory it is a byte. Helper
 functions over vectors are those of `codegen.c.helpers`, in this syntax: `ek_exp_float32x16`.

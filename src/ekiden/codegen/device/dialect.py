@@ -1,4 +1,4 @@
-"""Dialects of C for device kernels; one row for each, of what differs."""
+"""Dialects of C for device kernels: a table row for each, with their differences."""
 
 from __future__ import annotations
 

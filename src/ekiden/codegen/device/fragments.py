@@ -1,5 +1,4 @@
-"""Warp-level matrix fragments of 16 x 16 elements (tensor cores, PTX `wmma`); the tensor cores of
-CUDA.
+"""Warp-level matrix fragments of 16 x 16 elements (CUDA's tensor cores, PTX `wmma`).
 
     tvm_load_matrix_sync(a, 16, 16, 16, 0, &left[8], 40, "row_major")
         ->  ek_load_a_f16_row(&a[0], &left[8], 40);
@@ -29,8 +28,8 @@ PTX_LAYOUTS = {"row_major": "row", "col_major": "col"}
 
 @dataclass(frozen=True, slots=True)
 class MmaType:
-    """Type combination of a tensor-core instruction: the PTX and C names of the factors' type,
-    registers per factor, the PTX and C names of the accumulator's type, and its register
+    """Type combination of a tensor-core instruction: names of the factors' type in PTX and C,
+    registers per factor, names of the accumulator's type in PTX and C, and its register
     constraint.
     """
 

@@ -1,5 +1,5 @@
 """Builder of the instructions of one SPIR-V function, with the interface of the LLVM and C
-builders; what an expression means is written once for all of them.
+builders, so that expressions are lowered by shared code.
 
 Operands are "%7", a result, or constants as LLVM writes them, whose type the instruction knows.
 Values of 16-bit floats are their bits: arithmetic on them is float32's.

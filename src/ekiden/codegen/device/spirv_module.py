@@ -1,5 +1,5 @@
-"""SPIR-V module as a list of instructions, encoded to words; its types, constants and sections,
-each instruction in its place.
+"""SPIR-V module as a list of instructions, encoded to words: types, constants and sections in the
+required order.
 
 Specification: https://registry.khronos.org/SPIR-V/specs/unified1/SPIRV.html (numbers of section 3).
 """

@@ -99,8 +99,9 @@ def split_program(func: PrimFunc, target: Target, readable: bool = False) -> Spl
 
 
 def _sizes_of_callers(split_module: IRModule, lowered: IRModule) -> dict[str, dict[Var, PrimExpr]]:
-    """Return for each kernel what its sizes and numbers are where the host calls it: sizes as
-    `parts` has them, whose buffers have shapes, numbers as `lowered` has, whose loops run."""
+    """Return for each kernel its sizes and numbers at the host's call sites: sizes from
+    `split_module`, whose buffers have shapes, numbers from `lowered`, whose loops run.
+    """
     values: dict[str, dict[Var, PrimExpr]] = {}
     for module, is_run in ((split_module, False), (lowered, True)):
         for name, args in _calls(module):

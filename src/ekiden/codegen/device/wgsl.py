@@ -1,5 +1,4 @@
-"""Syntax and index narrowing for kernels in WGSL, the language of WebGPU; what it says otherwise
-than C.
+"""Syntax and index narrowing for kernels in WGSL, the language of WebGPU, where it differs from C.
 
 It has no pointers, no integers of 64 bits and no storage of elements below 4 bytes. Memory is
 bound: binding i is the i-th memory that a kernel is given, which is declared as read alone where it

@@ -8,8 +8,8 @@
         for (int lane = 0; lane < 4; ++lane) { wide[lane] = near[lane] * 2.0f; }
         ek_store_near<uint4>(&b[i * 4], wide, b_near);
 
-What is not proven to be aligned (`codegen.wide_access`), and what a condition guards, is left to
-the loop.
+Accesses that are not proven to be aligned (`codegen.wide_access`), or are guarded by a condition,
+stay in the loop.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from ekiden.tir.visitor import guarded_nodes
 
 
 class WideAccessWriter(VectorWriter):
-    """The writer of a kernel in a dialect that may have wide accesses."""
+    """Statement writer of a kernel in a dialect that may have wide accesses."""
 
     def __init__(self, helpers: Helpers, symbol: str, dialect: KernelDialect) -> None:
         super().__init__(helpers, symbol, dialect.vectors)
@@ -58,39 +58,43 @@ class WideAccessWriter(VectorWriter):
             order = post_order(value)
             guarded = guarded_nodes(value, order)
             for e in order:
+                # A guarded load may be out of bounds where its condition is false, so it cannot be
+                # hoisted.
                 if isinstance(e, BufferLoad) and id(e) not in guarded and e not in self._loaded:
                     self._load_wide(e)
 
     def _load_wide(self, e: BufferLoad) -> None:
         index = e.indices[0]
-        word = self._word(e.buffer, index)
-        if not word:
+        access_type = self._word(e.buffer, index)
+        if not access_type:
             return
         assert isinstance(index, Ramp)
-        place, name = self.text(index.base), self.unique("near")
+        offset, name = self.text(index.base), self.unique("near")
         self.put(self.syntax.var(memory_type(e.dtype), name, dt.lanes(e.dtype)))
         guard = self._is_aligned(e.buffer)
-        self.put(f"ek_load_near<{word}>({name}, &{self.name(e.buffer)}[{place}], {guard});")
+        self.put(f"ek_load_near<{access_type}>({name}, &{self.name(e.buffer)}[{offset}], {guard});")
         self._loaded[e] = name
 
     def store(self, s: BufferStore) -> None:
         """Emit the lanes, then one wide store of them."""
-        word = self._word(s.buffer, s.indices[0]) if self.dialect.wide_types else ""
+        access_type = self._word(s.buffer, s.indices[0]) if self.dialect.wide_types else ""
         is_whole = s.predicate is None or is_const(s.predicate, 1)
         value = stored_value(s)
-        if not word or not is_whole or dt.lanes(value.dtype) != dt.lanes(s.indices[0].dtype):
+        if not access_type or not is_whole or dt.lanes(value.dtype) != dt.lanes(s.indices[0].dtype):
             super().store(s)
             return
         index = s.indices[0]
         assert isinstance(index, Ramp)
         self.reduce_first(value)
-        place, name = self.text(index.base), self._loaded.get(value, "")
+        offset, name = self.text(index.base), self._loaded.get(value, "")
         if not name:
             name = self.unique("wide")
             self.put(self.syntax.var(memory_type(s.buffer.dtype), name, dt.lanes(value.dtype)))
             self.lane_loop(dt.lanes(value.dtype), lambda: f"{name}[lane] = {self.text(value)};")
         guard = self._is_aligned(s.buffer)
-        self.put(f"ek_store_near<{word}>(&{self.name(s.buffer)}[{place}], {name}, {guard});")
+        self.put(
+            f"ek_store_near<{access_type}>(&{self.name(s.buffer)}[{offset}], {name}, {guard});"
+        )
         self.forget()
 
     def _word(self, buffer: Buffer, index: PrimExpr) -> str:

@@ -1,5 +1,5 @@
-"""DWARF debug information as LLVM metadata; which line of the printed loop program an instruction
-comes from.
+"""DWARF debug information as LLVM metadata: the line of the printed loop program that each
+instruction comes from.
 
 The metadata of LLVM, in the form that becomes DWARF 4: one compile unit and file per module, one
 subprogram per function, one location per line.

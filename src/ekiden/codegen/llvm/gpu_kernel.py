@@ -1,11 +1,11 @@
-"""GPU kernels through LLVM; a device function to PTX or SPIR-V, as a row of `roads` says.
+"""GPU kernels through LLVM: a device function to PTX or SPIR-V.
 
     for t in thread_binding(64, "threadIdx.x"):  ->  %t = call i32 @llvm.nvvm.read.ptx.sreg.tid.x()
         b[t] = a[t]                                  ... ret void
 
-Memory that is given lies in address space 1, memory of a block is a global of address space 3, and
-what a thread keeps for itself is on its stack. A check that fails notes what it has seen and ends
-its thread, as in the languages of C.
+Parameters lie in address space 1 (global memory), a block's shared memory is a global of address
+space 3, and a thread's own memory is on its stack. A check that fails records its operands and ends
+its thread, as in the C dialects.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """Compute int64 arithmetic between int32 vectors in even and odd halves (PMULDQ), as requantisation
-needs; the even elements and the odd ones.
+needs.
 
     cast(cast(x, int64) * cast(y, int64) >> 31, int32)        of 8 lanes
     ->  even(x) * even(y) >> 31, odd(x) * odd(y) << 1         of 4 lanes of int64 each,

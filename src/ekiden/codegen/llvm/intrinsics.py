@@ -1,4 +1,4 @@
-"""Lower intrinsic calls to instructions; one table from name to emitter."""
+"""Lower intrinsic calls to instructions, by a table from name to emitter."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lower AMX tile intrinsics; x86-64's AMX.
+"""Lower x86-64's AMX tile intrinsics.
 
 Of eight of them a shape says how many rows and bytes each has. It holds until the registers are
 released: a function that sets one releases them when it leaves, since a thread that holds matrices

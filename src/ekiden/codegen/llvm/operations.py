@@ -1,6 +1,4 @@
-"""Arithmetic, comparison and simple intrinsics on operands; what each expression node means in
-instructions.
-"""
+"""Arithmetic, comparison and simple intrinsics on operands, as instructions."""
 
 from __future__ import annotations
 

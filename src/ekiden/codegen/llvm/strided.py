@@ -1,5 +1,4 @@
-"""Vectors of elements at a small stride, loaded as contiguous vectors and shuffled; neighbouring
-vectors, and shuffles that pick from them.
+"""Vectors of elements at a small stride, loaded as neighbouring contiguous vectors and shuffled.
 
 Nothing is read beyond the first and last element wanted: the last load ends there.
 """

@@ -1,5 +1,5 @@
-"""Flush subnormal numbers to zero inside functions; where those decay to nothing in the course of a
-loop, arithmetic on them takes 100 cycles and more.
+"""Flush subnormal numbers to zero inside functions: arithmetic on values that decay in a loop takes
+100 cycles and more.
 
     what was set is kept; FTZ and DAZ are set; ...; what was set is set again; return
 

@@ -1,10 +1,11 @@
-"""Wide accesses of device kernels as LLVM IR: an address that is a multiple of 16.
+"""Wide accesses of device kernels as LLVM IR: loads and stores at addresses that are a multiple of
+16.
 
     %wide = load <4 x float>, ptr %at, align 16     where the memory of a kernel begins at one
     %one = load float, ptr %at, align 4 ...         elsewhere element by element
 
-What is not proven to be a multiple behind where memory begins (`codegen.wide_access`) is left as it
-is.
+Accesses whose offset from the beginning is not proven to be a multiple (`codegen.wide_access`) are
+left as they are.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from ekiden.tir.stmt import BufferStore
 
 
 class WideAccessEmitter(StatementEmitter):
-    """The emitter of a kernel, with wide accesses where the device has them."""
+    """Statement emitter of a kernel, with wide accesses where the device has them."""
 
     road: GpuBackend
 
@@ -33,23 +34,25 @@ class WideAccessEmitter(StatementEmitter):
         if not align:
             return super().masked_load(buffer, index, dtype, mask)
         b, kind, (at, _) = self.b, register_type(dtype), self.address(buffer, index)
-        place = f"{self.pointer_type(buffer)} {at}"
+        pointer = f"{self.pointer_type(buffer)} {at}"
         if buffer.scope == SHARED:
-            return b.load(f"load {kind}, {place}, align {align}", self.place_of(buffer))
-        wide, each, done = (b.fresh(n) for n in ("wide", "each", "done"))
-        b.branch_if(self._is_aligned(buffer), wide, each)
+            return b.load(f"load {kind}, {pointer}, align {align}", self.place_of(buffer))
+        wide, scalar, join = (b.fresh(n) for n in ("wide", "each", "done"))
+        b.branch_if(self._is_aligned(buffer), wide, scalar)
         b.start(wide)
-        whole = b.value(f"load {kind}, {place}, align {align}")
-        b.branch(done)
-        b.start(each)
-        joined: Operand = "poison"
-        own, size = memory_type(buffer.dtype), dt.itemsize(buffer.dtype)
-        for lane, each_at in enumerate(self._places(buffer, place, dt.lanes(dtype))):
-            one = f"{own} {b.value(f'load {own}, {each_at}, align {size}')}"
-            joined = b.value(f"insertelement {kind} {joined}, {one}, i64 {lane}")
-        b.branch(done)
-        b.start(done)
-        return b.phi(dtype, (whole, wide), (joined, each))
+        loaded = b.value(f"load {kind}, {pointer}, align {align}")
+        b.branch(join)
+        b.start(scalar)
+        lanes: Operand = "poison"
+        element_type, size = memory_type(buffer.dtype), dt.itemsize(buffer.dtype)
+        for lane, lane_pointer in enumerate(self._places(buffer, pointer, dt.lanes(dtype))):
+            element = (
+                f"{element_type} {b.value(f'load {element_type}, {lane_pointer}, align {size}')}"
+            )
+            lanes = b.value(f"insertelement {kind} {lanes}, {element}, i64 {lane}")
+        b.branch(join)
+        b.start(join)
+        return b.phi(dtype, (loaded, wide), (lanes, scalar))
 
     def memory_store(self, s: BufferStore, dtype: str, value: Operand) -> None:
         """Emit one store of contiguous lanes where their alignment is proven."""

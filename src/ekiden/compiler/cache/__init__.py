@@ -1,1 +1,1 @@
-"""Disk caches of compiled models and kernels; its keys, files and folders."""
+"""Disk caches of compiled models and kernels: keys, files and folders."""

@@ -65,7 +65,9 @@ class ArtifactCache:
         return ArtifactCache(folder, environment.cache_limit(), folders)
 
     def get(self, wanted_request: CacheRequest) -> runtime.Executable | None:
-        """Return the compiler of this process."""
+        """Return the artifact, mapped from its file; None on a miss. A file that fails its
+        checksums is removed.
+        """
         for layer in (self.folder, *self.others):
             with suppress(OSError, ValueError):
                 executable = None if layer is None else self._get(layer, wanted_request)

@@ -1,5 +1,4 @@
-"""Cache keys of artifacts: everything that a model's artifact depends on; the model's bytes, what
-is asked of `compile`, and the compiler itself.
+"""Cache keys of artifacts: the model's bytes, the options of `compile`, and the compiler itself.
 
 Importing this, and making a key, needs nothing that only compiling does.
 """
@@ -250,8 +249,8 @@ def _digest(content: object) -> str:
 
 
 def _plain(value: object) -> object:
-    """Return a result's value with arrays in its fields again; constructed values are shared
-    otherwise.
+    """Return a value as lists, numbers and strings. Raises TypeError for a value made of anything
+    else.
     """
     if value is None or isinstance(value, (bool, int, float, str)):
         return value

@@ -43,7 +43,7 @@ class MicroProgram:
 
     @property
     def libmod_name(self) -> str:
-        """Return the name, besides "default", of the function that creates a graph executor."""
+        """Return the name of the model, by TVM's name."""
         return self.module.name
 
 

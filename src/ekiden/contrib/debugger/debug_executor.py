@@ -40,12 +40,10 @@ def create(
 
 
 class GraphModuleDebug(GraphModule):
-    """A graph executor whose nodes can be inspected one by one. `module` is what
-    `lib["debug_create"]("default", device)` returns. The outputs of all nodes are kept in
-    separate memory. Files go to `dump_r
+    """A graph executor whose nodes can be inspected one by one.
 
-    `module` is what `lib["debug_create"]("default", device)` gives. Outputs of all nodes are kept,
-    each in memory of its own. Files go to `dump_root`, a new temporary folder by default, which
+    `module` is what `lib["debug_create"]("default", device)` returns. The outputs of all nodes are
+    kept in separate memory. Files go to `dump_root`, a new temporary folder by default, which
     `exit` removes.
     """
 

@@ -76,13 +76,13 @@ class PartialSoftmax:
         return For(row, const(0), const(rows), ForKind.SERIAL, row_init)
 
     def copied(self, into: Buffer, offset: PrimExpr, source: Buffer, rows: int) -> Stmt:
-        """Copy the partial results of some rows to `place`."""
+        """Copy the partial results of some rows to `into` at `offset`."""
         v = Var("v")
         loaded = self.load(source, v * self.lanes)
         return self._vectors(rows * self.size, self.store(into, offset + v * self.lanes, loaded), v)
 
     def merged(self, into: Buffer, source: Buffer, offset: PrimExpr, rows: int) -> Stmt:
-        """Merge each row with its partial result from `place` on."""
+        """Merge each row with its partial result in `source` from `offset` on."""
         row, v = Var("row"), Var("v")
         own_scale, other_scale, top = (Var(n, self.vector) for n in ("own", "other", "top"))
         at, origin = row * self.size, offset + row * self.size

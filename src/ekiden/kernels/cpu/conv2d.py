@@ -247,8 +247,8 @@ class ConvKernel:
         out: PrimExpr,
         panel: Panel,
     ) -> Stmt:
-        """Return a tile of `many` pixels, whose data begin at an offset with stride `step`, with
-        sums in matrix registers.
+        """Return a tile of `pixel_count` pixels, whose data begin at an offset with stride `step`,
+        with sums in matrix registers.
         """
 
         def store(i: PrimExpr, column: PrimExpr, value: PrimExpr, mask: PrimExpr | None) -> Stmt:
@@ -351,7 +351,7 @@ class ConvKernel:
         pixel = self.geometry.data[3]
 
         def body(pixel_count: PrimExpr, first: PrimExpr) -> Stmt:
-            """Return a matrix-unit tile of `many` pixels from `first` on."""
+            """Return a matrix-unit tile of `pixel_count` pixels from `first` on."""
             tile = self.matrix_tile(
                 pixel_count,
                 lambda i: self.pixel(first + i),

@@ -303,9 +303,8 @@ def _clamped(point: PrimExpr, extent: PrimExpr, analyzer: Analyzer) -> PrimExpr 
 
 
 def _sorted(points: Sequence[PrimExpr], analyzer: Analyzer) -> list[PrimExpr] | None:
-    """Sort in increasing order without repetitions; None if two cannot be compared. None if two
-    cannot be compared. Numbers need no proofs, of which symbols need one for each that is before
-    them.
+    """Sort in increasing order without repetitions; None if two cannot be compared. Numbers need no
+    proofs; a symbol needs one for each that precedes it.
     """
     numbers = sorted({p.value for p in points if isinstance(p, IntImm)})
     ordered: list[PrimExpr] = [const(n) for n in numbers]

@@ -75,9 +75,9 @@ BLOCKS_PER_CORE = 2
 
 
 def accepts(anchor: te.Tensor, target: Target) -> bool:
-    """Return whether the kernel covers a convolution: known channels, vectors of them, float32;
-    known channels, vectors of them, float32 or bytes. Relay asks the same before it transforms
-    weights: what it transformed has no other kernel.
+    """Return whether the kernel covers a convolution: known channels, vectors of them, float32 or
+    bytes. Relay asks the same before it transforms weights: transformed weights have no other
+    kernel.
     """
     data, weight = operands_of(anchor)
     if not all(isinstance(d, IntImm) for d in (data.shape[3], *weight.shape, anchor.shape[3])):

@@ -46,12 +46,10 @@ def kind2str(kind: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class QConfig:
-    """The fields of a configuration, created by `qconfig`, which rejects other names. Raises
-    InputError for unsupported values: integers of 8 bits, of which `nbit_input` Made by
-    `qconfig`, which refuses other names.
+    """The fields of a configuration, created by `qconfig`, which rejects other names.
 
-    Raises InputError for values that are not among those that a field can have here: integers of 8
-    bits, of which `nbit_input` and `nbit_weight` may use fewer, and sums of 32.
+    Raises InputError for values that a field cannot have here: integers have 8 bits, of which
+    `nbit_input` and `nbit_weight` may use fewer, and sums 32.
     """
 
     nbit_input: int = 8

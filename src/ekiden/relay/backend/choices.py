@@ -1,7 +1,7 @@
-"""How a program is to run, as values: `Executor` and `Runtime`, with TVM's names and options.
+"""Executor and runtime selection as values: `Executor` and `Runtime`, with TVM's names and options.
 
-Making one checks that the option exists and has a value of its type. What an option asks for and is
-not done here is refused where code would be made: see `refused`.
+The constructor checks that the option exists and has a value of its type. An option that is not
+supported here is rejected where code would be generated: see `refused`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ TYPE_NAMES = {bool: "IntImm", int: "IntImm", str: "runtime.String"}
 
 @dataclass(frozen=True)
 class Choice:
-    """A name out of a table, and options."""
+    """A name from a table, and options."""
 
     name: str
     options: Mapping[str, object] | None = field(default=None)
@@ -106,8 +106,9 @@ class Choice:
 
 @dataclass(frozen=True)
 class Executor(Choice):
-    """How a module runs, for `relay.build(executor=)`: "graph", which is bytecode, or "aot", native
-    code of it too."""
+    """Kind of executor for `relay.build(executor=)`: "graph" (bytecode) or "aot" (native code as
+    well).
+    """
 
     TABLE: ClassVar[Mapping[str, Mapping[str, Option]]] = {
         "graph": {"link-params": (bool, False)},
@@ -123,8 +124,9 @@ class Executor(Choice):
 
 @dataclass(frozen=True)
 class Runtime(Choice):
-    """What a module runs on, for `relay.build(runtime=)`: "cpp", the runtime library, or "crt", C
-    without it, for machines that have no allocator."""
+    """Runtime for `relay.build(runtime=)`: "cpp", the runtime library, or "crt", C without it, for
+    machines without an allocator.
+    """
 
     TABLE: ClassVar[Mapping[str, Mapping[str, Option]]] = {
         "cpp": {"system-lib": (bool, False)},

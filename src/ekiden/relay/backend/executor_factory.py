@@ -1,4 +1,4 @@
-"""What `relay.build` gives: an executable that is also TVM's factory of graph executors."""
+"""The result of `relay.build`: an executable that is also TVM's factory of graph executors."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from ekiden.runtime.files import File, PathName
 
 
 class ExecutorFactoryModule(Executable):
-    """An executable; `lib["default"](device)` makes a graph executor of it.
+    """An executable that is also a factory: `lib["default"](device)` creates a graph executor.
 
-    What asks for its graph raises CompileError with the reason where the program has none (control
-    flow, shapes that are computed); calling it works for all.
+    A request for its graph raises CompileError with the reason if the program has none (control
+    flow, computed shapes); calling it works for all.
     """
 
     def __init__(self, raw: RawExecutable) -> None:

@@ -37,7 +37,7 @@ Result = object
 
 
 class Executor:
-    """Evaluates expressions over the functions of a module."""
+    """Evaluator of expressions over the functions of a module."""
 
     def __init__(self, mod: IRModule, target: Targets) -> None:
         self.mod = mod
@@ -89,7 +89,7 @@ def _bound(value: object) -> Expr:
 
 
 class DebugExecutor(Executor):
-    """Interprets: every construct of the language, slowly, with the reference of each operator."""
+    """Interpreter of the whole language, slow, with each operator's reference implementation."""
 
     def _compiled(self, module: IRModule, main: BaseFunc) -> Callable[..., Result]:
         assert isinstance(main, Function)
@@ -107,7 +107,7 @@ class DebugExecutor(Executor):
 
 
 class VMExecutor(Executor):
-    """Compiles to the virtual machine."""
+    """Executor that compiles to the virtual machine."""
 
     kind = "vm"
 
@@ -125,13 +125,14 @@ class VMExecutor(Executor):
 
 
 class AOTExecutor(VMExecutor):
-    """Compiles functions to native code as well."""
+    """Executor that also compiles functions to native code ahead of time."""
 
     kind = "aot"
 
 
 class GraphExecutor(Executor):
-    """Compiles to a graph: straight-line programs, others are a CompileError with the reason.
+    """Executor that compiles to a graph; a program that is not straight-line is a CompileError with
+    the reason.
 
     An array of another dtype is converted to that of its input, as TVM's graph executor does.
     """

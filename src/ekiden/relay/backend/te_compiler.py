@@ -1,11 +1,10 @@
-"""Single functions to kernels: TVM's `relay.backend.te_compiler`.
+"""Compile single functions to kernels: TVM's `relay.backend.te_compiler`.
 
     compiler = te_compiler.get()
     kernel = compiler.jit(function, "llvm")
     kernel(x, y)                                 # the last arguments are the results
 
-What a strategy offers for an operator is asked for with `get_valid_implementations` and
-`select_implementation`.
+`get_valid_implementations` and `select_implementation` return what an operator's strategy offers.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ from ekiden.tir.stmt import PrimFunc
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CachedFunc:
-    """A function, the target it was lowered for, and its loop program."""
+    """A lowered function: the function, its target, and its loop program."""
 
     source: Function
     target: Target
@@ -53,7 +52,7 @@ class CachedFunc:
 
 
 class TECompiler:
-    """Lowers functions of operators alone, as fusion makes them, and remembers what it lowered."""
+    """Lowering of primitive functions, as fusion creates them, with a cache of the results."""
 
     def __init__(self) -> None:
         self._made: dict[tuple[object, ...], list[CachedFunc]] = {}

@@ -30,7 +30,7 @@ def compile(
 
 
 class VMCompiler:
-    """Compiles in steps (TVM's face): `set_params`, `lower`, `get_exec`."""
+    """Step-by-step compiler with TVM's interface: `set_params`, `lower`, `get_exec`."""
 
     def __init__(self) -> None:
         self._params: dict[str, object] = {}

@@ -166,7 +166,7 @@ class _Reader:
         return int(number.value)
 
     def _read(self, value: PrimExpr, stored: dict[tuple[Buffer, int], PrimExpr]) -> PrimExpr:
-        """Return an expression with elements substituted for loads; `known` are those of
+        """Return an expression with elements substituted for loads; `stored` are those of
         results.
         """
 

@@ -243,7 +243,7 @@ class _Product:
 
     @staticmethod
     def _halved(wide: Expr, high: Expr, shift: Array, rounding: str) -> Expr:
-        """Return the product shifted by POINT and by `rest`, at least 1, rounded once, halves
+        """Return the product shifted by POINT and by `shift`, at least 1, rounded once, halves
         upward.
 
         "TWICE" rounds `high`, the product up to the point of the multiplier, with halves away from

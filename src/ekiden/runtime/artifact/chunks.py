@@ -1,11 +1,11 @@
-"""Byte buffers in chunks, without joining them; joined in memory, or one after the other.
+"""Byte buffers in chunks, without joining them.
 
     sections of a file     [header, records, array, zeros, array, ...]
-      joined(pieces)       the bytes in one row
+      joined(pieces)       the bytes in one buffer
       for part in parts_of(pieces):  file.write(part)      no more than a few MB of them at once
 
-Arrays may lie in memory as they like, and in mapped files: they come as C has them, and what was
-read of a file goes from memory meanwhile.
+Arrays may have any layout in memory, and lie in mapped files: they are written in C order, and
+pages read of a file are dropped meanwhile.
 """
 
 from __future__ import annotations

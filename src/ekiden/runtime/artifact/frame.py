@@ -1,5 +1,5 @@
-"""Container format of an .eki file: header, section table, sections; header, sections, constants.
-docs/artifact-format.md specifies it.
+"""Container format of an .eki file: header, section table, sections. docs/artifact-format.md
+specifies it.
 """
 
 from __future__ import annotations

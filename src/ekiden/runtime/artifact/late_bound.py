@@ -1,4 +1,4 @@
-"""Late-bound constants; weights that an executable leaves to be given when it is loaded.
+"""Late-bound constants: weights that an executable lacks and that are passed at load time.
 
 They are named `const_<number>`, as TVM names them. An executable that waits for some can be saved
 and looked into, but not run.

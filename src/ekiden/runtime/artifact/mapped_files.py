@@ -1,15 +1,14 @@
 """Memory-mapped files, read without copying.
 
-    with borrowing() as files:
+    with lending() as files:
         data = files.map(path)      a view that cannot be written
         ...                         work on it: pages are read on demand, and may be dropped
-        files.check("compile")      all that was read belongs to one state of each file
+        files.check("compile")      each file was in one state throughout
 
-Another process may write to such a file, or truncate it, while it is read: bytes are then of both
-states, or zeros where nothing is left (a read beyond the end does not end the process, as it would
-with any other mapping). Both are noticed afterwards: what was made of the bytes must not be used
-before `check` has passed. A file that is replaced by another of its name, or removed, stays as it
-was.
+Another process may write to such a file or truncate it while it is read: then the bytes are of both
+states, or zeros beyond the new end (such a read does not kill the process with SIGBUS, as it would
+in any other mapping). `check` detects both: nothing derived from the bytes may be used before it
+has passed. A file that is replaced by another of its name, or removed, stays what it was.
 """
 
 from __future__ import annotations

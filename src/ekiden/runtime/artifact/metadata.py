@@ -1,5 +1,4 @@
-"""Schema of an artifact's METADATA section; one table, against which all of it is held when the
-artifact is loaded.
+"""Schema of an artifact's METADATA section: one table, which validates all of it at load time.
 
 METADATA is JSON, so a checksum that is right proves nothing about it. Whatever reads it afterwards
 may rely on the table: types, ranges, and that what it names is in the executable.

@@ -1,5 +1,4 @@
-"""Third-party engines that run regions of a program; what an artifact needs of them, and loading
-it.
+"""Third-party engines that run regions of a program: an artifact's requirements, and loading.
 
 An artifact names the engine of each such region and has the region's code, bytes that the engine's
 side made. When the region is linked, the global function ek.external.<engine> makes a kernel of

@@ -85,8 +85,8 @@ def bounded_memory(byte_limit: int) -> Iterator[None]:
 
 
 class _HostArrays:
-    """Accounting of the arrays that a compiler holds: program constants and what is computed from
-    them; constants of programs, and what is made of them.
+    """Accounting of the arrays that a compiler holds: program constants and values computed from
+    them.
 
     The limit of compiled programs holds them too. Files that are mapped do not count, nor does what
     is smaller than COUNTED_BYTES.

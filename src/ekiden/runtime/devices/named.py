@@ -1,4 +1,4 @@
-"""Devices by name; as values, by TVM's names, and whether they are there."""
+"""Devices by name, under TVM's names, and whether they are present."""
 
 from __future__ import annotations
 

@@ -301,7 +301,9 @@ class Executable:
         output_buffers: Sequence[object] = (),
         program: LoadedProgram | None = None,
     ) -> object:
-        """Run `main` and return its result as Python values. `places` belong to `program`."""
+        """Run `main` and return its result as Python values. `output_buffers` belong to
+        `program`.
+        """
         machines = (program or self._held.program).machines
         if self._kept is None:
             result = machines.run(values, timeout, output_buffers)

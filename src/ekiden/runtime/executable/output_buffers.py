@@ -1,11 +1,10 @@
 """Output buffers: which instruction allocates each result, so that the caller's memory can replace
 it.
 
-Only in programs that go from the first instruction to the last one, and keep nothing of a run: each
-storage is then made once, and what lies in it when the run ends is the result alone. Elsewhere
-results are copied.
+Only in straight-line programs that keep nothing of a run: each storage is then allocated once, and
+at the end of the run holds the result alone. Elsewhere results are copied.
 
-    alloc_storage $2 $1[0]   <- the place of result 0
+    alloc_storage $2 $1[0]   <- the buffer of result 0
     alloc_tensor $3 $2 ...
     invoke_packed ... out: $3
     ret $3

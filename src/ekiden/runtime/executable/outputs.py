@@ -1,4 +1,4 @@
-"""Destinations of a run's results; memory that the caller has, and runs with all of it fixed."""
+"""Destinations of a run's results: the caller's memory, and runs with all of it fixed."""
 
 from __future__ import annotations
 

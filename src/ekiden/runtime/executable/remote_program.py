@@ -1,5 +1,5 @@
-"""Program of another machine behind the interface of a virtual machine; what it calls, it calls
-there, and what that gives stays there.
+"""Program on another machine behind the interface of a virtual machine: its calls run there, and
+their results stay there.
 """
 
 from __future__ import annotations

@@ -32,8 +32,7 @@ _DTYPES = {0: "int", 1: "uint", 2: "float", 4: "bfloat", 5: "complex", 6: "bool"
 
 
 class MachinePeak(NamedTuple):
-    """Measured limits of the machine: floating-point operations and bytes per second; operations
-    and bytes in a second.
+    """Measured limits of the machine: floating-point operations and bytes per second.
 
     levels: (bytes, bytes in a second) of loops that go over so many bytes again and again, in
     ascending order: the nearer to the cores they fit, the faster. words: operations in a second of

@@ -1,4 +1,4 @@
-"""Values of axes in terms of each other; roots of the leaves, leaves of the roots."""
+"""Values of axes in terms of each other: roots from leaves, leaves from roots."""
 
 from __future__ import annotations
 

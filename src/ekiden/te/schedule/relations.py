@@ -1,5 +1,5 @@
-"""Schedule records of stages; axes, how new ones were made from others, and what is to become of
-them.
+"""Schedule records of stages: axes, the relations that derive axes from others, and axis
+annotations.
 
 A stage's steps are Split, Fuse, Singleton and Reorder in the order they were asked for; an axis is
 an `IterVar` of a computation or of a step, or a `ReduceAxis`.

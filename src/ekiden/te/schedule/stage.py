@@ -1,4 +1,4 @@
-"""Stages of a schedule; one computation of a schedule, and what a user asks of it."""
+"""Stages of a schedule: a computation and the primitives applied to it."""
 
 from __future__ import annotations
 

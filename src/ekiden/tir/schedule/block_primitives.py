@@ -157,13 +157,12 @@ class BlockSteps(ScheduleState):
         storage_scope: str,
         consumer_blocks: Sequence[BlockLike] | None = None,
     ) -> BlockRV:
-        """Write a block's result to a new buffer first; return the block that copies it back; gives
-        the block that copies it back.
+        """Write a block's result to a new buffer first; return the block that copies it back.
 
             c[i] = f(i)   ->   c_local[i] = f(i); c[i] = c_local[i]
 
         Readers of the old buffer keep it, except `consumer_blocks`. Proved: the block is the only
-        writer, and the copy takes just what it has written.
+        writer, and the copy reads exactly what it has written.
         """
         attrs = self._copying("write_buffer_index", write_buffer_index, storage_scope)
         if consumer_blocks is not None:
@@ -360,8 +359,7 @@ class BlockSteps(ScheduleState):
 
     def decompose_padding(self, block: BlockLike, loop: LoopLike) -> BlockRV:
         """Split a padded copy into a constant fill and a copy of the data inside; return the fill's
-        block. `loop` and the loops below it, down to the block, are duplicated; gives the block
-        of the constant. `loop` and those below it, down to the block, are done twice.
+        block. `loop` and the loops below it, down to the block, are duplicated.
 
             for i in 10: b[i] = if_then_else(1 <= i and i < 9, a[i - 1], 0)
             -> for i in 10: b[i] = 0; for i in 8: b[i + 1] = a[i]

@@ -42,7 +42,7 @@ def cache_index(
 
 
 def _indices_to_cache(realize: BlockRealize, threshold: int) -> list[PrimExpr]:
-    """Return the indices that are more than an iterator and occur more than `least` times."""
+    """Return the indices that are more than an iterator and occur more than `threshold` times."""
     own = {i.var for i in realize.block.iter_vars}
     groups: list[list[PrimExpr]] = []
     for buffer in dict.fromkeys((*read(realize.block), *written(realize.block))):

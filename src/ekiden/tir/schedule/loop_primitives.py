@@ -78,7 +78,7 @@ class LoopSteps(ScheduleState):
         self, loop: LoopLike, factors: Sequence[Factor], preserve_unit_iters: bool = True
     ) -> list[LoopRV]:
         """Partition a loop into consecutive loops of given extents; blocks of later parts are
-        renamed; blocks of later parts are renamed.
+        renamed.
 
             for i in range(10): s(i)
             -> loop_partition(i, [2, 3])
@@ -86,8 +86,9 @@ class LoopSteps(ScheduleState):
             for i_1 in range(3): s_part1(2 + i_1)
             for i_2 in range(5): s_part2(5 + i_2)
 
-        One factor may be None: what the others leave; without it the rest is a part at the end.
-        Refused: factors that are not positive, or leave nothing; a loop that is no longer serial.
+        One factor may be None: the remaining iterations; without it the remainder is a part at the
+        end. Refused: factors that are not positive, or leave nothing; a loop that is no longer
+        serial.
         """
         attrs = {"preserve_unit_iters": preserve_unit_iters}
         inputs = (self._loop(loop), list(factors))

@@ -159,7 +159,7 @@ def _summed(
     term_condition: ConditionalTerm,
 ) -> Stmt:
     """Return the block over the new iterators, residues first, in loops of its own; the sums go to
-    `places` of a buffer, or to their original elements.
+    `target_indices` of a buffer, or to their original elements.
     """
     block, simplify = realize.block, Analyzer().simplify
     store = block.body

@@ -22,8 +22,8 @@ from ekiden.tir.tensor_intrin import TensorIntrin
 
 @dataclass(frozen=True, slots=True)
 class _WmmaTypes:
-    """The types of a WMMA product: TVM's abbreviation and dtype of the factors, abbreviation and
-    dtype of the accumulator.
+    """The types of a WMMA product: TVM's abbreviation and dtype, of the factors and of the
+    accumulator.
     """
 
     word: str

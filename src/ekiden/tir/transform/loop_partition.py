@@ -409,7 +409,7 @@ class _Partition(StmtMutator):
     def _last_step(
         self, loop: For, step: PrimExpr, bounds: Sequence[_Bound], tail_size: PrimExpr
     ) -> Stmt:
-        """Return the iteration after the last full one, which has `rest` elements."""
+        """Return the iteration after the last full one, which has `tail_size` elements."""
         decisions: dict[PrimExpr, PrimExpr] = {
             b.node: tail_size if isinstance(b.node, Min) else b.inner < tail_size for b in bounds
         }

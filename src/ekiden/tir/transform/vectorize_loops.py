@@ -319,7 +319,7 @@ def _divided_ramp(e: BinaryExpr) -> PrimExpr:
 
 # Of 5 elements left of 16, a vector of 8 under a mask, and none of 16.
 def tail_lanes(tail: int, lanes: int) -> int:
-    """Return the narrowest power-of-two vector width that holds `rest` elements, at most
+    """Return the narrowest power-of-two vector width that holds `tail` elements, at most
     `lanes`.
     """
     wide = 1
@@ -412,7 +412,7 @@ def _times_vscale(extent: PrimExpr) -> int | None:
 
 
 def _vector_body(stmt: For, base: PrimExpr, lanes: int | str, tail: PrimExpr | None = None) -> Stmt:
-    """Return the body for the vector at base; only its first `rest` lanes if given."""
+    """Return the body for the vector at base; only its first `tail` lanes if given."""
     mask = None
     if tail is not None and lanes != 1:
         wide = dt.with_lanes("bool", lanes)

@@ -1,4 +1,4 @@
-"""Image sampling at coordinates that are data, and dilation; dilation by a structuring element."""
+"""Image sampling at coordinates that are data, and dilation by a structuring element."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Winograd convolution F(2,3) and F(4,3): 3x3 convolutions with fewer multiplications. F(m, 3) of
-Winograd, for m = 2 and m = 4.
+"""Winograd convolutions F(2, 3) and F(4, 3): 3x3 convolutions with fewer multiplications.
 
     out tile (m x m) = A ((G w G') * (B d B')) A'        d: (m + 2) x (m + 2) of the data
 
@@ -91,13 +90,12 @@ def sums_fit(weight: Array, m: int) -> bool:
 @functools.cache
 def matrices(m: int, is_integer: bool = False) -> tuple[Array, Array, Array]:
     """Return the transforms (A: m x (m + 2), B: (m + 2) x (m + 2), G: (m + 2) x 3), float64, by
-    Toom-Cook interpolation; m x (m + 2), B: (m + 2) x (m + 2), G: (m + 2) x 3), float64; of
-    integers (A times D) for bytes.
+    Toom-Cook interpolation; of integers (A times D) for bytes.
 
-    By Toom and Cook: a product of polynomials is known by its values at as many points as it has
-    coefficients. G evaluates the filter (of degree 2) at each point, divided by the product of its
-    distances to the others; B, whose row k is the polynomial that is 0 at all points but k, and the
-    row for infinity, is the transpose of interpolation; A evaluates powers. Their transposition
+    By Toom and Cook: a product of polynomials is determined by its values at as many points as it
+    has coefficients. G evaluates the filter (of degree 2) at each point, divided by the product of
+    its distances to the others; B, whose row k is the polynomial that is 0 at all points but k, and
+    the row for infinity, is the transpose of interpolation; A evaluates powers. Their transposition
     turns the product into the correlation that a convolution is (Winograd 1980; Lavin and Gray
     2016).
     """

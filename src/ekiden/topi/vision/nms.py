@@ -149,17 +149,13 @@ def non_max_suppression(
     return_indices: bool = True,
     invalid_to_bottom: bool = False,
 ) -> list[Tensor] | Tensor:
-    """Return the boxes of each batch that survive, highest score first: [positions, number], or
-    (return_indices False) the boxes themselves, others -1. data [batch, n, fields], counts and
-    positions are as from get_valid_counts; of the first `top_k` by score, a box is suppressed if
-    its overlap with a surviving one of the same class (or any: force_suppress) exceeds the
-    threshold. At most `max_output_size` survive. [positions, number of them], or (return_indices
-    False) the boxes themselves, others -1.
+    """Return the boxes of each batch that survive, highest score first: [positions, number of
+    them], or (return_indices False) the boxes themselves, others -1.
 
-    data [batch, n, fields] as get_valid_counts gives it, with its counts and positions; of the
-    first `top_k` by score, a box goes when its overlap with one that stays, of the same class (or
-    any: force_suppress), exceeds the threshold. At most `max_output_size` stay (below 0: all). In
-    the boxes, those that go leave gaps (invalid_to_bottom: the others move up).
+    data [batch, n, fields], counts and positions are as from get_valid_counts. Of the first `top_k`
+    by score, a box is suppressed if its overlap with a surviving one of the same class (or any:
+    force_suppress) exceeds the threshold. At most `max_output_size` survive (below 0: all). In the
+    boxes, suppressed ones leave gaps (invalid_to_bottom: the others move up).
     """
     batch, count, fields = data.shape
     _check_fields(data, coord_start, score_index, id_index)

@@ -282,9 +282,9 @@ class _ShapedMatch:
 
 
 def _represents_all(dtype: str, source: str) -> bool:
-    """Return whether every value of `other` is one of `dtype`.
+    """Return whether every value of `source` is one of `dtype`.
 
-    NumPy calls float64 safe for integers of 64 bits, of which it has those up to 2**53 alone.
+    NumPy calls float64 safe for 64-bit integers, of which it represents only those up to 2**53.
     """
     is_rounded = is_int(source) and itemsize(source) == 8 and is_float(dtype)
     return np.can_cast(source, dtype, "safe") and not is_rounded

@@ -505,7 +505,7 @@ def _is_large(call: Call) -> bool:
 def _match_pattern(
     pattern: Pattern, value: StaticValue, bindings: dict[Var, StaticValue]
 ) -> bool | None:
-    """Return whether a value matches a pattern, None if it is not known; `found` gets its
+    """Return whether a value matches a pattern, None if it is not known; `bindings` gets its
     variables.
     """
     match pattern:
