@@ -118,13 +118,24 @@ class _Writer:
     def _finish(self) -> onnx.ModelProto:
         graph = self._made.graph
         del graph.node[:]
-        graph.node.extend(self._out)
+        graph.node.extend(self._live())
         read = names_read(graph.node) | {each.name for each in graph.output}
         kept = [each for each in graph.initializer if each.name in read]
         del graph.initializer[:]
         graph.initializer.extend(kept)
         del graph.value_info[:]
         return self._made
+
+    def _live(self) -> list[onnx.NodeProto]:
+        """Return the nodes that lead to an output: what only a float weight went through does not
+        any more, and would keep it in the file."""
+        read = {each.name for each in self._made.graph.output}
+        live = []
+        for node in reversed(self._out):
+            if read.intersection(node.output):
+                read |= names_read([node])
+                live.append(node)
+        return live[::-1]
 
     def _name(self, wanted: str) -> str:
         name, count = wanted, 0
