@@ -7,6 +7,7 @@ from itertools import product
 
 from ekiden.frontend.common.node import Node
 from ekiden.frontend.common.slices import pad
+from ekiden.frontend.common.unsupported import Unsupported
 from ekiden.frontend.common.value import Value
 from ekiden.relay import op
 from ekiden.relay.expr import Expr
@@ -16,7 +17,8 @@ from ekiden.topi.shape import Dim, as_attr, as_dim, known, tidy
 
 @dataclass(frozen=True, slots=True)
 class Windows:
-    """How windows lie on a tensor: a number for each axis of it."""
+    """How windows lie on a tensor: a number for each axis of it. Raises Unsupported for extents and
+    steps that no window has: the readers of formats do not all check them."""
 
     size: Sequence[Dim]
     strides: Sequence[int]
@@ -25,6 +27,19 @@ class Windows:
     dilation: Sequence[int]
     low: Sequence[Dim]
     high: Sequence[Dim]
+
+    def __post_init__(self) -> None:
+        rank = len(self.size)
+        fields = (self.strides, self.inner, self.dilation, self.low, self.high)
+        if any(len(field) != rank for field in fields):
+            raise Unsupported(f"its windows do not have {rank} axes in all of their options")
+        least = {"extents": (self.size, 1), "strides": (self.strides, 1),
+                 "dilations": (self.dilation, 1), "gaps": (self.inner, 0)}  # fmt: skip
+        for what, (dims, limit) in least.items():
+            for dim in dims:
+                number = known(as_dim(dim))
+                if number is not None and number < limit:
+                    raise Unsupported(f"windows need {what} of {limit} at least, got {number}")
 
     def numbers(self) -> tuple[int, ...] | None:
         """The extents of a window, where they are numbers."""
