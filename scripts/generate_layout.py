@@ -193,9 +193,7 @@ def texts() -> tuple[str, str]:
     for title, member, prefix, path in ENUMS:
         values = numbers(member, prefix, path)
         names = {k: v for k, v in values.items() if k != "SECTIONS"}
-        module.append(
-            f'\n\nclass {title}:\n    """As {Path(path).name} numbers them."""\n\n'
-        )
+        module.append(f'\n\nclass {title}:\n    """As {Path(path).name} numbers them."""\n\n')
         module.append("".join(f"    {name} = {value}\n" for name, value in names.items()))
         if path.endswith(".h"):
             asserts += [
