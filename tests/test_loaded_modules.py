@@ -32,7 +32,7 @@ CACHED_ANSWER = {
         runtime.binding.objects runtime.compiler runtime.debug runtime.debug.shown
         runtime.devices runtime.devices.engines runtime.devices.named
         runtime.environment runtime.errors
-        runtime.executable runtime.executable.callers
+        runtime.executable runtime.executable.vm_pool
         runtime.executable.executable runtime.executable.formats runtime.executable.loading
         runtime.executable.state
         runtime.cached runtime.files runtime.forks runtime.lazy_dataclass runtime.logs

@@ -100,6 +100,26 @@ def test_a_program_begins_where_it_is_told_to() -> None:
         ekiden.compile(both, (np.ones(2, np.float32),))
 
 
+WINDOW = """
+    %z = stablehlo.constant dense<0.0> : tensor<f32>
+    %r = "stablehlo.reduce_window"(%a, %z) ({{
+    ^bb0(%x: tensor<f32>, %y: tensor<f32>):
+      %0 = stablehlo.add %x, %y : tensor<f32>
+      stablehlo.return %0 : tensor<f32>
+    }}) {{window_dimensions = array<i64: {size}>, window_strides = array<i64: {stride}>,
+        window_dilations = array<i64: {dilation}>}}
+        : (tensor<4xf32>, tensor<f32>) -> tensor<3xf32>"""
+
+
+@pytest.mark.parametrize(
+    "options", [{"size": -(2**63)}, {"size": 0}, {"stride": -1}, {"dilation": -(2**61)}]
+)
+def test_windows_without_an_extent_or_a_step_are_refused(options: dict[str, int]) -> None:
+    text = WINDOW.format(**{"size": 2, "stride": 1, "dilation": 1, **options})
+    with pytest.raises((UnsupportedError, ImportModelError)):
+        ekiden.compile(program(text, "tensor<4xf32>", "tensor<3xf32>"))
+
+
 @pytest.mark.parametrize("text", [b"module { func.func @main() { ", b"ML\xefR\rcut short"])
 def test_what_is_no_program_is_refused_in_one_line(text: bytes) -> None:
     with pytest.raises(ImportModelError, match="no StableHLO: ") as found:

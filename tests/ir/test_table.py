@@ -33,7 +33,7 @@ class Squares(Table[int, int]):
         self.loaded.append(module)
         self.update({"two": {2: 4}, "three": {3: 9}}[module])
 
-    def load_rest(self) -> None:
+    def load_all(self) -> None:
         for module in ("two", "three"):
             self.load(module)
 

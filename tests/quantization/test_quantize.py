@@ -100,6 +100,29 @@ def test_recipes(recipe: dict[str, Any], least: float) -> None:
     assert signal_to_noise(theirs, got) > 30.0
 
 
+def test_weights_and_biases_behind_identities_are_those_of_layers() -> None:
+    weight, bias = normal(3, 3, 3, 3) / 5, normal(3) / 4
+    nodes = [
+        helper.make_node("Identity", ["w"], ["tied"]),
+        helper.make_node("Identity", ["b"], ["same"]),
+        helper.make_node("Identity", ["same"], ["again"]),
+        helper.make_node("Conv", ["x", "w", "same"], ["c"], "first", pads=[1, 1, 1, 1]),
+        helper.make_node("Conv", ["c", "tied", "again"], ["y"], "second", pads=[1, 1, 1, 1]),
+    ]
+    ports = [
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", 3, 4, 4]) for name in "xy"
+    ]
+    held = [numpy_helper.from_array(weight, "w"), numpy_helper.from_array(bias, "b")]
+    graph = helper.make_graph(nodes, "tied", ports[:1], ports[1:], held)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    small = ekiden.quantize(model, {"x": DATA})
+    assert [each.layer for each in small.plan.layers] == ["first", "second"]
+    floats = [each.name for each in small.model.graph.initializer if each.name in "wb"]
+    assert not floats, "nothing reads them any more"
+    wanted, result = (session(each).run(None, {"x": FRESH})[0] for each in (model, small.model))
+    assert signal_to_noise(wanted, result) > 20
+
+
 def test_the_plan_says_why() -> None:
     found = ekiden.quantize(FLOATS, DATA, kind="weight", group=64, skip=("last",), least_snr=0.0)
     rows = {row.layer: (row.kind, row.why) for row in found.plan.layers}

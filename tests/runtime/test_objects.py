@@ -53,11 +53,11 @@ def test_classes_follow_the_inheritance_of_types() -> None:
     named = runtime.make_node("kinds.Named", value=5, name="five")
     assert isinstance(named, runtime.object_class("kinds.MyExpr"))
     assert (named.type_key, named.value, named.name, named.next) == ("kinds.Named", 5, "five", None)
-    assert named.double_buffered() == 10
+    assert named.doubled() == 10
     runtime.get_global_func("kinds.bump")(named, 3)
     assert named.value == 8
     assert runtime.fields_of(named)["name"] == "five"
-    assert {"value", "name", "next", "double_buffered"} <= set(dir(named))
+    assert {"value", "name", "next", "doubled"} <= set(dir(named))
     named.next = runtime.make_node("kinds.MyExpr", value=1)
     assert named.next.value == 1
 
@@ -106,7 +106,7 @@ def test_a_python_class_for_a_type_of_cpp() -> None:
                 return self.name.upper()  # type: ignore[no-any-return]
 
         made = Named("anna")
-        assert (made.value, made.shout(), made.double_buffered()) == (4, "ANNA", 8)
+        assert (made.value, made.shout(), made.doubled()) == (4, "ANNA", 8)
         back = runtime.convert(lambda x: x)(made)  # type: ignore[operator]
         assert type(back) is Named
         assert isinstance(runtime.load_json(runtime.save_json(made)), Named)

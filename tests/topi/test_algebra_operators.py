@@ -329,8 +329,8 @@ CASES: dict[str, list[Case]] = {
 ELSEWHERE = {
     "nn.paged_attention": "tests/relay/op/nn_operator_cases.py",
     "nn.write_pages": "tests/relay/op/nn_operator_cases.py",
-    "sampling.BUCKET_COUNT": "tests/llm/test_generate.py",
-    "sampling.SETTING_COUNT": "tests/llm/test_generate.py",
+    "sampling.BUCKETS": "tests/llm/test_generate.py",
+    "sampling.SETTINGS": "tests/llm/test_generate.py",
     "sampling.constrain_logits": "tests/llm/test_generate.py",
     "sampling.draw_token": "tests/llm/test_generate.py",
     "sparse.sparse_conv2d": "tests/relay/op/test_sparse.py",

@@ -42,7 +42,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--threads", type=threads, help="of the pool, else one for each core")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument(
-        "--log", metavar="FILE_HELP", help="add a line in TVM's Benchmark Performance Log Format"
+        "--log", metavar="FILE", help="add a line in TVM's Benchmark Performance Log Format"
     )
     add_remote(parser)
 

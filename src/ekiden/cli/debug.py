@@ -47,7 +47,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--input", action="append", default=[], metavar="NAME=array.npy", help="else random numbers"
     )
-    parser.add_argument("--state", metavar="FILE_HELP", help="go on from a state that `save` wrote")
+    parser.add_argument("--state", metavar="FILE", help="go on from a state that `save` wrote")
 
 
 def run(options: argparse.Namespace) -> int:

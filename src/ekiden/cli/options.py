@@ -65,7 +65,7 @@ def add_session(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of an RPC session."""
     parser.add_argument("--remote", metavar="HOST:PORT", help="run in a session with this server")
     parser.add_argument("--key", default="", help="the name of the device there")
-    parser.add_argument("--credentials", metavar="FILE_HELP", help="the key file both sides have")
+    parser.add_argument("--credentials", metavar="FILE", help="the key file both sides have")
 
 
 def add_remote(parser: argparse.ArgumentParser) -> None:
@@ -219,7 +219,7 @@ def add_output(parser: argparse.ArgumentParser) -> None:
         "-o",
         "--output",
         required=True,
-        metavar="FILE_HELP",
+        metavar="FILE",
         help="what to write; its suffix decides: "
         + ", ".join(f"{suffix} {row.what}" for suffix, row in EXPORT_FORMATS.items()),
     )

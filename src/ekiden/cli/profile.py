@@ -31,9 +31,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--calls", action="store_true", help="a line for each call, in order")
     parser.add_argument("--top", type=count, default=30, help="most lines of the table (30)")
     parser.add_argument("--long", action="store_true", help="the names of the kernels' symbols")
-    parser.add_argument("--json", metavar="FILE_HELP", help="write all there is as JSON")
+    parser.add_argument("--json", metavar="FILE", help="write all there is as JSON")
     add_remote(parser)
-    parser.add_argument("--trace", metavar="FILE_HELP", help="write a trace for ui.perfetto.dev")
+    parser.add_argument("--trace", metavar="FILE", help="write a trace for ui.perfetto.dev")
 
 
 def run(options: argparse.Namespace) -> int:

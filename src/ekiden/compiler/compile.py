@@ -61,7 +61,7 @@ else:
 
 def compile(
     model: Model,
-    *positional: Targets | Sequence[object],
+    *given: Targets | Sequence[object],
     target: Targets = None,
     shape: Shapes | None = None,
     example_inputs: Sequence[object] | None = None,
@@ -151,7 +151,7 @@ def compile(
     LoadError where this machine cannot run the code, or has drivers and fewer devices than are
     asked for; `ekiden compile` and `export` write it all the same.
     """
-    target, example_inputs = _placed(model, positional, target, example_inputs)
+    target, example_inputs = _placed(model, given, target, example_inputs)
     options = CompileOptions(
         target, ImportOptions(shape, example_inputs, example_kwargs, dynamic_shapes, signature),
         executor=executor, tier=tier, devices=devices, bounds=bounds, size=size,

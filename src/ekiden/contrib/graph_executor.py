@@ -103,11 +103,11 @@ class GraphModule(AotModule):
             if name in self._names:
                 self.set_input_zero_copy(name, value)
 
-    def share_params(self, owner: GraphModule, params_bytes: bytes | bytearray) -> None:
+    def share_params(self, other: GraphModule, params_bytes: bytes | bytearray) -> None:
         """Refer to another executor's inputs for the names in `params_bytes`."""
         for name in runtime.load_param_dict(bytes(params_bytes)):
             if name in self._names:
-                self.set_input_zero_copy(name, owner.get_input(name))
+                self.set_input_zero_copy(name, other.get_input(name))
 
     def _inputs_of(self, params: Mapping[str, object]) -> dict[str, Any]:
         """Return the entries that are inputs of the program."""

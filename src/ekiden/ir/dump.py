@@ -261,10 +261,10 @@ class DumpIR(PassInstrument):
         kernels, self._seen = self._seen, []
         return kernels
 
-    def add_seen(self, report: object) -> None:
+    def add_seen(self, seen: object) -> None:
         """Add the kernels of another process to the index."""
-        assert isinstance(report, list), "what take_seen gives"
-        for kernel, seconds in report:
+        assert isinstance(seen, list), "what take_seen gives"
+        for kernel, seconds in seen:
             self._note_kernel(kernel, seconds)
 
     # Files.

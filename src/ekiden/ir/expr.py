@@ -78,10 +78,10 @@ class RelayExpr(Node):
         """Return the HTML that a notebook shows."""
         return None if RelayExpr.html_printer is None else RelayExpr.html_printer(self)
 
-    def set_checked_type(self, checked: Type) -> None:
+    def set_checked_type(self, found: Type) -> None:
         """Set the inferred type; for type inference alone."""
         # Nodes are frozen; the type is no field and takes no part in equality.
-        object.__setattr__(self, "_checked_type", checked)
+        object.__setattr__(self, "_checked_type", found)
 
 
 class BaseFunc(RelayExpr):

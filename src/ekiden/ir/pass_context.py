@@ -104,7 +104,7 @@ class PassInstrument:
         it is sent to this process (`add_seen`); None for nothing."""
         return None
 
-    def add_seen(self, report: object) -> None:
+    def add_seen(self, seen: object) -> None:
         """Take in what the instrument of a process that compiles has seen."""
 
 

@@ -25,7 +25,7 @@ _MODULES: Mapping[str, str] = {
     "batch_matmul": "cpu.batch_matmul",
     "matmul": "cpu.batch_matmul",
     "dense": "cpu.batch_matmul",
-    "dense_nibbles_pack": "quantized.nibbles",
+    "dense_nibbles_pack": "quantized.int4_dense",
     "dense_blocks_pack": "quantized.blocks",
     "default": "cpu.default",
     "thread_attention": "gpu.attention",

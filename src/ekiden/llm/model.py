@@ -351,29 +351,29 @@ class Model:
         states = [-1 if s.grammar is None else begins[s.grammar] + s.state for s in streams]
         return joined[1], np.array(states, np.int32)
 
-    def grammar(self, spec: Grammar | str | None) -> Grammar | None:
+    def grammar(self, given: Grammar | str | None) -> Grammar | None:
         """Compile a regular expression, caching recent ones. Raises InputError, also without a
         tokenizer to give the tokens' text.
         """
-        if spec is None or isinstance(spec, Grammar):
-            if spec is not None and spec.moves.shape[1] != self.config.vocabulary:
+        if given is None or isinstance(given, Grammar):
+            if given is not None and given.moves.shape[1] != self.config.vocabulary:
                 raise InputError(
-                    f"grammar: it is for {spec.moves.shape[1]} tokens, the model has"
+                    f"grammar: it is for {given.moves.shape[1]} tokens, the model has"
                     f" {self.config.vocabulary}"
                 )
-            return spec
+            return given
         if self.tokenizer is None:
             raise InputError("grammar: a tokenizer is needed to say what tokens are")
         # Compiled outside the lock: a table for a large vocabulary takes seconds, and two threads
         # may at worst build it twice.
         with self._lock:
-            cached = self._grammars.get(spec)
+            cached = self._grammars.get(given)
         if cached is not None:
             return cached
         tokens = self.tokenizer.token_bytes(self.config.vocabulary)
-        compiled = Grammar.of(spec, tokens, self.ends)
+        compiled = Grammar.of(given, tokens, self.ends)
         with self._lock:
-            self._grammars[spec] = compiled
+            self._grammars[given] = compiled
             while sum(g.moves.nbytes for g in self._grammars.values()) > MAX_TABLE_BYTES:
                 del self._grammars[next(iter(self._grammars))]
         return compiled

@@ -42,17 +42,23 @@ class Layer:
         return str(self.node.output[0])
 
 
+def constants_of(model: onnx.ModelProto, label: str) -> dict[str, onnx.TensorProto]:
+    """Return the constants of the main graph by every name that they have: initializers, nodes
+    Constant, and what Identity makes of these, as exporters write equal or tied weights once."""
+    known = {each.name: each for each in model.graph.initializer}
+    for node in sorted_nodes(model.graph, label):
+        if node.op_type == "Constant" and node.attribute and node.attribute[0].name == "value":
+            known[node.output[0]] = node.attribute[0].t
+        elif node.op_type == "Identity" and node.input[0] in known:
+            known[node.output[0]] = known[node.input[0]]
+    return known
+
+
 def find_layers(model: onnx.ModelProto, label: str) -> list[Layer]:
     """Return the quantizable layers of the main graph, in order. Branches and loops are
     left alone.
     """
-    weights = {initializer.name: initializer for initializer in model.graph.initializer}
-    constants = {
-        node.output[0]: node.attribute[0].t
-        for node in model.graph.node
-        if node.op_type == "Constant" and node.attribute and node.attribute[0].name == "value"
-    }
-    constant_tensors = weights | constants
+    constant_tensors = constants_of(model, label)
     layers = []
     for node in sorted_nodes(model.graph, label):
         axes = _axes(node)

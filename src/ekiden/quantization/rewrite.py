@@ -124,13 +124,25 @@ class _Writer:
         """Store the nodes, dropping initializers that are no longer read."""
         graph = self._made.graph
         del graph.node[:]
-        graph.node.extend(self._out)
+        graph.node.extend(self._live())
         read = names_read(graph.node) | {output.name for output in graph.output}
         used = [initializer for initializer in graph.initializer if initializer.name in read]
         del graph.initializer[:]
         graph.initializer.extend(used)
         del graph.value_info[:]
         return self._made
+
+    def _live(self) -> list[onnx.NodeProto]:
+        """Return the nodes that lead to an output. Nodes that only a float weight went through do
+        not, and would keep the weight in the file.
+        """
+        read = {output.name for output in self._made.graph.output}
+        live = []
+        for node in reversed(self._out):
+            if read.intersection(node.output):
+                read |= names_read([node])
+                live.append(node)
+        return live[::-1]
 
     def _name(self, base: str) -> str:
         """Return an unused name."""

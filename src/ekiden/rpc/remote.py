@@ -103,9 +103,9 @@ class RemoteModule(_Remote):
         """Import another module of the same side, whose functions are then found too."""
         self.endpoint.request(Kind.IMPORT, self.handle, module.handle)
 
-    def sent(self, local_tensor: Tensor) -> RemoteTensor:
+    def sent(self, given: Tensor) -> RemoteTensor:
         """Copy a local tensor to the remote host."""
-        return RemoteDevice.of(self.endpoint, 0, cpu()).array(local_tensor)
+        return RemoteDevice.of(self.endpoint, 0, cpu()).array(given)
 
     @property
     def entry_func(self) -> RemoteFunction:
@@ -159,12 +159,10 @@ class RemoteDevice(ForeignDevice):
     there: Device
 
     @staticmethod
-    def of(endpoint: Endpoint, index: int, remote_device: Device) -> RemoteDevice:
+    def of(endpoint: Endpoint, index: int, there: Device) -> RemoteDevice:
         """Return the proxy of a device in session number `index`."""
-        proxy = RemoteDevice(
-            _REMOTE_TYPE_STRIDE * (index + 1) + remote_device.type, remote_device.id
-        )
-        proxy.endpoint, proxy.there = endpoint, remote_device
+        proxy = RemoteDevice(_REMOTE_TYPE_STRIDE * (index + 1) + there.type, there.id)
+        proxy.endpoint, proxy.there = endpoint, there
         return proxy
 
     @property

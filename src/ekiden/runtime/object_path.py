@@ -70,9 +70,9 @@ class ObjectPath:
             raise IndexError(f"path: expected a length from 1 to {len(self)}, got {length}")
         return list(self.steps())[-length]
 
-    def is_prefix_of(self, path: ObjectPath) -> bool:
+    def is_prefix_of(self, other: ObjectPath) -> bool:
         """Return whether another path begins with this one."""
-        return len(self) <= len(path) and self == path.get_prefix(len(self))
+        return len(self) <= len(other) and self == other.get_prefix(len(self))
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, ObjectPath):

@@ -5,6 +5,7 @@ headers.
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from typing import Any
 from weakref import ref
 
@@ -28,12 +29,43 @@ CONNECTION_KEY = "ekiden.connection"
 MAX_HEAD_BYTES = 64 << 10
 """The most bytes of a request's line and headers; the parser itself would take any number."""
 
+CLOSED_A_TURN = 256
+"""Connections that are closed in one turn of the loop: about 2 ms of the processor."""
+
+
+class ClosingQueue:
+    """Connections whose clients have gone, which are closed some in each turn of the loop.
+
+    Ten thousand clients may go at once; closing all of their connections in one turn takes 80 ms,
+    in which nobody is answered.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: deque[asyncio.Transport] = deque()
+
+    def add(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+        """Close a transport soon."""
+        if not self._waiting:
+            loop.call_soon(self._close_some, loop)
+        self._waiting.append(transport)
+
+    def _close_some(self, loop: asyncio.AbstractEventLoop) -> None:
+        for _ in range(min(len(self._waiting), CLOSED_A_TURN)):
+            self._waiting.popleft().close()
+        if self._waiting:
+            loop.call_soon(self._close_some, loop)
+
 
 def connection_class(
     limits: Limits, metrics: Metrics, arrivals: Arrivals
 ) -> type[HttpToolsProtocol]:
     """Return the connection class of a server."""
-    attributes = {"limits": limits, "metrics": metrics, "arrivals": arrivals}
+    attributes = {
+        "limits": limits,
+        "metrics": metrics,
+        "arrivals": arrivals,
+        "closings": ClosingQueue(),
+    }
     return type("BoundedConnection", (Connection,), attributes)
 
 
@@ -74,6 +106,7 @@ class Connection(HttpToolsProtocol):
     limits: Limits
     metrics: Metrics
     arrivals: Arrivals
+    closings: ClosingQueue
     task: asyncio.Task[Any] | None = None
     """What is ended when the client goes: the task of a request whose result nobody else needs."""
     _timer: asyncio.TimerHandle | None = None
@@ -91,6 +124,13 @@ class Connection(HttpToolsProtocol):
         self._wait()
         if len(self.connections) > self.limits.connections:
             transport.close()
+
+    def eof_received(self) -> bool | None:  # type: ignore[override]  # uvicorn gives nothing
+        """Close the connection, whose client has gone: by the queue, but where TLS ends it."""
+        if self.scheme == "https":  # a transport of TLS closes itself, whatever is returned
+            return None
+        self.closings.add(self.transport, self.loop)
+        return True
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Cancel the task of a closed connection."""

@@ -43,7 +43,7 @@ class Server:
     """
 
     def __init__(
-        self, folder: str | Path, config: ServerConfig | None = None, **overrides: object
+        self, folder: str | Path, config: ServerConfig | None = None, **given: object
     ) -> None:
         """Configure a server: `config` is the whole configuration; by default that of
         `folder`/serve.toml with overrides by name. Raises ServeError for invalid settings.
@@ -51,7 +51,7 @@ class Server:
         self.folder = Path(folder)
         if not self.folder.is_dir():
             raise ServeError(f"serve '{folder}': a folder of models expected")
-        self.config = config or read_server_config(self.folder / "serve.toml", overrides)
+        self.config = config or read_server_config(self.folder / "serve.toml", given)
         check_exposure(self.config)
         self._tls = tls_context(self.config)
         self._tokens = Tokens(

@@ -207,6 +207,7 @@ ABILITIES: dict[str, dict[str, _Alternatives]] = {
                     ARMV7: ("",),                   WASM: ("simd128",)},
     "rounding":    {X86: ("sse4.1",),               ARM: ("",),          WASM: ("",),
                     ARMV7: ("fp-armv8",),           CORTEX_M: ("fp-armv8d16sp",)},
+    "rounds_to_int": {X86: ("",)},
     "float16":     {X86: ("f16c",),                 ARM: ("",),          ARMV7: ("",)},
     "madd_s16":    {X86: ("",),                     WASM: ("simd128",)},
     "integers_256": {X86: ("avx2",)},
@@ -238,7 +239,8 @@ ABILITIES: dict[str, dict[str, _Alternatives]] = {
     "permute_u8":  {X86: ("avx512vbmi",),           ARM: ("",),          RISCV: ("v",)},
 }
 """fma: a * b + c rounded once. madd: the same rounded once or twice. broadcasts: loads of
-one number into all lanes. rounding: to whole numbers. float16: conversions. madd_s16: sums of two
+one number into all lanes. rounding: to whole numbers. rounds_to_int: floats to the nearest int32,
+halves to even, by one instruction (cvtps2dq). float16: conversions. madd_s16: sums of two
 products of int16 (pmaddwd). mul_even_s32: products of every second int32, of int64 (pmuldq).
 madd_u8s8: sums of two of uint8 and int8, saturated to 16 bits (pmaddubsw).
 sign_s8: bytes with the signs of others (psignb).

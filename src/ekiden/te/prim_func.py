@@ -15,7 +15,7 @@ from ekiden.te.reducer import Reduce
 from ekiden.te.statements import rename_blocks, replace_buffers
 from ekiden.te.tensor import ComputeOp, ExternOp, PlaceholderOp, ProducerLoad, Tensor
 from ekiden.tir.expr import Buffer, BufferLoad
-from ekiden.tir.reduction import COMMUTATIVE_ANNOTATION
+from ekiden.tir.reduction import COMBINE
 from ekiden.tir.stmt import (
     Allocate,
     Block,
@@ -105,7 +105,7 @@ def stage_block(op: ComputeOp, outputs: Sequence[Tensor], buffers: BufferMap) ->
     plain: dict[Var, PrimExpr] = dict(zip(op.reduce_axis, reduced, strict=True))
     # Schedules know the operators of the built-in reducers; of others the reducer gives its word.
     own = isinstance(first, Reduce) and not first.kind
-    notes = {COMMUTATIVE_ANNOTATION: 1} if own else None
+    notes = {COMBINE: 1} if own else None
     block = Block(buffers.block_name(op.name), iters, substitute(update, plain), init, notes)
     loops = tuple(Var(i.var.name) for i in iters)
     nest: Stmt = BlockRealize(loops, const(True), block)

@@ -34,14 +34,14 @@ from ekiden.ir.prim import (
 from ekiden.ir.prim_visitor import substitute
 from ekiden.ir.range import Range
 
-COMBINERS: Mapping[str, Callable[[PrimExpr, PrimExpr], PrimExpr]] = {
+COMBINE: Mapping[str, Callable[[PrimExpr, PrimExpr], PrimExpr]] = {
     "sum": lambda a, b: binary(Add, a, b),
     "prod": lambda a, b: binary(Mul, a, b),
     "max": maximum,
     "min": minimum,
 }
 """How a built-in reduction of each kind takes in one more value."""
-BUILTIN_REDUCERS = tuple(COMBINERS)
+REDUCERS = tuple(COMBINE)
 
 
 @node("te.ReduceAxis")
@@ -103,7 +103,7 @@ class Reduce(PrimExpr):
     @property
     def kind(self) -> str:
         """Return the built-in reducer's name; "" for a custom reducer."""
-        return self.reducer.name if self.reducer.name in COMBINERS else ""
+        return self.reducer.name if self.reducer.name in COMBINE else ""
 
     @property
     def source(self) -> PrimExpr:
@@ -140,7 +140,7 @@ def max_value(dtype: str) -> PrimExpr:
 @functools.cache
 def _built_in(kind: str, dtype: str) -> CommReducer:
     x, y = Var("x", dtype), Var("y", dtype)
-    return CommReducer(kind, (x,), (y,), (COMBINERS[kind](x, y),), (identity(kind, dtype),))
+    return CommReducer(kind, (x,), (y,), (COMBINE[kind](x, y),), (identity(kind, dtype),))
 
 
 def reduce_axis(
@@ -227,7 +227,7 @@ def _reducer(
                 f"comm_reducer {name!r}: {what} must give {', '.join(dtypes)}, got"
                 f" {', '.join(found_dtypes)}"
             )
-    own = f"own_{name}" if name in COMBINERS else name
+    own = f"own_{name}" if name in COMBINE else name
     return CommReducer(own, lhs, rhs, result, elements)
 
 
@@ -294,7 +294,7 @@ class _BuiltIn:
         if isinstance(axis, (int, float)) or (
             isinstance(axis, PrimExpr) and not isinstance(axis, ReduceAxis)
         ):
-            return COMBINERS[self.kind](*numbers_beside(expr, axis))
+            return COMBINE[self.kind](*numbers_beside(expr, axis))
         value = convert(expr)
         return make_reduce(_built_in(self.kind, value.dtype), (value,), axis, where)[0]
 
@@ -305,8 +305,8 @@ max = _BuiltIn("max", "The largest over `axis`; the lowest value of the type if 
 min = _BuiltIn("min", "The smallest over `axis`; the highest value of the type if it is empty.")
 
 __all__ = [
-    "BUILTIN_REDUCERS",
-    "COMBINERS",
+    "COMBINE",
+    "REDUCERS",
     "CommReducer",
     "Reduce",
     "ReduceAxis",

@@ -25,12 +25,12 @@ from ekiden.ir.prim import (
 from ekiden.runtime.errors import ExpressionError
 from ekiden.runtime.lazy_dataclass import dataclass
 
-FRAGMENT_SCOPES = ("wmma.matrix_a", "wmma.matrix_b", "wmma.accumulator")
+FRAGMENTS = ("wmma.matrix_a", "wmma.matrix_b", "wmma.accumulator")
 """Matrices that the threads of a warp hold together, which calls alone read and write."""
-LATE_SCOPES = ("shared", "shared.dyn", *FRAGMENT_SCOPES)
+LATE_SCOPES = ("shared", "shared.dyn", *FRAGMENTS)
 """Whose buffers lie as passes decide, also where calls are handed parts of them: those ask by
 region_offset and region_stride."""
-MEMORY_SCOPES = ("global", "local", "register", "shared", "shared.dyn", "warp", *FRAGMENT_SCOPES)
+SCOPES = ("global", "local", "register", "shared", "shared.dyn", "warp", *FRAGMENTS)
 """Where a buffer may be."""
 
 
@@ -362,9 +362,9 @@ EqualOp = NotEqualOp = Comparison
 """TVM's names of what `==` and `!=` give."""
 
 __all__ = [
-    "FRAGMENT_SCOPES",
+    "FRAGMENTS",
     "LATE_SCOPES",
-    "MEMORY_SCOPES",
+    "SCOPES",
     "Broadcast",
     "Buffer",
     "BufferAddress",

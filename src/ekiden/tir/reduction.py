@@ -21,9 +21,9 @@ from ekiden.tir.expr import Buffer, BufferLoad
 from ekiden.tir.stmt import Block, BufferStore, LetStmt, SeqStmt, Stmt, seq
 from ekiden.tir.visitor import ExprRewriter, walk
 
-COMMUTATIVE_ANNOTATION = "commutative"
+COMBINE = "commutative"
 """The annotation of a block whose reducer's word is taken for it."""
-REDUCTION_OPS: tuple[type[BinaryExpr], ...] = (Add, Mul, Min, Max, And, Or)
+REDUCERS: tuple[type[BinaryExpr], ...] = (Add, Mul, Min, Max, And, Or)
 """Operators whose order and grouping do not matter (up to rounding)."""
 _IDENTITY_ELEMENTS: Mapping[type[BinaryExpr], int] = {Add: 0, Mul: 1}
 """What changes nothing, of operators that are not idempotent."""
@@ -39,7 +39,7 @@ def same_expr(a: PrimExpr, b: PrimExpr) -> bool:
 def update_of(store: BufferStore) -> tuple[type[BinaryExpr], PrimExpr] | None:
     """Return (op, x) if a store is `c[i] = op(c[i], x)`."""
     value = store.value
-    if not isinstance(value, REDUCTION_OPS):
+    if not isinstance(value, REDUCERS):
         return None
     for own, term in ((value.a, value.b), (value.b, value.a)):
         if (
@@ -131,7 +131,7 @@ def reduction_of(block: Block) -> Reduction | None:
     starts = None if block.init is None else _stored(block.init)
     if starts is None:
         return None
-    if (block.annotations or {}).get(COMMUTATIVE_ANNOTATION):
+    if (block.annotations or {}).get(COMBINE):
         return _reduction_of_terms(block, starts)
     return _reduction_of_operators(block, starts)
 
@@ -204,7 +204,7 @@ def at_iterators(
 
 
 __all__ = [
-    "COMMUTATIVE_ANNOTATION", "REDUCTION_OPS", "Reduction", "at_iterators", "reduction_of",
+    "COMBINE", "REDUCERS", "Reduction", "at_iterators", "reduction_of",
     "same_expr",
     "update_of",
 ]  # fmt: skip

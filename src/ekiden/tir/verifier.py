@@ -32,7 +32,7 @@ from ekiden.ir.prim_visitor import children, free_vars, post_order, same, substi
 from ekiden.runtime.errors import VerifyError
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.tir.expr import (
-    MEMORY_SCOPES,
+    SCOPES,
     Broadcast,
     Buffer,
     BufferAddress,
@@ -199,8 +199,8 @@ class _Verifier:
                 self.loop(s)
             case LetStmt() if s.var.dtype != s.value.dtype:
                 self.fail(f"'{s.var.name}' is {s.var.dtype}, its value {s.value.dtype}")
-            case Allocate() if s.buffer.scope not in MEMORY_SCOPES:
-                scopes = ", ".join(MEMORY_SCOPES)
+            case Allocate() if s.buffer.scope not in SCOPES:
+                scopes = ", ".join(SCOPES)
                 self.fail(f"buffer '{s.buffer.name}' is in '{s.buffer.scope}'; scopes are {scopes}")
             case BufferStore():
                 self.store(s)

@@ -38,9 +38,9 @@ from ekiden.topi.shape import check_rank, expect_shape
 
 BUCKET_SHIFT = 19
 """Lower bits of a weight that a bucket ignores."""
-BUCKET_COUNT = (0x3F800000 >> BUCKET_SHIFT) + 1
+BUCKETS = (0x3F800000 >> BUCKET_SHIFT) + 1
 """Of weights from 0 to 1, by their bits."""
-SETTING_COUNT = 4
+SETTINGS = 4
 """Numbers that say how a token is drawn: temperature, top k, top p, min p."""
 _MASS_DTYPE = "float64"
 
@@ -126,7 +126,7 @@ class _Draw:
     def __init__(self, ib: IRBuilder, weights: BufferVar, row: PrimExpr, tokens: PrimExpr) -> None:
         self.ib, self.row, self.tokens, self.weights = ib, row, tokens, weights
         self.limit = ib.allocate("float32", (1,), "limit")
-        self.sums = ib.allocate(_MASS_DTYPE, (BUCKET_COUNT,), "sums")
+        self.sums = ib.allocate(_MASS_DTYPE, (BUCKETS,), "sums")
         self.listed = ib.allocate("float32", (tokens,), "listed")
         self.count = ib.allocate("int64", (1,), "count")
         self.found = ib.allocate("int64", (2,), "found")
@@ -152,14 +152,14 @@ class _Draw:
     def bucket(self, value: PrimExpr) -> PrimExpr:
         """Return the bucket of a weight."""
         bits = cast(call_intrin("reinterpret", value, dtype="int32"), "int64")
-        return maximum(minimum(bits // (1 << BUCKET_SHIFT), const(BUCKET_COUNT - 1)), const(0))
+        return maximum(minimum(bits // (1 << BUCKET_SHIFT), const(BUCKETS - 1)), const(0))
 
     def cut(self, target: PrimExpr, weigh: Callable[[PrimExpr], PrimExpr]) -> None:
         """Raise the limit to the largest weight such that those from it on, weighed, reach the
         target.
         """
         ib = self.ib
-        with ib.for_range(0, BUCKET_COUNT, "bucket") as n:
+        with ib.for_range(0, BUCKETS, "bucket") as n:
             self.sums[n] = const(0.0, _MASS_DTYPE)
 
         def count(token: PrimExpr, value: PrimExpr) -> None:
@@ -168,7 +168,7 @@ class _Draw:
 
         self.each(count)
         # found[0]: the bucket in which the target is reached; total[0]: what lies above it
-        self.found[0] = const(BUCKET_COUNT - 1)
+        self.found[0] = const(BUCKETS - 1)
         self.total[0] = const(0.0, _MASS_DTYPE)
         bucket_number = self.found[0]
         with ib.while_loop(
@@ -229,7 +229,7 @@ class _Draw:
         return self.found[0]
 
 
-def draw_token(weights: Tensor, settings: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
+def draw_token(weights: Tensor, settings: Tensor, seeds: Tensor, places: Tensor) -> Tensor:
     """Sample a token [n] int32 for each row of weights [n, tokens], the largest of which is 1; -1
     for rows of NaN.
 
@@ -246,10 +246,10 @@ def draw_token(weights: Tensor, settings: Tensor, seeds: Tensor, positions: Tens
     name = "draw"
     _expect(name, (
         (weights, "weights", 2, "float32"), (settings, "settings", 2, "float32"),
-        (seeds, "seeds", 1, "int64"), (positions, "places", 1, "int32"),
+        (seeds, "seeds", 1, "int64"), (places, "places", 1, "int32"),
     ))  # fmt: skip
-    expect_shape(name, "settings", settings.shape, (weights.shape[0], SETTING_COUNT))
-    for vector, what in ((seeds, "seeds"), (positions, "places")):
+    expect_shape(name, "settings", settings.shape, (weights.shape[0], SETTINGS))
+    for vector, what in ((seeds, "seeds"), (places, "places")):
         expect_shape(name, what, vector.shape, weights.shape[:1])
 
     def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
@@ -263,7 +263,7 @@ def draw_token(weights: Tensor, settings: Tensor, seeds: Tensor, positions: Tens
         with ib.for_range(0, weights.shape[0], "n", kind="parallel") as n:
             draw = _Draw(ib, weights_buffer, n, tokens)
             heat, top_k, top_p, min_p = (
-                ib.let("setting", settings_buffer[n, i]) for i in range(SETTING_COUNT)
+                ib.let("setting", settings_buffer[n, i]) for i in range(SETTINGS)
             )
             draw.limit[0] = if_then_else(heat > const(0.0), const(0.0), const(1.0))
             with ib.if_scope(
@@ -289,9 +289,9 @@ def draw_token(weights: Tensor, settings: Tensor, seeds: Tensor, positions: Tens
 
     shape = (weights.shape[0],)
     (tokens_out,) = te.extern_op(
-        [shape], [weights, settings, seeds, positions], build, ["int32"], name
+        [shape], [weights, settings, seeds, places], build, ["int32"], name
     )
     return tokens_out
 
 
-__all__ = ["BUCKET_COUNT", "SETTING_COUNT", "constrain_logits", "draw_token"]
+__all__ = ["BUCKETS", "SETTINGS", "constrain_logits", "draw_token"]

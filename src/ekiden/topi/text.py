@@ -151,12 +151,12 @@ def match(text: Tensor, moves: Tensor, kinds: Tensor, accepts: Tensor) -> Tensor
     return te.extern_op([(text.shape[0],)], inputs, build, ["bool"], name="text_match")[0]
 
 
-def change_case(text: Tensor, letters: Tensor, sizes: Tensor, replacements: Tensor) -> Tensor:
+def change_case(text: Tensor, letters: Tensor, sizes: Tensor, others: Tensor) -> Tensor:
     """Return each text with its letters replaced: [n, MAX_CASE_GROWTH * width]. `letters` int32 [m]
     are sorted code points, the replacements uint8 [m, most] of `sizes` int32 [m] bytes. Raises
     ValueError for other than rows of texts.
     """
-    _rows("text.change_case", text, replacements)
+    _rows("text.change_case", text, others)
     count, wide = letters.shape[0], text.shape[1]
     bits = (known(count) or 1 << 62).bit_length()
 
@@ -198,7 +198,7 @@ def change_case(text: Tensor, letters: Tensor, sizes: Tensor, replacements: Tens
                         state[1] = start + size
         return ib.get()
 
-    inputs = [text, letters, sizes, replacements]
+    inputs = [text, letters, sizes, others]
     shape = (text.shape[0], wide * MAX_CASE_GROWTH)
     return te.extern_op([shape], inputs, build, ["uint8"], name="text_case")[0]
 

@@ -268,11 +268,11 @@ class Records:
             if key in best
         }
 
-    def merge(self, sources: Iterable[Records]) -> int:
+    def merge(self, others: Iterable[Records]) -> int:
         """Append the records of `sources` that are missing here, and return their number."""
         identities = set(map(_identity, self.records))
         new = []
-        for record in (r for source in sources for r in source):
+        for record in (r for source in others for r in source):
             if _identity(record) not in identities:
                 identities.add(_identity(record))
                 new.append(record)

@@ -195,7 +195,7 @@ def te_task(tensors: Sequence[Tensor], target: TargetLike | None = None, name: s
 
 def schedule_task(
     func: PrimFunc,
-    schedules: Sequence[Callable[[Schedule], object]],
+    ways: Sequence[Callable[[Schedule], object]],
     target: TargetLike | None = None,
     name: str = "",
 ) -> Task:
@@ -204,11 +204,11 @@ def schedule_task(
     `sample_compute_location`). The default is the program as it is. Raises what they raise.
     """
     traces = []
-    for number, build_schedule in enumerate(schedules):
+    for number, build_schedule in enumerate(ways):
         schedule = Schedule(func, seed=number + 1)
         build_schedule(schedule)
         traces.append(schedule.trace)
-    names = tuple(getattr(way, "__name__", f"way{n}") for n, way in enumerate(schedules))
+    names = tuple(getattr(way, "__name__", f"way{n}") for n, way in enumerate(ways))
     chosen = target_or_current(target)
     space = TraceSpace(func, tuple(traces), names)
     return _program_task(func, None, space, name, chosen, structural_digest(func))

@@ -10,6 +10,7 @@ import ekiden
 from ekiden.relay.analysis import verify
 from ekiden.relay.transform import MergeRequantization
 from ekiden.runtime import tensor
+from processor import processors
 
 pytestmark = pytest.mark.quick
 
@@ -87,3 +88,38 @@ def test_exact_programs_keep_their_quotient() -> None:
       round(divide(multiply(cast(%x, dtype="float32"), 3e-4f), 0.02f)) }"""
     with ekiden.transform.PassContext(config={"relay.float_rewrites": "exact"}):
         assert "divide" in calls(MergeRequantization()(program(text)))
+
+
+@pytest.mark.parametrize(("point", "dtype"), [(3, "uint8"), (0, "uint8"), (-7, "int8")])
+def test_levels_are_rounded_and_converted_at_once(point: int, dtype: str) -> None:
+    low, high = np.iinfo(dtype).min, np.iinfo(dtype).max
+    text = f"""def @main(%x: Tensor[(9, 33), float32]) {{
+      cast(clip(add(round(%x), {point}f), a_min={low}f, a_max={high}f), dtype="{dtype}") }}"""
+    before = program(text)
+    after = MergeRequantization()(before)
+    verify(after)
+    left = calls(after)
+    assert left == ["clip", "round", "cast", *(["add"] if point else []), "cast"]
+    x = RNG.standard_normal((9, 33)).astype("float32") * 200
+    x[0] = np.arange(33) - 16.5  # halves go to the even neighbour
+    x[1, :4] = [np.inf, -np.inf, 3e9, -3e9]
+    expected = np.clip(np.round(x) + point, low, high).astype(dtype)
+    for text in processors():
+        result = ekiden.compile(after, text)(tensor(x)).numpy()
+        np.testing.assert_array_equal(result, expected)
+    np.testing.assert_array_equal(ekiden.compile(after, tier="quick")(tensor(x)).numpy(), expected)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        'cast(clip(add(round(%x), 0.5f), a_min=0f, a_max=255f), dtype="uint8")',
+        'cast(clip(round(%x), a_min=0.5f, a_max=255f), dtype="uint8")',
+        'cast(clip(round(%x), a_min=0f, a_max=300f), dtype="uint8")',
+        'cast(clip(round(%x), a_min=0f, a_max=255f), dtype="int32")',
+        '%0 = round(%x); (cast(clip(%0, a_min=0f, a_max=255f), dtype="uint8"), %0)',
+    ],
+)
+def test_what_is_no_level_of_a_byte_stays(body: str) -> None:
+    before = program(f"def @main(%x: Tensor[(9,), float32]) {{ {body} }}")
+    assert calls(MergeRequantization()(before)) == calls(before)

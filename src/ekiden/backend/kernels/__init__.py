@@ -15,6 +15,6 @@ __all__ = ["CompiledKernels", "build_kernels", "lower_primitive"]
 if not TYPE_CHECKING:
     __getattr__, __dir__ = attach(
         __name__,
-        {"build": "Kernels build_kernels", "lower": "lower_primitive"},
+        {"build": "CompiledKernels build_kernels", "lower": "lower_primitive"},
         registers=True,
     )

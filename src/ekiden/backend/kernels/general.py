@@ -33,7 +33,7 @@ from ekiden.runtime.paths import general_kernels_path
 from ekiden.target import Target
 from ekiden.te.prim_func import whole_operations
 from ekiden.te.range_check import RangeCheck, checks_of
-from ekiden.te.reducer import BUILTIN_REDUCERS, Reduce, ReduceAxis
+from ekiden.te.reducer import REDUCERS, Reduce, ReduceAxis
 from ekiden.tir.stmt import IterVar
 from ekiden.topi.nn.weights import WORD
 
@@ -274,9 +274,9 @@ class GeneralForm:
             code = CodeBuilder(axes, self.sizes, self.buffers)
             body = code.words([op.body[t.value_index] for t in group])
             return [MAP, *head, 0, *results, *body]
-        if len(group) != 1 or first.kind not in BUILTIN_REDUCERS:
+        if len(group) != 1 or first.kind not in REDUCERS:
             raise NoGeneralFormError("a reduction of one's own")
-        reducer = BUILTIN_REDUCERS.index(first.kind)
+        reducer = REDUCERS.index(first.kind)
         factors = self._factors(op, first)
         product = None if factors is None else self._product(axes, op.axis, factors)
         if product is not None:

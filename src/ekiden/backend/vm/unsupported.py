@@ -35,9 +35,7 @@ class UnsupportedOperators:
 
     def _refuses(self, form: Function) -> bool:
         try:
-            device.split_program(
-                lower_primitive(form, "single_operator_function", self._target), self._target
-            )
+            device.split_program(lower_primitive(form, "alone", self._target), self._target)
         except CompileError:
             return True
         return False

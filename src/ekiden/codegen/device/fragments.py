@@ -16,7 +16,7 @@ from ekiden.ir import dtype as dt
 from ekiden.ir.prim import IntImm, Intrinsic, PrimExpr, StringImm
 from ekiden.runtime.errors import CompileError
 from ekiden.runtime.lazy_dataclass import dataclass
-from ekiden.tir.expr import FRAGMENT_SCOPES, Buffer, BufferAddress
+from ekiden.tir.expr import FRAGMENTS, Buffer, BufferAddress
 from ekiden.tir.stmt import Evaluate, Stmt
 from ekiden.tir.visitor import walk
 
@@ -67,7 +67,7 @@ ACCUMULATOR_REGISTERS = 8
 
 def is_fragment(buffer: Buffer) -> bool:
     """Return whether a buffer holds matrix fragments."""
-    return buffer.scope in FRAGMENT_SCOPES
+    return buffer.scope in FRAGMENTS
 
 
 def layouts_of(body: Stmt) -> dict[Buffer, str]:

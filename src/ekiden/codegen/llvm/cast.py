@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ekiden.codegen.llvm.builder import FunctionBuilder, Operand
 from ekiden.codegen.llvm.half import from_half, to_half
+from ekiden.codegen.llvm.types import suffix
 from ekiden.ir import dtype as dt
 
 
@@ -31,6 +32,12 @@ def emit_cast(b: FunctionBuilder, a: Operand, source: str, target: str) -> Opera
     if dt.is_float(end):
         return _int_to_float(b, a, source, target)
     return _int_to_int(b, a, source, target)
+
+
+def emit_nearest(b: FunctionBuilder, a: Operand, source: str, target: str) -> Operand:
+    """Emit the conversion to the nearest integers, halves to even as processors are set to."""
+    name = f"llvm.lrint.{suffix(target)}.{suffix(source)}"
+    return b.call(name, target, [(source, a)])
 
 
 def _int_to_int(b: FunctionBuilder, a: Operand, source: str, target: str) -> Operand:

@@ -19,7 +19,7 @@ from ekiden.codegen.common import (
 )
 from ekiden.codegen.llvm.alias import AliasScopes
 from ekiden.codegen.llvm.builder import FunctionBuilder, LlvmModule, Operand
-from ekiden.codegen.llvm.cast import emit_cast
+from ekiden.codegen.llvm.cast import emit_cast, emit_nearest
 from ekiden.codegen.llvm.halves import in_halves
 from ekiden.codegen.llvm.intrinsics import emit_intrinsic
 from ekiden.codegen.llvm.operations import emit_binary, reduce_lanes
@@ -193,6 +193,8 @@ class ExpressionEmitter:
                 return (e.a, e.b)
             case Cast():
                 alternative = self.half_width_form(e)
+                if alternative is None:
+                    alternative = self.rounded_operand(e)
                 return (e.value if alternative is None else alternative,)
             case Broadcast() | VectorReduce():
                 return (e.value,)
@@ -254,6 +256,9 @@ class ExpressionEmitter:
                 form = self.half_width_form(e)
                 if form is not None:
                     return self.value(form)
+                levels = self.rounded_operand(e)
+                if levels is not None:
+                    return emit_nearest(b, self.value(levels), levels.dtype, e.dtype)
                 return emit_cast(b, self.value(e.value), e.value.dtype, e.dtype)
             case Broadcast():
                 return b.splat(e.value.dtype, self.value(e.value), dt.lanes(e.dtype))
@@ -299,6 +304,15 @@ class ExpressionEmitter:
             has = self.b.module.has("mul_even_s32")
             self._other_forms[e] = in_halves(e) if has else None
         return self._other_forms[e]
+
+    def rounded_operand(self, e: Cast) -> PrimExpr | None:
+        """Return what is rounded to the nearest int32, where the processor does both at once."""
+        is_round = isinstance(e.value, Intrinsic) and e.value.op == "round"
+        if not is_round or not self.b.module.has("rounds_to_int"):
+            return None
+        assert isinstance(e.value, Intrinsic)
+        kinds = dt.element(e.value.dtype), dt.element(e.dtype)
+        return e.value.args[0] if kinds == ("float32", "int32") else None
 
     def ramp(self, e: Ramp) -> Operand:
         """Emit base + stride * <0, 1, ...>."""

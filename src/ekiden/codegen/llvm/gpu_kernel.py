@@ -41,7 +41,7 @@ from ekiden.runtime import environment
 from ekiden.runtime.errors import CompileError, InternalError
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target import Target
-from ekiden.tir.expr import FRAGMENT_SCOPES, Buffer, Ramp
+from ekiden.tir.expr import FRAGMENTS, Buffer, Ramp
 from ekiden.tir.stmt import AssertStmt, BufferStore, Evaluate, For, ForKind, PrimFunc, Stmt
 
 if TYPE_CHECKING:
@@ -150,7 +150,7 @@ class KernelEmitter(WideAccessEmitter):
 
     def allocate(self, buffer: Buffer) -> None:
         """Allocate a thread-local or block-shared array, unless it is held in SSA values."""
-        if buffer.scope in FRAGMENT_SCOPES:
+        if buffer.scope in FRAGMENTS:
             raise CompileError(
                 f"kernel {self.name!r}: buffer {buffer.name!r} of scope {buffer.scope!r}: kind "
                 f"{self.road.kind!r} has no matrices of a warp; kind 'cuda' has"

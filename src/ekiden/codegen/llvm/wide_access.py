@@ -46,9 +46,8 @@ class WideAccessEmitter(StatementEmitter):
         lanes: Operand = "poison"
         element_type, size = memory_type(buffer.dtype), dt.itemsize(buffer.dtype)
         for lane, lane_pointer in enumerate(self._places(buffer, pointer, dt.lanes(dtype))):
-            element = (
-                f"{element_type} {b.value(f'load {element_type}, {lane_pointer}, align {size}')}"
-            )
+            load = b.value(f"load {element_type}, {lane_pointer}, align {size}")
+            element = f"{element_type} {load}"
             lanes = b.value(f"insertelement {kind} {lanes}, {element}, i64 {lane}")
         b.branch(join)
         b.start(join)

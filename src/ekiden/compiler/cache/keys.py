@@ -142,7 +142,7 @@ def is_this_machine(target: Targets) -> bool:
     no current one, whose lookup would import the target module.
     """
     module = sys.modules.get("ekiden.target.target")
-    entered = getattr(module, "ENTERED", None)  # another thread may be importing the module
+    entered = getattr(module, "TARGET_STACK", None)  # another thread may be importing the module
     return target is None and (entered is None or not entered.get())
 
 

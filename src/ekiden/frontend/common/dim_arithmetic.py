@@ -29,7 +29,7 @@ def _operators() -> Mapping[type[PrimExpr], Callable[[Expr, Expr], Expr]]:
 @cache
 def _functions() -> Mapping[str, Callable[[Expr], Expr]]:
     """Return the operator of each function of one expression, by its name."""
-    return {"floor": op.floor, "ceil": op.ceil, "sqrt": op.sqrt, "round": op.round}
+    return {f.__name__: f for f in (op.floor, op.ceil, op.sqrt, op.round)}
 
 
 def dim_tensor(root: PrimExpr, size: Callable[[SizeVar], Expr]) -> Expr:

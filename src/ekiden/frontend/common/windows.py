@@ -13,6 +13,7 @@ from itertools import product
 
 from ekiden.frontend.common.node import Node
 from ekiden.frontend.common.slices import pad
+from ekiden.frontend.common.unsupported import Unsupported
 from ekiden.frontend.common.value import Value
 from ekiden.ir.dtype import is_float
 from ekiden.ir.prim import PrimExpr, maximum
@@ -25,7 +26,8 @@ from ekiden.topi.shape import Dim, Shape, as_attr, as_dim, as_ints, ceil_div, kn
 @dataclass(frozen=True, slots=True)
 class Window:
     """Sizes of a window by axis: its extents, and the padding before and after the data. inner: the
-    elements between those of the data, XLA's base dilation; () for none.
+    elements between those of the data, XLA's base dilation; () for none. Raises Unsupported for
+    extents and steps that no window has: the readers of formats do not all check them.
     """
 
     extents: tuple[Dim, ...]
@@ -34,6 +36,21 @@ class Window:
     before: tuple[Dim, ...]
     after: tuple[Dim, ...]
     inner: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        rank = len(self.extents)
+        fields = (self.strides, self.dilations, self.before, self.after, self.inner or self.extents)
+        if any(len(field) != rank for field in fields):
+            raise Unsupported(f"its windows do not have {rank} axes in all of their options")
+        limits: dict[str, tuple[tuple[Dim, ...], int]] = {
+            "extents": (self.extents, 1), "strides": (self.strides, 1),
+            "dilations": (self.dilations, 1), "gaps": (self.inner, 0),
+        }  # fmt: skip
+        for option, (sizes, limit) in limits.items():
+            for size in sizes:
+                number = known(as_dim(size))
+                if number is not None and number < limit:
+                    raise Unsupported(f"windows need {option} of {limit} at least, got {number}")
 
     @property
     def is_known(self) -> bool:

@@ -36,7 +36,7 @@ class Converters(Table[tuple[str, str], tuple[Row, ...]]):
         for key, rows in found.items():
             self.setdefault(key, rows)
 
-    def load_rest(self) -> None:
+    def load_all(self) -> None:
         """Have the rows of all families."""
         for home in ROWS:
             self.load(home)

@@ -1,10 +1,10 @@
 """Paged attention over an int8 cache with integer products: queries are quantised dynamically, too.
 
-    query    step[row] * bytes[row]                 as `rounded_data` has it, for all targets
+    query    step[row] * bytes[row]                 as in `dynamic_quantization`, for all targets
     scores   sums of products of a query's bytes and places of a key
-    shares   exp(scores - max) * a value's scale, as whole numbers (page_shares.py)
+    shares   exp(scores - max) * a value's scale, as whole numbers (quantized_probabilities.py)
 
-Four bytes of one lane are consecutive along the reduction axis (page_planes.py). They are
+Four bytes of one lane are consecutive along the reduction axis (kv_layout.py). They are
 multiplied
 
     by words     four at once, where the target has a dot-product instruction. It needs one unsigned

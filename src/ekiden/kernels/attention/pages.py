@@ -1,7 +1,7 @@
 """Paged attention over a KV cache, as flash decoding.
 
     cache    [blocks, layers, 2, groups, pages of a block * a plane]: of each layer and head the
-             keys of some pages, then their values (page_planes.py says how they lie)
+             keys of some pages, then their values (kv_layout.py says how they lie)
     tables   int32 [sequences, most pages]: which pages hold the tokens of a sequence, in order
 
     for tile of tokens, for heads that share keys, for chunk of the sequence:

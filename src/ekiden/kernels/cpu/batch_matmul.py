@@ -8,7 +8,7 @@ padded with zeros. The first row tile of a full panel packs while it multiplies.
 vectors wide; remaining columns make panels of one vector, of which the last is stored under a mask,
 so that the number of columns need not be known. Threads share the batch, or the panels: each is
 multiplied as soon as it is packed, and stays in the core's cache; with too few panels, the rows.
-Few rows are memory-bound, and read the matrix in place (see `streaming`, and `dot_products` where
+Few rows are memory-bound, and read the matrix in place (see `skinny_gemm`, and `dot_products` where
 it is transposed).
 
     how=streamed    line by line            how=panels      a panel is copied, then multiplied

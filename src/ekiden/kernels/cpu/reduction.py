@@ -28,7 +28,7 @@ from ekiden.kernels.cpu.loops import (
 )
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target import Target
-from ekiden.te.reducer import COMBINERS, identity
+from ekiden.te.reducer import COMBINE, identity
 from ekiden.te.tensor import ComputeOp, ProducerLoad, Tensor
 from ekiden.tir.expr import Buffer, VectorReduce, broadcast, ramp
 from ekiden.tir.stmt import Allocate, BufferStore, For, ForKind, IfThenElse, LetStmt, Stmt
@@ -93,7 +93,7 @@ class ReduceNest:
         self.accesses = Accesses([index], self.values)
         loaded = [x.dtype for x in self.accesses.loads]
         self.lanes = vector_lanes(target, self.dtype, loaded, self.values)
-        self.combine: Callable[[PrimExpr, PrimExpr], PrimExpr] = COMBINERS[kind]
+        self.combine: Callable[[PrimExpr, PrimExpr], PrimExpr] = COMBINE[kind]
 
     def build(self, top: bool) -> Stmt:
         """Return the loops; with parallel ones at the top of a function."""

@@ -37,7 +37,7 @@ from ekiden.kernels.gpu.vector_access import (
 )
 from ekiden.target import Target
 from ekiden.te.prim_func import BufferMap, allocated
-from ekiden.te.reducer import COMBINERS, Reduce, identity
+from ekiden.te.reducer import COMBINE, Reduce, identity
 from ekiden.te.tensor import ComputeOp, Tensor
 from ekiden.tir.expr import Buffer, BufferLoad, VectorReduce, ramp
 from ekiden.tir.stmt import BufferStore, For, ForKind, IfThenElse, PrimFunc, Stmt, seq
@@ -77,7 +77,7 @@ def build(
     block, thread, iteration = Var("block"), Var("thread"), Var("turn")
     dtype = reduce.dtype
     own = Buffer("own", (const(1),), dtype, "local")
-    combine = COMBINERS[reduce.kind]
+    combine = COMBINE[reduce.kind]
     extents = [r.extent for r in reduce.axis]
     total = simplify(product(extents))
     # Threads stride by the block: neighbours read neighbouring elements.
@@ -158,7 +158,7 @@ class _VectorRow:
         self.lanes, self.chains, self.dtype = lanes, chains, reduce.dtype
         self.parts = Buffer("parts", (const(lanes * chains),), self.dtype, "local")
         self.rest = Buffer("rest", (const(1),), self.dtype, "local")
-        self.combine = COMBINERS[reduce.kind]
+        self.combine = COMBINE[reduce.kind]
         self.names: dict[Var, PrimExpr] = {r: Var(r.name) for r in reduce.axis}
 
     def element(self, op: ComputeOp) -> Stmt:

@@ -139,7 +139,7 @@ def interleave(
                 lanes + own_lane if owner == source else order_so_far[lane]
                 for lane, (owner, own_lane) in enumerate(positions)
             ]
-            lets.append((Var("interleave", dtype), shuffle(current, operand, order)))
+            lets.append((Var("woven", dtype), shuffle(current, operand, order)))
             current = lets[-1][0]
         stmts.append(keep(n, current))
     body = seq(*stmts)

@@ -86,7 +86,7 @@ def enabled(target: str) -> bool:
     return _COMPILERS[name]() if name in _COMPILERS else device(name).exist
 
 
-def check_devices(what: str, requested: object, program_devices: Sequence[Device] = ()) -> None:
+def check_devices(what: str, given: object, known: Sequence[Device] = ()) -> None:
     """Check that a program runs on the requested devices.
 
     Args:
@@ -99,15 +99,11 @@ def check_devices(what: str, requested: object, program_devices: Sequence[Device
         has others: its code is for the devices that it was compiled for.
         TypeError: for what is no device.
     """
-    if requested is None:
+    if given is None:
         return
-    allowed = tuple(program_devices) or (cpu(),)
+    allowed = tuple(known) or (cpu(),)
     accelerators = [place for place in allowed if place.type != cpu().type]
-    request_list = (
-        [requested]
-        if isinstance(requested, (Device, str)) or not _is_list(requested)
-        else requested
-    )
+    request_list = [given] if isinstance(given, (Device, str)) or not _is_list(given) else given
     devices: list[Device] = []
     for one in request_list:
         requested_device = device(one) if isinstance(one, str) else one

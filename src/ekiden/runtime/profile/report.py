@@ -603,13 +603,11 @@ def tensor_nodes(executable: Executable) -> dict[str, tuple[str, int]]:
     """Tensor of the model -> the node that makes it, and which of its outputs it is; of those that
     are made by an instruction, not inside a kernel.
     """
-    table = cast("dict[str, list[object]]", executable.metadata.get("tensor_nodes", {}))
+    table = cast("dict[str, list[object]]", executable.metadata.get("tensors", {}))
     return {name: (str(node), cast(int, at)) for name, (node, at) in table.items()}
 
 
 def instruction_sources(executable: Executable) -> dict[tuple[str, int], str]:
     """(function, instruction) -> the node of the model it was made from, where that is known."""
-    table = cast(
-        "dict[str, list[tuple[int, str]]]", executable.metadata.get("instruction_sources", {})
-    )
+    table = cast("dict[str, list[tuple[int, str]]]", executable.metadata.get("sources", {}))
     return {(function, at): text for function, rows in table.items() for at, text in rows}

@@ -24,7 +24,7 @@ from ekiden.te.schedule.axis_values import leaves_from_roots, roots_from_leaves
 from ekiden.te.schedule.relations import Axis, Fuse, Reorder, Split, Step, is_reduced
 from ekiden.te.schedule.stage import Attach, Stage
 from ekiden.te.tensor import ComputeOp, ExternOp, Operation, PlaceholderOp, ProducerLoad, Tensor
-from ekiden.tir.expr import MEMORY_SCOPES
+from ekiden.tir.expr import SCOPES
 from ekiden.tir.stmt import IterKind, IterVar
 
 Tensors = Tensor | Sequence[Tensor]
@@ -221,9 +221,9 @@ def _many(tensors: Tensors) -> list[Tensor]:
 
 
 def _check_scope(what: str, tensor: Tensor, scope: str) -> None:
-    if scope not in MEMORY_SCOPES:
+    if scope not in SCOPES:
         raise ScheduleError(
-            f"{what} of {tensor.name!r}: expected one of {', '.join(MEMORY_SCOPES)}, got {scope!r}"
+            f"{what} of {tensor.name!r}: expected one of {', '.join(SCOPES)}, got {scope!r}"
         )
 
 

@@ -27,7 +27,7 @@ from ekiden.te.schedule.relations import (
 )
 from ekiden.te.tensor import ComputeOp, ExternOp, Operation, PlaceholderOp
 from ekiden.te.tensor_compute import TensorComputeOp
-from ekiden.tir.expr import MEMORY_SCOPES
+from ekiden.tir.expr import SCOPES
 from ekiden.tir.index_map import IndexMap
 from ekiden.tir.stmt import IterKind, IterVar
 
@@ -296,10 +296,9 @@ class Stage:
         """Set the memory scope of the result; one of `tir.expr.SCOPES`. Raises ScheduleError for
         another.
         """
-        if scope not in MEMORY_SCOPES:
+        if scope not in SCOPES:
             raise ScheduleError(
-                f"set_scope of {self.name!r}: expected one of {', '.join(MEMORY_SCOPES)}, got "
-                f"{scope!r}"
+                f"set_scope of {self.name!r}: expected one of {', '.join(SCOPES)}, got {scope!r}"
             )
         self.scope = scope
 

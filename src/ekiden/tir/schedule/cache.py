@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from ekiden.ir.prim import PrimExpr, Var, const
 from ekiden.ir.prim_visitor import free_vars, post_order, substitute
 from ekiden.ir.range import Range
-from ekiden.tir.expr import MEMORY_SCOPES, Buffer, BufferLoad
+from ekiden.tir.expr import SCOPES, Buffer, BufferLoad
 from ekiden.tir.reduction import same_expr
 from ekiden.tir.regions import Access, region
 from ekiden.tir.schedule.check import (
@@ -71,9 +71,9 @@ def pick_buffer(
 
 def check_scope(step: str, realize: BlockRealize, scope: str) -> None:
     """Refuse an unknown memory scope."""
-    if scope not in MEMORY_SCOPES:
+    if scope not in SCOPES:
         refuse(
-            f"{step} {realize.block.name!r}: expected a scope of {', '.join(MEMORY_SCOPES)}, got "
+            f"{step} {realize.block.name!r}: expected a scope of {', '.join(SCOPES)}, got "
             f"{scope!r}",
             realize,
         )

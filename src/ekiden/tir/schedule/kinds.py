@@ -19,7 +19,7 @@ from ekiden.ir.prim_visitor import free_vars, post_order
 from ekiden.ir.range import Range
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.tir.expr import BufferLoad
-from ekiden.tir.reduction import COMMUTATIVE_ANNOTATION, same_expr, update_of
+from ekiden.tir.reduction import COMBINE, same_expr, update_of
 from ekiden.tir.regions import all_accesses
 from ekiden.tir.schedule.program import accesses, outer_blocks, ranges_of, read, refuse, written
 from ekiden.tir.stmt import Block, BlockRealize, BufferStore, For, IterKind, Stmt
@@ -115,7 +115,7 @@ def stores_of(block: Block) -> list[tuple[BufferStore, tuple[For, ...]]]:
 
 def _sum_fault(block: Block) -> str | None:
     """Return why a block is not a reduction `c = op(c, x)`; None if it is one."""
-    if (block.annotations or {}).get(COMMUTATIVE_ANNOTATION):
+    if (block.annotations or {}).get(COMBINE):
         return _reads_other_element(block)
     nested = [s.block for s in outer_blocks(block.body)]
     if nested:

@@ -100,7 +100,7 @@ class LoopSteps(ScheduleState):
         """
         self._record("enter_postproc", (), {}, ())
 
-    def fuse(self, *nested_loops: LoopLike, preserve_unit_iters: bool = True) -> LoopRV:
+    def fuse(self, *many: LoopLike, preserve_unit_iters: bool = True) -> LoopRV:
         """Fuse perfectly nested loops into one loop over their product.
 
         for i, j in grid(n, m): s(i, j)   ->   for f in range(n * m): s(f // m, f % m)
@@ -108,11 +108,11 @@ class LoopSteps(ScheduleState):
         Refused: something else between them, a range that depends on one of them, a loop that does
         not start at 0 or is no longer serial.
         """
-        handles = tuple(self._loop(x) for x in nested_loops)
+        handles = tuple(self._loop(x) for x in many)
         attrs = {"preserve_unit_iters": preserve_unit_iters}
         return loop_handles(self._run("fuse", loops.fuse, handles, attrs))[0]
 
-    def merge(self, *sibling_loops: LoopLike) -> LoopRV:
+    def merge(self, *many: LoopLike) -> LoopRV:
         """Merge sibling loops into one loop; the perfect nests around them are merged too; loops
         around them, alone in each other, are merged too.
 
@@ -122,7 +122,7 @@ class LoopSteps(ScheduleState):
         Refused: other extents or depths, statements between them, a buffer that one writes and
         another touches, loops that are no longer serial.
         """
-        handles = tuple(self._loop(x) for x in sibling_loops)
+        handles = tuple(self._loop(x) for x in many)
         return loop_handles(self._run("merge", merge, handles))[0]
 
     def reorder(self, *ordered_loops: LoopLike) -> None:

@@ -57,7 +57,7 @@ def dense_pack(
     units: int,
     tile: int,
     out_dtype: str = "",
-    word_indices: Tensor | None = None,
+    places: Tensor | None = None,
 ) -> Tensor:
     """Compute `dense` with the weight packed as `[ceil(units/tile)][k][tile]`, or in words of
     adjacent inputs as `[...][k/word][tile][word]`, optionally with leading batch axes. With word
@@ -75,9 +75,9 @@ def dense_pack(
         that of the word that its index names.
         """
         step = k // word
-        if word_indices is None or is_const(word_indices.shape[1], 0):
+        if places is None or is_const(places.shape[1], 0):
             return k
-        word_index = cast(word_indices[column // tile, step - words], "int64")
+        word_index = cast(places[column // tile, step - words], "int64")
         return if_then_else(step < words, step, word_index) * word + k % word
 
     def body(*i: Var) -> PrimExpr:
@@ -87,8 +87,8 @@ def dense_pack(
         return te.sum(cast(data[(*i[:-1], read(i[-1]))], dtype) * cast(factor, dtype), k)
 
     attrs: dict[str, object] = {"inputs": (data, weight), "units": units, "tile": tile}
-    if word_indices is not None:
-        attrs["places"] = word_indices
+    if places is not None:
+        attrs["places"] = places
     return te.compute(
         (*data.shape[:-1], as_dim(units)), body, name="dense_pack", tag="dense_pack", attrs=attrs
     )

@@ -132,9 +132,7 @@ def _put(plane: Plane, cache: Buffer, at: PrimExpr, level: PrimExpr, shift: Prim
     return BufferStore(cache, cast(both, cache.dtype), (at,))
 
 
-def write_pages(
-    cache: Tensor, projected: Tensor, page_inputs: Sequence[Tensor], page: int
-) -> Tensor:
+def write_pages(cache: Tensor, projected: Tensor, places: Sequence[Tensor], page: int) -> Tensor:
     """Return the cache with the keys and values of one layer at the positions of n tokens.
 
     Args:
@@ -147,7 +145,7 @@ def write_pages(
         The updated cache.
     """
     name = "write_pages"
-    checks = _checked(name, page, projected, cache, page_inputs)
+    checks = _checked(name, page, projected, cache, places)
 
     depth = known(projected.shape[2])
     assert depth is not None
@@ -185,14 +183,14 @@ def write_pages(
         beside = For(g, const(0), groups, ForKind.PARALLEL, loop, {"grain": 1})
         return seq(copied(old, outs[0]), IfThenElse(tokens < MIN_TOKENS_PER_THREAD, alone, beside))
 
-    inputs = [cache, projected, *page_inputs]
+    inputs = [cache, projected, *places]
     attrs: dict[str, object] = {CHECKS_ATTR: checks, UPDATES: 0}
     (updated,) = te.extern_op([cache.shape], inputs, build, [cache.dtype], name, attrs=attrs)
     return updated
 
 
 def paged_attention(
-    projected: Tensor, cache: Tensor, page_inputs: Sequence[Tensor], pages: Pages
+    projected: Tensor, cache: Tensor, places: Sequence[Tensor], pages: Pages
 ) -> Tensor:
     """Return softmax(query * keys * scale) * values of one layer for n tokens: [n, heads, depth]. A
     token attends to the keys of its sequence up to its own position. `projected` [n, heads + 2 *
@@ -200,7 +198,7 @@ def paged_attention(
     of heads that is no multiple of the groups.
     """
     name = "paged_attention"
-    checks = _checked(name, pages.page, projected, cache, page_inputs)
+    checks = _checked(name, pages.page, projected, cache, places)
     groups, total = known(cache.shape[3]), known(projected.shape[1])
     assert groups is not None and total is not None
     heads = total - 2 * groups
@@ -213,7 +211,7 @@ def paged_attention(
     shape: tuple[PrimExpr, ...] = (projected.shape[0], const(heads), projected.shape[2])
     attrs: dict[str, object] = {CHECKS_ATTR: checks, "pages": pages}
     (result,) = te.extern_op(
-        [shape], [projected, cache, *page_inputs], build, ["float32"], name, name, attrs
+        [shape], [projected, cache, *places], build, ["float32"], name, name, attrs
     )
     return result
 

@@ -3,6 +3,9 @@
     round(divide(add(multiply(cast(%sums), s), b), y))
 ->  round(add(multiply(cast(%sums), s / y), b / y))
 
+    cast(clip(add(round(%x), z), 0, 255), uint8)
+->  cast(add(cast(round(clip(%x, -z, 255 - z)), int32), z), uint8)
+
 A product of bytes between DequantizeLinear and QuantizeLinear is scaled, gets its bias, and is
 divided by the scale of the result: a division takes as long as ten multiplications, and where few
 channels are summed the whole kernel waited for it. Engines that have such a product as one operator
@@ -11,6 +14,10 @@ scale once. Of a sum each term is scaled, so that a residual is scaled once, too
 Only what is rounded to a level next, as results differ by a rounding: of sums that end between two
 levels either may come. A division of anything else stays: inputs that are written in decimals
 (0.15 / 0.1) do end there.
+
+The second gives the same levels, as bounds that are whole numbers may be taken before rounding: so
+processors round and convert by one instruction, and zero points are added to integers. What is no
+number becomes a byte either way.
 """
 
 from __future__ import annotations
@@ -20,13 +27,15 @@ from collections.abc import Callable
 
 import numpy as np
 
-from ekiden.ir.dtype import is_float
+from ekiden.ir.dtype import int_range, is_float
 from ekiden.ir.expr import RelayExpr
 from ekiden.ir.module import IRModule
 from ekiden.ir.op import Array, Linear
 from ekiden.ir.transform import Pass, PassContext
 from ekiden.ir.type import TensorType
-from ekiden.relay.expr import Call, Constant
+from ekiden.relay import op
+from ekiden.relay.expr import Call, Constant, const
+from ekiden.relay.op.elementwise import ClipAttrs
 from ekiden.relay.transform.graph.calls import typed
 from ekiden.relay.transform.graph.float_rewrites import allows
 from ekiden.relay.transform.graph.fold_scale_axis import op_of, row_of
@@ -40,6 +49,7 @@ from ekiden.relay.transform.language.scopes import (
     with_children,
 )
 
+BYTES = ("int8", "uint8")
 Merge = Callable[[Array, Array], Array | None]
 """merged_product or merged_quotient."""
 
@@ -60,8 +70,10 @@ class _Terms:
     def run(self, root: RelayExpr) -> RelayExpr:
         """Return the graph with fewer factors."""
         for expr in self.order:
-            merged = self._requantized(expr) if op_of(expr) == "round" else None
-            self.new[expr] = merged or with_children(expr, self.new)
+            name = op_of(expr)
+            changed = self._requantized(expr) if name == "round" else None
+            changed = self._levels(expr) if name == "cast" else changed
+            self.new[expr] = changed or with_children(expr, self.new)
         return self.new[root]
 
     def _is_scalable(self, expr: RelayExpr) -> bool:
@@ -84,6 +96,47 @@ class _Terms:
         return id(expr) in self.scalable and (
             isinstance(expr, Constant) or self.uses[id(expr)] == 1
         )
+
+    def _levels(self, expr: RelayExpr) -> RelayExpr | None:
+        """Return a conversion of rounded and clipped floats to bytes as one of int32 to which the
+        zero point is added; None for another."""
+        assert isinstance(expr, Call)
+        kind, (clipped,) = expr.checked_type, expr.args
+        bounds = clipped.attrs if isinstance(clipped, Call) else None
+        if not isinstance(kind, TensorType) or kind.dtype not in BYTES:
+            return None
+        if not isinstance(bounds, ClipAttrs) or self.uses[id(clipped)] != 1:
+            return None
+        assert isinstance(clipped, Call)
+        rounding, point = self._rounding(clipped.args[0])
+        if rounding is None:
+            return None
+        low, high = bounds.a_min - point, bounds.a_max - point
+        least, most = int_range(kind.dtype) or (0, 0)
+        is_whole = all(float(end).is_integer() for end in (bounds.a_min, bounds.a_max, point))
+        if not is_whole or not least <= bounds.a_min <= bounds.a_max <= most:
+            return None
+        inside = op.clip(operands(self.new[rounding])[0], low, high)
+        levels: RelayExpr = op.cast(op.round(inside).with_fields(span=rounding.span), "int32")
+        if point:
+            levels = op.add(levels, const(np.int32(point)))
+        return typed(op.cast(levels, kind.dtype).with_fields(span=expr.span))
+
+    def _rounding(self, expr: RelayExpr) -> tuple[Call | None, float]:
+        """Return the rounding, of float32 and read once, and the constant number that is added to
+        it; (None, 0) for anything else."""
+        point = 0.0
+        row = row_of(expr)
+        if row is not None and row.linear is Linear.SHIFTS and self.uses[id(expr)] == 1:
+            assert isinstance(expr, Call)
+            expr, shift = expr.args
+            if not isinstance(shift, Constant) or shift.data.size != 1:
+                return None, 0.0
+            point = float(shift.data.reshape(()))
+        kind = expr.checked_type_or_none()
+        is_float32 = isinstance(kind, TensorType) and kind.dtype == "float32"
+        is_own = op_of(expr) == "round" and is_float32 and self.uses[id(expr)] == 1
+        return (expr, point) if is_own and isinstance(expr, Call) else (None, 0.0)
 
     def _requantized(self, rounding: RelayExpr) -> RelayExpr | None:
         """Return a rounding of terms that have the factor in their constants; None where there is
