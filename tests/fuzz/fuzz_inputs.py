@@ -175,7 +175,8 @@ def tried(kind: Kind, seed: int, numbers: range) -> Iterator[tuple[int, str, Fin
         if error is not None:
             place = place_of(error)
             text = "".join(traceback.format_exception_only(error)).strip()[:300]
-            short = case if place in seen else shrunk(load, case, place)
+            is_slow = isinstance(error, SlowError)  # each step of shrinking would be, too
+            short = case if place in seen or is_slow else shrunk(load, case, place)
             seen.add(place)
             find = Find(kind.name, number, place, text, repr(short)[:600])
         yield number, outcome, find

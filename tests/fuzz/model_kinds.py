@@ -236,6 +236,8 @@ def _is_comparable(node: onnx.NodeProto, version: int) -> bool:
     """
     if node.op_type == "CenterCropPad":  # an extent below 0 is 0 by its function, not its inference
         return False
+    if any(a.name == "output_shape" for a in node.attribute):  # it gives up in the midst of a shape
+        return False
     known = onnx.defs.get_schema(node.op_type, version, node.domain).attributes
     values = {a.name: a.i for a in node.attribute}
     if any(name not in known for name in values) or values.get("ceil_mode"):
@@ -257,6 +259,7 @@ def _check_inferred(data: bytes, module: IRModule) -> None:
     results = main.ret_type.fields if isinstance(main.ret_type, TupleType) else [main.ret_type]
     if len(results) != len(inferred.graph.output):
         return
+    has_strides = any(a.name == "strides" for node in model.graph.node for a in node.attribute)
     for kind, info in zip(results, inferred.graph.output, strict=True):
         shape = info.type.tensor_type.shape if info.type.tensor_type.HasField("shape") else None
         if not isinstance(kind, TensorType) or shape is None:
@@ -265,6 +268,8 @@ def _check_inferred(data: bytes, module: IRModule) -> None:
         ours = [number_of(d) for d in kind.shape]
         # its integers wrap where ours refuse; below there both are exact
         pairs = [(a, b) for a, b in zip(ours, theirs, strict=False) if None not in (a, b)]
+        # it divides towards 0, and so has a window for an axis that is too short for any
+        pairs = [pair for pair in pairs if not (has_strides and pair == (0, 1))]
         differ = any(a != b for a, b in pairs if max(a, b) < 1 << 31)
         if len(ours) != len(theirs) or differ:
             operators = ", ".join(node.op_type for node in model.graph.node)

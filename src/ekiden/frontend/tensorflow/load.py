@@ -19,9 +19,11 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from tensorflow.python.framework import op_def_registry
 from tensorflow.python.framework.convert_to_constants import convert_variables_to_constants_v2
 from tensorflow.python.framework.function_def_to_graph import function_def_to_graph_def
+from tensorflow.python.saved_model.loader_impl import parse_saved_model
 
 from ekiden.frontend.common.libraries import check_readable, told_by
 from ekiden.frontend.common.unsupported import Unsupported
+from ekiden.frontend.tensorflow.counts import check_counts, nodes_of
 from ekiden.runtime.artifact.metadata import OBJECT_DTYPE
 from ekiden.runtime.errors import CompileError, ImportModelError
 from ekiden.runtime.lazy_dataclass import dataclass
@@ -97,7 +99,7 @@ def tensor_name(name: str) -> str:
 
 def output_dtype(graph: Graph, tensor: str) -> str:
     """Return the dtype of an output, where the node that gives it copies a tensor of one, as those
-    of functions do; ANY_OBJECT for others."""
+    of functions do; OBJECT_DTYPE for others."""
     node = graph.nodes.get(tensor.rpartition(":")[0])
     if node is None or node.op not in ("Identity", "Placeholder"):
         return OBJECT_DTYPE
@@ -182,6 +184,8 @@ def _parsed(data: bytes, label: str) -> Proto:
 
 def _saved(path: Path, label: str, signature: str) -> Model:
     with told_by("TensorFlow cannot load it", label, None):
+        for meta_graph in parse_saved_model(str(path)).meta_graphs:
+            check_counts(nodes_of(meta_graph.graph_def), label)
         loaded = tf.saved_model.load(str(path))
     signatures = loaded.signatures
     known = ", ".join(map(repr, sorted(signatures))) or "none"
@@ -271,6 +275,7 @@ def _frozen(graph: Proto, label: str, outputs: Sequence[str]) -> Model:
     nodes = {n.name: n for n in graph.node}
     if not nodes:
         raise ImportModelError(f"import {label}: it has no nodes")
+    check_counts(nodes_of(graph), label)
     inputs = [
         Input(f"{n.name}:0", n.name, _placeholder_shape(n), dtype_name(n.attr["dtype"].type))
         for n in graph.node

@@ -30,7 +30,7 @@ from ekiden.frontend.onnx.converters.linear import multiply_matrices
 from ekiden.frontend.onnx.dtype import from_onnx_dtype
 from ekiden.frontend.onnx.node import Node, Row
 from ekiden.ir.dtype import SCALAR_BITS, SMALL_FLOATS, is_unsigned
-from ekiden.ir.prim import AnyDim
+from ekiden.ir.prim import AnyDim, PrimExpr
 from ekiden.relay import op
 from ekiden.relay.expr import Expr
 from ekiden.topi.shape import known
@@ -42,6 +42,18 @@ def limits(dtype: str) -> tuple[int, int]:
     return (0, 2 * half - 1) if is_unsigned(dtype) else (-half, half - 1)
 
 
+def _check_length(node: Node, value: Value, extent: PrimExpr) -> None:
+    """Note that a scale or zero point has an element for each of an axis of `extent`: where the
+    axis has one alone, the data would be broadcast instead.
+    """
+    length = value.type.shape[0]
+    numbers = known(length), known(extent)
+    if None not in numbers and numbers[0] != numbers[1]:
+        text = "a scale or zero point of an axis must have {1} elements, got {0}"
+        node.unsupported(text.format(*numbers))
+    node.scope.same((length,), (extent,))
+
+
 def _spread(node: Node, value: Value) -> Expr:
     """A scale or zero point in a shape that broadcasts over the first input."""
     shape, found = value.type.shape, node.scope.expr(value)
@@ -50,6 +62,7 @@ def _spread(node: Node, value: Value) -> Expr:
     rank = node.rank(0)
     axis = node.axis(node.get_int("axis", 1), rank)
     if len(shape) == 1:
+        _check_length(node, value, node.shape(0)[axis])
         return append_axes(found, rank - axis - 1)
     block = node.get_int("block_size", 0)
     if not block:
@@ -110,6 +123,14 @@ def dequantize(node: Node) -> Expr:
 # Products of integers.
 
 
+def _check_point(node: Node, index: int, extent: PrimExpr) -> None:
+    """Note that a zero point that is there, and is more than one number, has one for each of an
+    axis."""
+    point = node.peek(index)
+    if point is not None and len(point.type.shape) == 1 and known(point.type.shape[0]) != 1:
+        _check_length(node, point, extent)
+
+
 def _shifted(node: Node, data: int, zero: int, rows: bool = False) -> Expr:
     """An input as int32 with its zero point taken off. A vector of zero points is one for each row
     (`rows`), or column, of a matrix.
@@ -146,6 +167,9 @@ def _inner(node: Node, inputs: list[Value | None], convert: Callable[[Node], Exp
 
 def integer_product(node: Node) -> Expr:
     """MatMulInteger: inputs 2 and 3 are the zero points of 0 and 1."""
+    for index, axis in ((0, -2), (1, -1)):
+        if node.rank(index) >= -axis:
+            _check_point(node, index + 2, node.shape(index)[axis])
     left, right = (Levels(node.value(i), node.optional(i + 2)) for i in (0, 1))
     weight = node.value(1).array
     if suits(left, right) and weight is not None and weight.ndim == 2 and node.rank(0) > 0:
@@ -159,6 +183,7 @@ def integer_product(node: Node) -> Expr:
 def _integer_conv(node: Node, inputs: Sequence[int], bias: Value | None = None) -> Expr:
     """The convolution of inputs (data, weight, their zero points) in int32."""
     data, weight, point, kernel_point = inputs
+    _check_point(node, kernel_point, node.shape(weight)[0])
     sides = [
         Levels(node.value(i), node.optional(p)) for i, p in zip(inputs[:2], inputs[2:], strict=True)
     ]
@@ -203,6 +228,9 @@ def _q_linear_mat_mul(node: Node) -> Expr:
         shape = node.shape(index)
         if not shape or known(shape[0]) == 1:
             return scalar_input(node, index)
+        if index in (1, 4):
+            matrix, axis = (0, -2) if index == 1 else (3, -1)
+            _check_length(node, node.value(index), node.shape(matrix)[axis])
         return op.expand_dims(node.expr(index), axis=1) if index == 1 else node.expr(index)
 
     return _requantized(node, total, _factor(node, 1, 4, 6, spread), 7)
@@ -218,6 +246,7 @@ def quantized_conv(node: Node) -> Expr:
         shape = node.shape(index)
         if not shape or known(shape[0]) == 1:
             return scalar_input(node, index)
+        _check_length(node, node.value(index), node.shape(3)[0])
         return op.expand_dims(node.expr(index), axis=1, num_newaxis=node.rank(0) - 2)
 
     return _requantized(node, total, _factor(node, 1, 4, 6, spread), 7)
